@@ -328,6 +328,48 @@ def test_those_who_fall_silent_after_the_prompt_leave_the_memory(copied: Path) -
     assert len(light._models) == 1 and len(heavy._models) == 3
 
 
+def test_weights_for_the_worst_domain(made: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says what the report does, of the same texts; nothing changes."""
+    before = {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()}
+    assert cli.run(["experts", "weigh", str(copied), "--worst"]) == 0
+    printed = capsys.readouterr().out
+    assert {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()} == before
+    found = results(copied).worst
+    assert found is not None and found.tokens == 8 and set(found.prices) == {"tables", "topics", "code"}
+    assert 0 <= found.gap < 1e-3 and sum(found.weights) == pytest.approx(1)
+    assert "Worst of 3 domains on" in printed and "wants a better expert" in printed
+    assert "The worst domain" in (copied / "report.html").read_text()
+    assert cli.run(["experts", "weigh", str(copied), "--worst", "--tokens", "3", "--tolerance", "1e-9"]) == 0
+    assert "first 3 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ([], "--worst"),
+        (["--worst", "--tokens", "33"], "--tokens 33: texts have 32 tokens here"),
+        (["--worst", "--floor", "0.34"], "--floor 0.34: must be above 0 and below 1/3"),
+        (["--worst", "--tolerance", "0"], "--tolerance 0: must be above 0"),
+    ],
+)
+def test_what_cannot_be_weighed_is_refused(flags: list[str], complaint: str, made: Path) -> None:
+    with pytest.raises(UserError, match=complaint):
+        cli.run(["experts", "weigh", str(made / "runs" / "tiny"), *flags])
+
+
+def test_a_single_expert_or_no_text_is_not_weighed(copied: Path) -> None:
+    (copied / "domains" / "code.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(UserError, match=r"domain 'code' .*code\.jsonl"):
+        cli.run(["experts", "weigh", str(copied), "--worst"])
+    shutil.rmtree(copied / "domains")
+    with pytest.raises(UserError, match="has no domains' texts"):
+        cli.run(["experts", "weigh", str(copied), "--worst"])
+    for member in Ensemble(copied).manifest.members[1:]:
+        assert cli.run(["experts", "remove", str(copied), member.name]) == 0
+    with pytest.raises(UserError, match="has one expert only"):
+        cli.run(["experts", "weigh", str(copied), "--worst"])
+
+
 def test_only_so_many_experts_are_in_memory(made: Path) -> None:
     ensemble = Ensemble(made / "runs" / "tiny", held=2)
     for number in (0, 1, 2, 1):

@@ -23,6 +23,7 @@ TWO = {"law": {"source": "law.txt"}, "talk": {"source": "talk.txt"}}
         ({"domains": TWO, "seeds": [], "sizes": {"M": 8}, "steps": [4]}, "give one seed or more, each once"),
         ({"domains": TWO, "sizes": {"0.1M": 8}, "steps": [4]}, "experts.sizes.0.1M: letters, digits"),
         ({"domains": TWO, "sizes": {"M": 8}, "steps": [4], "probe": {"by": ["sizes"]}}, "experts.sizes names one only"),
+        ({"domains": {"law": TWO["law"]}, "clusters": 100, "mixture": {"prior": "worst"}}, "and 100 leave no choice"),
         ({"domains": {**TWO, "../law": TWO["law"]}}, "it becomes a file's name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Commands for ensembles of experts: experts, experts add, remove, fuse."""
+"""Commands for ensembles of experts: experts, experts add, remove, weigh, fuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
     experts = command(
         commands,
         "experts",
-        "train one expert per domain and combine them into one model; also: add, remove, fuse",
+        "train one expert per domain and combine them into one model; also: add, remove, weigh, fuse",
         _experts,
     )
     add_recipe(experts, " with an [experts] table")
@@ -41,6 +41,19 @@ def add(commands: Any) -> None:
     fusing.add_argument("--safe", metavar="MODEL", help="the parent that all branched off, where the run does not say")
     fusing.add_argument("--seed", type=int, default=0, help="dare: of what is dropped")
 
+    _add_weigh(commands)
+
+
+def _add_weigh(commands: Any) -> None:
+    """Weights by what they are for."""
+    weighing = command(commands, "experts weigh", "find the best weights for an ensemble's worst domain", _weigh)
+    weighing.add_argument("run", type=Path)
+    told = "weights for the domain it does worst on, with a certificate and prices of domains; changes nothing"
+    weighing.add_argument("--worst", action="store_true", required=True, help=told)
+    weighing.add_argument("--tokens", type=int, metavar="T", help="of each text, from its beginning (default: prefix)")
+    weighing.add_argument("--floor", type=float, help="least weight of an expert (default .01)")
+    weighing.add_argument("--tolerance", type=float, help="residual to reach (default .001)")
+
 
 def _experts(given: argparse.Namespace) -> int:
     from planaria.commands.experts import start
@@ -58,6 +71,12 @@ def _remove(given: argparse.Namespace) -> int:
     from planaria.commands.ensemble import remove_expert
 
     return remove_expert(given.run, given.name)
+
+
+def _weigh(given: argparse.Namespace) -> int:
+    from planaria.commands.weigh import weigh_worst
+
+    return weigh_worst(given.run, given.tokens, given.floor, given.tolerance)
 
 
 def _fuse(given: argparse.Namespace) -> int:

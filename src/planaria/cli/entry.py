@@ -30,6 +30,7 @@ SECOND_WORDS = (
     "experts add",
     "experts remove",
     "experts fuse",
+    "experts weigh",
     "checkpoint show",
     "checkpoint verify",
     "checkpoint convert",

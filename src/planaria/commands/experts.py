@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from planaria.experts.campaign import Campaign
 from planaria.experts.difficulty import tiers
 from planaria.experts.domains import TRAINED, write_domains
 from planaria.experts.ensemble import Ensemble, overheard
-from planaria.experts.experts_results import Results, SeedResult
+from planaria.experts.experts_results import Results, SeedResult, Weighing
 from planaria.experts.experts_spec import ExpertsSpec, expanded, load, sized, step_tokens
 from planaria.experts.manifest import Manifest, Member
 from planaria.experts.reading import Texts
+from planaria.experts.weighing import weigh
+from planaria.experts.worst import FLOOR
 from planaria.model.stages import parameter_count
 from planaria.observe.live.jobs_progress import JobsProgress
 from planaria.observe.trials.experts_report import show_results, write_experts_report
@@ -72,6 +74,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
             untrained=list(spec.untrained),
             runs=found,
             speech=overheard(Ensemble(folder), texts),
+            worst=_worst(folder, made, texts, list(spec.domains)),
         )
         atomic.write_text(folder / RESULTS, results.model_dump_json(indent=1))
     show_results(results)
@@ -123,6 +126,20 @@ def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str]
         if not known:
             shutil.rmtree(folder)
         raise
+
+
+def _worst(folder: Path, made: Manifest, texts: Texts, domains: Sequence[str]) -> Weighing | None:
+    """Weights for the worst domain of the experts that were trained here; None for a single one, or too many."""
+    if not 2 <= len(made.members) < 1 / FLOOR:
+        return None
+    read = [texts.read(folder / member.model) for member in made.members]
+    return weigh(
+        [member.name for member in made.members],
+        {name: torch.stack([one.held_out[name] for one in read]).double() for name in domains},
+        {name: torch.stack([one.test[name] for one in read]).double() for name in domains},
+        made.mixture,
+        made.mixture.prefix or made.context,
+    )
 
 
 def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> Manifest:

@@ -12,6 +12,8 @@ from planaria.experts.budget import SYNCHRONISED, Job
 
 TIE = 0.005
 """arms whose perplexities are nearer than this are equally good"""
+WORST = "worst"
+"""the prior for the worst domain"""
 
 
 class Score(Record):
@@ -81,6 +83,56 @@ class Speech(Record):
     """of every expert, for each token"""
 
 
+class Weighing(Record):
+    """Weights fitted on the first tokens of held-out texts. A loss is in nats per token, of these tokens alone."""
+
+    experts: list[str]
+    tokens: int
+    """of each text, from its beginning"""
+    texts: int
+    """that the weights were fitted on"""
+    floor: float
+    weights: list[float]
+    """of each expert"""
+    prices: dict[str, float]
+    """domain → q_d: how much lower the worst domain's loss were if this domain's were 1 nat lower"""
+    value: float
+    """loss of the worst domain, held-out text"""
+    bound: float
+    """no weights of at least the floor have a worst domain below this"""
+    residual: float
+    tolerance: float
+    certified: bool
+    """the residual is within the tolerance"""
+    solver: str
+    passes: float
+    """evaluations of rows, over their number"""
+    held_out: dict[str, dict[str, float]]
+    """prior → domain → loss on the text that the weights were fitted on"""
+    test: dict[str, dict[str, float]]
+    """the same on test text"""
+
+    @property
+    def gap(self) -> float:
+        """Nats per token that other weights could bring, at most."""
+        return self.value - self.bound
+
+    @property
+    def most(self) -> float:
+        """ln K / T: nats per token that any prior can be better than the uniform one, on any text."""
+        return math.log(len(self.experts)) / self.tokens
+
+    def worst(self, prior: str) -> str:
+        """The domain of the largest loss on held-out text."""
+        losses = self.held_out[prior]
+        return max(losses, key=losses.__getitem__)
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Domain → what the weights add to its test loss, over the uniform prior."""
+        return {name: loss - self.test["uniform"][name] for name, loss in self.test[WORST].items()}
+
+
 class Results(Record):
     """A whole run."""
 
@@ -89,6 +141,8 @@ class Results(Record):
     untrained: list[str]
     runs: list[SeedResult]
     speech: Speech | None = None
+    worst: Weighing | None = None
+    """the ensemble's weights for its worst domain; None for a single expert, or for too many to choose"""
 
     @property
     def domains(self) -> list[str]:

@@ -12,6 +12,7 @@ from planaria import recipe
 from planaria.bounds import Natural, Positive
 from planaria.config import ModelConfig, RunConfig, Section
 from planaria.errors import UserError
+from planaria.experts.worst import FLOOR
 from planaria.trials.arms import Seeded, table_of
 from planaria.trials.jobs import Processes
 
@@ -53,8 +54,8 @@ class ProbeSpec(Section):
 class MixtureSpec(Section):
     """How the experts of an arm speak with one voice."""
 
-    prior: Literal["uniform", "cached", "clusters"] = "uniform"
-    """what is believed of them before a text begins"""
+    prior: Literal["uniform", "cached", "clusters", "worst"] = "uniform"
+    """what is believed of them before a text begins; ``worst``: what is best for the domain they do worst on"""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.3
     """cached: weight of the newest held-out text in the moving average"""
     sequences: Positive = 100
@@ -64,7 +65,16 @@ class MixtureSpec(Section):
     top_k: Natural = 0
     """experts that go on speaking after a text's first ``prefix`` tokens; 0 is all"""
     prefix: Natural = 32
-    """tokens after which the others fall silent; 0: the prior alone chooses, and the others are not even loaded"""
+    """tokens after which the others fall silent; 0: the prior alone chooses, and the others are not even loaded;
+    worst: the tokens of a text that weights are fitted on"""
+
+    @model_validator(mode="after")
+    def _has_text_to_fit_on(self) -> Self:
+        if self.prior == "worst" and not self.prefix:
+            raise ValueError(
+                "experts.mixture.prefix = 0: prior = 'worst' is fitted on a text's first so many tokens; give 1 or more"
+            )
+        return self
 
 
 class ExpertsSpec(Seeded, Processes):
@@ -122,6 +132,16 @@ class ExpertsSpec(Seeded, Processes):
             raise ValueError(
                 f"experts.sizes: {count} of them for {domains} domains leave nobody at the ends, and all arms alike; "
                 f"name {domains - 1 + domains % 2} at most"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_a_choice_of_weights(self) -> Self:
+        experts = self.clusters or len(self.domains)
+        if self.mixture.prior == "worst" and experts * FLOOR >= 1:
+            raise ValueError(
+                f"experts.mixture.prior = 'worst': each expert has at least {FLOOR:g}, and {experts} leave no choice; "
+                "use another prior"
             )
         return self
 

@@ -1,12 +1,15 @@
-"""What is believed of the experts before a text begins: uniform, cached from held-out text, or by where a text lies."""
+"""What is believed of the experts before a text begins: uniform, from held-out text, or by where a text lies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from planaria.experts.worst import FLOOR, problem
+from planaria.experts.worst_solvers import TOLERANCE, Weights, worst_domain
 
 
 def uniform(experts: int) -> Tensor:
@@ -26,6 +29,18 @@ def cached(logps: Tensor, decay: float) -> Tensor:
     for posterior in logps.double().softmax(0).mean(-1).T:
         pi = (1 - decay) * pi + decay * posterior
     return pi.clamp_min(torch.finfo(pi.dtype).tiny).log()
+
+
+def fitted(held_out: Mapping[str, Tensor], floor: float = FLOOR, tolerance: float = TOLERANCE) -> Weights:
+    """π [E] for the domain that the ensemble does worst on, with prices of domains and a certificate.
+
+    ``held_out``: domain → log-probabilities of its texts' tokens [E, N, T]; a row is a whole text, because that is what
+    a prior multiplies.
+
+    :raises UserError: naming the domain, as ``worst.problem`` does.
+    """
+    sums = {name: logps.double().sum(-1).T.numpy() for name, logps in held_out.items()}
+    return worst_domain(problem(sums, floor), tolerance)
 
 
 def nearest(texts: Tensor, centres: Tensor, temperature: float) -> Tensor:

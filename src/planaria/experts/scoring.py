@@ -29,7 +29,10 @@ def arm_result(
     """
     there = [job for job in jobs if job.name in readings]
     found = _stacked([readings[job.name] for job in there])
-    fixed, by_place = belief(spec.mixture, [found[f"held_out.{name}"] for name in spec.domains]), dict[str, Tensor]()
+    fixed, by_place = (
+        belief(spec.mixture, {name: found[f"held_out.{name}"] for name in spec.domains}),
+        dict[str, Tensor](),
+    )
     if spec.mixture.prior == "clusters":
         rows = [list(spec.domains).index(job.domain) for job in there]
         by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in places.items()}
@@ -61,12 +64,19 @@ def arm_result(
     )
 
 
-def belief(spec: MixtureSpec, held_out: Sequence[Tensor]) -> Tensor:
-    """ln π [E] before a text begins. ``held_out``: for each domain, its held-out texts' log-probabilities [E, N, T]."""
+def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
+    """ln π [E] before a text begins. ``held_out``: domain → its held-out texts' log-probabilities [E, N, T].
+
+    :raises UserError: for prior = "worst", naming a domain that no weights can be fitted on.
+    """
+    texts = list(held_out.values())
+    if spec.prior == "worst" and len(texts[0]) > 1:
+        first = {name: logps[..., : spec.prefix] for name, logps in held_out.items()}
+        return torch.from_numpy(prior.fitted(first).w).log()
     if spec.prior != "cached":
-        return prior.uniform(len(held_out[0]))
-    each = min(math.ceil(spec.sequences / len(held_out)), *(logps.shape[1] for logps in held_out))
-    return prior.cached(torch.stack([logps[:, :each].sum(-1) for logps in held_out], -1), spec.decay)
+        return prior.uniform(len(texts[0]))
+    each = min(math.ceil(spec.sequences / len(texts)), *(logps.shape[1] for logps in texts))
+    return prior.cached(torch.stack([logps[:, :each].sum(-1) for logps in texts], -1), spec.decay)
 
 
 def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> Score:

@@ -14,6 +14,7 @@ from planaria.observe.tables import Table, show
 from planaria.observe.theme import SERIES
 from planaria.observe.trials.experts_figures import blend, perplexity_figure, probe_figure, speaking_figure
 from planaria.observe.trials.experts_verdict import verdict
+from planaria.observe.trials.worst_report import section as worst_section
 from planaria.observe.words import counted
 from planaria.trials.spread import seeds_shown, shown, spread
 
@@ -170,6 +171,8 @@ def body(found: Results) -> Iterator[str]:
     )
     if found.speech is not None:
         yield _speech(found.speech)
+    if found.worst is not None:
+        yield worst_section(found.worst)
     for name, table in zip(OTHERS, others, strict=True):
         yield page.section(table.title[0].upper() + table.title[1:], "", table.html(name))
     yield page.footer("Written by planaria experts; results.json beside this page has every number.")

@@ -1,0 +1,68 @@
+"""``planaria experts weigh RUN --worst``: the best weights for an ensemble's worst domain, and what proves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planaria.commands.ensemble import MOST_WINDOWS
+from planaria.config import DataConfig
+from planaria.data.shards import Split, prepare
+from planaria.errors import UserError
+from planaria.experts.domains import HELD_OUT, TEST, TRAINED
+from planaria.experts.ensemble import Ensemble
+from planaria.experts.manifest import TOKENIZER
+from planaria.experts.reading import windows
+from planaria.experts.weighing import weigh
+from planaria.experts.worst import FLOOR
+from planaria.experts.worst_solvers import TOLERANCE
+from planaria.observe.tables import show
+from planaria.observe.trials.worst_report import sentences, tables
+
+
+def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance: float | None) -> int:
+    """Fit on the held-out text of the domains of ``folder``, show the test text; the exit code, 0. Changes nothing.
+
+    :raises UserError: when there is no ensemble or text, one expert only, or an option is out of range.
+    """
+    torch.set_num_threads(1)
+    ensemble = Ensemble(folder)
+    context = ensemble.manifest.context
+    first = (ensemble.manifest.mixture.prefix or context) if tokens is None else tokens
+    if tokens is not None and not 1 <= tokens <= context:
+        raise UserError(f"--tokens {tokens}: texts have {context} tokens here; give 1 to {context}")
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise UserError(f"--tolerance {tolerance:g}: must be above 0 and below 1")
+    experts = [member.name for member in ensemble.manifest.members]
+    if len(experts) < 2:
+        raise UserError(f"{folder}: has one expert only, and nothing to weigh; add another with `planaria experts add`")
+    if floor is not None and not 0 < floor < 1 / len(experts):
+        raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, or all weights are alike")
+    held_out, test = _read(ensemble, folder, TRAINED), _read(ensemble, folder, TEST)
+    found = weigh(experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE)
+    console = show(tables(found))
+    for line in sentences(found):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
+    """Domain that has an expert's text here → what the experts make of its held-out or test text [E, N, T]."""
+    files = sorted((folder / TRAINED).glob("*.jsonl"))
+    if not files:
+        raise UserError(f"{folder / TRAINED}: has no domains' texts; weights are fitted on their held-out part")
+    split: Split = "validation" if part == TRAINED else "train"
+    share = HELD_OUT if part == TRAINED else 0.0
+    found = {}
+    for file in files:
+        source = folder / part / file.name
+        data = DataConfig(source=str(source), tokenizer=str(folder / TOKENIZER), validation=share)
+        try:
+            read = prepare(data, ensemble.manifest.vocab)
+            samples = windows(read, split, ensemble.manifest.context, MOST_WINDOWS)
+        except UserError as error:
+            raise UserError(f"domain {file.stem!r} ({source}): {str(error).removeprefix('data.')}") from None
+        found[file.stem] = ensemble.logps(samples)
+    return found
