@@ -1,0 +1,100 @@
+"""What `benchmarks.trl` counts and says; TRL itself is run where its environment is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import trl_runs
+from benchmarks.common import ROOT
+from benchmarks.trl import at, learning_rows, per_update
+from benchmarks.trl_runs import ALONE, FOUR, TRL, Ran, metered, ran, recipe, started, trainer
+from hypothesis import given as over
+from hypothesis import strategies as st
+
+from planaria.errors import RunStopped
+from planaria.swarm.assemble import task_of
+from planaria.swarm.draws import shared_problems
+
+PYTHON = ROOT.parent / "venv-trl/bin/python"
+ORPHAN = """
+import os, time
+if os.fork() == 0:
+    time.sleep(0.2)
+    while time.process_time() < 0.6: pass
+"""
+
+
+def flags(**more: object) -> argparse.Namespace:
+    plain = {"python": PYTHON, "every": 1, "rounds": 2, "prompts": 2, "group": 4, "school": 2}
+    return argparse.Namespace(**plain | more)
+
+
+@over(curve=st.lists(st.floats(0, 1), min_size=1, max_size=9), beyond=st.floats(0, 100))
+def test_a_curve_is_itself_at_its_points_and_ends_where_it_ends(curve: list[float], beyond: float) -> None:
+    assert [at(curve, n) for n in range(len(curve))] == curve
+    assert at(curve, len(curve) - 1 + beyond) == curve[-1]
+    assert all(min(curve) - 1e-12 <= at(curve, n / 3) <= max(curve) + 1e-12 for n in range(3 * len(curve)))
+
+
+def test_at_equal_time_the_dearer_side_is_as_far_as_it_has_come() -> None:
+    runs = {side: [Ran([0.0, 0.5, 1.0], seconds)] for side, seconds in ((FOUR, 11.0), (ALONE, 3.0), (TRL, 5.0))}
+    cost = {side: per_update(found, [Ran([0.0], 1.0)], rounds=11) for side, found in runs.items()}
+    rows = {row.what: row.value for row in learning_rows(flags(every=5, rounds=10), runs, cost)}
+    assert cost == {FOUR: [1.0], ALONE: [0.2], TRL: [0.4]}
+    equal = "accuracy after 2.0 CPU s of training: "
+    assert [rows[equal + side] for side in (FOUR, ALONE, TRL)] == pytest.approx([0.2, 1.0, 0.5])
+    assert rows[equal + FOUR + " less TRL"] == pytest.approx(-0.3)
+
+
+def test_the_time_of_orphans_is_counted(tmp_path: Path) -> None:
+    assert metered([sys.executable, "-c", ORPHAN], tmp_path / "out.txt") > 0.5
+
+
+def test_a_run_that_fails_names_where_it_said_why(tmp_path: Path) -> None:
+    with pytest.raises(RunStopped, match=r"ended with 3; what it said is in .*out\.txt"):
+        metered([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "out.txt")
+
+
+def test_trl_is_told_the_problems_and_draws_of_the_swarm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def noted(command: Sequence[str], out: Path) -> float:
+        said.extend(command)
+        return 0.0
+
+    monkeypatch.setattr(trl_runs, "metered", noted)
+    config = recipe(flags(), 4, 2, 1e-3, 7, kind="pretrained", options={"path": "start"})
+    trainer(flags(), config, tmp_path)
+    job = json.loads(said[-1])
+    training = task_of(config).training
+    assert job["problems"] == [n for number in range(2) for n in shared_problems(7, number, training, 2)]
+    assert (job["top_k"], job["max_new"], job["group"], job["lr"]) == (3, 40, 4, 1e-3)
+
+
+def test_without_its_environment_there_is_one_line_that_says_how_to_make_it() -> None:
+    command = [sys.executable, "-m", "benchmarks.trl", "--python", "nowhere"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert found.returncode == 2
+    assert (
+        found.stderr.count("\n") == 1 and "nowhere" in found.stderr and "pip install -c constraints.txt" in found.stderr
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("side", [TRL, ALONE])
+def test_both_sides_learn_from_the_same_start(side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if side == TRL and not PYTHON.is_file():
+        pytest.skip(f"TRL's environment is not in {PYTHON}")
+    monkeypatch.setattr(trl_runs, "RUNS", tmp_path / "runs")
+    torch.set_num_threads(1)
+    begun = started(flags())
+    found = ran(flags(), side, begun, 2, 1e-2, 1)
+    assert len(found.curve) == 3 and found.seconds > 0
