@@ -206,7 +206,8 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
 
 def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
     """All that a run of that shape has saved of its one model; RunStopped when the checkpoint is of another shape."""
-    from planaria.checkpoint.loading import atoms_of, cut_of
+    from planaria.checkpoint.holdings import cut_of
+    from planaria.checkpoint.loading import atoms_of
     from planaria.checkpoint.store import CheckpointStore
     from planaria.errors import RunStopped
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from planaria.checkpoint.loading import copies_of, cut_of, require_file
+from planaria.checkpoint.holdings import copies_of, cut_of, require_file
 from planaria.checkpoint.recut import require_whole
 from planaria.checkpoint.stage_file import reading, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name

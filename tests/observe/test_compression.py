@@ -13,7 +13,7 @@ from planaria.observe.run import compression
 from planaria.observe.run.summary import summary
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
-from planaria.record.reports import Full
+from planaria.record.offers import Full
 
 
 def sent(round: int, stage: int, full: Full | None = None, node: int = -1, **norms: float) -> e.MessageCompressed:

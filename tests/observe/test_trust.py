@@ -12,7 +12,7 @@ from planaria.observe.run import trust
 from planaria.observe.run.narrate import Narrator
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
-from planaria.record.reports import rounded
+from planaria.record.offers import rounded
 
 
 def counted(round: int, stage: int, of: dict[int, float]) -> e.OffersCounted:

@@ -11,7 +11,8 @@ from planaria.atomic import new_folder, refused
 from planaria.checkpoint.foreign import dcp, huggingface, universal
 from planaria.checkpoint.foreign.huggingface import Precision
 from planaria.checkpoint.foreign.note import Note, Summed, leave
-from planaria.checkpoint.loading import Atom, atoms_of, replicas_in, weights_of
+from planaria.checkpoint.holdings import replicas_in
+from planaria.checkpoint.loading import Atom, atoms_of, weights_of
 from planaria.checkpoint.store import Saved
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine import runs

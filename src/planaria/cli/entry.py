@@ -13,7 +13,18 @@ from contextlib import nullcontext
 from typing import NoReturn
 
 from planaria import __version__, recipe
-from planaria.cli import comparing, completion, ensembles, faults, models, recipes, swarms, training, watching
+from planaria.cli import (
+    checkpoints,
+    comparing,
+    completion,
+    ensembles,
+    faults,
+    models,
+    recipes,
+    swarms,
+    training,
+    watching,
+)
 from planaria.cli.flags import take_options
 from planaria.config import Section
 from planaria.errors import RunStopped, UserError, nearest
@@ -135,6 +146,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for room in (training, watching, comparing, models, faults, ensembles, swarms, recipes, completion):
+    for room in (training, watching, comparing, models, checkpoints, faults, ensembles, swarms, recipes, completion):
         room.add(commands)
     return parser, commands.choices

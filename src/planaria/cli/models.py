@@ -6,13 +6,23 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria.cli.flags import add_fields, command, flagged
-from planaria.config import RunConfig
+from planaria.cli.flags import command
 from planaria.errors import UserError
-from planaria.shipped import find
 
 
 def add(commands: Any) -> None:
+    _add_generate(commands)
+    _add_eval(commands)
+    _add_export(commands)
+    _add_report(commands)
+    accept = command(commands, "accept", "accept manual changes to a run's folder", _accept)
+    accept.add_argument("run", type=Path)
+    _add_realign(commands)
+    replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)
+    replay.add_argument("run", type=Path)
+
+
+def _add_generate(commands: Any) -> None:
     generate = command(commands, "generate", "complete a prompt with a run's model, or an exported one", _generate)
     generate.add_argument("run", type=Path, nargs="?")
     generate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
@@ -34,6 +44,8 @@ def add(commands: Any) -> None:
     )
     generate.add_argument("--seed", type=int, default=0)
 
+
+def _add_eval(commands: Any) -> None:
     evaluate = command(commands, "eval", "validation perplexity, whole and with stages left out", _eval)
     evaluate.add_argument("run", type=Path, nargs="?")
     evaluate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
@@ -49,12 +61,16 @@ def add(commands: Any) -> None:
     )
     evaluate.add_argument("--microbatches", type=int, help="validation microbatches (default: train.eval_microbatches)")
 
+
+def _add_export(commands: Any) -> None:
     export = command(commands, "export", "export a run's model as a Hugging Face folder", _export)
     export.add_argument("run", type=Path)
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
     export.add_argument("--peer", metavar="NAME", help="of a swarm's run: what this peer learned")
     export.add_argument("--round", type=int, metavar="N", help="with --peer: after N rounds (default: the newest kept)")
 
+
+def _add_report(commands: Any) -> None:
     report = command(commands, "report", "write a report of a run, comparison, drill or schedule; or a trace", _report)
     report.add_argument("run", type=Path)
     report.add_argument("--to", type=Path, metavar="FILE")
@@ -66,27 +82,6 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="write a trace for ui.perfetto.dev instead (default RUN/perfetto.json.gz)",
     )
-
-    accept = command(commands, "accept", "accept manual changes to a run's folder", _accept)
-    accept.add_argument("run", type=Path)
-
-    for name, what, action in (
-        ("show", "list the parameters of a checkpoint, with clocks, sizes and digests", _checkpoint_show),
-        ("verify", "read a run's checkpoints, and check every digest", _checkpoint_verify),
-        ("convert", "write a checkpoint as it would be resumed with other settings", _checkpoint_convert),
-    ):
-        checkpoint = command(commands, f"checkpoint {name}", what, action)
-        checkpoint.add_argument("run", type=Path)
-        checkpoint.add_argument("--checkpoint", metavar="NAME", help="this one of the run's checkpoints")
-        if name == "convert":
-            checkpoint.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder of checkpoints")
-            add_fields(checkpoint, RunConfig)
-    _add_foreign(commands)
-
-    _add_realign(commands)
-
-    replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)
-    replay.add_argument("run", type=Path)
 
 
 def _add_realign(commands: Any) -> None:
@@ -114,30 +109,6 @@ def _add_realign(commands: Any) -> None:
     realign.add_argument("--steps", type=int, default=200, help="updates (default %(default)s)")
     realign.add_argument("--seed", type=int, default=0)
     realign.add_argument("--rivals", action="store_true", help="try all other ways too, and show them beside it")
-
-
-def _add_foreign(commands: Any) -> None:
-    """Checkpoints for and from other programs."""
-    export = command(
-        commands,
-        "checkpoint export",
-        "write a checkpoint for other programs, with moments and clocks",
-        _checkpoint_export,
-    )
-    export.add_argument("run", type=Path)
-    export.add_argument("--checkpoint", metavar="NAME", help="this one of the run's checkpoints")
-    export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-    export.add_argument("--precision", choices=("fp32", "bf16"), help="hf: type of weights (default fp32)")
-    export.add_argument("--shard", type=_megabytes, metavar="MB", help="hf: largest file of weights (default 4096)")
-
-    bring = command(commands, "checkpoint import", "begin a run from another program's checkpoint", _checkpoint_import)
-    bring.add_argument("folder", type=Path)
-    bring.add_argument("recipe", type=find, help="the run's recipe, or a run with the same")
-    bring.add_argument("--names", type=Path, metavar="FILE", help="which tensor is which parameter, if not as in hf")
-    add_fields(bring, RunConfig)
-    told = "hf: Hugging Face, weights alone; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
-    for parser in (export, bring):
-        parser.add_argument("--format", choices=("hf", "dcp", "universal"), required=True, help=told)
 
 
 def _generate(given: argparse.Namespace) -> int:
@@ -248,51 +219,6 @@ def _accept(given: argparse.Namespace) -> int:
 
     print("\n".join(accept(given.run)))
     return 0
-
-
-def _checkpoint_show(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import show
-    from planaria.observe import tables
-
-    tables.show(show(given.run, given.checkpoint))
-    return 0
-
-
-def _checkpoint_verify(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import verify
-
-    for line in verify(given.run, given.checkpoint):
-        print(line)
-    return 0
-
-
-def _checkpoint_convert(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import convert
-
-    print("\n".join(convert(given.run, given.checkpoint, flagged(given), given.to)))
-    return 0
-
-
-def _checkpoint_export(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import export
-
-    lines = export(given.run, given.checkpoint, given.format, given.to, given.precision, given.shard)
-    print("\n".join(lines))
-    return 0
-
-
-def _checkpoint_import(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import bring
-
-    print("\n".join(bring(given.folder, given.recipe, flagged(given), given.format, given.names)))
-    return 0
-
-
-def _megabytes(text: str) -> int:
-    """A size of files; argparse says what was wrong."""
-    if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of MB, from 1 to {1 << 20}")
-    return int(text)
 
 
 def _replay(given: argparse.Namespace) -> int:

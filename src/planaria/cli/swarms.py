@@ -16,7 +16,22 @@ def add(commands: Any) -> None:
     swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     swarm.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(swarm, SwarmConfig)
+    _add_join(commands)
+    _add_explain(commands)
+    _add_credits(commands)
 
+    verify = command(commands, "verify", "check the certificate beside an exported model of a swarm", _verify)
+    verify.add_argument("model", type=Path)
+    verify.add_argument("--board", metavar="URL", help="also that it is of the run that was founded here")
+
+    drill = command(commands, "drill", "attack your own swarm, with and without defences", _drill)
+    add_recipe(drill, " with a [drill] table")
+    drill.add_argument("--quiet", action="store_true", help="no progress display")
+    drill.add_argument("--repair", action="store_true", help="repair what was poisoned (drill.repair), in every way")
+    add_fields(drill, SwarmConfig)
+
+
+def _add_join(commands: Any) -> None:
     join = command(commands, "swarm join", "join a swarm as one peer", _swarm_join)
     add_recipe(join, "; the rules on the board take precedence", needed=False)
     join.add_argument(
@@ -29,6 +44,8 @@ def add(commands: Any) -> None:
     join.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(join, SwarmConfig)
 
+
+def _add_explain(commands: Any) -> None:
     explain = command(commands, "swarm explain", "trace the origin of a peer's training completions", _swarm_explain)
     explain.add_argument("run", type=Path)
     explain.add_argument("--peer", default="p0", help="peer whose records to read (default %(default)s)")
@@ -37,6 +54,8 @@ def add(commands: Any) -> None:
     explain.add_argument("--source", metavar="PEER", help="only completions from this peer")
     explain.add_argument("--refused", action="store_true", help="only refused completions")
 
+
+def _add_credits(commands: Any) -> None:
     settle = command(commands, "swarm settle", "simulate credits that are settled along a route, with liars", _settle)
     settle.add_argument("--hops", type=int, default=4, metavar="N", help="channels of the route (default %(default)s)")
     settle.add_argument(
@@ -46,16 +65,6 @@ def add(commands: Any) -> None:
 
     credits = command(commands, "swarm credits", "whose completions were accepted, and who owes whom", _swarm_credits)
     credits.add_argument("run", type=Path)
-
-    verify = command(commands, "verify", "check the certificate beside an exported model of a swarm", _verify)
-    verify.add_argument("model", type=Path)
-    verify.add_argument("--board", metavar="URL", help="also that it is of the run that was founded here")
-
-    drill = command(commands, "drill", "attack your own swarm, with and without defences", _drill)
-    add_recipe(drill, " with a [drill] table")
-    drill.add_argument("--quiet", action="store_true", help="no progress display")
-    drill.add_argument("--repair", action="store_true", help="repair what was poisoned (drill.repair), in every way")
-    add_fields(drill, SwarmConfig)
 
 
 def _swarm(given: argparse.Namespace) -> int:

@@ -27,7 +27,12 @@ def add(commands: Any) -> None:
     train.add_argument("--quiet", action="store_true", help="no progress display")
     add_live(train)
     add_fields(train, RunConfig)
+    _add_join(commands)
+    _add_relay(commands)
+    _add_plan(commands)
 
+
+def _add_join(commands: Any) -> None:
     join = command(commands, "join", "add this machine to a live run, until Ctrl-C", _join)
     join.add_argument("run", metavar="RUN", help="the run's folder, or HOST:PORT of its controller")
     join.add_argument("--key-file", type=Path, metavar="FILE", help="with HOST:PORT: a copy of the run's key")
@@ -38,7 +43,6 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds to keep calling a run that does not answer (default: 60 once it has answered, 0 before)",
     )
-
     join.add_argument(
         "--advertise", default="", metavar="HOST", help="name or address under which others find this machine"
     )
@@ -52,7 +56,8 @@ def add(commands: Any) -> None:
     join.add_argument("--no-inbound", action="store_true", help="nobody can open connections to this machine")
     join.add_argument("--cache", type=Path, metavar="DIR", help="for files of a run whose folder it does not see")
 
-    _add_relay(commands)
+
+def _add_plan(commands: Any) -> None:
     plan = command(
         commands,
         "plan",

@@ -12,7 +12,8 @@ from planaria.api.importing import import_run
 from planaria.api.recipes import configure
 from planaria.checkpoint.cut import atom_name, require_known
 from planaria.checkpoint.foreign.huggingface import Precision
-from planaria.checkpoint.loading import copies_of, cut_of, require_file, stage_for
+from planaria.checkpoint.holdings import copies_of, cut_of, require_file
+from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.recut import MOMENTS, Copy, equal_copies, require_whole
 from planaria.checkpoint.stage_file import Contents, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name

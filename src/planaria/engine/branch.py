@@ -9,7 +9,7 @@ from torch import Tensor
 
 from planaria import digests
 from planaria.checkpoint.cut import atom_name, declared
-from planaria.checkpoint.loading import cut_for
+from planaria.checkpoint.holdings import cut_for
 from planaria.checkpoint.stage_file import stream_weights
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.config import RunConfig

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from planaria.record.events import Span
 from planaria.record.gauges import EVERY, Flow, Passes
-from planaria.record.reports import three_digits
+from planaria.record.offers import three_digits
 
 Pass = Literal["forward", "backward"]
 

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from planaria.config import ModelConfig
+from planaria.config import ModelConfig, RunConfig
 from planaria.engine.post import Post
 from planaria.engine.runner import StageRunner, added
 from planaria.exchange.base import Offer
+from planaria.record import events as e
 from planaria.routing.arrangement import Arrangement
+
+
+def agree(config: RunConfig, post: Post, runner: StageRunner, spans: list[e.Span]) -> None:
+    """The nodes of a stage come to one gradient, where it has several; what that took is added to ``spans``."""
+    nodes = adding(post.here.present, config.model, post.here.node)
+    if len(nodes) == 1:
+        return
+    post.desk.at("exchange", post.here.step)
+    start = time.monotonic()
+    if config.exchange.replicas > 1:
+        exchange_gradients(post, runner)
+    else:
+        add_shards(post, runner, nodes)
+    spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
 
 def exchange_gradients(post: Post, runner: StageRunner) -> None:

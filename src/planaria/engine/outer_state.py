@@ -17,7 +17,7 @@ from planaria.exchange.base import Compressed, Counted, Offer, Outer, TooManyLia
 from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import judge
 from planaria.record import events as e
-from planaria.record.reports import Full, rounded, three_digits
+from planaria.record.offers import Full, rounded, three_digits
 
 
 @dataclass(frozen=True)

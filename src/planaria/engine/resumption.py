@@ -9,7 +9,8 @@ from pathlib import Path
 from planaria import digests, documents, recipe
 from planaria.checkpoint import recut
 from planaria.checkpoint.cut import CUT, Cut, require_alike
-from planaria.checkpoint.loading import check_stages, cut_for, cut_of
+from planaria.checkpoint.holdings import cut_for, cut_of
+from planaria.checkpoint.loading import check_stages
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import ChaosConfig, OptimConfig, RunConfig
 from planaria.data.tokenizer import Tokenizer

@@ -16,6 +16,7 @@ from planaria.engine.desk import Desk
 from planaria.engine.stage_files import StageFiles
 from planaria.model.packing import digest, entries, weights_digest
 from planaria.model.state import StageState
+from planaria.record import decisions as d
 from planaria.record import events as e
 
 Keeps = Literal["stage", "outer", "nothing"]
@@ -39,6 +40,20 @@ class Part:
     def report(self, desk: Desk, kind: type[e.Fact], **said: Any) -> None:
         """Tell the controller an event of this ``kind``, which names what of the part such an event names."""
         desk.report(kind.model_validate({k: v for k, v in vars(self).items() if k in kind.model_fields} | said))
+
+
+def kept(order: d.Save, node: int) -> Keeps:
+    """What ``node`` writes of its stage for the checkpoint that ``order`` asks for."""
+    if order.whole and node not in order.whole:
+        return "outer"
+    return "nothing" if node in order.compared else "stage"
+
+
+def kept_of(state: StageState, keeps: Keeps, compared: bool) -> StageState:
+    """So much of ``state``. Of what others write already, the weights alone are looked at, if they are ``compared``."""
+    if keeps == "stage":
+        return state
+    return StageState(state.weights if compared else {}, outer=state.outer if keeps == "outer" else {})
 
 
 class Buffer:

@@ -12,17 +12,14 @@ import torch
 from torch import Tensor
 
 from planaria.checkpoint.store import CheckpointStore
-from planaria.data.dataset import Split, open_data
-from planaria.data.stream import Stream
 from planaria.engine.afflictions import afflictions
-from planaria.engine.batches import batches, masks
 from planaria.engine.blows import SIGNALS, Blows
 from planaria.engine.coded_rounds import CodedRounds
 from planaria.engine.coded_step import Data, coded_steps
 from planaria.engine.copies import Keeping, Parcel
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.gauge import Gauge
-from planaria.engine.gradients import add_shards, adding, exchange_gradients
+from planaria.engine.gradients import agree
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.outliving import outliving
 from planaria.engine.own_classes import own_classes
@@ -32,7 +29,8 @@ from planaria.engine.position import Position
 from planaria.engine.post import Post
 from planaria.engine.reading import Reading
 from planaria.engine.runner import NonFinite
-from planaria.engine.saver import Keeps, Part, Saver
+from planaria.engine.samples import Samples
+from planaria.engine.saver import Part, Saver, kept, kept_of
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import SleepingRunner, Slowness, new_runner, straggling
 from planaria.engine.stage_files import StageFiles
@@ -45,7 +43,6 @@ from planaria.fleet.inventory import VISIBLE
 from planaria.fleet.switchboard import WorkerLine
 from planaria.memory_pool import keep_freed
 from planaria.model.packing import pack
-from planaria.model.state import StageState
 from planaria.plan.actions import Plan
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -74,6 +71,7 @@ class Worker:
         self.post = Post(setup, self.itinerary, self.here, self.desk, self.port, self._lend)
         self.desk.blows = blows = Blows(self._struck)
         self.desk.reading = Reading(lambda: blows.late_s)
+        self._samples = Samples(setup, self.itinerary, self.desk.reading)
         self.desk.blows.effects = afflictions(self.post.links, self.post.circle.outer.liar, self.config.seed)
         began = time.monotonic()
         self.runner = warm_runner(setup.config)
@@ -86,7 +84,6 @@ class Worker:
         self.gauge = Gauge()
         self.coded = coded_steps(self.config, self.itinerary)
         self._detour: list[list[int]] = []
-        self._streams: dict[Split, Stream] = {}
 
     def run(self, incarnation: int) -> NoReturn:
         """Report in, then follow orders until told to leave."""
@@ -184,7 +181,7 @@ class Worker:
         self.post.patience.expect(sum(map(len, plan.actions.values())))
         if train and self.desk.blows is not None:
             self.desk.blows.aim(plan.actions.get(self.here.node, ()))
-        data = self._reads(order)
+        data = self._samples.of(order, self.here.stage, self.post.circle.outer.liar)
         self._straggle(0)
         if not (train and self.coded):
             own = len(plan.routes) // (self.itinerary.at_once if train else 1)
@@ -233,7 +230,7 @@ class Worker:
             CodedRounds(self.coded, self.post, self.runner, data, spans).run(self._straggle)
         else:
             perform(plan, self.post, self.runner, spans, keeping.passed)
-            self._agree(spans)
+            agree(self.config, self.post, self.runner, spans)
         norm = self.runner.finish()
         self._send_copies(keeping.after(step, self.runner), spans)
         self.post.take_parcels(keeping)
@@ -247,19 +244,6 @@ class Worker:
             sent += 1
         if sent:
             spans.append(e.Span(action="copy", start=start, end=time.monotonic()))
-
-    def _agree(self, spans: list[e.Span]) -> None:
-        """The nodes of a stage come to one gradient."""
-        nodes = adding(self.here.present, self.config.model, self.here.node)
-        if len(nodes) == 1:
-            return
-        self.desk.at("exchange", self.here.step)
-        start = time.monotonic()
-        if self.config.exchange.replicas > 1:
-            exchange_gradients(self.post, self.runner)
-        else:
-            add_shards(self.post, self.runner, nodes)
-        spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
     def _validate(self, plan: Plan, spans: list[e.Span]) -> float | None:
         perform(plan, self.post, self.runner, spans)
@@ -312,17 +296,11 @@ class Worker:
         self._drop()
         store, replicas = CheckpointStore(self.setup.checkpoints), self.itinerary.replicas
         folder, here = store.part(order.step, replicas, order.replica, order.generation), self.here
-        state, place = self.runner.state(), 0
-        keeps: Keeps = "stage"
+        state, keeps = self.runner.state(), kept(order, here.node)
         if self.config.exchange.replicas > 1:
             state.outer = self.post.circle.outer.settled.state()
-        if order.whole and here.node not in order.whole:
-            place, keeps = here.number, "outer"
-        elif here.node in order.compared:
-            keeps = "nothing"
-        if keeps != "stage":  # of what others write already, the weights alone are looked at, if at all
-            compared = state.weights if here.node in order.compared else {}
-            state = StageState(compared, outer=state.outer if keeps == "outer" else {})
+        state = kept_of(state, keeps, here.node in order.compared)
+        place = here.number if keeps == "outer" else 0
         part = Part(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
         span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
         self._report_work([span])
@@ -342,19 +320,3 @@ class Worker:
         if self.coded is not None:
             return next(self.coded.work(order.step, (), self.here.number)).plan
         return self.itinerary.training(order.step, self.here.absent, self._detour, self.here.replica)
-
-    def _reads(self, order: d.RunStep) -> Data:
-        """What this stage needs of the step's samples: the ends their tokens, and all, it may be, their documents."""
-        if self.here.stage and not self.config.data.document_mask:
-            return Data(None, None)
-        split: Split = "train" if order.mode == "train" else "validation"
-        if split not in self._streams:
-            dataset = open_data(self.setup.dataset)
-            self._streams[split] = Stream(dataset, split, self.config.model.context, self.config.seed)
-        first = self.setup.offset + order.block * self.itinerary.block if order.mode == "train" else 0
-        stream = self._streams[split]
-        batch = self.desk.reading.of(batches(stream, first, self.config.pipeline.microbatch_size))
-        apart = masks(self.config.data, stream, batch)
-        if order.mode == "train":
-            batch = self.post.circle.outer.liar.learned(batch, order.step, self.config.model.vocab)
-        return Data(None if self.here.stage else batch, apart)

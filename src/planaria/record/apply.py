@@ -1,7 +1,7 @@
 """``apply(fact, state)``: the state of the run after one more event or decision. Pure.
 
 Facts of an older generation, or of a worker that counts as dead, change nothing. What events do is here,
-except losses (``record/losses.py``); what decisions do, in ``record/resolved.py``.
+except losses (``record/losses.py``); what decisions do, in ``record/resolved.py`` and ``record/formed.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from planaria.record import diagnosed, losses, resolved
+from planaria.record import diagnosed, formed, losses, resolved
 from planaria.record import events as e
 from planaria.record.copied import copied
 from planaria.record.fold import (
@@ -31,7 +31,7 @@ from planaria.record.replica import ReplicaState, go_on
 from planaria.record.roster import Host, WorkerState
 from planaria.record.state import RunState, Unsaved, Writing
 
-__all__ = ["apply", "diagnosed", "losses", "resolved"]
+__all__ = ["apply", "diagnosed", "formed", "losses", "resolved"]
 
 
 @handles

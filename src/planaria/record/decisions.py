@@ -10,8 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from planaria.record.events import Fact, Mode, Standing
+from planaria.record.events import Fact, Mode
 from planaria.record.gauges import SlowLink as SlowLink
+from planaria.record.meetings import Adopt as Adopt
+from planaria.record.meetings import DrawGroups as DrawGroups
+from planaria.record.meetings import Introduce as Introduce
+from planaria.record.meetings import Meet as Meet
+from planaria.record.meetings import Settle as Settle
 from planaria.record.members import BEFORE as BEFORE
 from planaria.record.members import PEER as PEER
 from planaria.record.members import Fresh as Fresh
@@ -24,6 +29,9 @@ from planaria.record.members import Rebuild as Rebuild
 from planaria.record.members import Recall as Recall
 from planaria.record.members import Source as Source
 from planaria.record.members import state_link as state_link
+from planaria.record.saves import Discard as Discard
+from planaria.record.saves import Save as Save
+from planaria.record.saves import Seal as Seal
 from planaria.record.verdicts import Blamed as Blamed
 from planaria.record.verdicts import Cleared as Cleared
 from planaria.record.verdicts import Relieve as Relieve
@@ -153,60 +161,6 @@ class CloseRound(Fact):
     """replicas whose gradients are added up, in order"""
 
 
-class DrawGroups(Fact):
-    """Somebody has come to a round of the exchange: these are the groups in which replicas meet in it."""
-
-    kind: Literal["draw_groups"] = "draw_groups"
-    round: int
-    groups: list[list[int]]
-
-
-class Introduce(Fact):
-    """The members of a group will meet in this round: what can be said ahead is said from now on."""
-
-    kind: Literal["introduce"] = "introduce"
-    round: int
-    members: list[int]
-    """replicas"""
-    generations: list[int]
-    """theirs"""
-    links: list[Link]
-    """between nodes of different members"""
-
-
-class Meet(Fact):
-    """A round of the exchange: each member makes its peers an offer and hears theirs, stage by stage."""
-
-    kind: Literal["meet"] = "meet"
-    round: int
-    members: list[int]
-    generations: list[int]
-    links: list[Link]
-    """between nodes of different members"""
-
-
-class Settle(Fact):
-    """The members make of a round what all offers come to."""
-
-    kind: Literal["settle"] = "settle"
-    round: int
-    members: list[int]
-    generations: list[int]
-    left_out: dict[int, str] = Field(default_factory=dict)
-    """replicas that have told others different things, or may have, or have said what is of no use too often, and why:
-    the round is gone on without them"""
-    liars: list[int] = Field(default_factory=list)
-    """those of them of which that is proved"""
-
-
-class Adopt(Fact):
-    """A replica has missed what others agreed upon: it goes on with a copy of one of them."""
-
-    kind: Literal["adopt"] = "adopt"
-    replica: int
-    reason: str
-
-
 class Disband(Fact):
     """A replica cannot go on; others can. Its workers are spares from now on."""
 
@@ -261,50 +215,6 @@ class Blow(Fact):
     attack: str | None = None
     until: int | None = None
     peer: int | None = None
-
-
-class Save(Fact):
-    """Write every stage into an unfinished checkpoint folder."""
-
-    kind: Literal["save"] = "save"
-    replica: int = 0
-    generation: int
-    step: int
-    whole: list[int] = Field(default_factory=list)
-    """nodes that write their stage, where its other nodes write their outer state; none: each that is asked"""
-    compared: list[int] = Field(default_factory=list)
-    """nodes, beside those that write their stage, that tell the digest of their weights: those of a stage are to be
-    equal. They write nothing but what ``whole`` has them write"""
-    background: bool = False
-    """is training to go on as soon as all have a copy of what they write?"""
-
-
-class Seal(Fact):
-    """All stages are written: make the checkpoint appear under its name, at once and whole."""
-
-    kind: Literal["seal"] = "seal"
-    step: int
-    folder: str
-    stages: list[int]
-    partial: bool = False
-    standings: dict[int, Standing] = Field(default_factory=dict)
-    """where each of several replicas was when it was saved"""
-    first_block: int = 0
-    """all blocks of samples before this one were used then"""
-    blocks_ahead: list[int] = Field(default_factory=list)
-    """and these beyond"""
-    digests: dict[int, dict[str, str]] = Field(default_factory=dict)
-    """replica → file → its SHA-256, as those say that wrote them"""
-    unequal: list[Unequal] = Field(default_factory=list)
-    """stages whose replicas are to be equal and were not"""
-
-
-class Discard(Fact):
-    """A checkpoint could not be saved: remove what has been written of it, which would only fill the disk."""
-
-    kind: Literal["discard"] = "discard"
-    step: int
-    """its name"""
 
 
 class Cannot(Fact):

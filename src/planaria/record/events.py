@@ -12,19 +12,19 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from planaria.record.gauges import Gauged as Gauged
+from planaria.record.offers import MessageCompressed as MessageCompressed
+from planaria.record.offers import OfferHeard as OfferHeard
+from planaria.record.offers import OfferRefused as OfferRefused
+from planaria.record.offers import OffersCounted as OffersCounted
+from planaria.record.offers import RoundMade as RoundMade
 from planaria.record.reports import CONTROLLER as CONTROLLER
 from planaria.record.reports import REPORT as REPORT
 from planaria.record.reports import EdgeBroken as EdgeBroken
 from planaria.record.reports import FaultInjected as FaultInjected
 from planaria.record.reports import Linked as Linked
-from planaria.record.reports import MessageCompressed as MessageCompressed
 from planaria.record.reports import Mode as Mode
-from planaria.record.reports import OfferHeard as OfferHeard
-from planaria.record.reports import OfferRefused as OfferRefused
-from planaria.record.reports import OffersCounted as OffersCounted
 from planaria.record.reports import Report as Report
 from planaria.record.reports import ResultsSent as ResultsSent
-from planaria.record.reports import RoundMade as RoundMade
 from planaria.record.reports import SaveFailed as SaveFailed
 from planaria.record.reports import StageCommitted as StageCommitted
 from planaria.record.reports import StageCopied as StageCopied

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from planaria.errors import RunStopped
 from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.authors import Author, HonestAuthor
@@ -18,18 +17,17 @@ from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.checks.truth import Schedule
-from planaria.swarm.config import RoundsConfig, SwarmConfig
+from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import of_messages, shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.intake import Turned, take_in, with_reading
-from planaria.swarm.learning.brake import Looked, best, fallen
+from planaria.swarm.keeping import Keeping
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.fingerprints import held, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
-from planaria.swarm.records.before import Before
-from planaria.swarm.records.kept import BEST, PEER, SHADOW, keep, recall, take_back
+from planaria.swarm.records.kept import PEER, SHADOW
 from planaria.swarm.records.lines import (
     LOG,
     POISON,
@@ -39,7 +37,6 @@ from planaria.swarm.records.lines import (
     Log,
     PoisonRecord,
     Started,
-    read_log,
 )
 from planaria.swarm.records.noting import agreed, round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
@@ -81,7 +78,7 @@ class Peer:
         """``first``: the round that this peer begins with; it was not there before. ``known``: the run's own peers.
         ``server``: it draws in the policy's place."""
         self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
-        self.id, self.first, self.folder = meeting.me, first, folder
+        self.id, self.first = meeting.me, first
         k = config.sampling.support(policy.vocab)
         context = Context(task, config.seed, k, policy.vocab)
         self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
@@ -104,9 +101,9 @@ class Peer:
         self.learner = Learner(policy, config.loss, config.optim, t, rounds)
         self.log, self.samples = Log(folder / LOG), Log(folder / SAMPLES)
         self.poison = None if honest else Log(folder / POISON)
-        self.looks: list[Looked] = []
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
-        self._before: Before | None = None
+        learners = {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
+        self.keeping = Keeping(config, name, folder, meeting, learners, self.defence)
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """All rounds, from this peer's first to the run's last; ``after_each`` is called after every one.
@@ -114,15 +111,11 @@ class Peer:
         A peer that was started before goes on from what it kept of itself.
         """
         rounds, every = self.config.rounds, self.config.evaluate.every
-        start = self._recall()
-        looks = [
-            Looked(r.round, r.accuracy.rate or 0.0) for r in read_log(self.folder / LOG) if isinstance(r, Evaluated)
-        ]
-        self.looks = [look for look in looks if look.round <= start]
+        start = self.keeping.resume(self.first)
         self.log.note(self._started())
         if start == self.first:
             self._evaluate(self.first)
-        self._brake(start)
+        self.keeping.brake(start)
         number = start
         while number < rounds.count:
             self.round(number)
@@ -130,55 +123,13 @@ class Peer:
             last = number == rounds.count
             if last or (every and number % every == 0):
                 self._evaluate(number)
-            if kept := saves(rounds, number):
-                learners, memory = self._learners(), self.defence.memory()
-                keep(self.folder, self.meeting.run, number, learners, memory, rounds.kept, rounds.trusted)
-            self._brake(number)
+            kept = self.keeping.save(number)
+            self.keeping.brake(number)
             after_each()
-            done, number = number, self._unless_overruled(number)
+            done, number = number, self.keeping.unless_overruled(number)
             if (last or kept) and number == done and not self.meeting.unsettled:
                 self.meeting.receipts.testify("weights", number, weights_digest(self.policy.module))
         self.log.note(Finished())
-
-    def _unless_overruled(self, number: int) -> int:
-        """The round to go on with: an earlier one, with what this peer was before it, where a late certificate says
-        that others were heard than this peer learned from."""
-        back = self.meeting.overruled(number)
-        if back is not None and self._before is not None:
-            self._before.restore(self._learners())
-            self.defence.recall(self._before.memory)
-        if not self.meeting.unsettled:
-            self._before = None
-        return number if back is None else back
-
-    def _brake(self, after: int) -> None:
-        """Keep this peer's state after ``after`` rounds if it is the best so far; end it if it has fallen behind that.
-
-        :raises RunStopped: when it has; its best state then is the only one kept.
-        """
-        brake = self.config.task.brake
-        if not brake or not self.looks or self.looks[-1].round != after:
-            return
-        apart = self.folder / BEST
-        if best(self.looks).round == after:
-            apart.mkdir(exist_ok=True)
-            keep(apart, self.meeting.run, after, self._learners(), self.defence.memory())
-        if why := fallen(self.looks, brake):
-            self.meeting.leave(after)
-            told = take_back(self.folder, apart)
-            raise RunStopped(f"{self.name}: {why}; {told}")
-
-    def _recall(self) -> int:
-        """The round to begin with."""
-        found = recall(self.folder, self.meeting.run, self._learners())
-        if found is None:
-            return self.first
-        number, memory = found
-        self.defence.recall(memory)
-        return number
-
-    def _learners(self) -> dict[str, Learner]:
-        return {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
 
     def round(self, number: int) -> None:
         """Take part in round ``number``, or catch up with it if the others have closed it already."""
@@ -191,8 +142,7 @@ class Peer:
             self._publish(number, problems, weights)
         watch.lap("write")
         found = self.meeting.gather(number, closed)
-        if self.meeting.unsettled and self._before is None:
-            self._before = Before(number, self._learners(), self.defence.memory())
+        self.keeping.remember(number)
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
@@ -326,20 +276,13 @@ class Peer:
 
     def _evaluate(self, after: int) -> None:
         standing = self.examiner.examine(self.policy)
-        self.looks.append(Looked(after, standing.accuracy.rate or 0.0))
+        self.keeping.looked(after, standing.accuracy.rate or 0.0)
         alone = self.shadow.examined(self.examiner).accuracy if self.shadow is not None else None
         self.log.note(
             Evaluated(
                 round=after, accuracy=standing.accuracy, alone=alone, tokens=standing.tokens, watch=standing.watch
             )
         )
-
-
-def saves(rounds: RoundsConfig, done: int) -> bool:
-    """Whether a peer saves what it is after ``done`` rounds, 1 or more."""
-    if done == rounds.trusted:
-        return True
-    return bool(rounds.keep) and (done % rounds.keep == 0 or done == rounds.count)
 
 
 def describe(policy: Policy) -> str:

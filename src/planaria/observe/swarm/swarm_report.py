@@ -60,27 +60,13 @@ def _row(peer: PeerOutcome) -> list[str]:
 
 def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
     """The report's sections, as HTML."""
-    gains = [
-        (p.last(LAST).accuracy.rate or 0.0) - (p.points[0].accuracy.rate or 0.0) for p in outcome.honest if p.points
-    ]
     summary = (
         f"{counted(len(outcome.peers), 'peer')}, {counted(outcome.rounds, 'round')} of "
         f"{counted(config.rounds.prompts, 'problem')} with {counted(config.rounds.group, 'completion')} each "
         f"({config.rounds.mode}), in {outcome.seconds:.0f} s."
     )
     yield page.heading(config.name, verdict(outcome, LAST), summary)
-    yield page.cards(
-        [
-            (
-                "accuracy gained",
-                f"{min(gains):+.2f} … {max(gains):+.2f}" if gains else "–",
-                "honest peers, since the start",
-            ),
-            ("accuracy", f"{outcome.accuracy(LAST):.2f}", f"honest peers' mean, last {LAST} evaluations"),
-            ("rounds", str(outcome.rounds), config.rounds.mode),
-            ("loss", config.loss.kind, "what completions of others count as"),
-        ]
-    )
+    yield _cards(config, outcome)
     yield page.section(
         "Did collaborating help me?",
         f"Held-out problems solved, one draw each, the last {LAST} evaluations together with Wilson's 95 % interval. "
@@ -108,13 +94,32 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
         "are kept.",
         page.table("kept", ["peer", "kept after rounds"], _kept(folder, outcome), numbers_from=1),
     )
-    groups = [
+    yield page.section("Settings", "All of the recipe.", page.settings(_settings(config)))
+    yield page.footer(f"Written by planaria swarm; planaria swarm explain {folder} tells of every completion.")
+
+
+def _cards(config: SwarmConfig, outcome: Outcome) -> str:
+    gains = [
+        (p.last(LAST).accuracy.rate or 0.0) - (p.points[0].accuracy.rate or 0.0) for p in outcome.honest if p.points
+    ]
+    gained = f"{min(gains):+.2f} … {max(gains):+.2f}" if gains else "–"
+    return page.cards(
+        [
+            ("accuracy gained", gained, "honest peers, since the start"),
+            ("accuracy", f"{outcome.accuracy(LAST):.2f}", f"honest peers' mean, last {LAST} evaluations"),
+            ("rounds", str(outcome.rounds), config.rounds.mode),
+            ("loss", config.loss.kind, "what completions of others count as"),
+        ]
+    )
+
+
+def _settings(config: SwarmConfig) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+    """All tables of the recipe but those of single peers, as the page shows settings."""
+    return [
         (name, [(key, str(value), False) for key, value in section.items()])
         for name, section in config.model_dump(mode="json").items()
         if isinstance(section, dict) and section and name != "peers"
     ]
-    yield page.section("Settings", "All of the recipe.", page.settings(groups))
-    yield page.footer(f"Written by planaria swarm; planaria swarm explain {folder} tells of every completion.")
 
 
 def _kept(folder: Path, outcome: Outcome) -> list[list[str]]:

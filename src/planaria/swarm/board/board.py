@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import re
 import secrets
 import time
 from collections import Counter
@@ -29,7 +28,7 @@ from pydantic import JsonValue
 from planaria.errors import UserError
 from planaria.swarm.board.attendance import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 from planaria.swarm.board.difference import difference
-from planaria.swarm.board.envelope import Message, attest, seal, unseal
+from planaria.swarm.board.envelope import Message
 from planaria.swarm.board.equivocation import Ledger
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import LAST_ROUND, LIMITS, Limits
@@ -42,18 +41,13 @@ from planaria.swarm.board.message import (
     Rollouts,
     Rules,
 )
+from planaria.swarm.board.pages import PEER, Pages, place_of
+from planaria.swarm.board.pages import AlreadyThere as AlreadyThere
 from planaria.swarm.board.store import Retry, Store
 
 _RETRY = Retry()
-_PEER = re.compile("[0-9a-f]{32}")
-_SMALL = 2**16
-"""bytes of a greeting"""
 _NAMES = 2**20
 """bytes of a closing, which names a message, a closing and a proof for each peer of the largest board"""
-
-
-class AlreadyThere(Exception):
-    """Something else was published there before, perhaps by this very peer before it was restarted: read it."""
 
 
 class Board:
@@ -68,12 +62,10 @@ class Board:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        self._store, self._identity, self._limits = store, identity, limits
-        self._small = replace(limits, message_bytes=_SMALL)
+        self._store, self._limits = store, limits
+        self._pages = Pages(store, identity, limits)
         self._names = replace(limits, message_bytes=_NAMES)
         self._clock, self._sleep = clock, sleep
-        self._rules: Rules | None = None
-        self._ledger: Ledger | None = None
         self._known = {*known} | ({identity.peer} if identity else set())
         self._hellos: dict[str, Hello] = {}
         self._goodbyes: dict[str, Goodbye] = {}
@@ -103,27 +95,27 @@ class Board:
 
     @property
     def rules(self) -> Rules:
-        """What the run is.
+        """What the run is; raises as :attr:`Pages.rules` does."""
+        return self._pages.rules
 
-        :raises UserError: when nobody has founded one here, or its rules cannot be read.
-        """
-        if self._rules is None:
-            try:
-                self._rules = self._read("rules.json", Rules, self._small)
-            except BadMessage as error:
-                raise UserError(f"{self._store.place}/rules.json: {error.reason}; found the run elsewhere") from None
-        if self._rules is None:
-            raise UserError(f"{self._store.place}: no run has been founded here; check the place, or found one")
-        return self._rules
+    @property
+    def founding(self) -> bytes:
+        """The rules as they lie here; raises as :attr:`rules` does."""
+        return self._pages.founding
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was read here, and who is proven to have said two things in one place."""
+        return self._pages.ledger
 
     def found(self, rules: Mapping[str, JsonValue]) -> Rules:
         """Found a run with these rules, or take part in the one that was founded here with equal ones.
 
         :raises UserError: when it was founded with others: the message names the first key that differs.
         """
-        me = self._me
+        me = self._pages.me
         mine = Rules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
-        self._store.write("rules.json", self._sealed(mine, Rules, self._small))
+        self._store.write("rules.json", self._pages.sealed(mine, Rules, self._pages.small))
         if what := difference(mine.rules, self.rules.rules):
             raise UserError(
                 f"{self._store.place}: this run was founded with other rules: {what}; take those, or found your own "
@@ -136,12 +128,12 @@ class Board:
 
         :raises UserError: when it had joined with another tokenizer, or has left.
         """
-        mine, place = self._me.peer, self._store.place
-        path = self._place(mine, "hello.json")
-        raw = self._sealed(hello, Hello, self._small)
+        mine, place = self._pages.me.peer, self._store.place
+        path = place_of(mine, "hello.json")
+        raw = self._pages.sealed(hello, Hello, self._pages.small)
         try:
-            left = self._read(self._place(mine, "goodbye.json"), Goodbye, self._small, mine)
-            there = hello if self._store.write(path, raw) else self._read(path, Hello, self._small, mine)
+            left = self._pages.read(place_of(mine, "goodbye.json"), Goodbye, self._pages.small, mine)
+            there = hello if self._store.write(path, raw) else self._pages.read(path, Hello, self._pages.small, mine)
         except BadMessage as error:
             raise UserError(
                 f"{place}: what lies under this peer's id is {error.reason}; take another identity"
@@ -157,42 +149,42 @@ class Board:
         :raises UserError: when other peers would refuse it.
         :raises AlreadyThere: when something else is there.
         """
-        path = self._place(self._me.peer, rollouts.place)
-        self._append(path, self._sealed(rollouts, Rollouts, self._limits))
+        path = place_of(self._pages.me.peer, rollouts.place)
+        self._pages.append(path, rollouts, Rollouts, self._limits)
 
     def conclude(self, message: Closing | Receipt) -> None:
         """Append what this peer says of a round. What it said before it was restarted stays as it was, and where
         something else lies or nothing can, it says nothing: a round does not depend on one peer's word.
         """
-        path = self._place(self._me.peer, message.place)
+        path = place_of(self._pages.me.peer, message.place)
         try:
             if isinstance(message, Closing):
-                self._append(path, self._sealed(message, Closing, self._names))
+                self._pages.append(path, message, Closing, self._names)
             else:
-                self._append(path, self._sealed(message, Receipt, self._limits))
+                self._pages.append(path, message, Receipt, self._limits)
         except (AlreadyThere, UserError):
             return
 
     def closing(self, peer: str, round: int) -> Closing | None:
         """Whom a peer says that it heard in a round; None if it does not, or not in words that can be read."""
         try:
-            return self._read(self._place(peer, f"closings/{round:06d}.json"), Closing, self._names, peer)
+            return self._pages.read(place_of(peer, f"closings/{round:06d}.json"), Closing, self._names, peer)
         except BadMessage:
             return None
 
     def receipt(self, peer: str, about: str, round: int) -> tuple[Receipt, bytes] | None:
         """What a peer says that it found, with its envelope; None as :meth:`closing`."""
-        path = self._place(peer, f"receipts/{about}/{round:06d}.json")
+        path = place_of(peer, f"receipts/{about}/{round:06d}.json")
         try:
             raw = self._store.read(path, self._limits.message_bytes)
-            return None if raw is None else (self._unsealed(raw, path, Receipt, self._limits, peer), raw)
+            return None if raw is None else (self._pages.unsealed(raw, path, Receipt, self._limits, peer), raw)
         except BadMessage:
             return None
 
     def leave(self, goodbye: Goodbye) -> None:
         """Say goodbye; raises as ``publish`` does."""
-        path = self._place(self._me.peer, "goodbye.json")
-        self._append(path, self._sealed(goodbye, Goodbye, self._small))
+        path = place_of(self._pages.me.peer, "goodbye.json")
+        self._pages.append(path, goodbye, Goodbye, self._pages.small)
 
     def peers(self) -> Census:
         """Everybody who takes part, by verified messages.
@@ -202,7 +194,7 @@ class Board:
         make an id that comes before others', and a newcomer is seen among any number of folders that nobody is in.
         """
         refused: dict[str, str] = {}
-        names = set(self._store.folders("peers", _PEER)) - self._hellos.keys()
+        names = set(self._store.folders("peers", PEER)) - self._hellos.keys()
         seats = self._limits.peers - len(self._hellos.keys() - self._goodbyes.keys())
         drawn = heapq.nsmallest(max(seats, 0), names, key=self._order)
         self._looks += 1
@@ -220,7 +212,7 @@ class Board:
         """
         if not 0 <= round <= LAST_ROUND:
             raise ValueError(f"no round {round}")
-        return self._read(self._place(peer, f"rounds/{round:06d}.json"), Rollouts, self._limits, peer)
+        return self._pages.read(place_of(peer, f"rounds/{round:06d}.json"), Rollouts, self._limits, peer)
 
     def gather(self, round: int, peers: Iterable[str]) -> Gathered:
         """One look at what ``peers`` sent for a round."""
@@ -258,79 +250,21 @@ class Board:
                     raise RoundStalled(self.rules.run, round, seen.found, why, terms.quorum)
             self._sleep(min(poll_s, until_next(elapsed, terms)))
 
-    @property
-    def ledger(self) -> Ledger:
-        """What was read here, and who is proven to have said two things in one place."""
-        if self._ledger is None:
-            self._ledger = Ledger(self.rules.run)
-        return self._ledger
-
-    @property
-    def founding(self) -> bytes:
-        """The rules as they lie here; raises as :attr:`rules` does."""
-        self.rules  # noqa: B018 (says kindly what is wrong)
-        return self._store.read("rules.json", _SMALL) or b""
-
     def pause(self, seconds: float) -> None:
         """Let time go by, on this board's clock."""
         self._sleep(seconds)
-
-    @property
-    def _me(self) -> Identity:
-        if self._identity is None:
-            raise ValueError(f"{self._store.place} was opened to read only")
-        return self._identity
-
-    def _place(self, peer: str, name: str) -> str:
-        if not _PEER.fullmatch(peer):
-            raise ValueError(f"{peer!r} is no peer id")
-        return f"peers/{peer}/{name}"
 
     def _order(self, peer: str) -> tuple[bool, int, bytes]:
         secret = hashlib.sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()
         return peer not in self._known, self._looked[peer], secret
 
-    def _read(self, path: str, kind: type[Message], limits: Limits, peer: str | None = None) -> Message | None:
-        raw = self._store.read(path, limits.message_bytes)
-        return None if raw is None else self._unsealed(raw, path, kind, limits, peer)
-
-    def _unsealed(self, raw: bytes, path: str, kind: type[Message], limits: Limits, peer: str | None) -> Message:
-        """The message of an envelope; that its peer said it here is noted."""
-        if kind is Rules:
-            return unseal(raw, limits, kind, peer=peer)
-        place = path.removeprefix(f"peers/{peer}/")
-        message, said = attest(raw, limits, kind, peer=peer, run=self.rules.run, place=place)
-        self.ledger.hear(said, checked=True)
-        return message
-
     def _take(
         self, peer: str, name: str, kind: type[Message], into: dict[str, Message], refused: dict[str, str]
     ) -> None:
         try:
-            message = self._read(self._place(peer, name), kind, self._small, peer)
+            message = self._pages.read(place_of(peer, name), kind, self._pages.small, peer)
         except BadMessage as error:
             refused[peer] = error.reason
         else:
             if message is not None:
                 into[peer] = message
-
-    def _sealed(self, message: Message, kind: type[Message], limits: Limits) -> bytes:
-        """The envelope, read as others will read it."""
-        raw = seal(self._me, message)
-        run = None if kind is Rules else self.rules.run
-        try:
-            unseal(raw, limits, kind, peer=self._me.peer, run=run)
-        except BadMessage as error:
-            why = f"other peers would refuse these {message.kind}: {error.reason}"
-            raise UserError(f"{self._store.place}: {why}; their limits are {limits}") from None
-        return raw
-
-    def _append(self, path: str, raw: bytes) -> None:
-        if self._store.write(path, raw):
-            return
-        try:
-            there = self._store.read(path, len(raw))
-        except BadMessage:
-            there = None
-        if there != raw:
-            raise AlreadyThere(f"{self._store.place}/{path}: something else is there, and nothing is ever replaced")
