@@ -15,12 +15,9 @@ under the id, the run and the round that are in it.
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -42,6 +39,7 @@ from planaria.swarm.board.message import (
     Rollouts,
     Rules,
 )
+from planaria.swarm.board.roster import Roster
 from planaria.swarm.board.store import Retry, Store
 
 _RETRY = Retry()
@@ -74,12 +72,8 @@ class Board:
         self._clock, self._sleep = clock, sleep
         self._rules: Rules | None = None
         self._ledger: Ledger | None = None
-        self._known = {*known} | ({identity.peer} if identity else set())
-        self._hellos: dict[str, Hello] = {}
-        self._goodbyes: dict[str, Goodbye] = {}
-        self._secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
-        self._looks = 0
-        self._looked: Counter[str] = Counter()
+        secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
+        self._roster = Roster({*known} | ({identity.peer} if identity else set()), limits.peers, secret)
 
     @classmethod
     def open(
@@ -197,21 +191,18 @@ class Board:
     def peers(self) -> Census:
         """Everybody who takes part, by verified messages.
 
-        Once read, a hello or goodbye stands, whatever becomes of its file. At most ``Limits.peers`` are looked at:
-        those known first, then those looked at least often, in an order that is a secret of this peer's. So nobody can
-        make an id that comes before others', and a newcomer is seen among any number of folders that nobody is in.
+        Once read, a hello or goodbye stands, whatever becomes of its file. Whom a look is for, at most
+        ``Limits.peers``, is up to :mod:`planaria.swarm.board.roster`.
         """
         refused: dict[str, str] = {}
-        names = set(self._store.folders("peers", _PEER)) - self._hellos.keys()
-        seats = self._limits.peers - len(self._hellos.keys() - self._goodbyes.keys())
-        drawn = heapq.nsmallest(max(seats, 0), names, key=self._order)
-        self._looks += 1
-        self._looked.update(drawn)
+        roster = self._roster
+        names = set(self._store.folders("peers", _PEER)) - roster.hellos.keys()
+        drawn = roster.newcomers(names)
         for peer in drawn:
-            self._take(peer, "hello.json", Hello, self._hellos, refused)
-        for peer in self._hellos.keys() - self._goodbyes.keys():
-            self._take(peer, "goodbye.json", Goodbye, self._goodbyes, refused)
-        return Census(dict(sorted(self._hellos.items())), dict(self._goodbyes), refused, len(names) - len(drawn))
+            self._take(peer, "hello.json", Hello, roster.hellos, refused)
+        for peer in roster.leavers():
+            self._take(peer, "goodbye.json", Goodbye, roster.goodbyes, refused)
+        return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), refused, len(names) - len(drawn))
 
     def read(self, peer: str, round: int) -> Rollouts | None:
         """A peer's completions of a round, None if they are not there yet.
@@ -235,6 +226,7 @@ class Board:
                 missing.append(peer)
             else:
                 found[peer] = message
+        self._roster.heard(found)
         return Gathered(found, tuple(missing), refused)
 
     def wait(self, round: int, peers: Iterable[str], terms: Terms, poll_s: float = 1.0) -> Gathered:
@@ -285,10 +277,6 @@ class Board:
         if not _PEER.fullmatch(peer):
             raise ValueError(f"{peer!r} is no peer id")
         return f"peers/{peer}/{name}"
-
-    def _order(self, peer: str) -> tuple[bool, int, bytes]:
-        secret = hashlib.sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()
-        return peer not in self._known, self._looked[peer], secret
 
     def _read(self, path: str, kind: type[Message], limits: Limits, peer: str | None = None) -> Message | None:
         raw = self._store.read(path, limits.message_bytes)
