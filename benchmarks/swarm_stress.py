@@ -16,7 +16,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +50,10 @@ class Ended:
     """share of the honest peers that learned from all rounds"""
     alone: float
     """share of the untouched peer's rounds in which some honest peer was not heard"""
+    waited: int
+    """of its rounds, those that waited as long as the time-out, for messages or for closings"""
+    pace_otherwise: float
+    """rounds a second, a time-out taken off for each of these"""
 
 
 def main() -> int:
@@ -58,7 +62,7 @@ def main() -> int:
     flags.add_argument("--rounds", type=int, default=12)
     flags.add_argument("--identities", type=int, default=500, help="made up, on the board before the first peer")
     flags.add_argument("--senders", type=int, default=0, help="of these, who send a message in every round")
-    flags.add_argument("--timeout", type=float, default=5.0, help="seconds that a round waits for who is late")
+    flags.add_argument("--timeout", type=float, default=4.0, help="seconds that a round waits for who is late")
     given = flags.parse_args()
     plain: list[Ended] = []
     hard: list[Ended] = []
@@ -70,9 +74,17 @@ def main() -> int:
                     f"repeat {repeat + 1}, {'hardships' if harsh else 'plain'}: {(hard if harsh else plain)[-1]}",
                     flush=True,
                 )
+    return conclude(NAME, given, rows(plain, hard))
+
+
+def rows(plain: Sequence[Ended], hard: Sequence[Ended]) -> list[Row]:
     ratios = [h.pace / p.pace for h, p in zip(hard, plain, strict=True)]
-    rows = [
+    otherwise = [h.pace_otherwise / p.pace_otherwise for h, p in zip(hard, plain, strict=True)]
+    return [
         Row("pace over that of the plain arm", ratios, "1", Claim(low=0.8)),
+        Row("the same, a time-out taken off for each round that waited as long", otherwise, "1"),
+        Row("rounds that waited as long as the time-out, plain", [e.waited for e in plain], "0"),
+        Row("rounds that waited as long as the time-out, hardships", [e.waited for e in hard], "0"),
         Row("rounds a second, plain", [e.pace for e in plain], ""),
         Row("rounds a second, hardships", [e.pace for e in hard], ""),
         Row("honest peers end equal, plain", [e.equal for e in plain], "1", Claim(low=1.0), judged="least"),
@@ -83,7 +95,6 @@ def main() -> int:
         Row("seconds until the others are found, plain", [e.arrival_s for e in plain], ""),
         Row("seconds until the others are found, hardships", [e.arrival_s for e in hard], ""),
     ]
-    return conclude(NAME, given, rows)
 
 
 @contextmanager
@@ -177,7 +188,7 @@ def said(who: Identity, run: str, rounds: int) -> Iterator[tuple[str, bytes]]:
     from planaria.swarm.board.message import Hello, Rollouts
 
     folder, tokenizer = f"peers/{who.peer}", "00" * 8
-    hello = Hello(run=run, peer=who.peer, key=who.public.hex(), name="", tokenizer=tokenizer, model="", joined=0)
+    hello = Hello(run=run, peer=who.peer, key=who.public.hex(), name="x", tokenizer=tokenizer, model="x", joined=0)
     yield f"{folder}/hello.json", seal(who, hello)
     for number in range(rounds):
         message = Rollouts(run=run, peer=who.peer, round=number, tokenizer=tokenizer, weights="", groups=())
@@ -210,12 +221,16 @@ def judged(folder: Path, config: SwarmConfig, began: float) -> Ended:
     rounds = done(folder, UNTOUCHED)
     ends = {done(folder, name)[-1].weights for name in honest}
     everything = [{r.round for r in done(folder, name)} == set(range(config.rounds.count)) for name in honest]
+    span = rounds[-1].time - started[UNTOUCHED].time
+    waits = [wait for record in rounds if (wait := record.seconds["wait"]) >= config.rounds.timeout_s]
     return Ended(
-        pace=len(rounds) / (rounds[-1].time - started[UNTOUCHED].time),
+        pace=len(rounds) / span,
         arrival_s=started[UNTOUCHED].time - began,
         equal=float(len(ends) == 1),
         whole=sum(everything) / len(everything),
         alone=sum(not ids <= record.sent.keys() for record in rounds) / len(rounds),
+        waited=len(waits),
+        pace_otherwise=len(rounds) / (span - len(waits) * config.rounds.timeout_s),
     )
 
 
