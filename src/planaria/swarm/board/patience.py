@@ -52,7 +52,7 @@ class Patience:
         strangers together count as one peer anyway (:mod:`planaria.swarm.checks.standing`)."""
         if not self.founders:
             return frozenset(members)
-        sure = members & (self.founders | (self._row or {}).keys())
+        sure = frozenset(members) & (self.founders | (self._row or {}).keys())
         lots = {peer: sha256(f"{run} {number} {peer}".encode()).digest() for peer in members - sure}
         return sure | frozenset(heapq.nsmallest(AT_ONCE, lots, key=lots.__getitem__))
 
