@@ -15,11 +15,8 @@ under the id, the run and the round that are in it.
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -43,6 +40,7 @@ from planaria.swarm.board.message import (
 )
 from planaria.swarm.board.pages import PEER, Pages, place_of
 from planaria.swarm.board.pages import AlreadyThere as AlreadyThere
+from planaria.swarm.board.roster import Roster
 from planaria.swarm.board.store import Retry, Store
 
 _RETRY = Retry()
@@ -66,12 +64,8 @@ class Board:
         self._pages = Pages(store, identity, limits)
         self._names = replace(limits, message_bytes=_NAMES)
         self._clock, self._sleep = clock, sleep
-        self._known = {*known} | ({identity.peer} if identity else set())
-        self._hellos: dict[str, Hello] = {}
-        self._goodbyes: dict[str, Goodbye] = {}
-        self._secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
-        self._looks = 0
-        self._looked: Counter[str] = Counter()
+        secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
+        self._roster = Roster({*known} | ({identity.peer} if identity else set()), limits.peers, secret)
 
     @classmethod
     def open(
@@ -189,21 +183,18 @@ class Board:
     def peers(self) -> Census:
         """Everybody who takes part, by verified messages.
 
-        Once read, a hello or goodbye stands, whatever becomes of its file. At most ``Limits.peers`` are looked at:
-        those known first, then those looked at least often, in an order that is a secret of this peer's. So nobody can
-        make an id that comes before others', and a newcomer is seen among any number of folders that nobody is in.
+        Once read, a hello or goodbye stands, whatever becomes of its file. Whom a look is for, at most
+        ``Limits.peers``, is up to :mod:`planaria.swarm.board.roster`.
         """
         refused: dict[str, str] = {}
-        names = set(self._store.folders("peers", PEER)) - self._hellos.keys()
-        seats = self._limits.peers - len(self._hellos.keys() - self._goodbyes.keys())
-        drawn = heapq.nsmallest(max(seats, 0), names, key=self._order)
-        self._looks += 1
-        self._looked.update(drawn)
+        roster = self._roster
+        names = set(self._store.folders("peers", PEER)) - roster.hellos.keys()
+        drawn = roster.newcomers(names)
         for peer in drawn:
-            self._take(peer, "hello.json", Hello, self._hellos, refused)
-        for peer in self._hellos.keys() - self._goodbyes.keys():
-            self._take(peer, "goodbye.json", Goodbye, self._goodbyes, refused)
-        return Census(dict(sorted(self._hellos.items())), dict(self._goodbyes), refused, len(names) - len(drawn))
+            self._take(peer, "hello.json", Hello, roster.hellos, refused)
+        for peer in roster.leavers():
+            self._take(peer, "goodbye.json", Goodbye, roster.goodbyes, refused)
+        return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), refused, len(names) - len(drawn))
 
     def read(self, peer: str, round: int) -> Rollouts | None:
         """A peer's completions of a round, None if they are not there yet.
@@ -227,6 +218,7 @@ class Board:
                 missing.append(peer)
             else:
                 found[peer] = message
+        self._roster.heard(found)
         return Gathered(found, tuple(missing), refused)
 
     def wait(self, round: int, peers: Iterable[str], terms: Terms, poll_s: float = 1.0) -> Gathered:
@@ -253,10 +245,6 @@ class Board:
     def pause(self, seconds: float) -> None:
         """Let time go by, on this board's clock."""
         self._sleep(seconds)
-
-    def _order(self, peer: str) -> tuple[bool, int, bytes]:
-        secret = hashlib.sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()
-        return peer not in self._known, self._looked[peer], secret
 
     def _take(
         self, peer: str, name: str, kind: type[Message], into: dict[str, Message], refused: dict[str, str]

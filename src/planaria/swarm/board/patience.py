@@ -7,9 +7,13 @@ costs about log2(R) time-outs, whatever it does. A peer that is not waited for i
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Set
+from hashlib import sha256
 
+AT_ONCE = 8
+"""strangers in a round whose messages are looked for although nobody waits for them"""
 STRANGERS = ""
 """all peers together that were not there first: ids cost nothing, and each new one would be waited for once"""
 
@@ -36,11 +40,21 @@ class Patience:
         self._row = Counter({peer: row[peer] + 1 for peer in heard})
 
     def awaited(self, members: Set[str]) -> frozenset[str]:
-        """Those of the members whom the next round waits for; all of them before the first."""
+        """Those of the members whom the next round waits for; before the first, founders if they are known, or all."""
         row = self._row
         if row is None:
-            return frozenset(members)
+            return frozenset(members) & self.founders or frozenset(members)
         return frozenset(peer for peer in members if row[peer] >= self._needed(peer))
+
+    def drawn(self, run: str, number: int, members: Set[str]) -> frozenset[str]:
+        """Those of the members whose message of a round is looked for: the founders, those heard last, and a few of the
+        others, drawn anew in each round, the same for all who know the same members. Each look costs a request, and all
+        strangers together count as one peer anyway (:mod:`planaria.swarm.checks.standing`)."""
+        if not self.founders:
+            return frozenset(members)
+        sure = frozenset(members) & (self.founders | (self._row or {}).keys())
+        lots = {peer: sha256(f"{run} {number} {peer}".encode()).digest() for peer in members - sure}
+        return sure | frozenset(heapq.nsmallest(AT_ONCE, lots, key=lots.__getitem__))
 
     def _needed(self, peer: str) -> int:
         """Rounds in a row that it must have been heard in."""

@@ -114,7 +114,7 @@ class Quorum:
         if not self._rounds.gather:
             return self._board.gather(number, [self.me])
         awaited = self._awaited(number)
-        found = self._board.gather(number, self._members(number)) if closed else self._wait(number, awaited)
+        found = self._board.gather(number, self._drawn(number)) if closed else self._wait(number, awaited)
         if number:  # whoever is here has closed the round before: all who hear the same know the same of it
             self.receipts.look(number - 1, found.found.keys())
         found = self._innocent(found)
@@ -203,7 +203,7 @@ class Quorum:
         terms = Terms(self._quorum(awaited), rounds.timeout_s, max(rounds.patience_s, rounds.timeout_s))
         began = self._clock() - self._began
         found = self._board.wait(number, awaited | {self.me}, terms, self._poll_s)
-        late = self._board.gather(number, self._members(number) - awaited - {self.me})
+        late = self._board.gather(number, self._drawn(number) - awaited - {self.me})
         came = {peer: began + seconds for peer, seconds in found.came.items()}
         return Gathered(found.found | late.found, found.missing + late.missing, found.refused | late.refused, came)
 
@@ -239,6 +239,10 @@ class Quorum:
 
     def _members(self, number: int) -> frozenset[str]:
         return self._board.peers().members(number)
+
+    def _drawn(self, number: int) -> frozenset[str]:
+        """Those of the members whose message of a round this peer looks for."""
+        return self._patience.drawn(self.run, number, self._members(number))
 
     def _awaited(self, number: int) -> frozenset[str]:
         """Those of the members who have not let others wait lately; all in the first round."""

@@ -1,0 +1,84 @@
+"""Who is looked for on a board that is crowded with made-up peers, and what that costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from boards import member
+from hypothesis import given
+from hypothesis import strategies as st
+from words import goodbye, hello, rollouts
+
+from planaria.swarm.board.attendance import Terms
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.limits import Limits
+from planaria.swarm.board.patience import AT_ONCE, Patience
+from planaria.swarm.board.roster import AGAIN, Roster
+
+PEERS = [Identity.fresh() for _ in range(20)]
+CROWD = {f"{n:032x}" for n in range(500)}
+
+
+@given(st.integers(1, 40), st.sets(st.integers(0, 19), max_size=10), st.lists(st.integers(0, 19), unique=True))
+def test_known_peers_have_a_seat_whenever_they_come_and_no_more_are_read(
+    spare: int, friends: set[int], arrivals: list[int]
+) -> None:
+    known = {PEERS[n].peer for n in friends}
+    roster = Roster(known, len(known) + spare, b"secret")
+    names: set[str] = set()
+    for n in arrivals:
+        names.add(PEERS[n].peer)
+        for peer in roster.newcomers(names - roster.hellos.keys()):
+            roster.hellos[peer] = hello(PEERS[[who.peer for who in PEERS].index(peer)])
+        assert known & names <= roster.hellos.keys()
+        assert len(roster.hellos) <= len(known) + spare
+    assert len(roster.hellos) == len(known & names) + min(spare, len(names - known))
+
+
+def test_folders_in_which_nobody_is_cost_a_look_of_each_and_then_a_few() -> None:
+    roster = Roster({"a"}, 256, b"secret")
+    cost = [len(roster.newcomers(CROWD)) for _ in range(6)]
+    assert cost[:3] == [255, 245 + AGAIN, AGAIN] and max(cost[2:]) == AGAIN
+
+
+def test_silent_strangers_are_asked_for_their_goodbye_by_turns() -> None:
+    roster = Roster({"a", "b"}, 256, b"secret")
+    roster.hellos = dict.fromkeys(["a", "b", "c", *sorted(CROWD)[:200]], hello(PEERS[0]))
+    roster.heard(["c"])
+    looks = [roster.leavers() for _ in range(25)]
+    assert all({"a", "b", "c"} <= {*look} and len(look) == 3 + AGAIN for look in looks)
+    assert {peer for look in looks for peer in look} == roster.hellos.keys()
+
+
+def test_a_crowd_that_came_first_keeps_no_known_peer_out(tmp_path: Path) -> None:
+    """It fills every seat before the second of two known peers comes."""
+    url, friend = str(tmp_path), Identity.fresh()
+    for _ in range(12):
+        member(url)
+    limits = Limits(peers=6)
+    board, me = member(url, limits=limits, known=[friend.peer])
+    assert len(board.peers().hellos) == 5 and friend.peer not in board.peers().hellos
+    late, _ = member(url, friend)
+    late.publish(rollouts(friend, late.rules.run, 0))
+    assert {friend.peer, me.peer} <= board.peers().hellos.keys()
+    found = board.wait(0, board.peers().members(0) - {me.peer}, Terms(quorum=1, timeout_s=5, patience_s=9)).found
+    assert set(found) == {friend.peer}
+    Board.open(url, friend).leave(goodbye(friend, board.rules.run, after=0))
+    assert friend.peer not in board.peers().members(1)
+
+
+def test_strangers_who_have_sent_nothing_are_neither_awaited_nor_all_looked_for() -> None:
+    patience, members = Patience(frozenset("ab")), frozenset("ab") | CROWD
+    assert patience.awaited(members) == {"a", "b"}
+    draws = [patience.drawn("run", number, members) for number in range(40)]
+    assert all({"a", "b"} <= draw and len(draw) == 2 + AT_ONCE for draw in draws)
+    assert len(frozenset().union(*draws)) > 200
+    one = min(draws[0] - {"a", "b"})
+    patience.note(patience.awaited(members), frozenset({"a", "b", one}))
+    assert all(one in patience.drawn("run", number, members) for number in range(40))
+
+
+def test_without_founders_everybody_is_looked_for_until_somebody_is_heard() -> None:
+    patience = Patience(frozenset())
+    assert patience.awaited(CROWD) == CROWD == patience.drawn("run", 0, CROWD)
