@@ -111,7 +111,7 @@ def test_peers_share_the_source_of_their_task(own: Path, monkeypatch: pytest.Mon
     (own / "lent_task.py").write_text(EXAMPLE.read_text())
     config = SwarmConfig.model_validate({"task": {"name": "lent_task:Backwards"}, "attack": {"kind": "text"}})
     agreed = rules(config, task_of(config))
-    assert agreed["task"] == {"name": "lent_task:Backwards"}
+    assert agreed["task"] == {"name": "lent_task:Backwards", "reward": "verified", "agreement": 0.5}
     assert [chosen.__name__ for chosen in own_classes(config)] == ["Backwards"]
     (own / "lent_task.py").write_text(EXAMPLE.read_text().replace('"abcde"', '"abc"'))
     assert rules(config, task_of(config)) != agreed
