@@ -66,6 +66,8 @@ class Story:
     def save(self) -> None:
         self._say("save", replica=0, generation=self._generation, step=self.step)
         self._all("stage_saved")
+        for fact in self.log[-STAGES:]:
+            fact["bytes"] = 1
         self.saved = self.step
         self._say("seal", step=self.step, folder=f"step-{self.step:08d}", stages=[*range(STAGES)], partial=False)
         self.log[-1] |= {"standings": {}, "first_block": self.step, "blocks_ahead": []}

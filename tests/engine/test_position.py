@@ -63,7 +63,7 @@ def test_a_report_begins_with_as_much_of_the_position_as_such_an_event_tells(her
     assert said == [
         e.StageReady(worker="w4", stage=1, generation=7, step=9, replica=1, mode="evaluate", loss=2.5),
         e.OfferHeard(worker="w4", node=4, generation=7, round=3, replica=0),
-        e.StageSaved(worker="w4", stage=1, generation=6, step=8, bytes=10),
+        e.StageSaved(worker="w4", stage=1, generation=6, step=8, bytes=10, node=4),
         e.EdgeBroken(
             worker="w4", node=4, peer=3, generation=7,
             detail="worker w4 (stage 1 of replica 1) and stage 0 of replica 1: closed at step 9, generation 7",
