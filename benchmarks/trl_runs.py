@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -158,7 +159,8 @@ def metered(command: Sequence[str], out: Path) -> float:
     from planaria.errors import RunStopped
     from planaria.fleet.birth import adopting
 
-    before, quiet = used(), {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    before, others = used(), children()
+    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     with adopting(), out.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **quiet})
         try:
@@ -167,23 +169,30 @@ def metered(command: Sequence[str], out: Path) -> float:
             raise RunStopped(f"{command[0]}: not done after {LIMIT_S} s; what it said is in {out}") from None
         finally:
             process.terminate()  # a swarm then ends its peers too
-            buried = bury()
+            buried = bury(others)
     if code or not buried:
         how = f"ended with {code}" if code else "left a process that does not end"
         raise RunStopped(f"{command[0]}: {how}; what it said is in {out}")
     return used() - before
 
 
-def bury(patience_s: float = 10.0) -> bool:
-    """Wait for all children, or their time would not be counted; whether none is left."""
+def bury(others: frozenset[int], patience_s: float = 10.0) -> bool:
+    """Wait for all children but ``others``, or their time would not be counted; whether none of them is left."""
     until = time.monotonic() + patience_s
-    while time.monotonic() < until:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.05)
-        except ChildProcessError:
-            return True
-    return False
+    while left := children() - others:
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):  # another thread has waited for it
+                os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def children() -> frozenset[int]:
+    """Process ids of this process's children, of those that have ended but were not waited for too."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return frozenset(int(pid) for file in lists for pid in file.read_text().split())
 
 
 def used() -> float:

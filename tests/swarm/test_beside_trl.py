@@ -53,8 +53,11 @@ def test_at_equal_time_the_dearer_side_is_as_far_as_it_has_come() -> None:
     assert rows[equal + FOUR + " less TRL"] == pytest.approx(-0.3)
 
 
-def test_the_time_of_orphans_is_counted(tmp_path: Path) -> None:
-    assert metered([sys.executable, "-c", ORPHAN], tmp_path / "out.txt") > 0.5
+def test_the_time_of_orphans_is_counted_and_older_children_are_not_waited_for(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"]) as older:
+        assert metered([sys.executable, "-c", ORPHAN], tmp_path / "out.txt") > 0.5
+        assert older.poll() is None
+        older.kill()
 
 
 def test_a_run_that_fails_names_where_it_said_why(tmp_path: Path) -> None:
