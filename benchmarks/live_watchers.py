@@ -4,8 +4,9 @@ The same small run is trained on the fleet in turns: without a page, and with on
 own, as `planaria train --live` starts it, and read by one or by twenty watchers in another process. Compared are the
 medians of the steps' times. The claim: at most 1.01 of the time without.
 
-Beside it stands the processor time that the page took, as a share of all cores' over the run: what a machine without an
-idle core cannot do otherwise meanwhile. Watchers run at the lowest priority, since real ones are on other machines.
+Steps vary by more than that from run to run, so the processor time that the page took is claimed too: less than a
+hundredth of all cores' over the run. It is what a machine without an idle core cannot do otherwise meanwhile. Watchers
+run at the lowest priority, since real ones are on other machines.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from planaria.control.protocols import Observer
 
 NAME = "live_watchers"
-CLAIM = Claim(high=1.01)
+CLAIM, SHARE = Claim(high=1.01), Claim(high=0.01)
 END_S = 30.0
 
 
@@ -104,10 +105,10 @@ def main() -> int:
     rows = []
     for count, found in zip(given.watchers, others, strict=True):
         ratios = [with_page / without for with_page, without in zip(found, alone, strict=True)]
-        took = statistics.median(shares[count])
         beside = {"without": milliseconds(alone), "with": milliseconds(found)}
         who = f"{count} watcher{'s' * (count > 1)}"
-        rows.append(Row(who, ratios, f"{took:.1%} of all cores went to the page", CLAIM, beside))
+        rows.append(Row(who, ratios, "1", CLAIM, beside))
+        rows.append(Row(f"{who}: processor time of the page, of all cores'", shares[count], "0", SHARE))
     return conclude(NAME, given, rows, ["measured: median time of a step with the page / without"])
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from planaria.config import ObserveConfig, RunConfig
 from planaria.observe.live.progress import Quiet
 from planaria.observe.live.tracker import Tracker
 from planaria.observe.live.trackers import trackers
-from planaria.observe.live.watch import Watch
+from planaria.observe.live.watch import SWITCH_S, Watch
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.decisions import Decision
@@ -138,6 +139,17 @@ def test_a_tracker_that_calls_exit_ends_no_run(tmp_path: Path) -> None:
     watch.close()
     told = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
     assert told == ["going on without failing (SystemExit: no open)"]
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_who_computes_beside_a_run_leaves_it_the_interpreter_soon(tracked: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
+    usual = sys.getswitchinterval()
+    watch = Watch(tmp_path, 300, Quiet(), {"sound": Failing(at="never")} if tracked else {})
+    watch.on_event(0.0, r.started(1))
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S if tracked else usual)
+    watch.close()
+    assert sys.getswitchinterval() == pytest.approx(usual)
 
 
 def test_a_run_that_never_began_opens_no_tracker(tmp_path: Path) -> None:

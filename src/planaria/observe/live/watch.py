@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -23,6 +24,10 @@ from planaria.record.logs import RunLog
 from planaria.record.reserve import Reserve
 from planaria.record.run_record import Metric, StepMetric
 from planaria.record.sample import Sample
+
+SWITCH_S = 0.0005
+"""After so long a tracker's thread that computes leaves the interpreter to the run's thread, if that waits for it.
+Python's own 5 ms would be some percent of a small run's step."""
 
 
 class About(NamedTuple):
@@ -51,6 +56,7 @@ class Watch:
         self._log, self._progress, self._folder = RunLog(folder), progress, folder
         self._trackers = [Beside(name, tracker) for name, tracker in (trackers or {}).items()]
         self._about, self._began = about, False
+        self._usual_s = sys.getswitchinterval()
         self._tally = Tally()
         self._reserve = Reserve(folder)
         self.trouble = ""
@@ -89,6 +95,8 @@ class Watch:
         until = time.monotonic() + END_S
         for tracker in self._trackers:
             tracker.finish(until)
+        if self._trackers and self._began:
+            sys.setswitchinterval(self._usual_s)
         self._hear(time.monotonic())  # while there is a log to say it in
         self._progress.stop()
         for when, kept in self._sample.rest():
@@ -139,6 +147,8 @@ class Watch:
     def _begin(self) -> None:
         """Trackers begin when the run has."""
         self._began = True
+        if self._trackers:
+            sys.setswitchinterval(min(SWITCH_S, self._usual_s))
         if (about := self._about) is not None:
             self._track(lambda tracker: tracker.introduced(*about))
         self._track(lambda tracker: tracker.open(self._folder))
