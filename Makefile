@@ -31,7 +31,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --durations=30 --durations-min=5
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/pytest -m gpu
