@@ -49,7 +49,7 @@ def main() -> int:
     rows = [
         Row("steps a second: act over tell", [tell[0] / act[0] for tell, act in pairs], "1", Claim(low=0.98)),
         Row("deeds on one worker", [float(act[1]) for _, act in pairs], "", Claim(high=2), judged="worst"),
-        Row("seconds of who tells", [tell[0] for tell, _ in pairs], "", unit="s"),
+        Row("seconds of who tells", [tell[0] for tell, _ in pairs], ""),
     ]
     return conclude(NAME, given, rows)
 

@@ -1,8 +1,8 @@
 """Whom a round waits for, by how often they let the others wait before. Pure, and the same for all who heard the same.
 
 A peer that withholds its message costs everybody the time-out. Were it waited for again as soon as it is heard, it
-could do so in every other round. So each time it must first be heard in four times as many rounds in a row: in R rounds
-it costs about log4(R) time-outs, whatever it does. A peer that is not waited for is heard all the same if it is in time.
+could do so in every other round. So each time it must first be heard in four times as many rounds in a row: in R
+rounds it costs about log4(R) time-outs, whatever it does. A peer that is not waited for is heard if it is in time.
 """
 
 from __future__ import annotations

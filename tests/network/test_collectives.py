@@ -1,0 +1,60 @@
+"""Collectives against their prices written out, and against what no collective can beat."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.network.collectives import COLLECTIVES, Links, everyone, pairs, ring, star, tree
+
+P, B, L = 1000.0, 50.0, 0.25
+"""bytes, bytes a second, seconds"""
+
+
+def links(n: int, rate: float = B, latency_s: float = L, sigma: float = 0.0, seed: int = 0) -> Links:
+    return Links(np.full(n, rate), latency_s, sigma, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 13])
+def test_alike_replicas_pay_the_known_prices(n: int) -> None:
+    ready = np.zeros(n)
+    assert ring(ready, P, links(n)) == pytest.approx(2 * (n - 1) * (P / n / B + L))
+    levels, down = 2 * math.ceil(math.log2(n)), tree(ready, P, links(n)).max()  # fewer where some have no other half
+    assert down == pytest.approx(levels * (P / B + L)) if n.bit_count() == 1 else down <= levels * (P / B + L)
+    assert star(ready, P, links(n)).max() == pytest.approx(2 * ((n - 1) * P / B + L))
+    assert everyone(ready, P, links(n)) == pytest.approx((n - 1) * P / B + L)
+    together = [range(n)]
+    assert pairs(ready, P, links(n), together) == pytest.approx((n - 1) * P / B + L)
+
+
+def test_who_is_alone_waits_for_nobody_and_a_pair_only_for_each_other() -> None:
+    done = pairs(np.array([0.0, 5.0, 1.0]), P, links(3), [(0, 1), (2,)])
+    assert done.tolist() == [5.0 + P / B + L, P / B + L, 1.0]
+
+
+@given(
+    st.sampled_from(sorted(COLLECTIVES)),
+    st.lists(st.floats(0, 100), min_size=1, max_size=20),
+    st.floats(0, 2),
+    st.integers(0, 99),
+)
+def test_nobody_has_the_sum_before_all_were_ready_nor_later_for_being_ready_sooner(
+    name: str, ready: list[float], sigma: float, seed: int
+) -> None:
+    n, late = len(ready), np.array(ready)
+    done = COLLECTIVES[name](late, P, links(n, sigma=sigma, seed=seed))
+    assert done.shape == late.shape and (done >= late.max()).all()
+    later = COLLECTIVES[name](late + np.eye(n)[0] * 7.0, P, links(n, sigma=sigma, seed=seed))
+    if name != "star":  # there the order in which others are taken in, and so who waits, changes
+        assert (later >= done - 1e-9).all() and (later <= done + 7.0 + 1e-9).all()
+
+
+def test_the_slowest_link_sets_the_pace_of_a_ring() -> None:
+    rate = np.array([B, B, B / 10, B])
+    slow = Links(rate, 0.0, 0.0, np.random.default_rng(0))
+    usual = ring(np.zeros(4), P, links(4, latency_s=0.0)).max()
+    assert 7 * usual < ring(np.zeros(4), P, slow).max() <= 10 * usual
