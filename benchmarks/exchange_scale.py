@@ -170,7 +170,8 @@ def main() -> int:
     for place in PLACES:
         rows += place_rows(given, place)
     notes = [
-        f"options: by time to the target with {TUNED} replicas, seed 0; target: all-reduce's loss at {REACHED_AT:g} of the steps"
+        f"options: by time to the target with {TUNED} replicas, seed 0",
+        f"target: all-reduce's loss at {REACHED_AT:g} of the steps",
     ]
     return conclude(NAME, given, rows, notes)
 
