@@ -78,6 +78,12 @@ def test_every_command_that_a_page_names_is_one() -> None:
     assert [(page, name) for page, name in called if name not in first] == []
 
 
+def test_every_benchmark_that_can_be_run_is_in_their_list() -> None:
+    told = (ROOT / "benchmarks" / "README.md").read_text()
+    runnable = [f.stem for f in (ROOT / "benchmarks").glob("*.py") if 'if __name__ == "__main__"' in f.read_text()]
+    assert runnable and not [name for name in runnable if f"| `{name}` |" not in told]
+
+
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
     nav = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
