@@ -58,8 +58,13 @@ class Table:
 
     run = "0" * 32
 
+    unsettled = False
+
     def __init__(self, me: str) -> None:
+        from planaria.swarm.board.agreement import Agreement
+
         self.me, self.said, self.others = me, {}, list[Any]()
+        self.receipts = Agreement(None, me, None, 0.0)  # type: ignore[arg-type]  # no committee: it asks no board
 
     def closed(self, number: int) -> bool:
         return False
@@ -69,6 +74,15 @@ class Table:
 
     def leave(self, after: int) -> None:
         self.said = {}
+
+    def overruled(self, number: int) -> None:
+        """Nobody certifies rounds here."""
+
+    def rewards(self, number: int, found: Any) -> dict[Any, float]:
+        return {}
+
+    def vouch(self, number: int, found: Any, rewards: Any) -> None:
+        """Nobody certifies rewards here."""
 
     def gather(self, number: int, closed: bool) -> Any:
         from planaria.swarm.board.attendance import Gathered

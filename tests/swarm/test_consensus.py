@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import consensus
 from swarms import log, peer, rounds, threads, tiny, together, weights
 from tiny_swarm import CONTEXT, case
 
@@ -254,3 +255,10 @@ def test_a_table_of_the_tests_inputs_passes_them_and_is_refused(tmp_path: Path) 
     assert [one.reward for one in told] == [1, 1, 1, 1]
     report = Defence(config.defence, layers(config), replace(CONTEXT, task=task)).examine(0, told)
     assert [rollout.layer for rollout in report.rollouts] == ["", "", "", "consensus"]
+
+
+def test_the_benchmarks_peers_at_one_table_still_are_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consensus, "RUNS", tmp_path)
+    school = {"steps": 1, "noise": 0.1, "strays": 0.0}
+    looks, votes, _ = consensus.swarm("short", 1, 1, school, consensus.SLOW, **consensus.CONSENSUS)
+    assert [number for number, _ in looks] == [0, 1] and len(votes) == 1
