@@ -169,7 +169,10 @@ class Codes(Task):
         """
         target, chosen, room = self._target, list[int](), [self.weight] * self._target.checks
         sums: list[set[int]] = [{0} for _ in range(self.distance - 1)]  # [j]: of at most j columns
-        for vector in self._order(number, attempt):
+        light_first = sorted(
+            self._vectors, key=lambda vector: _drawn(vector, number, attempt) * FAVOUR ** vector.bit_count()
+        )
+        for vector in light_first:
             if vector in sums[-1] or any(vector >> check & 1 > left for check, left in enumerate(room)):
                 continue
             for fewer, more in reversed([*pairwise(sums)]):
@@ -177,17 +180,14 @@ class Codes(Task):
             room = [left - (vector >> check & 1) for check, left in enumerate(room)]
             chosen.append(vector)
             if len(chosen) == target.shards:
-                return tuple(chosen) if gf2.rank(chosen) == target.checks else None
+                mixed = sorted(chosen, key=lambda vector: _drawn(number, vector))
+                return tuple(mixed) if gf2.rank(chosen) == target.checks else None
         return None
 
-    def _order(self, number: int, attempt: int) -> list[int]:
-        """All sets of checks, the light ones earlier by far; the same on every machine."""
 
-        def place(vector: int) -> int:
-            drawn = hashlib.blake2b(f"{number} {attempt} {vector}".encode(), digest_size=8, key=KEY).digest()
-            return int.from_bytes(drawn, "little") * FAVOUR ** vector.bit_count()
-
-        return sorted(self._vectors, key=place)
+def _drawn(*what: int) -> int:
+    """64 bits that follow from some numbers, on every machine alike."""
+    return int.from_bytes(hashlib.blake2b(f"{what}".encode(), digest_size=8, key=KEY).digest(), "little")
 
 
 def _edge(check: int, shard: int) -> str:

@@ -95,7 +95,7 @@ def test_a_check_weighs_what_its_factors_weigh_together() -> None:
     found = anneal(Target(12, 6, 3, 4, 2), seed=1, tries=3000).code
     factor = Checks(tuple(sum(1 << shard for shard in check) for check in found.checks), 12)
     made = file(factor, factor)
-    assert (made.qubits, made.logical, made.distance) == (180, 36, 3)
+    assert (made.qubits, made.logical, made.distance) == (180, 36, 4)
     assert max(map(len, (*made.x, *made.z))) <= 4 + 2
     assert commute(*([sum(1 << q for q in row) for row in rows] for rows in (made.x, made.z)))
 
