@@ -11,15 +11,17 @@ Learning is computed by one of four peers with equal weights for all (benchmarks
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.code_rivals import Search, best, blind, climb, greedy, text
-from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
+from benchmarks.common import RUNS, Claim, Row, conclude, parser, start, write
 
 if TYPE_CHECKING:
     from planaria.swarm.config import SwarmConfig
@@ -60,23 +62,33 @@ def options(given: argparse.Namespace) -> dict[str, int]:
 
 
 def learn(given: argparse.Namespace, arm: str, seed: int, problems: Sequence[Problem]) -> Learned:
-    """One run of a swarm; all its rounds as its first peer lives through them."""
+    """One run of a swarm, kept: all its rounds as its first peer lives through them."""
+    config = recipe(given, f"{arm}-{seed}", seed)
+    folder = RUNS / NAME / config.name.replace(" ", "_")
+    kept, said = folder / "learned.json", f"{config.model_dump_json()} {given.problems}"
+    if kept.is_file() and (found := json.loads(kept.read_text()))["said"] == said:
+        return Learned(found["curve"], *({int(k): v for k, v in found[when].items()} for when in ("before", "after")))
+    shutil.rmtree(folder, ignore_errors=True)
+    learned = ran(given, config, arm, problems, folder)
+    print(f"{config.name}: {' '.join(f'{x:.3f}' for x in learned.curve)}; {learned}", flush=True)
+    write(kept, json.dumps(asdict(learned) | {"said": said}))
+    return learned
+
+
+def ran(given: argparse.Namespace, config: SwarmConfig, arm: str, problems: Sequence[Problem], folder: Path) -> Learned:
     from benchmarks.consensus import together
     from planaria.swarm.assemble import policy_of, task_of
     from planaria.swarm.records.lines import LOG, Evaluated, read_log
     from planaria.tasks.codes import Codes
 
-    config = recipe(given, f"{arm}-{seed}", seed)
     task = task_of(config)
     policy = policy_of(config, task, print)  # one school for both arms
     before = drawn_best(given, config, policy, problems, task)
     if arm == "right alone":
         task = only_right(Codes)(**options(given))
-    shutil.rmtree(folder := RUNS / NAME / config.name.replace(" ", "_"), ignore_errors=True)
     together(config, folder, task, policy)
     curve = [r.accuracy.rate or 0.0 for r in read_log(folder / "p0" / LOG) if isinstance(r, Evaluated)]
     after = drawn_best(given, config, policy, problems, task)
-    print(f"{arm}, seed {seed}: {' '.join(f'{x:.3f}' for x in curve)}; best of {before} -> {after}", flush=True)
     return Learned(curve, before, after)
 
 

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start
@@ -59,6 +60,8 @@ class Table:
     """
 
     run = "0" * 32
+    unsettled = False
+    receipts = SimpleNamespace(committee=None, signers=lambda *_: (), testify=lambda *_: None)
 
     def __init__(self, me: str) -> None:
         self.me, self.said, self.others = me, {}, list[Any]()
@@ -71,6 +74,12 @@ class Table:
 
     def leave(self, after: int) -> None:
         self.said = {}
+
+    def vouch(self, number: int, found: Any, rewards: Any) -> None:
+        pass
+
+    def overruled(self, number: int) -> None:
+        return None
 
     def gather(self, number: int, closed: bool) -> Any:
         from planaria.swarm.board.attendance import Gathered

@@ -54,8 +54,8 @@ def columns(task: Codes, text: str) -> dict[int, set[str]]:
 
 def test_problems_are_pinned() -> None:
     """Peers of different releases must mean the same by a number: whoever changes this gives the task another key."""
-    assert TASK.problem(0).prompt == ""
-    assert TASK.fingerprint == ""
+    assert [TASK.problem(n).prompt for n in range(2)] == ["a0,c0,a1,d2,b3=", "a0,b0,b1,c1,c2,a3="]
+    assert TASK.fingerprint == "1dd8f3637897e43c"
 
 
 @pytest.mark.parametrize("task", [TASK, *OTHERS], ids=lambda task: task.name)
@@ -180,7 +180,7 @@ def test_hacks_that_describe_a_code_are_paid_what_it_is_worth() -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(NUMBERS, st.integers(0, 2**32))
 def test_a_permuted_copy_of_the_known_code_is_paid_by_what_it_makes_of_this_problem(number: int, seed: int) -> None:
     rng, problem = random.Random(seed), TASK.problem(number)
@@ -190,7 +190,7 @@ def test_a_permuted_copy_of_the_known_code_is_paid_by_what_it_makes_of_this_prob
     assert TASK.score(problem, text) == float(truth(TASK, problem, text))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(NUMBERS, st.lists(st.tuples(st.integers(0, 60), st.sampled_from([*ALPHABET, ""])), max_size=4))
 def test_a_spoilt_solution_is_never_paid_more_than_its_code_is_worth(number: int, slips: list[tuple[int, str]]) -> None:
     problem = TASK.problem(number)

@@ -59,7 +59,7 @@ def test_parameters_are_those_of_all_words(first: Checks, second: Checks) -> Non
         assert (k, d) == tried(x, z, n)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(factors(), factors())
 def test_a_row_is_the_formula_entry_by_entry(first: Checks, second: Checks) -> None:
     """H_X = [H₁ ⊗ I | I ⊗ H₂ᵀ], H_Z = [I ⊗ H₂ | H₁ᵀ ⊗ I], written out as lists of lists."""

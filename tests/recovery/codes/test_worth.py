@@ -30,7 +30,7 @@ def matrices(most: int = 8) -> st.SearchStrategy[plain.Matrix]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(matrices())
 def test_rank_kernel_and_distance_are_those_of_all_words(matrix: plain.Matrix) -> None:
     columns, rows = len(matrix[0]), numbers(matrix)
@@ -47,7 +47,7 @@ def test_rank_kernel_and_distance_are_those_of_all_words(matrix: plain.Matrix) -
     assert gf2.transposed(turned, len(rows)) == rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(matrices(), st.integers(2, 4), st.integers(2, 6), st.integers(1, 4))
 def test_worth_is_what_the_book_says(matrix: plain.Matrix, wanted: int, weight: int, degree: int) -> None:
     columns = len(matrix[0])
