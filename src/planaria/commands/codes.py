@@ -15,8 +15,9 @@ from planaria.recovery.codes import Code
 from planaria.recovery.codes.local import needed
 from planaria.recovery.codes.product import Checks
 from planaria.recovery.codes.product import file as product_file
-from planaria.recovery.codes.search import Found, Target, anneal, certificate, file
+from planaria.recovery.codes.search import Found, anneal, certificate, file
 from planaria.recovery.codes.survival import MOST, share
+from planaria.recovery.codes.worth import Target
 
 MOST_TRIES = 10_000_000
 TRIED = 20_000
