@@ -191,7 +191,7 @@ def main() -> int:
     flags.add_argument("--rounds", type=int, default=60)
     flags.add_argument("--school", type=int, default=800, help="steps")
     flags.add_argument("--lr", type=float, default=1e-3)
-    flags.add_argument("--problems", type=int, default=300, help="held out, for the searches")
+    flags.add_argument("--problems", type=int, default=150, help="held out, for the searches")
     flags.add_argument("--arms", nargs="+", default=[GRADED, "right alone"])
     for key, usual in (("shards", 8), ("data", 4), ("distance", 3), ("weight", 4), ("degree", 3), ("shown", 4)):
         flags.add_argument(f"--{key}", type=int, default=usual)
