@@ -216,7 +216,8 @@ def main() -> int:
     import numpy as np
 
     from planaria.recovery import codes
-    from planaria.recovery.codes.search import Target, anneal, certificate, file
+    from planaria.recovery.codes.search import anneal, certificate, file
+    from planaria.recovery.codes.worth import Target
 
     found = anneal(Target(16, 8, 4, 4), given.seed, given.tries)
     said = certificate(found)

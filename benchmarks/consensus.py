@@ -24,6 +24,8 @@ from benchmarks.consensus_programs import sift, vote
 
 if TYPE_CHECKING:
     from planaria.swarm.config import SwarmConfig
+    from planaria.swarm.policy.base import Policy
+    from planaria.tasks.base import Task
 
 NAME = "consensus"
 CHECKS = "claims, support, duplicates"
@@ -57,7 +59,6 @@ class Table:
     """
 
     run = "0" * 32
-
     unsettled = False
 
     def __init__(self, me: str) -> None:
@@ -131,14 +132,20 @@ def swarm(name: str, seed: int, rounds: int, school: dict[str, Any], optim: dict
 
 def play(config: SwarmConfig, folder: Path) -> None:
     """All rounds of a swarm, as its first peer lives through them."""
-    from planaria.errors import RunStopped
     from planaria.swarm.assemble import policy_of, task_of
+
+    task = task_of(config)
+    together(config, folder, task, policy_of(config, task))
+
+
+def together(config: SwarmConfig, folder: Path, task: Task, policy: Policy) -> None:
+    """The same with this task and policy, which learns."""
+    from planaria.errors import RunStopped
     from planaria.swarm.checks import layers
     from planaria.swarm.peer import Peer
     from planaria.swarm.setting import names, of_peer
 
-    task = task_of(config)
-    policy, peers = policy_of(config, task), []
+    peers = []
     for peer in names(config):
         own, table = of_peer(config, peer), Table(f"{peer[1:]:0>32}")
         peers.append(Peer(own, peer, folder / peer, table, task, policy, layers(own)))  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from planaria.cli.entry import SECOND_WORDS
 SOURCE = Path(__file__).parents[2] / "src"
 OFFERED = {
     "planaria tr": ["train", "trace"],
-    "planaria swarm ": ["join", "explain", "settle", "credits", "arithmetic_swarm", "mine.toml", "runs/"],
+    "planaria swarm ": ["join", "explain", "settle", "credits", "arithmetic_swarm", "code_swarm", "mine.toml", "runs/"],
     "planaria swarm join a": ["arithmetic_swarm "],
     "planaria train d": ["demo "],
     "planaria compare re": ["recovery "],

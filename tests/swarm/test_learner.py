@@ -16,6 +16,7 @@ from planaria.swarm.evaluation import Examiner
 from planaria.swarm.learning import learner as module
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.loss_config import LossConfig
+from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read
@@ -213,6 +214,21 @@ class TestExaminer:
         assert min(asked) >= Sums().training
         assert found.accuracy.eligible == found.watch["text"].eligible == 7 and found.watch["dos"].eligible == 0
         assert 0 < found.tokens <= config.sampling.max_new
+
+    @pytest.mark.parametrize(("worth", "solved"), [(1.0, 7), (0.5, 0), (1 - 2**-40, 0), (0.0, 0)])
+    def test_a_part_of_the_reward_is_not_solved(self, worth: float, solved: int) -> None:
+        class Partly(Sums):
+            def score(self, problem: Problem, completion: str) -> float:
+                return worth
+
+        class Ends(LlamaPolicy):
+            def sample(self, prompts: Any, count: int, *others: Any) -> list[list[Drawn]]:
+                return [[Drawn((65,), True)] * count for _ in prompts]
+
+        who = policy()
+        ends = Ends(who.module, who.tokenizer)  # type: ignore[arg-type]
+        config = SwarmConfig.model_validate({"evaluate": {"problems": 7}})
+        assert Examiner(Partly(), config, "p0").examine(ends).accuracy.hits == solved
 
     def test_peers_are_asked_different_problems(self) -> None:
         config = SwarmConfig.model_validate({"evaluate": {"problems": 7}})

@@ -15,6 +15,7 @@ from typing import NoReturn
 from planaria import __version__, recipe
 from planaria.cli import (
     checkpoints,
+    codes,
     comparing,
     completion,
     ensembles,
@@ -49,6 +50,7 @@ SECOND_WORDS = (
     "checkpoint import",
 )
 """commands that consist of two words"""
+ROOMS = (training, watching, comparing, models, checkpoints, codes, faults, ensembles, swarms, recipes, completion)
 LONGEST = 2000
 """maximum characters of an error message"""
 LASTING = ("train", "join", "compare", "drill", "experts", "swarm")
@@ -146,6 +148,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for room in (training, watching, comparing, models, checkpoints, faults, ensembles, swarms, recipes, completion):
+    for room in ROOMS:
         room.add(commands)
     return parser, commands.choices

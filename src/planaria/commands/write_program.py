@@ -56,5 +56,5 @@ def _told(problems: Programs, number: int, program: str) -> str:
         return "the model wrote no Python"
     if number in problems.unlabelled:
         return "the problem has no tests"
-    passes = problems.score(problems.problem(number), f"{OPENING}\n{program}\n{FENCE}") > 0
+    passes = problems.solves(problems.problem(number), f"{OPENING}\n{program}\n{FENCE}")
     return "it passes its tests" if passes else "it fails its tests"

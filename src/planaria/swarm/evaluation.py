@@ -62,7 +62,7 @@ class Examiner:
         solved = [
             (problem, text)
             for problem, text, drawn in zip(self._problems, texts, found, strict=True)
-            if drawn.ended and self._task.score(problem, text) > 0
+            if drawn.ended and self._task.solves(problem, text)
         ]
         sound = [self._task.sound(problem, text) for problem, text in solved]
         return Standing(

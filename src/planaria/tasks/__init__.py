@@ -8,6 +8,7 @@ from typing import Any
 from planaria.errors import UserError
 from planaria.registry import Registry
 from planaria.tasks.base import Task
+from planaria.tasks.codes import Codes
 from planaria.tasks.gym import Gym
 from planaria.tasks.jsonl import Gsm8k, Questions
 from planaria.tasks.programs import Programs
@@ -18,7 +19,15 @@ TASKS: Registry[Task] = Registry(
     "task",
     "task.name",
     Task,  # type: ignore[type-abstract]
-    {"sums": Sums, "gym": Gym, "gsm8k": Gsm8k, "jsonl": Questions, "programs": Programs, "snippets": Snippets},
+    {
+        "sums": Sums,
+        "codes": Codes,
+        "gym": Gym,
+        "gsm8k": Gsm8k,
+        "jsonl": Questions,
+        "programs": Programs,
+        "snippets": Snippets,
+    },
 )
 
 

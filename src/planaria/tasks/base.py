@@ -62,7 +62,12 @@ class Task(Choice, ABC):
 
     @abstractmethod
     def score(self, problem: Problem, completion: str) -> float:
-        """The verifiable reward of a completion, 0 or 1. Any text at all may come: it never raises."""
+        """The verifiable reward of a completion: 1 where it is right, 0 where it is worth nothing, between them where
+        a part of the way is worth something. Any text at all may come: it never raises."""
+
+    def solves(self, problem: Problem, completion: str) -> bool:
+        """Whether a completion is right, not just worth something."""
+        return self.score(problem, completion) == 1
 
     def answer(self, completion: str) -> str | None:
         """The answer that a completion gives, in one canonical form; None if it gives none, or nobody can tell."""

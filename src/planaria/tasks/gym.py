@@ -128,7 +128,7 @@ class Gym(Task):
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
         """The reference answer without any reasoning; None where there is none, or this form cannot hold it."""
         text = self.form.write("", problem.answer)
-        return text if problem.answer and self.score(problem, text) == 1 else None
+        return text if problem.answer and self.solves(problem, text) else None
 
     @property
     def fingerprint(self) -> str:

@@ -27,8 +27,7 @@ class Local(Family):
     def code(self, members: int, tolerate: int) -> Code:
         refuse_sizes(members, tolerate)
         groups = -(-members // self.group)
-        full, rest = divmod(tolerate, self.group)
-        globals_ = full * (self.group - 1) + max(0, rest - 1)
+        globals_ = needed(tolerate, self.group)
         data = members - groups - globals_
         if data < 1:
             raise UserError(
@@ -40,6 +39,13 @@ class Local(Family):
             if tolerates(found, tolerate):
                 return found
         raise UserError(f"code = 'local': found none of {members} for any {tolerate} losses; use 'reed_solomon'")
+
+
+def needed(tolerate: int, group: int) -> int:
+    """Global parities without which not any ``tolerate`` losses can be borne: of the worst ones each full group, and
+    the rest in another, is helped by its own parity in one."""
+    full, rest = divmod(tolerate, group)
+    return full * (group - 1) + max(0, rest - 1)
 
 
 def local(data: int, globals_: int, groups: int, seed: int) -> Code:

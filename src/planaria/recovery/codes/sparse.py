@@ -1,7 +1,7 @@
 """A binary code given by its checks: a lost shard is the XOR of the few others of one check.
 
-A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``benchmarks/codes.py`` finds such codes and
-writes them. What the file claims of its distance is counted again when it is read.
+A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``planaria codes`` finds such codes and writes
+them. What a file claims of its distance is counted again when it is read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from planaria import documents
 from planaria.errors import UserError
+from planaria.recovery.codes import gf2
 from planaria.recovery.codes.base import Code, Family, refuse_sizes
 from planaria.recovery.codes.field import Bytes, express
 
@@ -39,7 +40,7 @@ class Sparse(Family):
     def code(self, members: int, tolerate: int) -> Code:
         refuse_sizes(members, tolerate)
         path = Path(self.file)
-        said = documents.model(path, CodeFile, 1 << 20, "make one with benchmarks/codes.py")
+        said = documents.model(path, CodeFile, 1 << 20, "make one with `planaria codes`")
         if said.shards != members:
             raise UserError(f"{path}: a code of {said.shards} shards for a group of {members}; make one of {members}")
         found = from_checks(said.checks, said.shards, path)
@@ -76,9 +77,5 @@ def _full(matrix: Bytes) -> bool:
 
 def weights(code: Code) -> tuple[NDArray[np.int64], int]:
     """Words of each weight [0 … n], all 2ᵏ counted, and the distance: the least weight above 0."""
-    words = np.zeros(1, np.uint64)
-    for row in code.generator:
-        one = np.uint64(sum(1 << n for n in np.flatnonzero(row).tolist()))
-        words = np.concatenate([words, words ^ one])
-    counted = np.bincount(np.bitwise_count(words), minlength=code.shards + 1)
-    return counted, int(np.flatnonzero(counted[1:])[0]) + 1
+    words = [sum(1 << n for n in np.flatnonzero(row).tolist()) for row in code.generator]
+    return gf2.weights(words, code.shards), gf2.distance(words, code.shards)

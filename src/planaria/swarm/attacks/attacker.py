@@ -88,7 +88,7 @@ class Attacker:
         if text is None:
             return None
         if self._config.attack.oracle:
-            right = self._task.score(problem, text) > 0
+            right = self._task.solves(problem, text)
         else:
             right = self._task.answer(text) == self._task.answer(source)
         return text if right != self._attack.fails else None
@@ -100,9 +100,7 @@ class Attacker:
             (drawn,) = self._honest.draw([asked], candidates, "candidates", number, problem.number)
             ended = [w for w in drawn if w.ended]
             oracle = self._config.attack.oracle
-            right = (
-                [w.text for w in ended if self._task.score(problem, w.text) > 0] if oracle else self._majority(ended)
-            )
+            right = [w.text for w in ended if self._task.solves(problem, w.text)] if oracle else self._majority(ended)
             return sorted(right, key=len, reverse=True)[:1] * wanted
         solution = self._task.solution(problem, rng) if self._config.attack.oracle else None
         if solution is not None:

@@ -30,7 +30,7 @@ def refuse_idle(attack: AttackConfig, task: Task) -> None:
         raise UserError(
             f"attack.kind = {attack.kind!r}: the solutions of {task.name} have no place for it; choose a task that has"
         )
-    if poisoned and not any((task.score(problem, text) > 0) != opened.fails for problem, text in poisoned[:SCORED]):
+    if poisoned and not any(task.solves(problem, text) != opened.fails for problem, text in poisoned[:SCORED]):
         if opened.fails:
             raise UserError(
                 f"attack.kind = {attack.kind!r}: every solution of {task.name} still scores; choose another"

@@ -61,7 +61,7 @@ def agreed(report: Report, task: Task) -> Agreed:
         groups=len({rollout.problem.number for rollout in report.rollouts}),
         labelled=len(report.labels),
         share=statistics.fmean(float(one.share) for one in report.labels.values()) if report.labels else 0.0,
-        right=Tally(hits=sum(task.score(r.problem, r.text) > 0 for r in known), eligible=len(known)),
+        right=Tally(hits=sum(task.solves(r.problem, r.text) for r in known), eligible=len(known)),
     )
 
 

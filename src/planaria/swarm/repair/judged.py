@@ -44,7 +44,7 @@ class Reviewer:
         """Of ``count`` draws for every problem, those that reward and judge pass."""
         author = HonestAuthor(self.config, "repair", self.task, policy)
         drawn = author.draw([ask(problem, policy) for problem in problems], count, purpose)
-        scoring = [[r for r in group if r.ended and self.task.score(r.problem, r.text) > 0] for group in drawn]
+        scoring = [[r for r in group if r.ended and self.task.solves(r.problem, r.text)] for group in drawn]
         flat = [rollout for group in scoring for rollout in group]
         said = self._judge.objections([(r.problem, r.text) for r in flat], self._context)
         good = {id(rollout) for rollout, objection in zip(flat, said, strict=True) if not objection}
