@@ -10,7 +10,7 @@ from torch import Tensor
 from planaria.config import ExchangeConfig
 from planaria.engine.outer_state import OuterState, Verdict
 from planaria.engine.runner import StageRunner
-from planaria.exchange.base import Counted, Offer
+from planaria.exchange.base import Counted, Offer, Weights
 from planaria.exchange.compress.plain import PLAIN
 from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import flaw, refused
@@ -41,6 +41,8 @@ class RoundMember:
         """replica → what it is told; :attr:`_own` unless this node lies"""
         self._witnessed = False
         """do members tell what they have heard?"""
+        self._spoken: dict[int, Weights] = {}
+        """replica → what its offer stands for, in the order in which they were heard, where offers are weighed"""
         self._heard: dict[int, dict[Content, Tensor]] = {}
         self._whole: set[int] = set()
         self._refused: dict[int, str] = {}
@@ -62,6 +64,7 @@ class RoundMember:
         self._refused.clear()
         self._blamed.clear()
         self._checked.clear()
+        self._spoken.clear()
 
     @property
     def rounds(self) -> int:
@@ -117,6 +120,22 @@ class RoundMember:
         """Of what this node, of replica ``me``, says itself; empty as that."""
         return digest(self._said[me]) if self._witnessed else ""
 
+    def products(self, me: int, replica: int, peer: int | None) -> dict[int, float]:
+        """Of what another ``replica`` says, or ``me`` itself (no ``peer``), with all that was asked for before; nothing
+        where each stage judges by itself. Its own comes first."""
+        outer, weighing = self.outer, self.outer.exchange.weighing
+        if weighing is None:
+            return {}
+        offer = self._counted_own(me) if peer is None else _offer(self._heard[peer])
+        self._spoken |= outer.exchange.spoken(outer.settled, {replica: offer})
+        return dict(weighing.products(outer.settled, self._spoken, me, [replica])[replica])
+
+    def _counted_own(self, me: int) -> Offer:
+        """What ``me`` goes by of its own: what it says, even if that is a lie, as long as others can go by it."""
+        assert self._own is not None
+        said, codec = self._said.get(me, self._own), self.outer.exchange.codec(self.outer.settled)
+        return self._own if refused({me: said}, self._own, codec) else said
+
     def refused(self) -> dict[int, str]:
         """Peers whose offer is of no use, as far as was found since this was asked last, and what is wrong with it."""
         self._check()
@@ -140,8 +159,11 @@ class RoundMember:
         assert self._own is not None
         return {Content.PREFETCHED: self._own.prefetched, Content.BLOCKING: self._own.blocking}
 
-    def settle(self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner) -> Made:
-        """Go on with what ``round`` comes to: ``me`` and the other members, by replica; ``peers``: replica → node.
+    def settle(
+        self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner, weighed: Counted | None = None
+    ) -> Made:
+        """Go on with what ``round`` comes to: ``me`` and the other members, by replica; ``peers``: replica → node;
+        ``weighed``: what offers count over all stages, where they are judged so.
 
         Who has lied goes by its lie too, as long as others can: what must be equal at all stays equal.
         """
@@ -151,17 +173,17 @@ class RoundMember:
         heard = {replica: self._heard[node] for replica, node in peers.items()}
         offers = {replica: _offer(parts) for replica, parts in heard.items()}
         outer, counted = self.outer, list[Counted]()
-        rule = outer.exchange.facing(0, counted.append)
-        codec = rule.codec(outer.settled)
-        outer.liar.hear(offers, codec, outer.settled.rounds)
-        said = self._said.get(me, self._own)
-        offers[me] = self._own if not peers or refused({me: said}, self._own, codec) else said
+        rule = outer.exchange.facing(0, counted.append, weighed)
+        outer.liar.hear(offers, rule.codec(outer.settled), outer.settled.rounds)
+        offers[me] = self._counted_own(me) if peers else self._own
         apart = rule.apart(outer.settled, offers)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, offers, me)
         runner.put(fast)
         blocking, prefetched = (
             0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)
         )
+        if weighed is not None and runner.stage:
+            counted.clear()  # one stage tells it for all
         verdict = Verdict(counted=counted, compressed=self._own.compressed if peers else None)
         self.drop()
         return Made(blocking, prefetched, apart, verdict)

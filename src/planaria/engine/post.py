@@ -166,8 +166,9 @@ class Post:
         said = self.circle.tell(self.here.step, me, [member for member in order.members if member != me])
         for peer, edge in self.links.meeting.items():
             self._say(edge, Content.BLOCKING, said[replica_of(peer)].blocking)
-        if digest := self.circle.own_digest(me):
-            self.here.report(e.OfferHeard, round=order.round, replica=me, digest=digest)
+        digest, products = self.circle.own_digest(me), self.circle.products(me, me, None)
+        if digest or products:
+            self.here.report(e.OfferHeard, round=order.round, replica=me, digest=digest, products=products)
         self._tell_heard()
 
     def _say(self, edge: Edge, content: wire.Part, part: Tensor | None) -> None:
@@ -184,8 +185,9 @@ class Post:
         for peer, reason in self.circle.refused().items():
             self.here.report(e.OfferRefused, round=round, replica=replica_of(peer), reason=reason)
         for peer in self.circle.whole():
-            digest = self.circle.digest_of(peer)
-            self.here.report(e.OfferHeard, round=round, replica=replica_of(peer), digest=digest)
+            digest, replica = self.circle.digest_of(peer), replica_of(peer)
+            products = self.circle.products(self.here.replica, replica, peer)
+            self.here.report(e.OfferHeard, round=round, replica=replica, digest=digest, products=products)
 
     def input_of(self, action: Action) -> Awaited | None:
         """The frame that an action waits for; None if its input is local."""

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.plain import PLAIN
 from planaria.exchange.pairing import one_group
 from planaria.registry import Choice
+
+if TYPE_CHECKING:
+    from planaria.exchange.weighing import Weighing
 
 Weights = Mapping[str, Tensor]
 """one stage's parameters (or gradients) by local name"""
@@ -209,10 +212,16 @@ class Exchange(Choice, ABC):
         """
         return 0
 
-    def facing(self, refused: int, told: Told) -> Self:
+    @property
+    def weighing(self) -> Weighing | None:
+        """How offers are judged over all stages of a replica at once; None: each stage judges by itself."""
+        return None
+
+    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
         """The same for a round in which the offers of so many members were refused: these are among its liars.
 
-        ``told`` is told how much each of the others counts, if the exchange can tell.
+        ``told`` is told how much each of the others counts, if the exchange can tell; ``counted``: what was found that
+        they count, where that is not found here.
         """
         return self
 
