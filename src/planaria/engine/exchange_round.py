@@ -96,10 +96,24 @@ class RoundMember:
         outer.liar.told()
         return self._said
 
-    def hear(self, peer: int, content: Content, payload: Tensor) -> None:
-        """Take in a part of a peer's offer, who may be ahead of this node."""
-        self._heard.setdefault(peer, {})[content] = payload
-        self._checked.discard((peer, content))
+    def hear(self, peer: int, content: Content, payload: Tensor) -> bool:
+        """Take in a part of a peer's offer, who may be ahead of this node; not if it has said that before: others are
+        told of what it said first."""
+        parts = self._heard.setdefault(peer, {})
+        if content in parts:
+            return False
+        parts[content] = payload
+        return True
+
+    def refuse(self, peer: int, why: str) -> None:
+        """A peer's offer is of no use in this round, whatever comes of it."""
+        self._refused.setdefault(peer, why)
+
+    def forget(self, peer: int) -> None:
+        """A peer's node begins anew: what it has said ahead is past."""
+        if peer not in self._whole:
+            self._heard.pop(peer, None)
+            self._checked = {(node, content) for node, content in self._checked if node != peer}
 
     def whole(self) -> list[int]:
         """Peers whose offer has come, and is of use, since this was asked last."""
@@ -139,6 +153,8 @@ class RoundMember:
     def refused(self) -> dict[int, str]:
         """Peers whose offer is of no use, as far as was found since this was asked last, and what is wrong with it."""
         self._check()
+        if self._own is None:  # who leads the round has not begun it yet
+            return {}
         found = {peer: why for peer, why in self._refused.items() if peer not in self._blamed}
         self._blamed |= found.keys()
         return found

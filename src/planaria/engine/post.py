@@ -109,8 +109,8 @@ class Post:
                 self.lend(item)
             case Introduce() if self.here.is_ours(item):
                 self.introduce(item)
-            case Arrived(edge=edge, header=wire.Header(label=wire.OfferPart() as part), payload=payload):
-                self._hear_offer(edge.spec.peer, part, payload)
+            case Arrived(edge=edge, header=header, payload=payload) if edge in self.links.meeting.values():
+                self._hear_offer(edge, header, payload)
             case Arrived(edge=edge, header=header, payload=payload):
                 try:
                     self.mail.put(edge.spec.peer, header, payload)
@@ -118,7 +118,9 @@ class Post:
                     self.here.report_broken(edge.spec.peer, str(error))
             case Opened(edge=edge):
                 self.links.opened.add(edge)
-            case Broken(edge=edge) if edge in self.links.meeting.values():
+            case Broken(edge=edge, detail=detail, strange=strange) if edge in self.links.meeting.values():
+                if strange:
+                    self._refuse(edge, detail)
                 return  # whoever waits for its offer is told when that has been long enough
             case Broken(edge=edge, detail=detail):
                 self._broken[edge] = detail
@@ -156,12 +158,14 @@ class Post:
         """Tell the same stage of the others in a group ahead what is known already."""
         prefetched = self.circle.prefetch(order.round)
         for edge in self.links.meet(order.links, self.here.node):
+            self.circle.forget(edge.spec.peer)
             self._say(edge, Content.PREFETCHED, prefetched)
 
     def meet(self, order: Meet, runner: StageRunner) -> None:
         """Make an offer to the same stage of the other members of a round."""
         offer, me, replica_of = self.circle.offer(order.round, runner), self.here.replica, self._itinerary.replica_of
         for edge in self.links.meet(order.links, self.here.node):
+            self.circle.forget(edge.spec.peer)
             self._say(edge, Content.PREFETCHED, offer.prefetched)
         said = self.circle.tell(self.here.step, me, [member for member in order.members if member != me])
         for peer, edge in self.links.meeting.items():
@@ -175,10 +179,23 @@ class Post:
         if part is not None:
             edge.send(wire.OfferPart(self.circle.round, content), part)
 
-    def _hear_offer(self, peer: int, part: wire.OfferPart, payload: Tensor) -> None:
-        if peer in self.links.meeting and part.round == self.circle.round:
-            self.circle.hear(peer, part.content, payload)
+    def _hear_offer(self, edge: Edge, header: wire.Header, payload: Tensor) -> None:
+        """Take in what comes over an edge of the round under way."""
+        label, round = header.label, self.circle.round
+        if not isinstance(label, wire.OfferPart):
+            self._refuse(edge, f"sent {label}, which is no part of an offer")
+        elif label.round != round:
+            self._refuse(edge, f"its {label.content.name.lower()} part: of round {label.round}, not {round}")
+        elif self.circle.hear(edge.spec.peer, label.content, payload):
             self._tell_heard()
+        else:
+            self._refuse(edge, f"its {label.content.name.lower()} part: said twice")
+
+    def _refuse(self, edge: Edge, why: str) -> None:
+        """What has come over an edge of a round can be no offer: nothing more is read there, whatever comes."""
+        self.circle.refuse(edge.spec.peer, why)
+        edge.reset()
+        self._tell_heard()
 
     def _tell_heard(self) -> None:
         round, replica_of = self.circle.round, self._itinerary.replica_of
