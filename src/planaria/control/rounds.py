@@ -235,14 +235,17 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _accepted(run: RunState, party: list[int]) -> list[int]:
-    """Of ``party``, those of whom none has refused what another said: who was refused by most goes first."""
-    while True:
-        meetings = {n: meeting for n in party if (meeting := run.live[n].meeting) is not None}
-        refused = {n: sum(any(n == other for _, other in m.refused) for m in meetings.values()) for n in party}
-        worst = max(party, key=lambda n: (refused[n], n))
-        if not refused[worst]:
-            return party
+    """Of ``party``, those of whom none has refused what another said: who is at odds with most goes first, and of
+    several who was refused by most. Who refuses everybody's offer is gone on without, as one whom everybody refuses."""
+    told = {n: {of for _, of in meeting.refused} for n in party if (meeting := run.live[n].meeting) is not None}
+    while any(told[n] for n in party):
+        refused = {n: sum(n in told[other] for other in party) for n in party}
+        odds = {n: sum(n in told[other] or other in told[n] for other in party) for n in party}
+        worst = max(party, key=lambda n: (odds[n], refused[n], n))
+        if not odds[worst]:
+            break
         party = [n for n in party if n != worst]
+    return party
 
 
 def _all_heard(run: RunState, party: list[int]) -> list[int]:
