@@ -43,7 +43,7 @@ class Wire(MoNNA):
     says: str
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        if any(isinstance(found, Position) and found.replica == LIAR for found in gc.get_objects()):
+        if any(type(found) is Position and found.replica == LIAR for found in gc.get_objects()):
             _spoil(self.says)
         return super().offer(outer, fast, prefetched)
 
