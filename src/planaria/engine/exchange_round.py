@@ -188,7 +188,7 @@ class RoundMember:
         assert self._own is not None
         heard = {replica: self._heard[node] for replica, node in peers.items()}
         offers = {replica: _offer(parts) for replica, parts in heard.items()}
-        outer, counted = self.outer, list[Counted]()
+        outer, counted = self.outer, [] if weighed is None or runner.stage else [weighed]  # one stage tells it for all
         rule = outer.exchange.facing(0, counted.append, weighed)
         outer.liar.hear(offers, rule.codec(outer.settled), outer.settled.rounds)
         offers[me] = self._counted_own(me) if peers else self._own
@@ -198,8 +198,6 @@ class RoundMember:
         blocking, prefetched = (
             0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)
         )
-        if weighed is not None and runner.stage:
-            counted.clear()  # one stage tells it for all
         verdict = Verdict(counted=counted, compressed=self._own.compressed if peers else None)
         self.drop()
         return Made(blocking, prefetched, apart, verdict)

@@ -233,11 +233,10 @@ class InlineReplicas:
                 party = {me: pending.honest[node]}
             first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
-            counted: list[Counted] = []
-            rule = self.exchange.facing(0, counted.append, weighed[me])
+            judged = weighed[me]
+            counted = [] if judged is None or runner.stage else [judged]  # one stage tells it for all
+            rule = self.exchange.facing(0, counted.append, judged)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
-            if weighed[me] is not None and runner.stage:
-                counted.clear()  # one stage tells it for all
             compressed = pending.honest[node].compressed if len(party) > 1 else None
             verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)
             runner.put(fast)

@@ -220,8 +220,8 @@ class Exchange(Choice, ABC):
     def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
         """The same for a round in which the offers of so many members were refused: these are among its liars.
 
-        ``told`` is told how much each of the others counts, if the exchange can tell; ``counted``: what was found that
-        they count, where that is not found here.
+        ``told`` is told how much each of the others counts, if the exchange finds that; ``counted``: what they count,
+        where others have found that.
         """
         return self
 

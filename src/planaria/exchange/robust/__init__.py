@@ -104,8 +104,6 @@ class Robust:
     def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
         """By what was found over all stages."""
         assert self.counted is not None, "nobody has judged whole replicas"
-        if self.told is not None:
-            self.told(self.counted)
         c = torch.tensor([self.counted.coefficients[member] for member in members], dtype=torch.float64)
         if self.continues and last is None:
             last = blank(vectors[0])
