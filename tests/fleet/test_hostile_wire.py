@@ -76,8 +76,9 @@ class Victim:
         channel = self.stranger.call(self.port.address, f"r{self.round}", SOON_S, lambda: False)
         assert channel is not None
         edge, told = self.post.links.meeting[self.high], list[OfferHeard | OfferRefused]()
-        for header, payload in frames:
-            channel.write_some(memoryview(header), memoryview(payload))
+        left = memoryview(b"".join(part for frame in frames for part in frame))
+        while left:
+            left = left[channel.write_some(left, left[:0]) :]
         channel.close()
         deadline = time.monotonic() + SOON_S
         while not edge._over:
