@@ -38,13 +38,13 @@ SAYS: dict[str, Callable[[OfferPart, Tensor], Iterator[Frame]]] = {
 
 
 class Wire(MoNNA):
-    """MoNNA, where the liar's workers say what ``says`` names; "all": another thing in each round."""
+    """MoNNA, where the liar's workers say what ``speech`` names; "all": another thing in each round."""
 
-    says: str
+    speech: str
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         if any(type(found) is Position and found.replica == LIAR for found in gc.get_objects()):
-            _spoil(self.says)
+            _spoil(self.speech)
         return super().offer(outer, fast, prefetched)
 
 

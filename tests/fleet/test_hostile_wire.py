@@ -208,7 +208,7 @@ def test_a_fleet_goes_on_beside_a_hostile_wire_as_if_that_had_said_nothing(tmp_p
     """Five replicas; in each round one of them says another kind of nonsense, or nothing in all."""
     records = {}
     for says in ("all", "nothing"):
-        options = {"every": 2, "says": says}
+        options = {"every": 2, "speech": says}
         exchange = {"kind": "hostile_kinds:Wire", "replicas": 5, "options": options, "strikes": 0}
         (tmp_path / says).mkdir()
         records[says] = train(tiny(tmp_path / says, stages=1, steps=2 * len(SAYS) + 2, exchange=exchange))

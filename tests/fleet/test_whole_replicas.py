@@ -20,7 +20,7 @@ LIAR, REPLICAS = 1, 5
 
 
 def recipe(folder: Path, scope: str, steps: int = 9, rule: str = "multikrum", **exchange: Any) -> RunConfig:
-    """Five replicas of two stages that meet every three steps."""
+    """Five replicas of two stages, unless it says otherwise, that meet every three steps."""
     robust = {"rule": rule, "liars": 1, "scope": scope}
     options = {"every": 3, "alpha": 0.3, "momentum": "heavy_ball"}
     plain = {"replicas": REPLICAS, "kind": "diloco", "options": options, "robust": robust, "strikes": 0}
@@ -49,6 +49,18 @@ def mean_losses(record: RunRecord) -> dict[int, float]:
     return {step: fmean(of) for step, of in sorted(found.items())}
 
 
+def test_replicas_are_judged_as_wholes_on_processes_as_in_one(tmp_path: Path) -> None:
+    record = train(recipe(tmp_path, "replica", 6, "geometric_median", replicas=3), [lie(1)])
+    assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
+    single = in_one_process(recipe(tmp_path / "inline", "replica", 6, "geometric_median", replicas=3), lie(1))
+    assert counted(record) == counted(single) and counted(record).keys() == {(0, 0), (1, 0)}
+    assert mean_losses(record) == pytest.approx(losses(single), abs=1e-12)
+    for settle in facts(record, d.Settle):
+        assert settle.counted[0] == settle.counted[1] == settle.counted[2], "to the last bit: they stay alike"
+    assert settle.counted[0][LIAR] < 0.9 * settle.counted[0][0]
+
+
+@pytest.mark.slow
 def test_who_lies_at_one_stage_alone_counts_nowhere_on_processes_as_in_one(tmp_path: Path) -> None:
     record = train(recipe(tmp_path, "replica"), [lie(1)])
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed) and not facts(record, d.Adopt)
