@@ -141,7 +141,7 @@ class RoundMember:
         if weighing is None:
             return {}
         offer = self._counted_own(me) if peer is None else _offer(self._heard[peer])
-        self._spoken |= outer.exchange.spoken(outer.settled, {replica: offer})
+        self._spoken |= weighing.spoken(outer.settled, {replica: offer})
         return dict(weighing.products(outer.settled, self._spoken, me, [replica])[replica])
 
     def _counted_own(self, me: int) -> Offer:

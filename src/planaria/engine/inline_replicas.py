@@ -253,7 +253,7 @@ class InlineReplicas:
             return None
         for node in self.nodes(me):
             outer, offers = self.outer[node].settled, {member: pending.heard[node][member] for member in party}
-            told.append(weighing.products(outer, self.exchange.spoken(outer, offers), me, party))
+            told.append(weighing.products(outer, weighing.spoken(outer, offers), me, party))
         return weighing.counted(told, party, me, pending.round.number)
 
     def _remember(self, round: int, verdicts: Verdicts, found: Findings, out: Collection[int]) -> None:

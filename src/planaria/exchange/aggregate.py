@@ -154,8 +154,9 @@ class Averaging(Exchange, ABC):
 
     @property
     def weighing(self) -> Weighing | None:
-        whole = self._robust is not None and self._robust.scope == "replica"
-        return Weighing(self._robust, not self.synchronised, CENTRE) if whole and self._robust is not None else None
+        if self._robust is None or self._robust.scope == "stage":
+            return None
+        return Weighing(self._robust, not self.synchronised, CENTRE, self.spoken)
 
     def spoken(self, outer: Outer, offers: Mapping[int, Offer]) -> dict[int, dict[str, Tensor]]:
         """What sound ``offers`` of the round after ``outer`` stand for: member → the value that a rule is to see."""

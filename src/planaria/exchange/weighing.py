@@ -9,14 +9,14 @@ travel, and never a vector.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from planaria.exchange import message
-from planaria.exchange.base import Counted, Outer, Weights
+from planaria.exchange.base import Counted, Offer, Outer, Weights
 from planaria.exchange.robust import Robust
 from planaria.exchange.robust.chunks import CHUNK, Vector, chunks
 
@@ -38,6 +38,8 @@ class Weighing:
     own: bool
     last: str
     """the part of an outer state that is the value of the round before"""
+    spoken: Callable[[Outer, Mapping[int, Offer]], Mapping[int, Weights]]
+    """what sound offers of the round after an outer state stand for, by member"""
 
     def products(self, outer: Outer, said: Mapping[int, Weights], me: int, news: Collection[int]) -> Told:
         """What the node of ``me`` tells of the ``news`` among what members have ``said`` in the round after ``outer``,
