@@ -200,7 +200,8 @@ def test_fuzzed_frames_are_each_refused_in_one_line_or_said_nothing(victim: Vict
 
 def honest_losses(record: RunRecord) -> dict[tuple[int, int], float | None]:
     """(replica, step) → loss, of all but the liar."""
-    return {(fact.replica, fact.step): fact.loss for fact in facts(record, StageReady) if fact.replica != LIAR}
+    ready = [fact for fact in facts(record, StageReady) if fact.loss is not None and fact.replica != LIAR]
+    return {(fact.replica, fact.step): fact.loss for fact in ready}
 
 
 @pytest.mark.slow
