@@ -146,7 +146,8 @@ def honest(given: argparse.Namespace, rounds: int, every: int) -> tuple[int, flo
         update={"replicas": 16, "options": Options({**config.exchange.options, "every": every})}
     )
     pipeline = config.pipeline.model_copy(update={"stages": 1})
-    config = config.model_copy(update={"exchange": exchange, "pipeline": pipeline})
+    model = config.model.model_copy(update={"dim": given.dim, "hidden": given.dim * 11 // 4})
+    config = config.model_copy(update={"exchange": exchange, "pipeline": pipeline, "model": model})
     engine, spent = InlineEngine(config, *streams(config)), [0.0]
 
     def timed(method: Any) -> Any:
@@ -175,6 +176,7 @@ def main() -> int:
     flags.add_argument("--texts", type=Path, default=Path(os.environ.get("PLANARIA_DATA", "data")))
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     flags.add_argument("--attacks", nargs="+", default=[*GROSS, *SUBTLE])
+    flags.add_argument("--dim", type=int, default=128, help="width of the model of honest replicas")
     flags.add_argument("--rules", nargs="+", default=[*RULES], choices=RULES, help="beside multi-Krum")
     flags.add_argument("--stage", type=int, default=2, help="where it lies")
     flags.add_argument("--steps", type=int, default=80)

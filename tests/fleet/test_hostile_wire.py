@@ -190,7 +190,7 @@ def test_fuzzed_frames_are_each_refused_in_one_line_or_said_nothing(victim: Vict
         heard = [fact for fact in told if isinstance(fact, OfferHeard)]
         assert len(refused) <= 1 and len(heard) <= 1 and all("\n" not in fact.reason for fact in refused), case
         if len(frames) == 2:
-            assert len(refused) == len(heard) == 1, "the first word counts, and the second is told of"
+            assert len(heard) == 1, "the first word counts; the second may be lost as its sender hangs up"
         outcomes["refused" if refused else "heard" if heard else "silent"] += 1
         if heard:  # what it goes by is what an honest peer has said, but for bits of a header that mean nothing
             (said,) = victim.post.circle._heard[victim.high].values()
