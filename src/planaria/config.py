@@ -152,7 +152,7 @@ class ExchangeConfig(Section):
     robust: str | Options = ""
     """what replicas go on with when some of them lie, in place of the mean: RULE or MIX:RULE, such as 'multikrum' or
     'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, clipping, flag,
-    'module:Class'), liars, mix (none, nnm, bucketing) and the rule's options"""
+    'module:Class'), liars, mix (none, nnm, bucketing), scope (stage, replica) and the rule's options"""
     coded: str | Options = ""
     """how a step goes on without replicas that are late, its gradient exact all the same: a scheme (gc, srsgc, msgc,
     none, 'module:Class'), or a table of scheme, its options, jobs (parts of a step that are decoded by themselves) and

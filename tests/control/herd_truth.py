@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from herd_worker import Content, HerdWorker
+import pytest
+import torch
+from herd_worker import Content, HerdWorker, vector
 
 from planaria.exchange import exchange
+from planaria.exchange.robust.combining import combine
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.events import Standing
@@ -194,6 +197,21 @@ class Truth:
             for number, replica in before.live.items():
                 assert self.durable.standings[number] == replica.standing, "the end is not saved"
                 assert self.durable.ledger[number] == self.ledger[number]
+
+    def check_weighed(self, order: d.Settle, me: HerdWorker) -> None:
+        """What offers count follows from whole vectors, of which no node has more than a part."""
+        weighing = exchange(self.started.exchange).weighing
+        if weighing is None or len(order.members) < weighing.robust.least():
+            assert not order.counted and not order.rivals
+            return
+        stages, members = range(self.started.stages + 1), sorted(order.members)
+        whole = [torch.cat([vector(member, order.round, stage) for stage in stages]).double() for member in members]
+        of, mix = weighing.robust, weighing.robust.mix
+        expected = combine(of.rule, whole, mix, order.round).coefficients
+        assert expected is not None and order.counted.keys() == set(members)
+        assert order.counted[me.replica] == pytest.approx(dict(zip(members, expected.tolist(), strict=True)), abs=1e-9)
+        if exchange(self.started.exchange).synchronised:
+            assert all(of == order.counted[me.replica] for of in order.counted.values()), "members would part"
 
     def check_synchronised(self, run: RunState, workers: Mapping[str, HerdWorker]) -> None:
         """With an exchange that keeps replicas synchronised, the same rounds make the same outer state."""

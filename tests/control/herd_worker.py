@@ -6,6 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from planaria.exchange.base import Outer
+from planaria.exchange.weighing import Weighing
 from planaria.record import decisions as d
 from planaria.record.events import Standing
 
@@ -78,13 +83,22 @@ class HerdWorker:
     """under way, if its offer is made"""
     heard: dict[int, str] = field(default_factory=dict)
     """replica → digest of what it says"""
+    said: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """replica → what its offer stands for, its own first, where offers are judged over all stages"""
     orders: deque[d.Order] = field(default_factory=deque)
     writing: Part | None = None
     """what it writes a copy of while it does other things"""
 
     def drop_round(self) -> None:
         """Nothing is left of the round under way."""
-        self.meeting, self.round, self.heard = {}, -1, {}
+        self.meeting, self.round, self.heard, self.said = {}, -1, {}, {}
+
+    def products(self, weighing: Weighing | None, replica: int, twisted: bool = False) -> dict[int, float]:
+        """What it tells of an offer that it hears, or makes itself; ``twisted``: it is another than the others hear."""
+        if weighing is None:
+            return {}
+        self.said[replica] = {"w": vector(replica, self.round, self.stage) * (3.0 if twisted else 1.0)}
+        return dict(weighing.products(Outer(), self.said, self.replica, [replica])[replica])
 
     def stand(self, form: d.Form) -> d.Member:
         """Take the place that ``form`` gives it in its replica; what is under way is dropped."""
@@ -114,6 +128,12 @@ class HerdWorker:
         }
         self.owes = []
         return gifts
+
+
+def vector(replica: int, round: int, stage: int) -> Tensor:
+    """What a replica says of a stage: far from the others at one stage in three."""
+    far = 40.0 if (replica + round + stage) % 3 == 0 else 0.0
+    return torch.tensor([1.0 + replica, far + round % 5, stage - 0.25 * replica])
 
 
 def donors(source: d.Source) -> list[int]:

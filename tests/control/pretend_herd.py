@@ -115,7 +115,10 @@ class PretendHerd:
             self.report(me, e.OfferRefused, round=me.round, replica=source, reason="not finite")
         elif me is not None and link in me.meeting.values() and fate in ("arrives", "other"):
             me.heard[source] = str(source) if fate == "arrives" else f"{source}, told {me.name}"
-            self.report(me, e.OfferHeard, round=me.round, replica=source, digest=me.heard[source])
+            rule = self.run.rule
+            products = me.products(rule.weighing, source, twisted=fate == "other" and rule.synchronised)
+            what = {"round": me.round, "replica": source, "digest": me.heard[source], "products": products}
+            self.report(me, e.OfferHeard, **what)
 
     def suspicious(self) -> list[int]:
         """Replicas with a broken edge, for which nobody has turned out to be dead yet."""
@@ -367,8 +370,10 @@ class PretendHerd:
         me.round, me.rounds, me.inner = order.round, order.round + 1, 0
         ends = [(link.low, link.high, link.id) for link in order.links if me.node in (link.low, link.high)]
         me.meeting = {high if low == me.node else low: link for low, high, link in ends}
-        if self.run.rule.witnessed(len(order.members)):
-            self.report(me, e.OfferHeard, round=me.round, replica=me.replica, digest=str(me.replica))
+        digest = str(me.replica) if self.run.rule.witnessed(len(order.members)) else ""
+        if (products := me.products(self.run.rule.weighing, me.replica)) or digest:
+            what = {"round": me.round, "replica": me.replica, "digest": digest, "products": products}
+            self.report(me, e.OfferHeard, **what)
         for peer, link in me.meeting.items():
             for other in self.alive.values():
                 if other.node == peer and other.meeting.get(me.node) == link:
@@ -380,6 +385,7 @@ class PretendHerd:
         assert others <= me.heard.keys(), "a round is settled with an offer that was not heard"
         if self.run.rule.witnessed(len(order.members)):
             assert all(me.heard[other] == str(other) for other in others), "members go by different offers"
+        self.truth.check_weighed(order, me)
         assert me.content is not None
         if me.round != order.round:
             me.inner = 0

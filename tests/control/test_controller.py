@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from herd_steps import herd, work_until
+from herd_steps import herd, said, work_until
 
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import CheckpointStore
@@ -17,10 +17,11 @@ from planaria.control import controller as module
 from planaria.control.controller import Controller
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
-from planaria.control.waits import AGAIN_S
+from planaria.control.waits import AGAIN_S, Wait, Waits
 from planaria.fleet.base import Gone, Said
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.record.fold import anew
 from planaria.record.state import RunState
 
 CONFIG = RunConfig.model_validate(
@@ -275,8 +276,29 @@ def test_who_begins_another_wait_because_somebody_lost_patience_waits_for_that_i
     work_until(made, lambda run: len(made.impatient()) == 2, without=[2])
     controller = Controller(CONFIG, made.started, scene.fleet, scene.folder, scene.log, NoChaos())
     controller.state = made.run
-    controller._waits.impatient = {number: (scene.clock.now, (number, 0, False)) for number in (0, 1)}
-    controller._look_at_the_clock(scene.clock.now)
-    until = scene.clock.now + CONFIG.exchange.patience_s
-    assert controller._waits.impatient == {number: (until, (number, 0, True)) for number in (0, 1)}
+    now = scene.clock.now
+    controller._waits.impatient = {number: Wait((number, 0, False), now, now) for number in (0, 1)}
+    controller._look_at_the_clock(now)
+    until = now + CONFIG.exchange.patience_s
+    assert controller._waits.impatient == {number: Wait((number, 0, True), now, until) for number in (0, 1)}
     assert len(scene.log.all(e.PatienceOver)) == 1
+
+
+def test_who_has_heard_enough_waits_for_the_rest_as_long_again_and_no_longer(scene: Scene) -> None:
+    """Of four, one may lie, and says nothing: two others are enough."""
+    for kind, hurries in (("monna", True), ("diloco", False)):
+        made, waits = herd(4, kind, steps=6), Waits(CONFIG)
+        work_until(made, lambda run: all(r.meeting and r.phase == "idle" for r in run.live.values()))
+        while made.pending():
+            made.work(made.pending()[0])
+        silent = made.run.replicas[3].number
+        waits.note(100.0, anew(made.run))
+        while loud := [n for n, (_, source, _) in enumerate(made.mail) if source != silent]:
+            made.deliver(loud[0])
+        waits.note(101.5, anew(made.run))
+        assert waits.impatient[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s)
+        waits.note(102.0, anew(made.run))
+        assert waits.impatient[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s), "it never grows"
+        if hurries:
+            made.happened(next(waits.over(103.0, lambda run=made.run: run)))
+            assert said(made, d.Settle)[0].members == [0, 1, 2]

@@ -34,11 +34,24 @@ EXCHANGES: list[dict[str, Any]] = [
     {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}},
     {"kind": "local"},
 ]
+WHOLE = {"rule": "geometric_median", "scope": "replica"}
+WEIGHED: list[dict[str, Any]] = [
+    {"kind": "diloco", "options": {"every": 1}, "robust": WHOLE},
+    {"kind": "diloco", "options": {"every": 2}, "robust": {**WHOLE, "rule": "flag"}},
+    {"kind": "pair_mean", "options": {"every": 2, "group": 3}, "robust": WHOLE},
+    {
+        "kind": "streaming_diloco",
+        "options": {"every": 4, "fragments": 2, "delay": 1},
+        "robust": {**WHOLE, "mix": "nnm"},
+    },
+]
+"""for three replicas"""
 CHAINS = ["checkfree", "checkfree, checkpoint", "checkpoint"]
 
 
 def begun(replicas: int, more: int, **fields: Any) -> e.RunStarted:
-    """Where there is one replica, there will be no others."""
+    """Where there is one replica, there will be no others; three, where they are judged as wholes."""
+    replicas = 3 if fields["exchange"].get("robust") else replicas
     return started(replicas, more=more if replicas > 1 else 0, **fields)
 
 
@@ -66,7 +79,7 @@ fresh = st.builds(
     replicas=st.sampled_from([1, 2, 2, 3, 4]),
     more=st.sampled_from([0, 0, 1, 2]),
     stages=st.sampled_from([1, 2, 2, 3]),
-    exchange=st.sampled_from(EXCHANGES),
+    exchange=st.sampled_from(EXCHANGES + WEIGHED),
     steps=st.integers(2, 6),
     spares=st.integers(0, 3),
     replace=st.sampled_from([True, True, False]),

@@ -230,6 +230,22 @@ def test_whose_offer_is_of_no_use_is_gone_on_without_and_nobody_waits_for_it(kin
     assert any(len(settle.members) == 2 for settle in said(made, d.Settle)), "the next round is another"
 
 
+@pytest.mark.parametrize("kind", ["diloco", "monna"])
+def test_who_refuses_what_everybody_says_is_gone_on_without(kind: str) -> None:
+    """Where it were believed, the honest ones would each be left alone."""
+    made = herd(4, kind=kind, steps=4)
+    for _ in range(3000):
+        if made.mail:
+            _, _, worker = made.mail[0]
+            made.deliver(0, "wrong" if worker in made.run.replicas[1].holders.values() else "arrives")
+        elif said(made, d.Settle):
+            break
+        else:
+            made.work(made.pending()[0])
+    assert said(made, d.Settle)[0].members == [0, 2, 3]
+    assert made.run.suspicion.strikes(0, made.run.rule) == 0 and finished(made)
+
+
 def test_of_three_the_two_that_understand_each_other_settle_together() -> None:
     made = herd(3, kind="diloco")
     settle_without(made, 0)

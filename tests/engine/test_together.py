@@ -37,10 +37,18 @@ ASKED: dict[str, dict[str, dict[str, Any]]] = {
 IMPLIED = {"any feedback": {"`none`", "`ef14`", "any feedback"}, "any rule": {"any rule", "in pairs"}}
 """words of a cell that say more than themselves"""
 GROUPED = {"noloco", "pair_mean", "gasloc"}
+WHOLE = {"rule": "krum", "scope": "replica"}
 BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("`compress`", {"exchange": {"compress": "ef14:8bits", "options": {"bits": 8}}}, "give one of them"),
     ("`robust`", {"exchange": {"robust": "median", "compress": "ef21:top1%"}}, "says nothing by itself"),
     ("`robust`", {"exchange": {"robust": "median", "compress": "econtrol:top1%"}}, "says nothing by itself"),
+    ("`robust.scope", {"exchange": {"robust": WHOLE}}, "is for rounds"),
+    ("`robust.scope", {"exchange": {"kind": "diloco", "robust": {**WHOLE, "rule": "median"}}}, "each number by itself"),
+    (
+        "`robust.scope",
+        {"exchange": {"kind": "diloco", "robust": WHOLE}, "routing": {"mixed": True}},
+        "no unit of trust",
+    ),
     ("`coded`", {"exchange": {"coded": "gc", "compress": "ef14:8bits"}}, "sends sums of gradients"),
     ("`coded`", {"exchange": {"coded": "gc", "robust": "median"}}, "sends sums of gradients"),
     ("`coded`", {"exchange": {"coded": "gc"}, "routing": {"mixed": True}}, "leave routing.mixed out"),

@@ -10,6 +10,7 @@ from planaria.config import ExchangeConfig, RunConfig
 from planaria.observe import page
 from planaria.observe.run import trust
 from planaria.observe.run.narrate import Narrator
+from planaria.options import Options
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
 from planaria.record.offers import rounded
@@ -29,8 +30,9 @@ def refused(round: int, node: int, replica: int, reason: str, stage: int = 1) ->
     )
 
 
-def record(*facts: e.Event, replicas: int = 3) -> RunRecord:
-    config = RunConfig(exchange=ExchangeConfig(replicas=replicas, robust="krum" if replicas > 4 else ""))
+def record(*facts: e.Event, replicas: int = 3, robust: str | Options = "") -> RunRecord:
+    robust = robust or ("krum" if replicas > 4 else "")
+    config = RunConfig(exchange=ExchangeConfig(replicas=replicas, robust=robust))
     return RunRecord(Path("x"), config, [(float(t), fact) for t, fact in enumerate(facts)], [], [])
 
 
@@ -96,6 +98,19 @@ def test_what_other_rules_would_have_counted_is_a_mean_over_the_rounds_in_which_
         ["1", "0", "1", "0.000", "0.333", "–", "0.000"],
     ]
     assert "By other rules" in section(*facts) and "By other rules" not in section(*FACTS)
+
+
+def test_replicas_that_are_judged_as_wholes_have_a_row_each() -> None:
+    """One stage tells it for all; what some stage has refused is red."""
+    told = [compared(round, {0: 0.5, 1: 0.5, 2: 0.0}, {"krum": {2: 1.0}}) for round in (0, 1)]
+    of = record(*told, refused(3, 1, 2, SHORT), robust=Options({"rule": "multikrum", "scope": "replica"}))
+    means, red = trust.trust_figure(trust.trust_of(of)).data
+    assert [*means.y] == ["replica 0", "replica 1", "replica 2"] and [*means.x] == [0, 1, 3]
+    assert [[*row] for row in means.z] == [[0.5, 0.5, None], [0.5, 0.5, None], [0.0, 0.0, None]]
+    assert [*red.z[2]] == [None, None, 1]
+    _, rows = trust._by_others(trust.trust_of(of))
+    assert [row[:3] for row in rows] == [["2", "all", "2"]]
+    assert "over all stages" in "".join(trust.section(of)) and "stage by stage" in section(*FACTS)
 
 
 def test_the_figure_can_be_had_by_its_name() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from planaria.control.lending import can_be_copied, settled
 from planaria.control.links import link
+from planaria.control.weighing import counted
 from planaria.control.witnesses import remembered, suspects
 from planaria.record import decisions as d
 from planaria.record.replica import Group, ReplicaState
@@ -98,6 +99,15 @@ def waiting(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | Non
     elif _ready(run, replica):
         found = replica.number, replica.rounds, False
     return None if found in run.late else found
+
+
+def quorate(run: RunState, replica: ReplicaState) -> bool:
+    """Has it heard as many in its round as are enough for it, if the rest is silent? Then it need not wait long."""
+    if replica.meeting is None:
+        return False
+    others = [n for n in replica.meeting.members if n != replica.number]
+    enough = run.rule.quorum(len(others) + 1)
+    return enough < len(others) and sum(map(replica.has_heard, others)) >= enough
 
 
 def _at_rest(replica: ReplicaState) -> bool:
@@ -212,33 +222,39 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     found = suspects(run, party)
     party = [n for n in party if n not in found.left_out] or [replica.number]
     useless = {n: why for n, why in useless.items() if n in meeting.members and n not in party}
+    coefficients, rivals = counted(run, meeting.round, party)
     return d.Settle(
         round=meeting.round,
         members=party,
         generations=[live[n].generation for n in party],
         left_out={**found.left_out, **useless},
         liars=sorted({*found.liars, *useless}),
+        counted=coefficients,
+        rivals=rivals,
     )
 
 
 def _accepted(run: RunState, party: list[int]) -> list[int]:
-    """Of ``party``, those of whom none has refused what another said: who was refused by most goes first."""
-    while True:
-        meetings = {n: meeting for n in party if (meeting := run.live[n].meeting) is not None}
-        refused = {n: sum(any(n == other for _, other in m.refused) for m in meetings.values()) for n in party}
-        worst = max(party, key=lambda n: (refused[n], n))
-        if not refused[worst]:
-            return party
+    """Of ``party``, those of whom none has refused what another said: who is at odds with most goes first, and of
+    several who was refused by most. Who refuses everybody's offer is gone on without, as one whom everybody refuses."""
+    told = {n: {of for _, of in meeting.refused} for n in party if (meeting := run.live[n].meeting) is not None}
+    while any(told[n] for n in party):
+        refused = {n: sum(n in told[other] for other in party) for n in party}
+        odds = {n: sum(n in told[other] or other in told[n] for other in party) for n in party}
+        worst = max(party, key=lambda n: (odds[n], refused[n], n))
+        if not odds[worst]:
+            break
         party = [n for n in party if n != worst]
+    return party
 
 
 def _all_heard(run: RunState, party: list[int]) -> list[int]:
     """Of ``party``, those that have all heard of one another: who lacks most goes first.
 
-    Where several compare what they have heard, each has to tell what it has said, too.
+    Where several compare what they have heard, or weigh it, each has to tell what it has said, too.
     """
     while True:
-        lacks = {n: sum(not _heard(run, n, other) for other in party if other != n or _compares(run, n)) for n in party}
+        lacks = {n: sum(not _heard(run, n, other) for other in party if other != n or _tells(run, n)) for n in party}
         worst = max(party, key=lambda n: (lacks[n], n))
         if not lacks[worst] or len(party) == 1:
             return party
@@ -250,7 +266,7 @@ def _heard(run: RunState, one: int, other: int) -> bool:
     return run.replicas[one].has_heard(other) and run.replicas[other].has_heard(one)
 
 
-def _compares(run: RunState, replica: int) -> bool:
-    """Do the members of its round tell what they have heard, and is that compared?"""
+def _tells(run: RunState, replica: int) -> bool:
+    """Do the members of its round tell what they have heard, so that it is compared, or weighed?"""
     meeting = run.replicas[replica].meeting
-    return meeting is not None and run.rule.witnessed(len(meeting.members))
+    return meeting is not None and (run.rule.weighing is not None or run.rule.witnessed(len(meeting.members)))

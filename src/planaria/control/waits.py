@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from planaria.config import RunConfig
 from planaria.control.coded import Stragglers
-from planaria.control.rounds import waiting
+from planaria.control.rounds import quorate, waiting
 from planaria.control.saving import resting
 from planaria.control.staffing import lacking
 from planaria.record import events as e
@@ -18,6 +19,17 @@ from planaria.record.state import RunState
 
 AGAIN_S = 2.0
 """after the last save of a run has failed, until it is tried again"""
+LEAST_S = 0.05
+"""that a replica waits for the rest once those that are enough for it are heard; longer, if these have taken longer"""
+
+
+class Wait(NamedTuple):
+    """Of a replica, for others in a round."""
+
+    who: tuple[int, int, bool]
+    """as ``control/rounds.py`` says it"""
+    began: float
+    until: float
 
 
 class Waits:
@@ -27,8 +39,8 @@ class Waits:
         self._patience_s, self._join_s = config.exchange.patience_s, config.fleet.join_s
         self._retry = math.inf
         """when a last save that failed is tried again"""
-        self.impatient: dict[int, tuple[float, tuple[int, int, bool]]] = {}
-        """replica → until when it waits for others in a round, and in which (as ``control/rounds.py`` says it)"""
+        self.impatient: dict[int, Wait] = {}
+        """replica → how long it waits for others in a round"""
         self._stragglers = Stragglers()
         self._lacking: tuple[float, int] = math.inf, 0
         """until when machines that join are waited for, and how many workers the run stands still for"""
@@ -36,7 +48,7 @@ class Waits:
     @property
     def due(self) -> list[float]:
         """When these waits end."""
-        impatient = [until for until, _ in self.impatient.values()]
+        impatient = [wait.until for wait in self.impatient.values()]
         return [self._retry, self._lacking[0], *impatient, *self._stragglers.due]
 
     def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
@@ -47,12 +59,11 @@ class Waits:
             yield e.RetryDue(step=step)
         yield from self._stragglers.over(now, state)
         for number, wait in list(self.impatient.items()):
-            until, who = wait
-            if now < until or self.impatient.get(number) is not wait:  # the one before may have begun another
+            if now < wait.until or self.impatient.get(number) is not wait:  # the one before may have begun another
                 continue
             del self.impatient[number]
-            if who == waiting(state(), state().replicas[number]):
-                yield e.PatienceOver(replica=who[0], round=who[1], meeting=who[2])
+            if wait.who == waiting(state(), state().replicas[number]):
+                yield e.PatienceOver(replica=wait.who[0], round=wait.who[1], meeting=wait.who[2])
 
     def note(self, now: float, run: RunState) -> e.Trouble | None:
         """Take down what is waited for now, of the replicas that have changed; what the user should hear of that."""
@@ -62,8 +73,12 @@ class Waits:
             who = waiting(run, run.replicas[number])
             if who is None:
                 self.impatient.pop(number, None)
-            elif number not in self.impatient or self.impatient[number][1] != who:
-                self.impatient[number] = now + self._patience_s, who
+                continue
+            wait = self.impatient.get(number)
+            if wait is None or wait.who != who:
+                wait = self.impatient[number] = Wait(who, now, now + self._patience_s)
+            if quorate(run, run.replicas[number]) and (until := now + max(LEAST_S, now - wait.began)) < wait.until:
+                self.impatient[number] = wait._replace(until=until)
         return self._note_lacking(now, run)
 
     def note_save(self, now: float, run: RunState) -> None:

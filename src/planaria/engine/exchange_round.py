@@ -10,7 +10,7 @@ from torch import Tensor
 from planaria.config import ExchangeConfig
 from planaria.engine.outer_state import OuterState, Verdict
 from planaria.engine.runner import StageRunner
-from planaria.exchange.base import Counted, Offer
+from planaria.exchange.base import Counted, Offer, Weights
 from planaria.exchange.compress.plain import PLAIN
 from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import flaw, refused
@@ -41,6 +41,8 @@ class RoundMember:
         """replica → what it is told; :attr:`_own` unless this node lies"""
         self._witnessed = False
         """do members tell what they have heard?"""
+        self._spoken: dict[int, Weights] = {}
+        """replica → what its offer stands for, in the order in which they were heard, where offers are weighed"""
         self._heard: dict[int, dict[Content, Tensor]] = {}
         self._whole: set[int] = set()
         self._refused: dict[int, str] = {}
@@ -62,6 +64,7 @@ class RoundMember:
         self._refused.clear()
         self._blamed.clear()
         self._checked.clear()
+        self._spoken.clear()
 
     @property
     def rounds(self) -> int:
@@ -93,10 +96,24 @@ class RoundMember:
         outer.liar.told()
         return self._said
 
-    def hear(self, peer: int, content: Content, payload: Tensor) -> None:
-        """Take in a part of a peer's offer, who may be ahead of this node."""
-        self._heard.setdefault(peer, {})[content] = payload
-        self._checked.discard((peer, content))
+    def hear(self, peer: int, content: Content, payload: Tensor) -> bool:
+        """Take in a part of a peer's offer, who may be ahead of this node; not if it has said that before: others are
+        told of what it said first."""
+        parts = self._heard.setdefault(peer, {})
+        if content in parts:
+            return False
+        parts[content] = payload
+        return True
+
+    def refuse(self, peer: int, why: str) -> None:
+        """A peer's offer is of no use in this round, whatever comes of it."""
+        self._refused.setdefault(peer, why)
+
+    def forget(self, peer: int) -> None:
+        """A peer's node begins anew: what it has said ahead is past."""
+        if peer not in self._whole:
+            self._heard.pop(peer, None)
+            self._checked = {(node, content) for node, content in self._checked if node != peer}
 
     def whole(self) -> list[int]:
         """Peers whose offer has come, and is of use, since this was asked last."""
@@ -117,9 +134,27 @@ class RoundMember:
         """Of what this node, of replica ``me``, says itself; empty as that."""
         return digest(self._said[me]) if self._witnessed else ""
 
+    def products(self, me: int, replica: int, peer: int | None) -> dict[int, float]:
+        """Of what another ``replica`` says, or ``me`` itself (no ``peer``), with all that was asked for before; nothing
+        where each stage judges by itself. Its own comes first."""
+        outer, weighing = self.outer, self.outer.exchange.weighing
+        if weighing is None:
+            return {}
+        offer = self._counted_own(me) if peer is None else _offer(self._heard[peer])
+        self._spoken |= weighing.spoken(outer.settled, {replica: offer})
+        return dict(weighing.products(outer.settled, self._spoken, me, [replica])[replica])
+
+    def _counted_own(self, me: int) -> Offer:
+        """What ``me`` goes by of its own: what it says, even if that is a lie, as long as others can go by it."""
+        assert self._own is not None
+        said, codec = self._said.get(me, self._own), self.outer.exchange.codec(self.outer.settled)
+        return self._own if refused({me: said}, self._own, codec) else said
+
     def refused(self) -> dict[int, str]:
         """Peers whose offer is of no use, as far as was found since this was asked last, and what is wrong with it."""
         self._check()
+        if self._own is None:  # who leads the round has not begun it yet
+            return {}
         found = {peer: why for peer, why in self._refused.items() if peer not in self._blamed}
         self._blamed |= found.keys()
         return found
@@ -140,8 +175,11 @@ class RoundMember:
         assert self._own is not None
         return {Content.PREFETCHED: self._own.prefetched, Content.BLOCKING: self._own.blocking}
 
-    def settle(self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner) -> Made:
-        """Go on with what ``round`` comes to: ``me`` and the other members, by replica; ``peers``: replica → node.
+    def settle(
+        self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner, weighed: Counted | None = None
+    ) -> Made:
+        """Go on with what ``round`` comes to: ``me`` and the other members, by replica; ``peers``: replica → node;
+        ``weighed``: what offers count over all stages, where they are judged so.
 
         Who has lied goes by its lie too, as long as others can: what must be equal at all stays equal.
         """
@@ -150,12 +188,10 @@ class RoundMember:
         assert self._own is not None
         heard = {replica: self._heard[node] for replica, node in peers.items()}
         offers = {replica: _offer(parts) for replica, parts in heard.items()}
-        outer, counted = self.outer, list[Counted]()
-        rule = outer.exchange.facing(0, counted.append)
-        codec = rule.codec(outer.settled)
-        outer.liar.hear(offers, codec, outer.settled.rounds)
-        said = self._said.get(me, self._own)
-        offers[me] = self._own if not peers or refused({me: said}, self._own, codec) else said
+        outer, counted = self.outer, [] if weighed is None or runner.stage else [weighed]  # one stage tells it for all
+        rule = outer.exchange.facing(0, counted.append, weighed)
+        outer.liar.hear(offers, rule.codec(outer.settled), outer.settled.rounds)
+        offers[me] = self._counted_own(me) if peers else self._own
         apart = rule.apart(outer.settled, offers)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, offers, me)
         runner.put(fast)

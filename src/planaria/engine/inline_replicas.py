@@ -21,6 +21,7 @@ from planaria.exchange.base import Counted, Offer
 from planaria.exchange.consensus import consensus
 from planaria.exchange.equivocation import Findings, digest, findings, joined
 from planaria.exchange.refusal import refused
+from planaria.exchange.weighing import Told
 from planaria.model.state import StageState
 from planaria.record.suspicion import Suspicion, distrusted
 from planaria.routing.arrangement import Arrangement
@@ -224,6 +225,7 @@ class InlineReplicas:
         for node in (node for replica in set(range(self._count)) - out for node in self.nodes(replica)):
             left_out = {replica: why for replica, why in found.left_out.items() if replica in pending.heard[node]}
             verdicts[node] = Verdict({**verdicts[node].refused, **left_out})
+        weighed = {me: self._weighed(pending, me, out) for me in range(self._count)}
         for node, offers in pending.heard.items():
             me = self._replica[node]
             party = {me: pending.honest[node]} if me in out else {r: o for r, o in offers.items() if r not in out}
@@ -231,8 +233,9 @@ class InlineReplicas:
                 party = {me: pending.honest[node]}
             first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
-            counted: list[Counted] = []
-            rule = self.exchange.facing(0, counted.append)
+            judged = weighed[me]
+            counted = [] if judged is None or runner.stage else [judged]  # one stage tells it for all
+            rule = self.exchange.facing(0, counted.append, judged)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
             compressed = pending.honest[node].compressed if len(party) > 1 else None
             verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)
@@ -241,6 +244,17 @@ class InlineReplicas:
             for replica in out:
                 self._copy(left[0], replica)
         return replace(pending.round, verdicts=verdicts, first=frozenset(first))
+
+    def _weighed(self, pending: _Pending, me: int, out: Collection[int]) -> Counted | None:
+        """What offers count for the replica ``me`` in a round, where they are judged over all stages."""
+        weighing, told = self.exchange.weighing, list[Told]()
+        party = sorted(pending.heard[self.nodes(me)[0]].keys() - out)
+        if weighing is None or me in out or len(party) < 2:
+            return None
+        for node in self.nodes(me):
+            outer, offers = self.outer[node].settled, {member: pending.heard[node][member] for member in party}
+            told.append(weighing.products(outer, weighing.spoken(outer, offers), me, party))
+        return weighing.counted(told, party, me, pending.round.number)
 
     def _remember(self, round: int, verdicts: Verdicts, found: Findings, out: Collection[int]) -> None:
         """What those that go on with the round have refused in it, and is proved. Who copies another tells nothing."""

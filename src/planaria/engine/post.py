@@ -109,8 +109,8 @@ class Post:
                 self.lend(item)
             case Introduce() if self.here.is_ours(item):
                 self.introduce(item)
-            case Arrived(edge=edge, header=wire.Header(label=wire.OfferPart() as part), payload=payload):
-                self._hear_offer(edge.spec.peer, part, payload)
+            case Arrived(edge=edge, header=header, payload=payload) if edge in self.links.meeting.values():
+                self._hear_offer(edge, header, payload)
             case Arrived(edge=edge, header=header, payload=payload):
                 try:
                     self.mail.put(edge.spec.peer, header, payload)
@@ -118,7 +118,9 @@ class Post:
                     self.here.report_broken(edge.spec.peer, str(error))
             case Opened(edge=edge):
                 self.links.opened.add(edge)
-            case Broken(edge=edge) if edge in self.links.meeting.values():
+            case Broken(edge=edge, detail=detail, strange=strange) if edge in self.links.meeting.values():
+                if strange:
+                    self._refuse(edge, detail)
                 return  # whoever waits for its offer is told when that has been long enough
             case Broken(edge=edge, detail=detail):
                 self._broken[edge] = detail
@@ -156,36 +158,53 @@ class Post:
         """Tell the same stage of the others in a group ahead what is known already."""
         prefetched = self.circle.prefetch(order.round)
         for edge in self.links.meet(order.links, self.here.node):
+            self.circle.forget(edge.spec.peer)
             self._say(edge, Content.PREFETCHED, prefetched)
 
     def meet(self, order: Meet, runner: StageRunner) -> None:
         """Make an offer to the same stage of the other members of a round."""
         offer, me, replica_of = self.circle.offer(order.round, runner), self.here.replica, self._itinerary.replica_of
         for edge in self.links.meet(order.links, self.here.node):
+            self.circle.forget(edge.spec.peer)
             self._say(edge, Content.PREFETCHED, offer.prefetched)
         said = self.circle.tell(self.here.step, me, [member for member in order.members if member != me])
         for peer, edge in self.links.meeting.items():
             self._say(edge, Content.BLOCKING, said[replica_of(peer)].blocking)
-        if digest := self.circle.own_digest(me):
-            self.here.report(e.OfferHeard, round=order.round, replica=me, digest=digest)
+        digest, products = self.circle.own_digest(me), self.circle.products(me, me, None)
+        if digest or products:
+            self.here.report(e.OfferHeard, round=order.round, replica=me, digest=digest, products=products)
         self._tell_heard()
 
     def _say(self, edge: Edge, content: wire.Part, part: Tensor | None) -> None:
         if part is not None:
             edge.send(wire.OfferPart(self.circle.round, content), part)
 
-    def _hear_offer(self, peer: int, part: wire.OfferPart, payload: Tensor) -> None:
-        if peer in self.links.meeting and part.round == self.circle.round:
-            self.circle.hear(peer, part.content, payload)
+    def _hear_offer(self, edge: Edge, header: wire.Header, payload: Tensor) -> None:
+        """Take in what comes over an edge of the round under way."""
+        label, round = header.label, self.circle.round
+        if not isinstance(label, wire.OfferPart):
+            self._refuse(edge, f"sent {label}, which is no part of an offer")
+        elif label.round != round:
+            self._refuse(edge, f"its {label.content.name.lower()} part: of round {label.round}, not {round}")
+        elif self.circle.hear(edge.spec.peer, label.content, payload):
             self._tell_heard()
+        else:
+            self._refuse(edge, f"its {label.content.name.lower()} part: said twice")
+
+    def _refuse(self, edge: Edge, why: str) -> None:
+        """What has come over an edge of a round can be no offer: nothing more is read there, whatever comes."""
+        self.circle.refuse(edge.spec.peer, why)
+        edge.reset()
+        self._tell_heard()
 
     def _tell_heard(self) -> None:
         round, replica_of = self.circle.round, self._itinerary.replica_of
         for peer, reason in self.circle.refused().items():
             self.here.report(e.OfferRefused, round=round, replica=replica_of(peer), reason=reason)
         for peer in self.circle.whole():
-            digest = self.circle.digest_of(peer)
-            self.here.report(e.OfferHeard, round=round, replica=replica_of(peer), digest=digest)
+            digest, replica = self.circle.digest_of(peer), replica_of(peer)
+            products = self.circle.products(self.here.replica, replica, peer)
+            self.here.report(e.OfferHeard, round=round, replica=replica, digest=digest, products=products)
 
     def input_of(self, action: Action) -> Awaited | None:
         """The frame that an action waits for; None if its input is local."""

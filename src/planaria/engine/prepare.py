@@ -196,7 +196,11 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
             f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with "
             "exchange.replicas, a lost stage is copied from another replica: use 'checkfree' or 'checkpoint'"
         )
-    exchange(config.exchange)
+    if exchange(config.exchange).weighing is not None and config.routing.mixed:
+        raise UserError(
+            "exchange.robust.scope = 'replica' beside routing.mixed = true: what a replica's stages say follows from "
+            "passes through those of others, so that it is no unit of trust; leave one of them out"
+        )
     require_messages(config)
     coded_steps(config, itinerary)
     if config.exchange.replicas > 1 and itinerary.schedule is not None:

@@ -38,6 +38,7 @@ from planaria.engine.takeover import MemoryDamaged, donate, take_state
 from planaria.engine.warm import device_memory, layer_seconds, warm_runner
 from planaria.engine.worker_log import log_to
 from planaria.errors import UserError
+from planaria.exchange.base import Counted
 from planaria.fleet.base import ControlLine
 from planaria.fleet.inventory import VISIBLE
 from planaria.fleet.switchboard import WorkerLine
@@ -275,7 +276,8 @@ class Worker:
         start, replica = time.monotonic(), self.here.replica
         nodes = self.itinerary.arrangement.nodes(self.here.stage)
         peers = {other: nodes[other] for other in order.members if other != replica}
-        made = self.post.circle.settle(order.round, replica, peers, self.runner)
+        weighed = Counted(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
+        made = self.post.circle.settle(order.round, replica, peers, self.runner, weighed)
         self.post.links.part()
         verdict = replace(made.verdict, refused=order.left_out)
         self.post.report(verdict, order.round, first=replica == order.members[0])

@@ -12,10 +12,22 @@ from torch import Tensor
 
 from planaria.errors import UserError, nearest
 from planaria.exchange import message
-from planaria.exchange.base import Exchange, ExchangeCost, Offer, Outer, Parts, Shapes, Told, Weights, meeting_cost
+from planaria.exchange.base import (
+    Counted,
+    Exchange,
+    ExchangeCost,
+    Offer,
+    Outer,
+    Parts,
+    Shapes,
+    Told,
+    Weights,
+    meeting_cost,
+)
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compression import Compression, compression_of
 from planaria.exchange.robust import Robust
+from planaria.exchange.weighing import Weighing
 
 
 class Aggregator(Protocol):
@@ -110,6 +122,13 @@ class Averaging(Exchange, ABC):
             return (
                 "such a rule goes on from a value that is equal at all members, and here each has its own; take another"
             )
+        if by.scope == "replica" and not self.interval:
+            return (
+                "scope = 'replica' is for rounds, and here each stage agrees on its gradient within every step; leave "
+                "scope out, or take exchange.kind = 'diloco'"
+            )
+        if by.scope == "replica" and type(self).spoken is Averaging.spoken:
+            return "scope = 'replica': this kind does not say what its offers stand for (spoken); leave scope out"
         return ""
 
     def misfit(self, members: int) -> str:
@@ -126,12 +145,22 @@ class Averaging(Exchange, ABC):
     def strikes(self) -> int:
         return 0 if self._robust is None else self._robust.strikes
 
-    def facing(self, refused: int, told: Told) -> Self:
+    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
         if self._robust is None:
             return self
         made = self.model_copy()
-        made._robust = self._robust.facing(refused, told)
+        made._robust = self._robust.facing(refused, told, counted)
         return made
+
+    @property
+    def weighing(self) -> Weighing | None:
+        if self._robust is None or self._robust.scope == "stage":
+            return None
+        return Weighing(self._robust, not self.synchronised, CENTRE, self.spoken)
+
+    def spoken(self, outer: Outer, offers: Mapping[int, Offer]) -> dict[int, dict[str, Tensor]]:
+        """What sound ``offers`` of the round after ``outer`` stand for: member → the value that a rule is to see."""
+        raise NotImplementedError
 
     @property
     def parts(self) -> Parts:
@@ -165,6 +194,11 @@ class Averaging(Exchange, ABC):
 
     def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
         return message.apart(offers, self.codec(outer), outer.rounds)
+
+    def decoded(self, outer: Outer, offers: Mapping[int, Offer], like: Weights) -> dict[int, dict[str, Tensor]]:
+        """What the blocking parts of sound ``offers`` of the round after ``outer`` stand for, by member."""
+        codec = self.codec(outer)
+        return {member: message.unpack(offer.blocking, like, codec, outer.rounds) for member, offer in offers.items()}
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         return meeting_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes))

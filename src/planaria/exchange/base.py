@@ -18,10 +18,10 @@ Nothing changes before ``settle``: a round that is given up halfway leaves no tr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -134,6 +134,21 @@ class Counted(NamedTuple):
 Told = Callable[[Counted], None]
 
 
+class Weighs(Protocol):
+    """Judges offers over all stages of a replica; each method as in ``exchange/weighing.py``."""
+
+    @property
+    def spoken(self) -> Callable[[Outer, Mapping[int, Offer]], Mapping[int, Weights]]: ...
+
+    def products(
+        self, outer: Outer, said: Mapping[int, Weights], me: int, news: Collection[int]
+    ) -> Mapping[int, Mapping[int, float]]: ...
+
+    def counted(
+        self, stages: Sequence[Mapping[int, Mapping[int, float]]], members: Sequence[int], me: int, draw: int
+    ) -> Counted | None: ...
+
+
 class TooManyLiars(ValueError):
     """More members say what cannot be meant than a robust rule bears."""
 
@@ -209,10 +224,16 @@ class Exchange(Choice, ABC):
         """
         return 0
 
-    def facing(self, refused: int, told: Told) -> Self:
+    @property
+    def weighing(self) -> Weighs | None:
+        """How offers are judged over all stages of a replica at once; None: each stage judges by itself."""
+        return None
+
+    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
         """The same for a round in which the offers of so many members were refused: these are among its liars.
 
-        ``told`` is told how much each of the others counts, if the exchange can tell.
+        ``told`` is told how much each of the others counts, if the exchange finds that; ``counted``: what they count,
+        where others have found that.
         """
         return self
 

@@ -47,20 +47,26 @@ class DiLoCo(Averaging):
     def start(self, weights: Weights) -> Outer:
         return Outer({"slow": message.slow_copy(weights), "momentum": message.zeros(weights)})
 
+    def about(self, outer: Outer) -> Weights:
+        """Those slow weights that the round after ``outer`` is about."""
+        return outer["slow"]
+
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        return self.compression.offer(outer, pseudo_gradient(outer["slow"], fast))
+        return self.compression.offer(outer, pseudo_gradient(self.about(outer), fast))
+
+    def spoken(self, outer: Outer, offers: Mapping[int, Offer]) -> dict[int, dict[str, Tensor]]:
+        return self.decoded(outer, offers, self.about(outer))
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        slow, settled = self._stepped(outer, offers, me, outer["slow"])
+        slow, settled = self._stepped(outer, offers, me)
         return {**fast, **message.fast_copy(slow, fast)}, settled
 
-    def _stepped(
-        self, outer: Outer, offers: Mapping[int, Offer], me: int, part: Weights
-    ) -> tuple[dict[str, Tensor], Outer]:
-        """Those slow weights that are ``part`` of all, one outer step later, and the outer state. None of them, where
-        a robust rule does not bear it that so few are heard; then the outer state has but counted the round."""
+    def _stepped(self, outer: Outer, offers: Mapping[int, Offer], me: int) -> tuple[dict[str, Tensor], Outer]:
+        """The slow weights that the round is about, one outer step later, and the outer state. None of them, where a
+        robust rule does not bear it that so few are heard; then the outer state has but counted the round."""
+        part = self.about(outer)
         said, kept = self.compression.heard(outer, offers, me, part)
         try:
             drift = self.joined(outer, said)

@@ -97,13 +97,8 @@ class Models(Averaging, ABC):
     def _settled(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        said, kept = self.compression.heard(outer, offers, me, outer["slow"])
-        if self.two_parts:
-            prefetched = {member: message.unpack(offers[member].prefetched, outer["slow"]) for member in said}
-            said = {
-                member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
-                for member, drift in said.items()
-            }
+        heard, kept = self.compression.heard(outer, offers, me, outer["slow"])
+        said = self._said(outer, offers, heard)
         if me not in said:  # its own offer was refused, so there is nothing to join: it begins the round again
             return message.fast_copy(outer["slow"], fast), outer.settled(slow=outer["slow"], **kept)
         joined = self.together(outer, said, me)
@@ -112,6 +107,21 @@ class Models(Averaging, ABC):
             before = outer["momentum"].get(name, torch.zeros_like(slow))
             new_slow[name], momentum[name] = self.step(slow, before, said[me][name], joined[name])
         return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
+
+    def spoken(self, outer: Outer, offers: Mapping[int, Offer]) -> dict[int, dict[str, Tensor]]:
+        return self._said(outer, offers, self.decoded(outer, offers, outer["slow"]))
+
+    def _said(
+        self, outer: Outer, offers: Mapping[int, Offer], heard: Mapping[int, Mapping[str, Tensor]]
+    ) -> dict[int, dict[str, Tensor]]:
+        """x of each member, whose blocking part stands for what was ``heard``: for x itself, or for a drift."""
+        if not self.two_parts:
+            return {member: dict(value) for member, value in heard.items()}
+        prefetched = {member: message.unpack(offers[member].prefetched, outer["slow"]) for member in heard}
+        return {
+            member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
+            for member, drift in heard.items()
+        }
 
     def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
         return super().apart(outer, offers) / (1.0 if self.two_parts else self.unit)

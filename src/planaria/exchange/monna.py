@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.bounds import Fraction, Natural
 from planaria.exchange import message
-from planaria.exchange.base import Offer, Outer, Parts, Told, Weights
+from planaria.exchange.base import Counted, Offer, Outer, Parts, Told, Weights
 from planaria.exchange.gossip import Models
 from planaria.exchange.robust import Robust
 from planaria.exchange.robust.chunks import Vector, chunks
@@ -40,7 +40,7 @@ class MoNNA(Models):
     def borne(self) -> int:
         return self.liars
 
-    def facing(self, refused: int, told: Told) -> Self:
+    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
         return self.model_copy(update={"liars": max(0, self.liars - refused)})
 
     def misfit(self, members: int) -> str:

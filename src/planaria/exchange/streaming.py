@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.bounds import Fraction, Natural, Positive
 from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
-from planaria.exchange.diloco import DiLoCo, pseudo_gradient
+from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.pairing import one_group
 
 
@@ -52,14 +52,14 @@ class Streaming(DiLoCo):
     def overlap(self) -> int:
         return self.delay
 
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        slow = self._part(outer["slow"], outer.rounds)
-        return self.compression.offer(outer, pseudo_gradient(slow, fast))
+    def about(self, outer: Outer) -> Weights:
+        slow = outer["slow"]
+        return {name: slow[name] for name in fragments(slow, self.fragments)[outer.rounds % self.fragments]}
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        slow, settled = self._stepped(outer, offers, me, self._part(outer["slow"], outer.rounds))
+        slow, settled = self._stepped(outer, offers, me)
         mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
         return {**fast, **mixed}, settled
 
@@ -69,9 +69,6 @@ class Streaming(DiLoCo):
         blocking = sum(self.compression.bytes({n: shapes[n] for n in part}) for part in parts) / self.fragments
         cost = meeting_cost(one_group(range(members)), blocking)
         return replace(cost, critical=0.0) if self.delay else cost
-
-    def _part(self, weights: Weights, round: int) -> dict[str, Tensor]:
-        return {name: weights[name] for name in fragments(weights, self.fragments)[round % self.fragments]}
 
 
 def mixture(fast: Tensor, slow: Tensor, mix: float) -> Tensor:

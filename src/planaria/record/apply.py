@@ -221,7 +221,10 @@ def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
         return run
     news = fact.node, fact.replica
     if isinstance(fact, e.OfferHeard):
-        replica = go_on(replica, meeting=replace(meeting, heard=freeze({**meeting.heard, news: fact.digest})))
+        if run.rule.weighing is not None and not {fact.replica, *meeting.told(fact.node)} <= fact.products.keys():
+            return run  # nothing can be made of what it has heard
+        meeting = meeting.having_heard(fact.node, fact.replica, fact.digest, fact.products)
+        replica = go_on(replica, meeting=meeting)
         return with_replica(run, replica) if replica.has_heard(fact.replica) else noted(run, replica)
     # What one has refused is no use to the others either.
     return with_replica(anew(run), go_on(replica, meeting=replace(meeting, refused=meeting.refused | {news})))

@@ -54,6 +54,10 @@ class Settle(Fact):
     the round is gone on without them"""
     liars: list[int] = Field(default_factory=list)
     """those of them of which that is proved"""
+    counted: dict[int, dict[int, float]] = Field(default_factory=dict)
+    """where offers are judged over all stages: member → what those of each count in what it makes of the round"""
+    rivals: dict[str, dict[int, float]] = Field(default_factory=dict)
+    """another rule → what it would have counted, for the first member, of those that count little"""
 
 
 class Adopt(Fact):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from planaria.record.started import Fact
 
@@ -25,6 +25,9 @@ class OfferHeard(Fact):
     """the other one; the worker's own, of what it says itself"""
     digest: str = ""
     """of the offer, where members tell what they hear (``exchange/equivocation.py``)"""
+    products: dict[int, FiniteFloat] = Field(default_factory=dict)
+    """its inner products with what the node has heard of others before, and said itself, and with itself, by replica:
+    where offers are judged over all stages (``exchange/weighing.py``)"""
 
 
 class OfferRefused(Fact):
@@ -56,6 +59,7 @@ class OffersCounted(Fact):
     worker: str
     node: int
     stage: int
+    """0 where offers are judged over all stages: it counted as much at the others"""
     generation: int
     round: int
     counted: dict[int, float]

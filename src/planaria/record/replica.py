@@ -36,6 +36,19 @@ class OpenRound:
     """(own node, replica) whose offer has come, or was made there → its digest, empty where nobody compares them"""
     refused: frozenset[tuple[int, int]] = frozenset()
     """the same, whose offer was of no use"""
+    products: Mapping[tuple[int, int], Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
+    """the same as those heard → inner products, where offers are judged over all stages"""
+
+    def told(self, node: int) -> dict[int, Mapping[int, float]]:
+        """Replica → inner products of its offer, as ``node`` has told them."""
+        return {replica: found for (at, replica), found in self.products.items() if at == node}
+
+    def having_heard(self, node: int, replica: int, digest: str, products: Mapping[int, float]) -> OpenRound:
+        """The same once ``node`` has told that it has heard an offer, and what of that."""
+        heard = MappingProxyType({**self.heard, (node, replica): digest})
+        if not products:
+            return copied(self, heard=heard)
+        return copied(self, heard=heard, products=MappingProxyType({**self.products, (node, replica): products}))
 
 
 @dataclass(frozen=True)

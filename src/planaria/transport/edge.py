@@ -83,6 +83,8 @@ class Broken:
 
     edge: Edge
     detail: str
+    strange: bool = False
+    """did the other end send what is no frame, or none that this edge carries?"""
 
 
 class Edge:
@@ -171,7 +173,7 @@ class Edge:
                 self._close(channel)
         except (Closed, WireError, OSError) as error:
             self._close(channel)
-            self._deliver(Broken(self, _reason(error)), self._due)
+            self._deliver(Broken(self, _reason(error), isinstance(error, WireError)), self._due)
 
     def _open(self) -> None:
         """Find the other end, then leave the edge to the inbox."""

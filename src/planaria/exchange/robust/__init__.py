@@ -1,23 +1,25 @@
 """What replicas go on with when some of them lie: a registry of robust rules, each one file.
 
 A recipe says ``exchange.robust = "multikrum"``, ``"nnm:median"``, or as a table
-``{ rule = "flag", liars = 2, mix = "nnm", rounds = 5 }``.
+``{ rule = "flag", liars = 2, mix = "nnm", rounds = 5, scope = "replica" }``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from planaria.errors import UserError, nearest
 from planaria.exchange import message
 from planaria.exchange.base import Counted, Told, TooManyLiars, Weights
-from planaria.exchange.robust.base import GramRule, Rule
+from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
+from planaria.exchange.robust.chunks import blank
 from planaria.exchange.robust.clipping import CenteredClipping
-from planaria.exchange.robust.combining import Combined, combine
+from planaria.exchange.robust.combining import by_coefficients, coefficients, combine
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
 from planaria.exchange.robust.flag import Flag
 from planaria.exchange.robust.geometric import GeometricMedian
@@ -44,6 +46,7 @@ RULES: Registry[Rule] = Registry(
 )
 
 STRIKES = 3
+Scope = Literal["stage", "replica"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class Robust:
     """hears what each member counts in the value of a round, where the rule goes by coefficients"""
     strikes: int = STRIKES
     """as of :attr:`~planaria.exchange.base.Exchange.strikes`"""
+    scope: Scope = "stage"
+    """over what offers are judged together: what each stage hears by itself, or whole replicas (``weighing.py``)"""
+    counted: Counted | None = None
+    """with whole replicas: what was found, over all stages, that members count"""
 
     def least(self) -> int:
         """The fewest members with whom the rule bears its liars: a bucket with one liar counts as one."""
@@ -66,10 +73,11 @@ class Robust:
         """Does it need the value of the round before?"""
         return isinstance(self.rule, GramRule) and self.rule.continues
 
-    def facing(self, refused: int, told: Told) -> Robust:
-        """The same where so many liars are known already, as what they said was refused."""
+    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Robust:
+        """The same where so many liars are known already, as what they said was refused; ``told`` and ``counted`` as of
+        :meth:`~planaria.exchange.base.Exchange.facing`."""
         left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - refused)})
-        return replace(self, rule=left, told=told)
+        return replace(self, rule=left, told=told, counted=counted)
 
     def aggregate(self, said: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
         """One value of those of several members, in order; ``draw`` is a number that all of them know, ``last`` the
@@ -83,21 +91,39 @@ class Robust:
         if not like:  # a fragment of nothing
             return {}
         vectors, before = [message.pieces(weights) for weights in said.values()], message.pieces(last) if last else None
+        if self.scope == "replica":
+            return message.named(self._given(vectors, [*said], before), like)
         try:
             found = combine(self.rule, vectors, self.mix, draw, before)
         except NotFinite as error:
             raise TooManyLiars("a member's vector is not finite, and was not refused") from error
-        if self.told is not None and found.coefficients is not None:
-            self.told(self._counted([*said], found, draw))
+        if self.told is not None and found.coefficients is not None and found.gram is not None:
+            self.told(self._counted([*said], found.coefficients, found.gram, draw))
         return message.named(found.value, like)
 
-    def _counted(self, members: list[int], found: Combined, draw: int) -> Counted:
-        assert found.coefficients is not None
-        own, gram = found.coefficients.tolist(), found.gram
+    def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
+        """By what was found over all stages."""
+        assert self.counted is not None, "nobody has judged whole replicas"
+        c = torch.tensor([self.counted.coefficients[member] for member in members], dtype=torch.float64)
+        if self.continues and last is None:
+            last = blank(vectors[0])
+        return by_coefficients(vectors, c, last if self.continues else None)
+
+    def judged(self, members: Sequence[int], gram: Tensor, draw: int) -> Counted:
+        """What ``members`` count, and by other rules, from their inner products G [n + 1, n + 1] (``products.py``).
+
+        :raises ValueError: when they are too few.
+        """
+        assert isinstance(self.rule, GramRule)
+        found = coefficients(self.rule, gram, self.mix, draw, self.continues)
+        return self._counted(members, found, gram, draw)
+
+    def _counted(self, members: Sequence[int], found: Tensor, gram: Tensor, draw: int) -> Counted:
+        own = found.tolist()
 
         def by_rivals() -> dict[str, dict[int, float]]:
             little = suspects(own, self.rule.liars)
-            if not little or gram is None or not isinstance(self.rule, GramRule):
+            if not little or not isinstance(self.rule, GramRule):
                 return {}
             rules = {name: RULES.make(name, {"liars": self.rule.liars}) for name in RULES.shipped}
             others = rivals(rules, self.rule, gram, self.mix, draw)
@@ -113,13 +139,21 @@ def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
     """
     given = _spelled(said) if isinstance(said, str) else dict(said)
     rule, mix, strikes = given.pop("rule", None), given.pop("mix", "none"), given.pop("strikes", STRIKES)
+    scope = given.pop("scope", "stage")
     if not isinstance(rule, str):
         raise UserError(f"exchange.robust = {said!r}: give rule, a name: {', '.join(RULES.names)}")
     if mix not in get_args(Mix):
         raise UserError(f"exchange.robust.mix = {mix!r}: no such choice; {nearest(str(mix), get_args(Mix))}")
     if type(strikes) is not int or strikes < 0:
         raise UserError(f"exchange.robust.strikes = {strikes!r}: give a number of steps, 0 or more (0: never)")
-    made = Robust(RULES.make(rule, given), mix, strikes=strikes)
+    if scope not in get_args(Scope):
+        raise UserError(f"exchange.robust.scope = {scope!r}: no such choice; {nearest(str(scope), get_args(Scope))}")
+    made = Robust(RULES.make(rule, given), mix, strikes=strikes, scope=scope)
+    if scope == "replica" and isinstance(made.rule, CoordinateRule):
+        raise UserError(
+            f"exchange.robust.scope = 'replica': {rule!r} looks at each number by itself, so that no stage bears on "
+            "another; leave scope out, or take a rule that goes by distances, such as 'multikrum'"
+        )
     if members < made.least():
         raise UserError(
             f"exchange.robust: {rule!r} with liars = {made.rule.liars} and mix = {mix!r} needs exchange.replicas = "

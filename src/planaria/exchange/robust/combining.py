@@ -53,9 +53,13 @@ def combine(
         return Combined(_visited(vectors, lambda rows: made(mixed(matrix, rows))))
     assert isinstance(rule, GramRule)
     c = coefficients(rule, gram, mix, draw, onward)
-    factors = [*c.tolist(), *([1.0 - float(c.sum())] if onward else [])]
-    summed = [*vectors, last] if onward and last is not None else vectors
-    return Combined(_visited(summed, lambda rows: weighted(rows, factors)), c, gram)
+    return Combined(by_coefficients(vectors, c, last if onward else None), c, gram)
+
+
+def by_coefficients(vectors: Sequence[Vector], c: Tensor, last: Vector | None) -> Tensor:
+    """Σ c_j x_j [d], plus (1 − Σ c_j) v of a ``last`` value v, if there is one, for c [n]."""
+    factors = [*c.tolist(), *([1.0 - float(c.sum())] if last is not None else [])]
+    return _visited([*vectors, *([] if last is None else [last])], lambda rows: weighted(rows, factors))
 
 
 def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: bool) -> Tensor:

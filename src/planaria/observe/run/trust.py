@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
@@ -28,7 +28,7 @@ BY_OTHERS = (
 )
 
 Place = tuple[int, int]
-"""replica, stage"""
+"""replica, stage; of all stages, -1"""
 
 
 @dataclass
@@ -61,11 +61,17 @@ class Trust:
 
     width: int = 1
     """rounds that share a column"""
+    whole: bool = False
+    """are offers judged over all stages of a replica?"""
     counted: dict[Place, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
     """whose → column → [sum of coefficients, how many]"""
     refused: dict[tuple[int, int, str], Refusals] = field(default_factory=lambda: defaultdict(Refusals))
     """(replica, stage, reason)"""
     little: dict[Place, Little] = field(default_factory=lambda: defaultdict(Little))
+
+    def place(self, replica: int, stage: int) -> Place:
+        """The row in which that stands."""
+        return replica, -1 if self.whole else stage
 
     def mean(self, place: Place, column: int) -> float | None:
         total, count = self.counted.get(place, {}).get(column, (0.0, 0))
@@ -79,14 +85,16 @@ def trust_of(record: RunRecord) -> Trust:
 
 def _trust(record: RunRecord) -> Trust:
     last = max((fact.round for _, fact in record.history if isinstance(fact, OffersCounted | OfferRefused)), default=0)
-    found = Trust(width=1 + last // COLUMNS)
+    robust = record.config.exchange.robust
+    whole = isinstance(robust, Mapping) and robust.get("scope") == "replica"
+    found = Trust(width=1 + last // COLUMNS, whole=whole)
     for _, fact in record.history:
         if isinstance(fact, OffersCounted):
             for replica, value in fact.counted.items():
-                cell = found.counted[replica, fact.stage].setdefault(fact.round // found.width, [0.0, 0])
+                cell = found.counted[found.place(replica, fact.stage)].setdefault(fact.round // found.width, [0.0, 0])
                 cell[0] += value
                 cell[1] += 1
-            _compare(fact, found.little)
+            _compare(fact, found)
         elif isinstance(fact, OfferRefused):
             refusals = found.refused[fact.replica, fact.stage, fact.reason]
             refusals.rounds.add(fact.round)
@@ -94,11 +102,11 @@ def _trust(record: RunRecord) -> Trust:
     return found
 
 
-def _compare(fact: OffersCounted, little: dict[Place, Little]) -> None:
+def _compare(fact: OffersCounted, trust: Trust) -> None:
     """Take in what other rules would have counted in a round."""
     suspects = {replica for of in fact.rivals.values() for replica in of}
     for replica in suspects:
-        found = little[replica, fact.stage]
+        found = trust.little[trust.place(replica, fact.stage)]
         found.rounds += 1
         found.add(OWN, fact.counted[replica])
         found.add(MEAN, 1 / len(fact.counted))
@@ -115,9 +123,10 @@ def section(record: RunRecord) -> Iterator[str]:
         return
     text, parts = "What the offers of each replica counted, and what was refused.", []
     if trust.counted:
+        over = "over all stages" if trust.whole else "stage by stage"
         text = (
             f"How much the offers of each replica counted in what the others made of all (exchange.robust = "
-            f"{record.config.exchange.robust!r}), stage by stage, as the first replica's nodes saw it. Blank: nothing. "
+            f"{record.config.exchange.robust!r}), {over}, as the first replica's nodes saw it. Blank: nothing. "
             "Red: refused. " + (f"A column is the mean of {trust.width} rounds." if trust.width > 1 else "")
         )
         parts.append(page.chart(trust_figure(trust), "trust"))
@@ -137,13 +146,13 @@ def section(record: RunRecord) -> Iterator[str]:
 
 
 def _by_others(trust: Trust) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: for each stage of each replica what its offers would have counted, those that counted little most
-    often first."""
+    """Heads and rows: for each stage of each replica, or for a whole one, what its offers would have counted, those
+    that counted little most often first."""
     rules = [OWN, MEAN, *sorted({rule for little in trust.little.values() for rule in little.sums} - {OWN, MEAN})]
     rows = []
     for (replica, stage), little in sorted(trust.little.items(), key=lambda pair: (-pair[1].rounds, pair[0]))[:ROWS]:
         means = (f"{little.sums[rule] / little.told[rule]:.3f}" if rule in little.sums else "–" for rule in rules)
-        rows.append([str(replica), str(stage), str(little.rounds), *means])
+        rows.append([str(replica), str(stage) if stage >= 0 else "all", str(little.rounds), *means])
     return ["replica", "stage", "rounds", *rules], rows
 
 
@@ -156,13 +165,14 @@ def _rows(trust: Trust) -> Iterator[list[str]]:
 
 
 def trust_figure(trust: Trust) -> go.Figure:
-    """Coefficients as a heat map: a row for each stage of each replica, a column for each round, or for several."""
+    """Coefficients as a heat map: a row for each stage of each replica, or for each replica that is judged as a whole;
+    a column for each round, or for several."""
     refused: dict[Place, set[int]] = defaultdict(set)
     for (replica, stage, _), found in trust.refused.items():
-        refused[replica, stage] |= {round // trust.width for round in found.rounds}
+        refused[trust.place(replica, stage)] |= {round // trust.width for round in found.rounds}
     places = sorted({*trust.counted, *refused})
     columns = sorted({column for of in (*trust.counted.values(), *refused.values()) for column in of})
-    names = [f"replica {replica} · stage {stage}" for replica, stage in places]
+    names = [f"replica {replica}" + (f" · stage {stage}" if stage >= 0 else "") for replica, stage in places]
     rounds = [column * trust.width for column in columns]
     means = [[trust.mean(place, column) for column in columns] for place in places]
     fig = figure(110 + 22 * len(places), x="round")

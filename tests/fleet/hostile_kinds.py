@@ -1,0 +1,71 @@
+"""Kinds of exchange of which one replica's workers put something else than offers on the wire."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planaria.engine.position import Position
+from planaria.exchange.base import Offer, Outer, Weights
+from planaria.exchange.monna import MoNNA
+from planaria.transport.edge import Edge
+from planaria.transport.wire import HEADER_BYTES, Header, Label, OfferPart, State, pack
+
+LIAR = 1
+"""the replica"""
+Frame = tuple[Label, Tensor] | bytes
+
+
+def _huge(label: OfferPart, payload: Tensor) -> Iterator[Frame]:
+    yield pack(Header(label, torch.float32, (1 << 28,)))
+
+
+SAYS: dict[str, Callable[[OfferPart, Tensor], Iterator[Frame]]] = {
+    "nothing": lambda label, payload: iter(()),
+    "nan": lambda label, payload: iter([(label, torch.full_like(payload, torch.nan))]),
+    "longer": lambda label, payload: iter([(label, torch.cat([payload, payload[:1]]))]),
+    "type": lambda label, payload: iter([(label, payload.to(torch.float16))]),
+    "round": lambda label, payload: iter([(label._replace(round=label.round + 1), payload)]),
+    "kind": lambda label, payload: iter([(State(1), payload)]),
+    "huge": _huge,
+    "noise": lambda label, payload: iter([random.Random(label.round).randbytes(4 * HEADER_BYTES)]),
+}
+
+
+class Wire(MoNNA):
+    """MoNNA, where the liar's workers say what ``speech`` names; "all": another thing in each round."""
+
+    speech: str
+
+    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
+        if any(type(found) is Position and found.replica == LIAR for found in gc.get_objects()):
+            _spoil(self.speech)
+        return super().offer(outer, fast, prefetched)
+
+
+def _spoil(says: str) -> None:
+    """From now on this process says something else in rounds."""
+    if hasattr(Edge, "honest"):
+        return
+    honest = Edge.send
+
+    def send(edge: Edge, label: Label, payload: Tensor, later: bool = False) -> None:
+        if not isinstance(label, OfferPart):
+            honest(edge, label, payload, later)
+            return
+        kinds = [*SAYS]
+        for frame in SAYS[kinds[label.round % len(kinds)] if says == "all" else says](label, payload):
+            if isinstance(frame, bytes):
+                with edge._sending:
+                    edge._unsent.append((memoryview(frame), memoryview(b"")))
+                    edge._push()
+            else:
+                honest(edge, *frame)
+
+    patched: Any = Edge
+    patched.honest, patched.send = honest, send

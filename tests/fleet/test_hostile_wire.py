@@ -1,0 +1,226 @@
+"""What comes over a real edge of a round and is no offer: each refused in one line, and nothing else comes of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+from harness import ending, facts, tiny, train
+from hostile_kinds import LIAR, SAYS
+from torch import Tensor
+
+from planaria.engine.desk import Desk
+from planaria.engine.itinerary import Itinerary
+from planaria.engine.position import Position
+from planaria.engine.post import Post
+from planaria.engine.runner import StageRunner
+from planaria.engine.setup import Setup
+from planaria.record.decisions import Form, Keep, Link, Meet, Member, Settle
+from planaria.record.events import REPORT, OfferHeard, OfferRefused, StageReady, WorkerFailed
+from planaria.record.logs import RunRecord
+from planaria.transport.buffers import as_bytes
+from planaria.transport.port import Port
+from planaria.transport.secure import new_key
+from planaria.transport.wire import (
+    HEADER_BYTES,
+    Activation,
+    Content,
+    GradientShare,
+    Header,
+    Label,
+    OfferPart,
+    Ping,
+    State,
+    pack,
+)
+
+SOON_S = 20.0
+Frames = list[tuple[bytes, bytes]]
+"""headers and payloads"""
+
+
+class Victim:
+    """The node of stage 1 of replica 0, and a stranger in place of that of replica 1."""
+
+    def __init__(self, folder: Path, controller: Connection, line: Connection) -> None:
+        config = tiny(folder, stages=1, exchange={"replicas": 2, "kind": "noloco", "options": {"every": 2}})
+        setup = Setup(config, folder, folder, "127.0.0.1", new_key())
+        self.port, self.stranger = Port("127.0.0.1", setup.key), Port("127.0.0.1", setup.key)
+        itinerary, self.desk = Itinerary(config), Desk(line, heartbeat_s=1.0)
+        here = Position("w1", itinerary, self.desk.report)
+        self.post = Post(setup, itinerary, here, self.desk, self.port, lambda order: None)
+        nodes = itinerary.arrangement.nodes(1)
+        self.low, self.high = nodes[0], nodes[1]
+        column = itinerary.column(0)
+        members = [Member(node=n, stage=column.stage[n], worker=f"w{n}", source=Keep()) for n in column.stage]
+        self.post.move(self.low, Form(generation=1, step=7, outcome="started", members=members, links=[]))
+        self.runner, self.controller, self.round = StageRunner(config, 1), controller, 0
+        self.post.circle.begin({}, self.runner, 0)
+
+    def meet(self) -> OfferPart:
+        """Begin the next round; the label of what is sound in it."""
+        self.round += 1
+        link = Link(low=self.low, high=self.high, id=f"r{self.round}", at="")
+        self.post.meet(Meet(round=self.round, members=[0, 1], generations=[1, 1], links=[link]), self.runner)
+        return OfferPart(self.round, Content.BLOCKING)
+
+    def hears(self, frames: Frames) -> list[OfferHeard | OfferRefused]:
+        """What the node tells of these frames, until their sender has hung up."""
+        channel = self.stranger.call(self.port.address, f"r{self.round}", SOON_S, lambda: False)
+        assert channel is not None
+        edge, told = self.post.links.meeting[self.high], list[OfferHeard | OfferRefused]()
+        left = memoryview(b"".join(part for frame in frames for part in frame))
+        while left:
+            left = left[channel.write_some(left, left[:0]) :]
+        channel.close()
+        deadline = time.monotonic() + SOON_S
+        while not edge._over:
+            assert time.monotonic() < deadline, "stands still"
+            if (item := self.desk.next(time.monotonic() + 0.01)) is not None:
+                self.post.hear(item)
+        self.post.hear_all()
+        while self.controller.poll():
+            fact = REPORT.validate_json(self.controller.recv_bytes())
+            assert isinstance(fact, OfferHeard | OfferRefused), fact
+            told.append(fact)
+        return told
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Victim]:
+    controller, line = Pipe()
+    made = Victim(tmp_path, controller, line)
+    yield made
+    made.post.links.close()
+    made.port.close()
+    made.stranger.close()
+
+
+def framed(label: Label, payload: Tensor) -> tuple[bytes, bytes]:
+    return pack(Header(label, payload.dtype, payload.shape)), bytes(as_bytes(payload.contiguous()))
+
+
+def first_pass() -> Activation:
+    return Activation(1, 7, 0, 1, Content.FORWARD)
+
+
+def sound(victim: Victim, label: OfferPart) -> tuple[bytes, bytes]:
+    """What an honest peer would say."""
+    own = victim.post.circle._own
+    assert own is not None and own.blocking is not None
+    return framed(label, own.blocking + 0.25)
+
+
+def nonsense(count: int) -> list[tuple[str, Callable[[OfferPart], tuple[bytes, bytes]]]]:
+    """What is told of it, and the frame for the label of a round, where ``count`` numbers are right."""
+    return [
+        ("not all of its numbers are finite", lambda label: framed(label, torch.full((count,), torch.nan))),
+        ("not all of its numbers are finite", lambda label: framed(label, torch.full((count,), torch.inf))),
+        (f"torch.float32 [{count + 1}], not", lambda label: framed(label, torch.zeros(count + 1))),
+        ("torch.float16", lambda label: framed(label, torch.zeros(count, dtype=torch.float16))),
+        ("its blocking part: of round", lambda label: framed(label._replace(round=99), torch.zeros(count))),
+        (
+            "prefetched part: not expected",
+            lambda label: framed(label._replace(content=Content.PREFETCHED), torch.ones(3)),
+        ),
+        ("which is no part of an offer", lambda label: framed(State(1), torch.zeros(3))),
+        ("which is no part of an offer", lambda label: framed(first_pass(), torch.zeros(3))),
+        ("this edge carries at most", lambda label: (pack(Header(label, torch.float32, (1 << 28,))), b"")),
+        ("not a planaria frame", lambda label: (bytes(HEADER_BYTES), b"")),
+    ]
+
+
+def test_each_kind_of_nonsense_is_refused_in_one_line_that_names_it(victim: Victim) -> None:
+    for told, made in nonsense(len(sound(victim, victim.meet())[1]) // 4):
+        (refused,) = victim.hears([made(victim.meet())])
+        assert isinstance(refused, OfferRefused) and told in refused.reason and "\n" not in refused.reason
+        assert (refused.replica, refused.round) == (1, victim.round)
+    label = victim.meet()
+    heard, refused = victim.hears([sound(victim, label), sound(victim, label)])
+    assert isinstance(heard, OfferHeard) and isinstance(refused, OfferRefused) and "said twice" in refused.reason
+    victim.meet()
+    assert victim.hears([]) == [], "who hangs up is accused of nothing"
+    (heard,) = victim.hears([sound(victim, victim.meet())])
+    assert isinstance(heard, OfferHeard), "what was wrong is not held against the next round"
+    assert victim.post.circle.settle(victim.round, 0, {1: victim.high}, victim.runner).apart > 0
+
+
+def fuzzed(rng: random.Random, label: OfferPart, good: tuple[bytes, bytes]) -> Frames:
+    """Something that is no sound offer, mostly: noise, a sound one with bits flipped, or another kind of message."""
+    header, payload = good
+    match rng.randrange(6):
+        case 0:
+            return [(rng.randbytes(HEADER_BYTES), rng.randbytes(rng.randrange(64)))]
+        case 1:
+            changed = bytearray(header)
+            for _ in range(rng.randint(1, 6)):
+                changed[rng.randrange(73)] ^= 1 << rng.randrange(8)
+            return [(bytes(changed), payload)]
+        case 2:
+            older = label._replace(round=label.round + rng.choice([-1, 1, 1000]))
+            other: Label = rng.choice([first_pass(), GradientShare(1, 7), State(1), Ping(3, Content.PING), older])
+            return [framed(other, torch.zeros(rng.randrange(40)))]
+        case 3:
+            dtype = rng.choice([torch.uint8, torch.float16, torch.bfloat16, torch.int64])
+            return [framed(label, torch.zeros(rng.randrange(4000)).to(dtype))]
+        case 4:
+            numbers = torch.frombuffer(bytearray(payload), dtype=torch.float32).clone()
+            numbers[rng.randrange(len(numbers))] = rng.choice([torch.nan, torch.inf, -torch.inf])
+            return [framed(label, numbers)]
+        case _:
+            return [good, rng.choice([good, framed(label, torch.zeros(5))])]
+
+
+@pytest.mark.parametrize("cases", [120, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+def test_fuzzed_frames_are_each_refused_in_one_line_or_said_nothing(victim: Victim, cases: int) -> None:
+    rng, outcomes = random.Random(cases), Counter[str]()
+    for case in range(cases):
+        label = victim.meet()
+        good = sound(victim, label)
+        frames = fuzzed(rng, label, good)
+        told = victim.hears(frames)
+        refused = [fact for fact in told if isinstance(fact, OfferRefused)]
+        heard = [fact for fact in told if isinstance(fact, OfferHeard)]
+        assert len(refused) <= 1 and len(heard) <= 1 and all("\n" not in fact.reason for fact in refused), case
+        if len(frames) == 2:
+            assert len(heard) == 1, "the first word counts; the second may be lost as its sender hangs up"
+        outcomes["refused" if refused else "heard" if heard else "silent"] += 1
+        if heard:  # what it goes by is what an honest peer has said, but for bits of a header that mean nothing
+            (said,) = victim.post.circle._heard[victim.high].values()
+            assert bytes(as_bytes(said)) == good[1]
+    assert outcomes["refused"] > 0.8 * cases, outcomes
+
+
+def honest_losses(record: RunRecord) -> dict[tuple[int, int], float | None]:
+    """(replica, step) → loss, of all but the liar."""
+    ready = [fact for fact in facts(record, StageReady) if fact.loss is not None and fact.replica != LIAR]
+    return {(fact.replica, fact.step): fact.loss for fact in ready}
+
+
+@pytest.mark.slow
+def test_a_fleet_goes_on_beside_a_hostile_wire_as_if_that_had_said_nothing(tmp_path: Path) -> None:
+    """Five replicas; in each round one of them says another kind of nonsense, or nothing in all."""
+    records = {}
+    for says in ("all", "nothing"):
+        options = {"every": 2, "speech": says}
+        exchange = {"kind": "hostile_kinds:Wire", "replicas": 5, "options": options, "strikes": 0}
+        (tmp_path / says).mkdir()
+        records[says] = train(tiny(tmp_path / says, stages=1, steps=2 * len(SAYS) + 2, exchange=exchange))
+        assert ending(records[says]).outcome == "finished" and not facts(records[says], WorkerFailed)
+        assert len(facts(records[says], Form)) == 5, "nobody is formed anew"
+    assert honest_losses(records["all"]) == honest_losses(records["nothing"]), "to the last bit"
+    assert not facts(records["nothing"], OfferRefused)
+    told = Counter((fact.round, fact.node) for fact in facts(records["all"], OfferRefused))
+    assert {fact.replica for fact in facts(records["all"], OfferRefused)} == {LIAR}
+    silent = [*SAYS].index("nothing")
+    nonsense = {round for round in range(len(SAYS) + 1) if round % len(SAYS) != silent}
+    assert {round for round, _ in told} == nonsense and set(told.values()) == {1}, "one line a round and node"
+    for settle in facts(records["nothing"], Settle):
+        assert sorted(settle.members) in ([0, 2, 3, 4], [LIAR])
