@@ -1,0 +1,89 @@
+"""Which nodes become data nodes is a plan's own choice: a bound for the best one, the worst ruled out first.
+
+Choices wait in the order of what is known of them. The one that promises the shortest step is looked at more closely
+and goes back with what that says; when it is still first, or time is up, no plan is shorter than what it says.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from planaria.planner.prices import room
+from planaria.planner.problem import ROLES, Problem
+from planaria.planner.tables import Ints
+from planaria.planner.turns import turns
+from planaria.planner.ways import Ways, ways_of
+
+MOST = 50_000
+"""choices of data nodes that are told apart"""
+ROUNDING = 1e-9
+"""share of a bound that adding up rounded numbers could have made it too large by, and more"""
+
+
+class Choice(NamedTuple):
+    """Of data nodes: how many nodes of each kind."""
+
+    ticks: int
+    """nanoseconds: no step is shorter with it"""
+    data: tuple[int, ...]
+    """[kinds]"""
+    priced: bool
+    """is that from prices, and final?"""
+
+
+def best_choice(problem: Problem, looks: int) -> Choice | None:
+    """The choice that promises the shortest step after so many ``looks`` at prices; None where there are too many
+    choices or ways."""
+    from planaria.planner.relaxed import relaxed  # needs scipy
+
+    ways = ways_of(problem)
+    found = list(_choices(problem, ways)) if ways else []
+    if ways is None or len(found) > MOST:
+        return None
+    heap = [Choice(_turns(problem, ways, np.array(data)), data, False) for data in found]
+    heapq.heapify(heap)
+    for _ in range(looks):
+        first = heap[0]
+        if first.priced:
+            break
+        there_is = room(problem, ways, np.array(first.data), first.ticks / 1e9)
+        priced, _ = relaxed(problem, ways, there_is)
+        ticks = int(priced * 1e9 * (1 - ROUNDING))
+        heapq.heapreplace(heap, Choice(max(first.ticks, ticks), first.data, True))
+    return heap[0]
+
+
+def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:
+    """All of them that roles allow, and one more than ``MOST`` at most."""
+    role, size = problem.role[ways.kinds.first], ways.kinds.size
+    most = np.where(role == ROLES.index("worker"), 0, size).tolist()
+    least = np.where(role == ROLES.index("data"), size, 0).tolist()
+    rest = np.concatenate([np.cumsum(most[::-1])[::-1], [0]]).tolist()
+    needed = np.concatenate([np.cumsum(least[::-1])[::-1], [0]]).tolist()
+    given = 0
+
+    def choose(kind: int, left: int) -> Iterator[tuple[int, ...]]:
+        nonlocal given
+        if kind == len(most):
+            given += 1
+            yield ()
+            return
+        for here in range(least[kind], most[kind] + 1):
+            if needed[kind + 1] <= left - here <= rest[kind + 1] and given <= MOST:
+                for others in choose(kind + 1, left - here):
+                    yield (here, *others)
+
+    yield from choose(0, problem.sizes[0])
+
+
+def _turns(problem: Problem, ways: Ways, data: Ints) -> int:
+    """The longest of its data nodes' turns, on ways through the other nodes; nanoseconds."""
+    possible = (ways.uses <= ways.kinds.size - data).all(axis=1)
+    lets_in = np.flatnonzero(data)
+    alone, first = np.zeros(problem.nodes, np.int64), ways.kinds.first[lets_in]
+    alone[first] = ways.length[np.ix_(lets_in, possible)].min(axis=1)
+    return int(turns(problem, alone)[first].max())
