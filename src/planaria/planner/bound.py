@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,8 @@ LOOKS = 2000
 """choices of data nodes that are looked at closely"""
 TURNS = "turns: a data node's microbatches, alone in the network"
 SHARED = "shared: slots and time of near nodes"
+RELAXED = "queues at nodes, when slots are free, that microbatches are whole, stages but for their visits"
+"""what a plan must obey and the bound does not ask"""
 
 
 class Certificate(NamedTuple):
@@ -26,6 +30,8 @@ class Certificate(NamedTuple):
     """no plan is faster"""
     binds: str
     """what keeps it from being less"""
+    terms: Mapping[str, float] = MappingProxyType({})
+    """seconds of each reason that was looked at"""
 
     def gap(self, step_s: float) -> float:
         """By what share of itself a plan of ``step_s`` may at most be improved."""
@@ -55,7 +61,7 @@ def certificate(problem: Problem, looks: int = LOOKS) -> Certificate:
     if choice := best_choice(problem, looks) if SOLVER else None:
         terms.append((choice.ticks, SHARED if choice.priced else TURNS))
     ticks, binds = max(terms, key=lambda term: term[0])
-    return Certificate(ticks / 1e9, binds)
+    return Certificate(ticks / 1e9, binds, {name: max(t for t, n in terms if n == name) / 1e9 for _, name in terms})
 
 
 def _best_choice(problem: Problem, each: Ints) -> int:

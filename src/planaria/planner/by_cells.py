@@ -15,6 +15,8 @@ from planaria.planner.parts import apart, part
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.tables import Ints
 
+LEAST = 60
+"""nodes of a network that is planned by cells"""
 MOVES = 20_000
 """of one cell before the next has its turn"""
 NEIGHBOURS = 6
@@ -27,8 +29,8 @@ Anneal = Callable[[Problem, Solution, int, np.random.Generator], tuple[Solution,
 def by_cells(
     problem: Problem, chance: random.Random, rng: np.random.Generator, anneal: Anneal
 ) -> Iterator[Solution] | None:
-    """Plans that are never worse than those before, without end; None where there is only one cell."""
-    begun = celled(problem, chance)
+    """Plans that are never worse than those before, without end; None in a small network."""
+    begun = celled(problem, chance) if problem.nodes >= LEAST else None
     return None if begun is None else _better(problem, *begun, rng, anneal)
 
 

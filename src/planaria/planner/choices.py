@@ -7,6 +7,7 @@ and goes back with what that says; when it is still first, or time is up, no pla
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,10 @@ from planaria.planner.ways import Ways, ways_of
 
 MOST = 50_000
 """choices of data nodes that are told apart"""
+TRIES = 6
+"""times that prices are asked for one choice"""
+AHEAD = 0.05
+"""by what share more than is known a step is assumed to be shorter than"""
 ROUNDING = 1e-9
 """share of a bound that adding up rounded numbers could have made it too large by, and more"""
 
@@ -38,8 +43,6 @@ class Choice(NamedTuple):
 def best_choice(problem: Problem, looks: int) -> Choice | None:
     """The choice that promises the shortest step after so many ``looks`` at prices; None where there are too many
     choices or ways."""
-    from planaria.planner.relaxed import relaxed  # needs scipy
-
     ways = ways_of(problem)
     found = list(_choices(problem, ways)) if ways else []
     if ways is None or len(found) > MOST:
@@ -50,11 +53,24 @@ def best_choice(problem: Problem, looks: int) -> Choice | None:
         first = heap[0]
         if first.priced:
             break
-        there_is = room(problem, ways, np.array(first.data), first.ticks / 1e9)
-        priced, _ = relaxed(problem, ways, there_is)
-        ticks = int(priced * 1e9 * (1 - ROUNDING))
-        heapq.heapreplace(heap, Choice(max(first.ticks, ticks), first.data, True))
+        heapq.heapreplace(heap, Choice(priced(problem, ways, np.array(first.data), first.ticks), first.data, True))
     return heap[0]
+
+
+def priced(problem: Problem, ways: Ways, data: Ints, ticks: int) -> int:
+    """Nanoseconds that no step can stay below with these data nodes, if it cannot stay below ``ticks``.
+
+    By prices; again and again for a step that is assumed to be shorter than some time. Either it is not, or few enough
+    long ways are left to it that prices say more.
+    """
+    from planaria.planner.relaxed import relaxed  # needs scipy
+
+    low, most = ticks / 1e9, float("inf")
+    for _ in range(TRIES):
+        says = (1 - ROUNDING) * relaxed(problem, ways, room(problem, ways, data, low * (1 - ROUNDING), most))[0]
+        met, low = says >= most, max(low, min(says, most))
+        most = low * (1 + AHEAD) if met or most == float("inf") else (low + most) / 2
+    return max(ticks, math.ceil(low * 1e9))  # a step is a whole number of nanoseconds
 
 
 def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:

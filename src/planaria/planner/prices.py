@@ -11,17 +11,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planaria.planner.elsewhere import Elsewhere, elsewhere
+from planaria.planner.filling import Floats, Side, filled, sides
 from planaria.planner.problem import BLOCK, ENTRY, Problem
 from planaria.planner.tables import Ints
-from planaria.planner.ways import Ways
-
-Floats = NDArray[np.float64]
+from planaria.planner.ways import Bools, Ways, possible
 
 
 class Prices(NamedTuple):
-    """Each [kinds] and not negative."""
+    """Not negative; [kinds] unless said."""
 
     origin: Floats
     """of a second of a slot at a data node"""
@@ -31,89 +30,81 @@ class Prices(NamedTuple):
     """of a second of a worker's time"""
     visit: Floats
     """of a visit to a worker"""
+    away: Floats
+    """[sets]: what a visit outside of each set of ``elsewhere`` is worth"""
 
 
 class Room(NamedTuple):
-    """What there is, if ``data`` of each kind are data nodes; each [kinds], seconds, all nodes of a kind together."""
+    """What there is, if ``data`` nodes of each kind are data nodes; each [kinds], of all nodes of a kind together."""
 
     data: Ints
     workers: Ints
+    held: Ints
+    """slots of data nodes that are ever taken"""
+    slots: Ints
+    """of workers"""
     origin: Floats
-    """by how much less than slots · step there is at data nodes"""
-    slot: Floats
-    """by how much less than slots · step there is at workers"""
+    """by how many slot seconds less than ``held`` · step there is at data nodes"""
     work: Floats
-    """by how much less than the step there is of workers' time"""
-    visit: Floats
-    """visits that workers can have at most: a stage's share"""
+    """by how many seconds less than workers · step there is of workers' time"""
+    visits: Ints
+    """that workers can have at most: a stage's share"""
+    sides: tuple[Side, Side]
+    """the step's beginning and its end, when slots of workers cannot all be taken"""
+    elsewhere: Elsewhere
+    possible: Bools
+    """[kinds, ways]: ways that a microbatch may take from each origin"""
 
 
-def room(problem: Problem, ways: Ways, data: Ints, least_s: float) -> Room:
-    """What there is in a step that cannot take less than ``least_s``.
+def room(problem: Problem, ways: Ways, data: Ints, least: float, most: float = np.inf) -> Room:
+    """What there is in a step of ``least`` seconds or more, and less than ``most``.
 
     A node does one thing at a time: its k-th slot is first taken when k - 1 forwards have been made, and last freed
-    k - 1 backwards before the end. Before the first of these lies the shortest way to it, after the last the way back.
+    k - 1 backwards before the end.
     """
     first, size = ways.kinds.first, ways.kinds.size
-    passes = {"forward": problem.forward[:, first] / 1e9, "backward": problem.backward[:, first] / 1e9}
-    there = _reach(problem, ways, data, passes["forward"], back=False)
-    home = _reach(problem, ways, data, passes["backward"], back=True)
-    lead = np.minimum(there + home, least_s)
-    workers, slots = size - data, problem.slots[first]
-
-    def ramp(row: int, most: Ints, lead: Floats) -> Floats:
-        each = passes["forward"][row] + passes["backward"][row]
-        return np.array(
-            [
-                sum(min(before + k * turn, least_s) for k in range(have))
-                for before, turn, have in zip(lead.tolist(), each.tolist(), most.tolist(), strict=True)
-            ]
-        )
-
+    both, workers = sides(problem, ways, data, least), size - data
+    held = np.minimum(problem.slots[first], problem.microbatches)
+    turn = (problem.forward + problem.backward)[ENTRY, first] / 1e9
+    ramp = [sum(min(k * each, least) for k in range(have)) for each, have in zip(turn, held.tolist(), strict=True)]
     return Room(
         data=data,
         workers=workers,
-        origin=data * ramp(ENTRY, np.minimum(slots, problem.microbatches), np.zeros(len(size))),
-        slot=workers * ramp(BLOCK, slots, lead),
-        work=workers * lead,
-        visit=workers * -(-problem.count * problem.visits // (len(problem.sizes) - 1)),
+        held=data * held,
+        slots=workers * problem.slots[first],
+        origin=data * np.array(ramp),
+        work=workers * (both[0].reach + both[1].reach),
+        visits=workers * -(-problem.count * problem.visits // (len(problem.sizes) - 1)),
+        sides=both,
+        elsewhere=elsewhere(problem, ways, workers),
+        possible=possible(problem, ways, data, most),
     )
 
 
-def _reach(problem: Problem, ways: Ways, data: Ints, passes: Floats, back: bool) -> Floats:
-    """[kinds]: how soon the first microbatch can be at a worker of each kind; ``back``, how soon its gradients home."""
-    sites = problem.site[ways.kinds.first]
-    link = problem.link[np.ix_(sites, sites)] / 1e9
-    link = link.T if back else link
-    alone = (ways.kinds.size < 2) & np.eye(len(data), dtype=bool)  # a node sends nothing to itself
-    link = np.where(alone, np.inf, link)
-    soon: Floats = np.where((data > 0)[:, None], passes[ENTRY][:, None] + link, np.inf).min(axis=0)
-    for _ in range(problem.visits - 1):
-        soon = np.minimum(soon, ((soon + passes[BLOCK])[:, None] + link).min(axis=0))
-    return soon
-
-
-def cost(problem: Problem, ways: Ways, prices: Prices) -> Floats:
-    """[kinds, ways]: what a microbatch of each origin pays on each way."""
+def cost(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> Floats:
+    """[kinds, ways]: what a microbatch of each origin pays on each way, less what it gets for visits elsewhere."""
     work = (problem.forward + problem.backward)[BLOCK, ways.kinds.first] / 1e9
     slots = (ways.holds * prices.slot[ways.visits]).sum(axis=2)
-    return (prices.origin[:, None] * ways.length + slots) / 1e9 + ways.uses @ (prices.work * work + prices.visit)
+    paid = (prices.origin[:, None] * ways.length + slots) / 1e9 + ways.uses @ (prices.work * work + prices.visit)
+    paid -= prices.away @ there_is.elsewhere.counts
+    return np.asarray(paid)
 
 
 def least_s(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> float:
-    """No step is shorter, if these are the data nodes; seconds. 0 if the prices say nothing.
+    """No step of which ``there_is`` so much is shorter; seconds. 0 if the prices say nothing.
 
-    step · Σ prices · capacity per second ≥ Σ over microbatches of the cheapest way + Σ prices · what is missing.
+    step · Σ prices · capacity per second ≥ Σ over microbatches of the cheapest way + Σ prices · what is missing
+    - Σ prices · visits that a worker can have + Σ prices · visits that must be elsewhere.
     """
-    possible = (ways.uses <= there_is.workers).all(axis=1)
-    slots = problem.slots[ways.kinds.first]
-    # An origin has no more microbatches on their way than it has at all.
-    held = np.minimum(slots, problem.microbatches)
-    worth = (there_is.data * held * prices.origin + there_is.workers * (slots * prices.slot + prices.work)).sum()
-    if not possible.any() or worth <= 0:
-        return 0.0
     lets_in = there_is.data > 0
-    pays = cost(problem, ways, prices)[np.ix_(lets_in, possible)].min(axis=1)
-    paid = problem.microbatches * (pays @ there_is.data[lets_in])
-    missing = prices.origin @ there_is.origin + prices.slot @ there_is.slot + prices.work @ there_is.work
-    return float((paid + missing - prices.visit @ there_is.visit) / worth)
+    if not there_is.possible[lets_in].any(axis=1).all():
+        return float("inf")
+    worth = float(prices.origin @ there_is.held + prices.slot @ there_is.slots + prices.work @ there_is.workers)
+    if worth <= 0:
+        return 0.0
+    pays = np.where(there_is.possible, cost(problem, ways, there_is, prices), np.inf)[lets_in].min(axis=1)
+    paid = problem.microbatches * float(pays @ there_is.data[lets_in]) - float(prices.visit @ there_is.visits)
+    paid += float(prices.away @ there_is.elsewhere.needed)
+    missing = float(prices.origin @ there_is.origin + prices.work @ there_is.work)
+    missing += sum(filled(side, prices.slot, there_is.workers, there_is.data) for side in there_is.sides)
+    return (paid + missing) / worth

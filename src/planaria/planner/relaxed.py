@@ -26,56 +26,62 @@ DEAR = 1e3
 
 def relaxed(problem: Problem, ways: Ways, there_is: Room) -> tuple[float, Prices]:
     """Seconds that no step can stay below if these are the data nodes, and the prices that say so."""
-    count = len(there_is.data)
-    origins = np.flatnonzero(there_is.data)
-    possible = np.flatnonzero((ways.uses <= there_is.workers).all(axis=1))
-    prices = Prices(np.ones(count), np.zeros(count), np.zeros(count), np.zeros(count))
+    count, rules = len(there_is.data), there_is.elsewhere
+    prices = Prices(np.ones(count), *np.zeros((3, count)), np.zeros(len(rules.needed)))
     best = (least_s(problem, ways, there_is, prices), prices)
     chosen: list[Ints] = [np.empty(0, np.int64)] * count
-    for _ in range(ROUNDS if len(possible) else 0):
-        asked = cost(problem, ways, prices)[:, possible]
-        for o in origins.tolist():
-            cheap = possible[np.argsort(asked[o], kind="stable")[:NEW]]
-            chosen[o] = np.union1d(chosen[o], cheap).astype(np.int64)
-        at_most, prices = _solve(problem, ways, there_is, chosen)
+    asked: Ints = np.empty(0, np.int64)
+    """sets whose rule was broken"""
+    for _ in range(ROUNDS if best[0] < np.inf else 0):
+        costs = np.where(there_is.possible, cost(problem, ways, there_is, prices), np.inf)
+        for o in np.flatnonzero(there_is.data).tolist():
+            cheap = np.argsort(costs[o], kind="stable")[:NEW]
+            chosen[o] = np.union1d(chosen[o], cheap[there_is.possible[o, cheap]]).astype(np.int64)
+        at_most, prices, sent = _solve(problem, ways, there_is, chosen, asked)
         best = max(best, (least_s(problem, ways, there_is, prices), prices), key=lambda pair: pair[0])
-        if best[0] >= at_most * (1 - ENOUGH):
+        broken = rules.needed - rules.counts @ sent
+        worst = np.argsort(-broken, kind="stable")[:NEW]
+        more = np.setdiff1d(worst[broken[worst] > ENOUGH * problem.count], asked)
+        if not len(more) and best[0] >= at_most * (1 - ENOUGH):
             break
+        asked = np.concatenate([asked, more])
     return best
 
 
-def _solve(problem: Problem, ways: Ways, there_is: Room, chosen: list[Ints]) -> tuple[float, Prices]:
-    """The least step over the ``chosen`` ways of each origin, seconds, and its prices."""
-    count, slots = len(there_is.data), problem.slots[ways.kinds.first]
+def _solve(
+    problem: Problem, ways: Ways, there_is: Room, chosen: list[Ints], asked: Ints
+) -> tuple[float, Prices, Floats]:
+    """The least step over the ``chosen`` ways of each origin, seconds; its prices; how many take each way."""
+    count, rules = len(there_is.data), there_is.elsewhere
     unit = float(ways.length.max())
     """nanoseconds; a solver's tolerances want numbers near 1"""
     origins = np.flatnonzero(there_is.data)
     origin = np.repeat(origins, [len(chosen[o]) for o in origins])
     way = np.concatenate([chosen[o] for o in origins])
-    used = np.concatenate(_used(problem, ways, origin, way))
+    used = np.concatenate([*_used(problem, ways, origin, way), -rules.counts[np.ix_(asked, way)]])
     used[: 3 * count] /= unit
-    per_step = [
-        there_is.data * np.minimum(slots, problem.microbatches),
-        there_is.workers * slots,
-        there_is.workers,
-        np.zeros(count),
-    ]
-    missing = np.concatenate([there_is.origin, there_is.slot, there_is.work]) * 1e9 / unit
+    per_step = np.concatenate([there_is.held, there_is.slots, there_is.workers, np.zeros(count + len(asked))])
+    late = there_is.slots * sum(side.reach for side in there_is.sides)
+    missing = np.concatenate([there_is.origin, late, there_is.work]) * 1e9 / unit
     sent = (origin == origins[:, None]).astype(float)
     few = len(origins)
     found = linprog(
         np.concatenate([np.zeros(len(way)), np.full(few, DEAR), [1.0]]),
-        A_ub=np.hstack([used, np.zeros((4 * count, few)), -np.concatenate(per_step)[:, None]]),
-        b_ub=np.concatenate([-missing, there_is.visit]),
+        A_ub=np.hstack([used, np.zeros((len(used), few)), -per_step[:, None]]),
+        b_ub=np.concatenate([-missing, there_is.visits, -rules.needed[asked]]),
         A_eq=np.hstack([sent, np.eye(few), np.zeros((few, 1))]),
         b_eq=problem.microbatches * there_is.data[origins],
         method="highs",
     )
+    taken, away = np.zeros(len(ways.visits)), np.zeros(len(rules.needed))
     if found.x is None:
-        return 0.0, Prices(*np.zeros((4, count)))
-    prices = np.maximum(-found.ineqlin.marginals, 0.0).reshape(4, count)
-    prices[3] *= unit / 1e9
-    return float(found.fun) * unit / 1e9, Prices(*prices)
+        return 0.0, Prices(*np.zeros((4, count)), away), taken
+    np.add.at(taken, way, found.x[: len(way)])
+    prices = np.maximum(-found.ineqlin.marginals, 0.0)
+    away[asked] = prices[4 * count :] * unit / 1e9
+    each = prices[: 4 * count].reshape(4, count)
+    each[3] *= unit / 1e9
+    return float(found.fun) * unit / 1e9, Prices(*each, away), taken
 
 
 def _used(problem: Problem, ways: Ways, origin: Ints, way: Ints) -> tuple[Floats, Floats, Floats, Floats]:

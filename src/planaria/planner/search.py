@@ -24,8 +24,6 @@ HOT, COLD = 0.1, 0.001
 mostly concerns one of them"""
 CHUNK_WORK = 4_000_000
 """microbatch visits that are simulated between two looks at the clock"""
-CELLS = 60
-"""nodes from which a network is planned by cells"""
 ROUND = 200_000
 """moves of the first round"""
 
@@ -58,7 +56,7 @@ def search(problem: Problem, seed: int, budget: Budget, watch: Watch = lambda fo
     _warm(problem)
     run = _Run(problem, seed, budget, watch)
     plans = by_cells(problem, random.Random(f"{seed} cells"), np.random.default_rng([seed, 0]), run.annealed)
-    if problem.nodes >= CELLS and plans is not None:
+    if plans is not None:
         for plan in plans:
             run.tell(plan)
             if run.over:
