@@ -44,7 +44,7 @@ def many(nodes: int, sites: int, data: int, stages: int, visits: int, seed: int 
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(3, 6), st.sampled_from([2, 3]))
 def test_cells_obey_every_rule(seed: int, sites: int, stages: int, visits: int) -> None:
     problem = many(70, sites, 14, stages, visits, seed)
@@ -109,7 +109,7 @@ def test_plans_never_get_worse_and_far_cells_help_the_slowest() -> None:
     steps = [step_ns(problem, next(plans)) for _ in range(20)]
     assert len(set(steps)) == 1  # nothing is annealed: nothing changes
     told: list[float] = []
-    found = search(problem, 0, Budget(moves=300_000), lambda now: told.append(now.step_s))
+    found = search(problem, 0, Budget(moves=100_000), lambda now: told.append(now.step_s))
     assert told == sorted(told, reverse=True)
     assert broken(problem, found.solution) == []
     assert found.step_s < 0.9 * steps[0] / 1e9
@@ -118,8 +118,8 @@ def test_plans_never_get_worse_and_far_cells_help_the_slowest() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_same_seed_finds_the_same_cells(seed: int) -> None:
     problem = many(60, 5, 12, 3, 2)
-    first, again = (search(problem, seed, Budget(moves=50_000)) for _ in range(2))
-    assert first.solution.routes == again.solution.routes and first.moves == again.moves == 50_000
+    first, again = (search(problem, seed, Budget(moves=20_000)) for _ in range(2))
+    assert first.solution.routes == again.solution.routes and first.moves == again.moves == 20_000
 
 
 def test_a_network_in_which_stages_are_out_of_reach_is_searched_as_a_whole() -> None:

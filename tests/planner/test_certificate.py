@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from instances import BEST, CA, NO_TC2, SKIP, full_columns, full_rows, problems, published, published_plan, random_plan
 
 from planaria.planner.bound import Certificate, certificate
-from planaria.planner.choices import priced
+from planaria.planner.choices import Choice, closer
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import ROLES, Problem, Solution
@@ -22,16 +22,16 @@ from planaria.planner.ways import ways_of
 from planaria.routing.skipping import disorder
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(problems(least=1), st.integers(0, 2**32))
 def test_no_random_plan_beats_the_certificate(problem: Problem, seed: int) -> None:
-    assert certificate(problem).step_s <= step_ns(problem, random_plan(problem, seed)) / 1e9
+    assert certificate(problem, looks=3).step_s <= step_ns(problem, random_plan(problem, seed)) / 1e9
 
 
 @settings(max_examples=60)
 @given(problems(least=1), st.integers(0, 99))
 def test_no_found_plan_beats_the_certificate(problem: Problem, seed: int) -> None:
-    assert certificate(problem).step_s <= search(problem, seed, Budget(moves=2000)).step_s
+    assert certificate(problem, looks=3).step_s <= search(problem, seed, Budget(moves=2000)).step_s
 
 
 def test_no_published_plan_beats_the_certificate() -> None:
@@ -98,7 +98,7 @@ def test_all_plans_there_are_and_the_search_finds_the_best(seed: int) -> None:
     assert len(set(steps)) > 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 1)]))
 def test_the_best_of_all_plans_does_not_beat_the_certificate(seed: int, shape: tuple[int, int]) -> None:
     """Nor one of any choice of data nodes its own; and a lone microbatch is as fast as it says."""
@@ -109,13 +109,16 @@ def test_the_best_of_all_plans_does_not_beat_the_certificate(seed: int, shape: t
     for plan in all_plans(problem):
         data = tuple(np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size)).tolist())
         best[data] = min(best.get(data, NEVER), step_ns(problem, plan))
-    bound = certificate(problem)
+    bound = certificate(problem, looks=20)
     assert bound.step_s <= min(best.values()) / 1e9
     assert max(bound.terms.values()) == bound.step_s
     if shape == (1, 1):
         assert bound.step_s == min(best.values()) / 1e9
     for data, least in best.items():
-        assert priced(problem, ways, np.array(data), 0) <= least
+        choice = Choice(0, data)
+        for _ in range(3):
+            choice = closer(problem, ways, choice._replace(ticks=max(choice.ticks, least // 2)))
+            assert choice.ticks <= least
 
 
 def test_given_its_data_nodes_a_plan_of_the_published_instance_is_the_best_there_is() -> None:

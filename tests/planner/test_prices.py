@@ -16,10 +16,10 @@ from planaria.planner.problem import Problem
 from planaria.planner.relaxed import relaxed
 from planaria.planner.search import step_ns
 from planaria.planner.turns import shortest, turns
-from planaria.planner.ways import possible, ways_of
+from planaria.planner.ways import ways_of
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(problems(least=1), st.integers(0, 2**32), st.floats(0.5, 2))
 def test_no_prices_say_more_than_a_plan_takes(problem: Problem, seed: int, share: float) -> None:
     """Also when the step is assumed to be shorter than some time: then it is not, or takes what the prices say."""
@@ -30,14 +30,15 @@ def test_no_prices_say_more_than_a_plan_takes(problem: Problem, seed: int, share
     drawn = chance.random((4, len(data))) ** 3 * (chance.random((4, len(data))) < 0.7)
     sets = len(elsewhere(problem, ways, ways.kinds.size - data).needed)
     away = chance.random(sets) * (chance.random(sets) < 0.1) * 1e-9
-    prices = Prices(*(drawn * [[1], [1], [1], [1e-9]]), away)
-    for least in (0.0, float(chance.random()) * step, step):
+    long = chance.random((len(data), problem.microbatches)) * 1e-9
+    prices = Prices(*(drawn * [[1], [1], [1], [1e-9]]), long, away)
+    for least in (0.0, float(chance.random()) * step):
         for most in (np.inf, share * step):
             says = least_s(problem, ways, room(problem, ways, data, least, most), prices)
             assert min(says, most) <= step * (1 + 1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(problems(least=1), st.integers(0, 2**32))
 def test_the_best_prices_say_more_than_others(problem: Problem, seed: int) -> None:
     ways, plan, chance = ways_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
@@ -47,16 +48,16 @@ def test_the_best_prices_say_more_than_others(problem: Problem, seed: int) -> No
     best, prices = relaxed(problem, ways, there_is)
     assert best == least_s(problem, ways, there_is, prices) <= step_ns(problem, plan) / 1e9 * (1 + 1e-9)
     for _ in range(5):
-        other = Prices(*(each * np.exp(chance.normal(0, 0.3, len(each))) for each in prices))
+        other = Prices(*(each * np.exp(chance.normal(0, 0.3, each.shape)) for each in prices))
         assert least_s(problem, ways, there_is, other) <= best * (1 + 2e-4)
 
 
 def test_looking_closer_never_says_less() -> None:
-    looks = [best_choice(published(), n) for n in (0, 1, 10, 100)]
+    looks = [best_choice(published(), n) for n in (1, 2, 10, 60)]
     ticks = [choice.ticks for choice in looks if choice]
     assert len(ticks) == 4 and ticks == sorted(ticks) and ticks[0] < ticks[-1]
     last = looks[-1]
-    assert last is not None and last.priced and sum(last.data) == published().sizes[0]
+    assert last is not None and sum(last.data) == published().sizes[0]
 
 
 def test_turns_are_those_of_a_machine_that_does_one_thing_at_a_time() -> None:
@@ -67,8 +68,8 @@ def test_turns_are_those_of_a_machine_that_does_one_thing_at_a_time() -> None:
     alone = shortest(problem, ways.kinds)
     assert (turns(problem, alone) == 2 * alone + 2 * (440_000_000 + 660_000_000)).all()
     for k, first in enumerate(ways.kinds.first):  # two ways to the same number
-        may = possible(problem, ways, np.eye(len(ways.kinds.size), dtype=np.int64)[k], np.inf)
-        assert alone[first] == ways.length[k, may[k]].min()
+        may = (ways.uses <= ways.kinds.size - np.eye(len(ways.kinds.size))[k]).all(axis=1)
+        assert alone[first] == ways.length[k, may].min()
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_all_that_is_told_of_random_problems_is_valid(problem: Problem, seed: in
     reports = Reports(problem)
     found = search(problem, seed, Budget(moves=1500), reports)
     assert reports.steps == sorted(reports.steps, reverse=True)
-    assert certificate(problem).step_s <= found.step_s
+    assert certificate(problem, looks=2).step_s <= found.step_s
 
 
 def test_a_plan_is_found_whichever_stages_are_drawn_first() -> None:

@@ -17,7 +17,7 @@ from planaria.planner.turns import shortest, turns
 
 SOLVER = find_spec("scipy") is not None
 """of linear programmes (``planaria[planner]``); without it the bound is lower"""
-LOOKS = 2000
+LOOKS = 400
 """choices of data nodes that are looked at closely"""
 TURNS = "turns: a data node's microbatches, alone in the network"
 SHARED = "shared: slots and time of near nodes"
@@ -59,7 +59,7 @@ def certificate(problem: Problem, looks: int = LOOKS) -> Certificate:
         (_memory(problem, alone), "memory: the slots of all nodes"),
     ]
     if choice := best_choice(problem, looks) if SOLVER else None:
-        terms.append((choice.ticks, SHARED if choice.priced else TURNS))
+        terms.append((choice.ticks, SHARED))
     ticks, binds = max(terms, key=lambda term: term[0])
     return Certificate(ticks / 1e9, binds, {name: max(t for t, n in terms if n == name) / 1e9 for _, name in terms})
 

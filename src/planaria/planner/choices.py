@@ -19,12 +19,12 @@ from planaria.planner.tables import Ints
 from planaria.planner.turns import turns
 from planaria.planner.ways import Ways, ways_of
 
-MOST = 50_000
+MOST = 5000
 """choices of data nodes that are told apart"""
-TRIES = 6
-"""times that prices are asked for one choice"""
-AHEAD = 0.05
+AHEAD = 0.02
 """by what share more than is known a step is assumed to be shorter than"""
+WORK = 30_000_000
+"""numbers in tables that all looks together go through"""
 ROUNDING = 1e-9
 """share of a bound that adding up rounded numbers could have made it too large by, and more"""
 
@@ -36,8 +36,8 @@ class Choice(NamedTuple):
     """nanoseconds: no step is shorter with it"""
     data: tuple[int, ...]
     """[kinds]"""
-    priced: bool
-    """is that from prices, and final?"""
+    final: bool = False
+    """would another look say no more?"""
 
 
 def best_choice(problem: Problem, looks: int) -> Choice | None:
@@ -47,30 +47,26 @@ def best_choice(problem: Problem, looks: int) -> Choice | None:
     found = list(_choices(problem, ways)) if ways else []
     if ways is None or len(found) > MOST:
         return None
-    heap = [Choice(_turns(problem, ways, np.array(data)), data, False) for data in found]
+    heap = [Choice(_turns(problem, ways, np.array(data)), data) for data in found]
     heapq.heapify(heap)
-    for _ in range(looks):
-        first = heap[0]
-        if first.priced:
+    for _ in range(max(1, min(looks, WORK // ways.holds.size))):
+        if heap[0].final:
             break
-        heapq.heapreplace(heap, Choice(priced(problem, ways, np.array(first.data), first.ticks), first.data, True))
+        heapq.heapreplace(heap, closer(problem, ways, heap[0]))
     return heap[0]
 
 
-def priced(problem: Problem, ways: Ways, data: Ints, ticks: int) -> int:
-    """Nanoseconds that no step can stay below with these data nodes, if it cannot stay below ``ticks``.
-
-    By prices; again and again for a step that is assumed to be shorter than some time. Either it is not, or few enough
-    long ways are left to it that prices say more.
-    """
+def closer(problem: Problem, ways: Ways, choice: Choice) -> Choice:
+    """Assume that the step is a little shorter than known, and ask for the best prices: either it cannot be, and may be
+    asked again for a longer one; or they say how long it is at least."""
     from planaria.planner.relaxed import relaxed  # needs scipy
 
-    low, most = ticks / 1e9, float("inf")
-    for _ in range(TRIES):
-        says = (1 - ROUNDING) * relaxed(problem, ways, room(problem, ways, data, low * (1 - ROUNDING), most))[0]
-        met, low = says >= most, max(low, min(says, most))
-        most = low * (1 + AHEAD) if met or most == float("inf") else (low + most) / 2
-    return max(ticks, math.ceil(low * 1e9))  # a step is a whole number of nanoseconds
+    least = choice.ticks / 1e9
+    most = least * (1 + AHEAD)
+    there_is = room(problem, ways, np.array(choice.data), least * (1 - ROUNDING), most)
+    says = relaxed(problem, ways, there_is)[0] * (1 - ROUNDING)
+    ticks = math.ceil(min(says, most) * 1e9)  # a step is a whole number of nanoseconds
+    return Choice(max(choice.ticks, ticks), choice.data, bool(says < most))
 
 
 def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:

@@ -50,14 +50,14 @@ def _side(problem: Problem, ways: Ways, data: Ints, until: float, back: bool) ->
     soon = [np.where((data > 0)[:, None], passes[ENTRY][:, None] + link, np.inf).min(axis=0)]
     for _ in range(problem.visits - 1):
         soon.append(((soon[-1] + passes[BLOCK])[:, None] + link).min(axis=0))
-    most = int(np.minimum(problem.slots[first], problem.microbatches).max())
-    held = np.minimum(problem.slots[first], problem.microbatches)[:, None] > np.arange(most)
+    held = np.minimum(problem.slots[first], problem.microbatches + (problem.more > 0))
+    number = np.arange(held.max())
     return Side(
         reach=np.minimum(np.min(soon, axis=0), until),
         depth=np.minimum(np.min(soon, axis=1), until),
         block=passes[BLOCK],
         slots=problem.slots[first],
-        entries=np.where(held, passes[ENTRY][:, None] * np.arange(most), np.inf),
+        entries=np.where(held[:, None] > number, passes[ENTRY][:, None] * number, np.inf),
         until=until,
     )
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from planaria.planner.elsewhere import Elsewhere, elsewhere
 from planaria.planner.filling import Floats, Side, filled, sides
+from planaria.planner.longest import too_long
 from planaria.planner.problem import BLOCK, ENTRY, Problem
 from planaria.planner.tables import Ints
-from planaria.planner.ways import Bools, Ways, possible
+from planaria.planner.ways import Bools, Ways
 
 
 class Prices(NamedTuple):
@@ -30,6 +31,8 @@ class Prices(NamedTuple):
     """of a second of a worker's time"""
     visit: Floats
     """of a visit to a worker"""
+    long: Floats
+    """[kinds, microbatches]: of a long way, by how many of a data node's microbatches may be as long"""
     away: Floats
     """[sets]: what a visit outside of each set of ``elsewhere`` is worth"""
 
@@ -52,6 +55,8 @@ class Room(NamedTuple):
     sides: tuple[Side, Side]
     """the step's beginning and its end, when slots of workers cannot all be taken"""
     elsewhere: Elsewhere
+    too_long: Ints
+    """[kinds, microbatches]: from which length on at most 0, 1, 2 and so on of a data node's microbatches go a way"""
     possible: Bools
     """[kinds, ways]: ways that a microbatch may take from each origin"""
 
@@ -64,8 +69,10 @@ def room(problem: Problem, ways: Ways, data: Ints, least: float, most: float = n
     """
     first, size = ways.kinds.first, ways.kinds.size
     both, workers = sides(problem, ways, data, least), size - data
-    held = np.minimum(problem.slots[first], problem.microbatches)
+    held = np.minimum(problem.slots[first], problem.microbatches + (problem.more > 0))
     turn = (problem.forward + problem.backward)[ENTRY, first] / 1e9
+    free = (ways.uses <= workers).all(axis=1)
+    limits = too_long(problem, ways, free, data, most)
     ramp = [sum(min(k * each, least) for k in range(have)) for each, have in zip(turn, held.tolist(), strict=True)]
     return Room(
         data=data,
@@ -77,34 +84,40 @@ def room(problem: Problem, ways: Ways, data: Ints, least: float, most: float = n
         visits=workers * -(-problem.count * problem.visits // (len(problem.sizes) - 1)),
         sides=both,
         elsewhere=elsewhere(problem, ways, workers),
-        possible=possible(problem, ways, data, most),
+        too_long=limits,
+        possible=free & (ways.length < limits[:, :1]),
     )
 
 
 def cost(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> Floats:
-    """[kinds, ways]: what a microbatch of each origin pays on each way, less what it gets for visits elsewhere."""
+    """[kinds with data nodes, ways]: what a microbatch pays, less what it gets for visits elsewhere; ∞ where it may not
+    go."""
+    origins = np.flatnonzero(there_is.data)
     work = (problem.forward + problem.backward)[BLOCK, ways.kinds.first] / 1e9
-    slots = (ways.holds * prices.slot[ways.visits]).sum(axis=2)
-    paid = (prices.origin[:, None] * ways.length + slots) / 1e9 + ways.uses @ (prices.work * work + prices.visit)
-    paid -= prices.away @ there_is.elsewhere.counts
-    return np.asarray(paid)
+    slots = (ways.holds[origins] * prices.slot[ways.visits]).sum(axis=2)
+    paid = (prices.origin[origins, None] * ways.length[origins] + slots) / 1e9
+    paid += ways.uses @ (prices.work * work + prices.visit) - prices.away @ there_is.elsewhere.counts
+    for k in range(1, problem.microbatches):
+        paid += prices.long[origins, k, None] * (ways.length[origins] >= there_is.too_long[origins, k, None])
+    return np.where(there_is.possible[origins], paid, np.inf)
 
 
 def least_s(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> float:
     """No step of which ``there_is`` so much is shorter; seconds. 0 if the prices say nothing.
 
     step · Σ prices · capacity per second ≥ Σ over microbatches of the cheapest way + Σ prices · what is missing
-    - Σ prices · visits that a worker can have + Σ prices · visits that must be elsewhere.
+    - Σ prices · visits that workers and long ways that data nodes can have + Σ prices · visits that must be elsewhere.
     """
-    lets_in = there_is.data > 0
-    if not there_is.possible[lets_in].any(axis=1).all():
+    origins = np.flatnonzero(there_is.data)
+    if not there_is.possible[origins].any(axis=1).all():
         return float("inf")
     worth = float(prices.origin @ there_is.held + prices.slot @ there_is.slots + prices.work @ there_is.workers)
     if worth <= 0:
         return 0.0
-    pays = np.where(there_is.possible, cost(problem, ways, there_is, prices), np.inf)[lets_in].min(axis=1)
-    paid = problem.microbatches * float(pays @ there_is.data[lets_in]) - float(prices.visit @ there_is.visits)
+    pays = cost(problem, ways, there_is, prices).min(axis=1)
+    paid = problem.microbatches * float(pays @ there_is.data[origins]) - float(prices.visit @ there_is.visits)
     paid += float(prices.away @ there_is.elsewhere.needed)
+    paid -= float(there_is.data @ prices.long @ np.arange(problem.microbatches))
     missing = float(prices.origin @ there_is.origin + prices.work @ there_is.work)
     missing += sum(filled(side, prices.slot, there_is.workers, there_is.data) for side in there_is.sides)
     return (paid + missing) / worth

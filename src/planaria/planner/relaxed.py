@@ -6,6 +6,8 @@ is not believed but put into ``prices.least_s``, which holds for any prices.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from scipy.optimize import linprog
 
@@ -26,16 +28,17 @@ DEAR = 1e3
 
 def relaxed(problem: Problem, ways: Ways, there_is: Room) -> tuple[float, Prices]:
     """Seconds that no step can stay below if these are the data nodes, and the prices that say so."""
-    count, rules = len(there_is.data), there_is.elsewhere
-    prices = Prices(np.ones(count), *np.zeros((3, count)), np.zeros(len(rules.needed)))
+    rules = there_is.elsewhere
+    prices = _no_prices(problem, there_is)
+    prices.origin[:] = 1.0
     best = (least_s(problem, ways, there_is, prices), prices)
-    chosen: list[Ints] = [np.empty(0, np.int64)] * count
+    chosen: list[Ints] = [np.empty(0, np.int64)] * len(there_is.data)
     asked: Ints = np.empty(0, np.int64)
     """sets whose rule was broken"""
     for _ in range(ROUNDS if best[0] < np.inf else 0):
-        costs = np.where(there_is.possible, cost(problem, ways, there_is, prices), np.inf)
-        for o in np.flatnonzero(there_is.data).tolist():
-            cheap = np.argsort(costs[o], kind="stable")[:NEW]
+        costs = cost(problem, ways, there_is, prices)
+        for o, pays in zip(np.flatnonzero(there_is.data).tolist(), costs, strict=True):
+            cheap = np.argsort(pays, kind="stable")[:NEW]
             chosen[o] = np.union1d(chosen[o], cheap[there_is.possible[o, cheap]]).astype(np.int64)
         at_most, prices, sent = _solve(problem, ways, there_is, chosen, asked)
         best = max(best, (least_s(problem, ways, there_is, prices), prices), key=lambda pair: pair[0])
@@ -52,45 +55,59 @@ def _solve(
     problem: Problem, ways: Ways, there_is: Room, chosen: list[Ints], asked: Ints
 ) -> tuple[float, Prices, Floats]:
     """The least step over the ``chosen`` ways of each origin, seconds; its prices; how many take each way."""
-    count, rules = len(there_is.data), there_is.elsewhere
     unit = float(ways.length.max())
     """nanoseconds; a solver's tolerances want numbers near 1"""
     origins = np.flatnonzero(there_is.data)
     origin = np.repeat(origins, [len(chosen[o]) for o in origins])
     way = np.concatenate([chosen[o] for o in origins])
-    used = np.concatenate([*_used(problem, ways, origin, way), -rules.counts[np.ix_(asked, way)]])
-    used[: 3 * count] /= unit
-    per_step = np.concatenate([there_is.held, there_is.slots, there_is.workers, np.zeros(count + len(asked))])
-    late = there_is.slots * sum(side.reach for side in there_is.sides)
-    missing = np.concatenate([there_is.origin, late, there_is.work]) * 1e9 / unit
-    sent = (origin == origins[:, None]).astype(float)
-    few = len(origins)
+    used, per_step, limit = map(np.concatenate, zip(*_rules(problem, ways, there_is, origin, way, asked), strict=True))
+    count, few = len(there_is.data), len(origins)
+    timed = np.arange(len(used)) < 3 * count
+    scale = np.where(timed, unit, 1.0)
     found = linprog(
         np.concatenate([np.zeros(len(way)), np.full(few, DEAR), [1.0]]),
-        A_ub=np.hstack([used, np.zeros((len(used), few)), -per_step[:, None]]),
-        b_ub=np.concatenate([-missing, there_is.visits, -rules.needed[asked]]),
-        A_eq=np.hstack([sent, np.eye(few), np.zeros((few, 1))]),
+        A_ub=np.hstack([used / scale[:, None], np.zeros((len(used), few)), -per_step[:, None]]),
+        b_ub=limit / scale,
+        A_eq=np.hstack([(origin == origins[:, None]) * 1.0, np.eye(few), np.zeros((few, 1))]),
         b_eq=problem.microbatches * there_is.data[origins],
         method="highs",
     )
-    taken, away = np.zeros(len(ways.visits)), np.zeros(len(rules.needed))
+    taken, prices = np.zeros(len(ways.visits)), _no_prices(problem, there_is)
     if found.x is None:
-        return 0.0, Prices(*np.zeros((4, count)), away), taken
+        return 0.0, prices, taken
     np.add.at(taken, way, found.x[: len(way)])
-    prices = np.maximum(-found.ineqlin.marginals, 0.0)
-    away[asked] = prices[4 * count :] * unit / 1e9
-    each = prices[: 4 * count].reshape(4, count)
-    each[3] *= unit / 1e9
-    return float(found.fun) * unit / 1e9, Prices(*each, away), taken
+    found_prices = np.maximum(-found.ineqlin.marginals, 0.0) * np.where(timed, 1.0, unit / 1e9)
+    for n, price in enumerate((prices.origin, prices.slot, prices.work, prices.visit)):
+        price[:] = found_prices[n * count : (n + 1) * count]
+    prices.long[:] = found_prices[4 * count : len(used) - len(asked)].reshape(prices.long.shape)
+    prices.away[asked] = found_prices[len(used) - len(asked) :]
+    return float(found.fun) * unit / 1e9, prices, taken
 
 
-def _used(problem: Problem, ways: Ways, origin: Ints, way: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-    """[kinds, columns] each: nanoseconds of slots at the origin, and at workers; of workers' time; visits."""
-    work = (problem.forward + problem.backward)[BLOCK, ways.kinds.first]
-    columns = np.arange(len(way))
-    length, held = np.zeros((2, len(work), len(way)))
+def _no_prices(problem: Problem, there_is: Room) -> Prices:
+    count = len(there_is.data)
+    long, away = np.zeros((count, problem.microbatches)), np.zeros(len(there_is.elsewhere.needed))
+    return Prices(*np.zeros((4, count)), long, away)
+
+
+Rule = tuple[Floats, Floats, Floats]
+"""[rows, columns] what each column uses, [rows] how much of it there is per step, [rows] and besides"""
+
+
+def _rules(problem: Problem, ways: Ways, there_is: Room, origin: Ints, way: Ints, asked: Ints) -> Iterator[Rule]:
+    """Of columns that go from ``origin`` on a ``way``: three of time, in nanoseconds; of visits, long ways and sets."""
+    count, columns, most = len(there_is.data), np.arange(len(way)), problem.microbatches
+    length, held = np.zeros((2, count, len(way)))
     length[origin, columns] = ways.length[origin, way]
-    for k in range(ways.visits.shape[1]):
+    for k in range(problem.visits):
         np.add.at(held, (ways.visits[way, k], columns), ways.holds[origin, way, k])
-    uses = ways.uses[way].T.astype(float)
-    return length, held, uses * work[:, None], uses
+    uses, work = ways.uses[way].T.astype(float), (problem.forward + problem.backward)[BLOCK, ways.kinds.first]
+    late = there_is.slots * sum(side.reach for side in there_is.sides)
+    yield length, there_is.held, -there_is.origin * 1e9
+    yield held, there_is.slots, -late * 1e9
+    yield uses * work[:, None], there_is.workers, -there_is.work * 1e9
+    yield uses, np.zeros(count), there_is.visits
+    long = np.zeros((count, most, len(way)))
+    long[origin, :, columns] = ways.length[origin, way, None] >= there_is.too_long[origin]
+    yield long.reshape(-1, len(way)), np.zeros(count * most), np.outer(there_is.data, np.arange(most)).ravel()
+    yield -there_is.elsewhere.counts[np.ix_(asked, way)], np.zeros(len(asked)), -there_is.elsewhere.needed[asked]

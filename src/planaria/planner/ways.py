@@ -50,20 +50,3 @@ def ways_of(problem: Problem) -> Ways | None:
         holds[:, :, k] = rest
         rest = rest + (both[visits[:, k - 1], visits[:, k]] if k else both[:, visits[:, 0]])
     return Ways(kinds, visits, uses, rest + work[ENTRY][:, None], holds)
-
-
-def possible(problem: Problem, ways: Ways, data: Ints, most_s: float) -> Bools:
-    """[kinds, ways]: may a microbatch of each origin take it, with so many data nodes of each kind, in a step that is
-    shorter than ``most_s``?
-
-    If its slot takes j others, of the shortest way or longer, the step is as long as all of them; and the other slots
-    take what is left, in rounds of which so many fit into the step.
-    """
-    free = (ways.uses <= ways.kinds.size - data).all(axis=1)
-    shortest = np.where(free, ways.length, np.iinfo(np.int64).max).min(axis=1)
-    slots = problem.slots[ways.kinds.first]
-    if most_s == np.inf:
-        return np.broadcast_to(free, ways.length.shape)
-    rounds = np.ceil(most_s * 1e9 / np.maximum(shortest, 1)) - 1
-    others = np.maximum(0, problem.microbatches - 1 - (slots - 1) * rounds)
-    return free & (ways.length <= (most_s * 1e9 - others * shortest)[:, None])
