@@ -21,8 +21,8 @@ from planaria.planner.ways import Ways, ways_of
 
 MOST = 5000
 """choices of data nodes that are told apart"""
-AHEAD = 0.02
-"""by what share more than is known a step is assumed to be shorter than"""
+AHEAD, CLOSEST = 0.02, 0.002
+"""by what share more than is known a step is assumed to be shorter than: at first, and at last"""
 WORK = 30_000_000
 """numbers in tables that all looks together go through"""
 ROUNDING = 1e-9
@@ -36,8 +36,13 @@ class Choice(NamedTuple):
     """nanoseconds: no step is shorter with it"""
     data: tuple[int, ...]
     """[kinds]"""
-    final: bool = False
-    """would another look say no more?"""
+    ahead: float = AHEAD
+    """share by which the next look looks ahead"""
+
+    @property
+    def final(self) -> bool:
+        """Would another look say no more?"""
+        return self.ahead < CLOSEST
 
 
 def best_choice(problem: Problem, looks: int) -> Choice | None:
@@ -57,16 +62,16 @@ def best_choice(problem: Problem, looks: int) -> Choice | None:
 
 
 def closer(problem: Problem, ways: Ways, choice: Choice) -> Choice:
-    """Assume that the step is a little shorter than known, and ask for the best prices: either it cannot be, and may be
-    asked again for a longer one; or they say how long it is at least."""
+    """Assume that the step is hardly longer than known, and ask for the best prices: either it cannot be so short; or
+    they say how long it is at least, and the next look assumes less."""
     from planaria.planner.relaxed import relaxed  # needs scipy
 
     least = choice.ticks / 1e9
-    most = least * (1 + AHEAD)
+    most = least * (1 + choice.ahead)
     there_is = room(problem, ways, np.array(choice.data), least * (1 - ROUNDING), most)
     says = relaxed(problem, ways, there_is)[0] * (1 - ROUNDING)
     ticks = math.ceil(min(says, most) * 1e9)  # a step is a whole number of nanoseconds
-    return Choice(max(choice.ticks, ticks), choice.data, bool(says < most))
+    return Choice(max(choice.ticks, ticks), choice.data, choice.ahead / (1 + bool(says < most)))
 
 
 def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:

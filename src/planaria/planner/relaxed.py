@@ -64,9 +64,11 @@ def _solve(
     count, few = len(there_is.data), len(origins)
     timed = np.arange(len(used)) < 3 * count
     scale = np.where(timed, unit, 1.0)
+    unsent = np.zeros((len(used), few))
+    unsent[len(used) - len(asked) :] = -problem.visits  # breaks no rule: it is dear enough
     found = linprog(
         np.concatenate([np.zeros(len(way)), np.full(few, DEAR), [1.0]]),
-        A_ub=np.hstack([used / scale[:, None], np.zeros((len(used), few)), -per_step[:, None]]),
+        A_ub=np.hstack([used / scale[:, None], unsent, -per_step[:, None]]),
         b_ub=limit / scale,
         A_eq=np.hstack([(origin == origins[:, None]) * 1.0, np.eye(few), np.zeros((few, 1))]),
         b_eq=problem.microbatches * there_is.data[origins],

@@ -8,6 +8,9 @@ from planaria.planner.kinds import Kinds
 from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem
 from planaria.planner.tables import Ints
 
+NO_WAY = 1 << 50
+"""nanoseconds of the way of a node that has none, because it cannot be a data node"""
+
 
 def turns(problem: Problem, alone: Ints) -> Ints:
     """[nodes]: the least time in which each node, as a data node, has all its microbatches back; nanoseconds.
@@ -51,7 +54,7 @@ def _shortest(problem: Problem, kinds: Kinds, origin: int) -> int:
     ahead = _ahead(both + work[BLOCK], both[:, home], problem.visits)
     left = np.where(problem.role[kinds.first] == ROLES.index("data"), 0, kinds.size).tolist()
     left[home] -= 1
-    least = np.iinfo(np.int64).max
+    least = NO_WAY
 
     def walk(at: int, visits: int, spent: int) -> None:
         nonlocal least
