@@ -13,14 +13,13 @@ import numpy as np
 from planaria.planner.cells import celled
 from planaria.planner.parts import apart, part
 from planaria.planner.problem import Problem, Solution
-from planaria.planner.tables import Ints
 
 LEAST = 60
 """nodes of a network that is planned by cells"""
 MOVES = 20_000
-"""of one cell before the next has its turn"""
+"""of one cell before the next has its turn; more for the slowest, the longer nothing has helped"""
 NEIGHBOURS = 6
-"""cells that the slowest is tried together with, the nearest first, before it is tried with any"""
+"""cells that the slowest is tried together with by turns"""
 
 Anneal = Callable[[Problem, Solution, int, np.random.Generator], tuple[Solution, int]]
 """(part, its solution, moves) → what so many moves, or fewer, make of it, and its step in nanoseconds"""
@@ -47,10 +46,10 @@ def _better(
     tried = 0
     while True:
         worst = int(np.argmax(steps))
-        partner = _partner(problem, cells, worst, tried, rng)
+        partner = _partner(problem, cells, steps, worst, tried % (1 + NEIGHBOURS))
         nodes = cells[worst] + (cells[partner] if partner != worst else [])
         own = part(problem, now, nodes)
-        better, step = anneal(own.problem, own.solution, MOVES, rng)
+        better, step = anneal(own.problem, own.solution, MOVES * (1 + tried // (1 + NEIGHBOURS)), rng)
         tried += 1
         if step < steps[worst]:
             tried = 0
@@ -68,13 +67,12 @@ def _step(problem: Problem, now: Solution, nodes: list[int], anneal: Anneal, rng
     return anneal(own.problem, own.solution, 0, rng)[1]
 
 
-def _partner(problem: Problem, cells: list[list[int]], worst: int, tried: int, rng: np.random.Generator) -> int:
-    """The cell that ``worst`` is planned with next: itself at first, then near ones, then any."""
-    if tried == 0 or len(cells) == 1:
+def _partner(problem: Problem, cells: list[list[int]], steps: list[int], worst: int, number: int) -> int:
+    """The cell that ``worst`` is planned with: itself at first, then the nearest, of these the fastest first."""
+    if number == 0 or len(cells) == 1:
         return worst
-    if tried > NEIGHBOURS:
-        return int(rng.integers(len(cells)))
     both = problem.link + problem.link.T
     sites = [np.unique(problem.site[nodes]) for nodes in cells]
-    far: Ints = np.array([both[np.ix_(sites[worst], others)].min() for others in sites])
-    return int(np.argsort(far + (np.arange(len(cells)) == worst) * far.max(), kind="stable")[(tried - 1) % len(cells)])
+    far = [int(both[np.ix_(sites[worst], others)].min()) for others in sites]
+    others = sorted((cell for cell in range(len(cells)) if cell != worst), key=lambda cell: (far[cell], steps[cell]))
+    return others[(number - 1) % len(others)]

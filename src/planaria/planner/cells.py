@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, permutations
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def celled(problem: Problem, rng: random.Random) -> tuple[Solution, list[list[in
     near, letting = Near(problem), [data for cell in cells for data in cell[0] * problem.microbatches]
     ways = [way for cell in cells for way in _ways(problem, cell, rng)]
     home = {data: cell for cell in cells for data in cell[0]}
-    if not _evened(ways, problem):
+    if not _evened(ways, problem, rng):
         return None
     routes = [(data, near.walk(data, way, home[data])) for data, way in zip(letting, ways, strict=True)]
     stages = [[node for cell in cells for node in cell[s]] for s in range(len(problem.sizes))]
@@ -67,12 +67,13 @@ def _spread(bags: Sequence[list[int]], nodes: Sequence[int]) -> list[int]:
 
 
 def _large_enough(problem: Problem, bag: Sequence[int]) -> bool:
-    """Does it have a data node and a worker for every stage, if every bag has its share of data nodes?"""
+    """Does it have a worker for every stage beside its share of data nodes, and as many workers for each as others?"""
     data, stages = problem.sizes[0], len(problem.sizes) - 1
     if given := _given(problem):
         inside = len(given.intersection(bag))
         return inside >= 1 and len(bag) - inside >= stages
-    return len(bag) * data >= problem.nodes and len(bag) * (problem.nodes - data) >= stages * problem.nodes
+    share = len(bag) * data // problem.nodes  # and no part of one more, which would have too few workers
+    return share * (problem.nodes - data) >= stages * data
 
 
 def _given(problem: Problem) -> set[int]:
@@ -120,22 +121,32 @@ def _ways(problem: Problem, cell: Cell, rng: random.Random) -> list[list[int]]:
     return ways
 
 
-def _evened(ways: list[list[int]], problem: Problem) -> bool:
+def _evened(ways: list[list[int]], problem: Problem, rng: random.Random) -> bool:
     """Change ``ways`` until all stages come up equally often, give or take one; False if that fails."""
     stages = range(1, len(problem.sizes))
-    used = {s: sum(s in way for way in ways) for s in stages}
     if any(disorder(way, 0, problem.jump) for way in ways):
         return False
-    while True:
-        most, least = max(stages, key=used.__getitem__), min(stages, key=used.__getitem__)
-        if used[most] - used[least] <= (len(ways) * problem.visits % len(stages) > 0):
-            return True
-        for k, way in enumerate(ways):
-            other = sorted({*way, least} - {most})
-            if most in way and len(other) == len(way) and not disorder(other, 0, problem.jump):
-                ways[k] = other
-                break
-        else:
+    used = {s: sum(s in way for way in ways) for s in stages}
+    order = rng.sample(range(len(ways)), len(ways))
+    uneven = len(ways) * problem.visits % len(stages) > 0
+    while max(used.values()) - min(used.values()) > uneven:
+        pairs = sorted(permutations(stages, 2), key=lambda pair: used[pair[1]] - used[pair[0]])
+        better = (pair for pair in pairs if used[pair[0]] - used[pair[1]] > 1)
+        done = next((pair for pair in better if _exchanged(ways, order, *pair, problem.jump)), None)
+        if done is None:
             return False
-        used[most] -= 1
-        used[least] += 1
+        used[done[0]] -= 1
+        used[done[1]] += 1
+    return True
+
+
+def _exchanged(ways: list[list[int]], order: list[int], one: int, other: int, jump: int) -> bool:
+    """Let the first way in ``order`` that can visit stage ``other`` in place of stage ``one``; it comes last then."""
+    for place, k in enumerate(order):
+        way = ways[k]
+        new = sorted({*way, other} - {one})
+        if one in way and other not in way and not disorder(new, 0, jump):
+            ways[k] = new
+            order.append(order.pop(place))
+            return True
+    return False
