@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from instances import problems, published, random_plan
 from planaria.planner.choices import best_choice
 from planaria.planner.elsewhere import elsewhere
 from planaria.planner.filling import _between
+from planaria.planner.longest import _least
 from planaria.planner.prices import Prices, least_s, room
 from planaria.planner.problem import Problem
 from planaria.planner.relaxed import relaxed
@@ -70,6 +73,19 @@ def test_turns_are_those_of_a_machine_that_does_one_thing_at_a_time() -> None:
     for k, first in enumerate(ways.kinds.first):  # two ways to the same number
         may = (ways.uses <= ways.kinds.size - np.eye(len(ways.kinds.size))[k]).all(axis=1)
         assert alone[first] == ways.length[k, may].min()
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 5), st.integers(1, 4), *[st.integers(0, 9)] * 2, st.integers(10, 40), st.integers(0, 40))
+def test_more_long_ways_take_longer(count: int, slots: int, enters: int, leaves: int, short: int, more: int) -> None:
+    """And without any, or with long ones only, they are the turns of one length."""
+    passes = np.array([[enters], [0], [0]]), np.array([[leaves], [0], [0]])
+    alone = replace(
+        published(), names=("one",), microbatches=count, slots=np.array([slots]), forward=passes[0], backward=passes[1]
+    )
+    took = _least(count, slots, enters, leaves, short, short + more)
+    assert list(took) == sorted(took) and len(took) == count + 1
+    assert took[0] == turns(alone, np.array([short]))[0] and took[-1] == turns(alone, np.array([short + more]))[0]
 
 
 @pytest.mark.parametrize(

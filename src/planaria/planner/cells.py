@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import groupby, permutations
+from itertools import groupby, pairwise, permutations
 
 import numpy as np
 
@@ -23,11 +23,14 @@ Cell = list[list[int]]
 
 
 def celled(problem: Problem, rng: random.Random) -> tuple[Solution, list[list[int]]] | None:
-    """A plan and the nodes of its cells; None where there is only one, or the rules leave none.
+    """A plan and the nodes of its cells; None where there is only one, where some nodes have roles and others
+    a choice, or where the rules leave none.
 
     Cells are of neighbouring sites, and each uses a stage in proportion to the nodes that it has of it.
     """
-    bags = _bags(problem, tour(problem, rng))
+    if problem.role.any() and not _given(problem):
+        return None
+    bags = _bags(problem, tour(problem, rng), rng)
     cells = _staged(problem, bags, rng) if len(bags) > 1 else None
     if cells is None:
         return None
@@ -41,39 +44,44 @@ def celled(problem: Problem, rng: random.Random) -> tuple[Solution, list[list[in
     return near.solution(stages, routes), [sorted(node for nodes in cell for node in nodes) for cell in cells]
 
 
-def _bags(problem: Problem, nodes: Sequence[int]) -> list[list[int]]:
-    """The nodes of a tour in bags just large enough for a cell; what a site has left goes to its own bags, or on."""
-    bags: list[list[int]] = []
-    bag: list[int] = []
+Bag = tuple[list[int], list[int]]
+"""data nodes and workers of a cell"""
+
+
+def _bags(problem: Problem, nodes: Sequence[int], rng: random.Random) -> list[Bag]:
+    """The nodes of a tour in bags just large enough for a cell, each with its share of data nodes and of workers.
+
+    Bags are of one site where it is large enough; the nodes of small ones are put together along the tour.
+    """
+    given, bags = _given(problem), list[Bag]()
+    seen = data_seen = 0
+    block: list[int] = []
     for _, here in groupby(nodes, lambda node: problem.site[node]):
-        first = len(bags)
-        for node in here:
-            bag.append(node)
-            if _large_enough(problem, bag):
-                bags.append(bag)
-                bag = []
-        if first < len(bags):
-            bag = _spread(bags[first:], bag)
-    if bags:
-        _spread(bags[-1:], bag)
+        block += here
+        share = (2 * (seen + len(block)) * problem.sizes[0] + problem.nodes) // (2 * problem.nodes) - data_seen
+        drawn = rng.sample(block, len(block))
+        data = [node for node in drawn if node in given] if given else drawn[:share]
+        workers = [node for node in drawn if node not in data]
+        if found := _cut(problem, data, workers):
+            bags += found
+            seen, data_seen, block = seen + len(block), data_seen + len(data), []
+    if block and bags:  # the last sites, too small for a cell
+        bags[-1] = (bags[-1][0] + data, bags[-1][1] + workers)
     return bags
 
 
-def _spread(bags: Sequence[list[int]], nodes: Sequence[int]) -> list[int]:
-    """Add nodes to bags by turns; none are left."""
-    for k, node in enumerate(nodes):
-        bags[k % len(bags)].append(node)
+def _cut(problem: Problem, data: list[int], workers: list[int]) -> list[Bag]:
+    """As many bags as there can be, with equal shares of both and a worker for every stage; empty if too few."""
+    least = len(problem.sizes) - 1
+    for count in range(min(len(data), len(workers) // least), 0, -1):
+        ends = [k * len(data) // count for k in range(count + 1)]
+        parts = [
+            (data[a:b], workers[a * len(workers) // len(data) : b * len(workers) // len(data)])
+            for a, b in pairwise(ends)
+        ]
+        if all(len(part) >= least for _, part in parts):
+            return parts
     return []
-
-
-def _large_enough(problem: Problem, bag: Sequence[int]) -> bool:
-    """Does it have a worker for every stage beside its share of data nodes, and as many workers for each as others?"""
-    data, stages = problem.sizes[0], len(problem.sizes) - 1
-    if given := _given(problem):
-        inside = len(given.intersection(bag))
-        return inside >= 1 and len(bag) - inside >= stages
-    share = len(bag) * data // problem.nodes  # and no part of one more, which would have too few workers
-    return share * (problem.nodes - data) >= stages * data
 
 
 def _given(problem: Problem) -> set[int]:
@@ -82,25 +90,17 @@ def _given(problem: Problem) -> set[int]:
     return set(must) if len(must) == problem.sizes[0] else set()
 
 
-def _staged(problem: Problem, bags: Sequence[list[int]], rng: random.Random) -> list[Cell] | None:
-    """The bags' nodes dealt out to stages, so that all of them together have the sizes wanted."""
-    left, given, seen = list(problem.sizes), _given(problem), 0
-    if not given and problem.role.any():
-        return None
+def _staged(problem: Problem, bags: Sequence[Bag], rng: random.Random) -> list[Cell] | None:
+    """The bags' workers dealt out to stages, so that all of them together have the sizes wanted; None if that fails."""
+    left = list(problem.sizes)
     cells: list[Cell] = []
-    for bag in bags:
-        before = (2 * seen * problem.sizes[0] + problem.nodes) // (2 * problem.nodes)
-        seen += len(bag)
-        share = (2 * seen * problem.sizes[0] + problem.nodes) // (2 * problem.nodes) - before
-        nodes = rng.sample(bag, len(bag))
-        data = [node for node in nodes if node in given] if given else nodes[:share]
+    for data, workers in bags:
         cell: Cell = [data, *([] for _ in left[1:])]
         left[0] -= len(data)
-        for node in nodes:
-            if node not in data:
-                s = min(range(1, len(left)), key=lambda s: (len(cell[s]), -left[s], rng.random()))
-                cell[s].append(node)
-                left[s] -= 1
+        for node in workers:
+            s = min(range(1, len(left)), key=lambda s: (len(cell[s]), -left[s], rng.random()))
+            cell[s].append(node)
+            left[s] -= 1
         cells.append(cell)
     return cells if not any(left) and all(all(cell) for cell in cells) else None
 
