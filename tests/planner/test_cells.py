@@ -98,7 +98,7 @@ def test_a_part_goes_back_to_where_it_came_from() -> None:
 
 
 def test_plans_never_get_worse_and_far_cells_help_the_slowest() -> None:
-    problem = many(60, 5, 12, 3, 2)
+    problem = replace(many(60, 5, 12, 4, 3), microbatches=6)
 
     def unmoved(part: Problem, own: Solution, moves: int, rng: np.random.Generator) -> tuple[Solution, int]:
         return own.copy(), step_ns(part, own)
@@ -108,10 +108,10 @@ def test_plans_never_get_worse_and_far_cells_help_the_slowest() -> None:
     steps = [step_ns(problem, next(plans)) for _ in range(20)]
     assert len(set(steps)) == 1  # nothing is annealed: nothing changes
     told: list[float] = []
-    found = search(problem, 0, Budget(moves=100_000), lambda now: told.append(now.step_s))
+    found = search(problem, 0, Budget(moves=60_000), lambda now: told.append(now.step_s))
     assert told == sorted(told, reverse=True)
     assert broken(problem, found.solution) == []
-    assert found.step_s < 0.9 * steps[0] / 1e9
+    assert found.step_s < steps[0] / 1e9
 
 
 @pytest.mark.parametrize("seed", [0, 1])

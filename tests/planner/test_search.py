@@ -53,7 +53,7 @@ def test_the_published_instance_is_planned_well(told: tuple[Found, Reports]) -> 
     assert found.step_s / full <= 0.45
     assert found.step_s < step_ns(published(), published_plan(CA)) / 1e9
     assert found.step_s <= 0.8 * random_skipping(published(), found.solution, 0)
-    assert certificate(published()).step_s <= found.step_s
+    assert certificate(published(), looks=9).step_s <= found.step_s
 
 
 def test_what_is_told_is_valid_and_never_gets_worse(told: tuple[Found, Reports]) -> None:
