@@ -47,13 +47,14 @@ def _least(count: int, slots: int, enters: int, leaves: int, short: int, long: i
     """[count + 1]: nanoseconds in which ``count`` microbatches are back at the earliest, if so many are long."""
     are_long = np.array(list(product([False, True], repeat=count)))
     length = np.where(are_long, long, short)
-    through, begun, after = np.empty((len(length), 0), np.int64), np.zeros(len(length), np.int64), None
+    through = np.empty((len(length), 0), np.int64)
+    begun, after = np.zeros(len(length), np.int64), np.full(len(length), -NEVER // 2)
     for k in range(count):
         if k:
             begun = begun + enters
         if k >= slots:
             ended = _one_by_one(through, leaves)[:, k - slots]
-            after = ended if after is None else np.maximum(ended, after + enters + leaves)
+            after = np.maximum(ended, after + enters + leaves)
             begun = np.maximum(begun, after)
         through = np.column_stack([through, begun + length[:, k]])
     last = _one_by_one(through, leaves)[:, -1]

@@ -60,7 +60,8 @@ def _solve(
     origins = np.flatnonzero(there_is.data)
     origin = np.repeat(origins, [len(chosen[o]) for o in origins])
     way = np.concatenate([chosen[o] for o in origins])
-    used, per_step, limit = map(np.concatenate, zip(*_rules(problem, ways, there_is, origin, way, asked), strict=True))
+    parts = zip(*_rules(problem, ways, there_is, origin, way, asked), strict=True)
+    used, per_step, limit = (np.concatenate(part) for part in parts)
     count, few = len(there_is.data), len(origins)
     timed = np.arange(len(used)) < 3 * count
     scale = np.where(timed, unit, 1.0)
