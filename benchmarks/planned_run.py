@@ -41,8 +41,8 @@ from planaria.observe.run.recovery_timeline import recoveries
 from planaria.plan.planned import first_come
 from planaria.planner.bound import certificate
 from planaria.planner.guidelines import broken
+from planaria.planner.parts import remaining
 from planaria.planner.problem import Problem, Solution, central_first, problem_of
-from planaria.planner.replan import remaining
 from planaria.planner.schedule import Bound, Search, schedule_of, write
 from planaria.planner.search import Budget, search
 from planaria.record.events import Replanned

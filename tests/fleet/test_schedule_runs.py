@@ -13,8 +13,8 @@ from harness import LiveWorkers, apart, ending, facts, inline, losses, outcomes,
 from planaria.chaos.trace import Fault
 from planaria.config import RunConfig
 from planaria.planner.guidelines import broken
+from planaria.planner.parts import remaining
 from planaria.planner.problem import Problem, Solution
-from planaria.planner.replan import remaining
 from planaria.planner.schedule import Schedule, read
 from planaria.record import decisions as d
 from planaria.record import events as e

@@ -50,6 +50,21 @@ SKIP: Paths = {
 """random skipping on the same arrangement (DT-FM skip)"""
 
 
+_WALKS = """
+    19 1 2  15 17 2  15 1 13  9 13 17  8 16 9  18 14 2
+    12 14 2  18 14 13  8 15 5  7 19 5  19 14 6  12 18 1
+    7 5 17  7 5 17  8 16 9  12 18 6  18 17 2  7 16 17
+    7 17 15  8 16 9  18 14 12  18 2 1  7 1 13  19 15 17
+    8 16 9  12 2 6  12 14 2  15 1 13  19 5 17  8 16 9
+"""
+BEST = Solution(
+    np.array([0, 4, 5, 0, 0, 5, 4, 2, 1, 2, 0, 0, 2, 5, 3, 3, 3, 4, 1, 1]),
+    np.array([0, 10, 3, 4, 11] * EACH),
+    np.array(_WALKS.split(), np.int64).reshape(30, 3),
+)
+"""what ``planaria plan`` finds in a minute with the published data nodes: stages, data nodes and ways"""
+
+
 def published(visits: int = 3) -> Problem:
     """The twenty nodes of the recipe ``twelve_cities``; with five visits nothing is skipped."""
     config = recipe.load(RECIPE, {})

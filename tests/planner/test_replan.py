@@ -14,8 +14,9 @@ from instances import CA, problems, published, published_plan
 
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
+from planaria.planner.parts import remaining
 from planaria.planner.problem import Problem, Solution
-from planaria.planner.replan import measured, remaining, replan
+from planaria.planner.replan import measured, replan
 from planaria.planner.search import step_ns
 from planaria.planner.start import greedy, random_routes
 

@@ -53,7 +53,7 @@ def test_the_published_instance_is_planned_well(told: tuple[Found, Reports]) -> 
     assert found.step_s / full <= 0.45
     assert found.step_s < step_ns(published(), published_plan(CA)) / 1e9
     assert found.step_s <= 0.8 * random_skipping(published(), found.solution, 0)
-    assert certificate(published()).step_s <= found.step_s
+    assert certificate(published(), looks=9).step_s <= found.step_s
 
 
 def test_what_is_told_is_valid_and_never_gets_worse(told: tuple[Found, Reports]) -> None:
@@ -102,7 +102,7 @@ def test_all_that_is_told_of_random_problems_is_valid(problem: Problem, seed: in
     reports = Reports(problem)
     found = search(problem, seed, Budget(moves=1500), reports)
     assert reports.steps == sorted(reports.steps, reverse=True)
-    assert certificate(problem).step_s <= found.step_s
+    assert certificate(problem, looks=2).step_s <= found.step_s
 
 
 def test_a_plan_is_found_whichever_stages_are_drawn_first() -> None:

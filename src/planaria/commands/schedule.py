@@ -17,7 +17,7 @@ from planaria.observe.run.path_table import summary, table
 from planaria.observe.run.schedule_page import write_page
 from planaria.observe.tables import Table, show
 from planaria.planner.baselines import baselines
-from planaria.planner.bound import certificate
+from planaria.planner.bound import RELAXED, SOLVER, certificate
 from planaria.planner.over_paths import HASHED, OverPaths
 from planaria.planner.problem import Problem, Solution, problem_of
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of, write
@@ -50,6 +50,8 @@ def plan_routes(config: RunConfig, recipe: Path | None, budget: str, to: Path | 
     page = write_page(schedule, file.with_suffix(".html"))
     _show(problem, schedule)
     print(f"schedule      {file}\npage          {page}")
+    if not SOLVER:
+        print("bound         scipy is not installed: pip install -e '.[planner]' may prove that the plan is better")
     if not COMPILED:
         print("slow          numba is not installed: pip install -e '.[planner]' searches much faster")
     return 0
@@ -101,10 +103,12 @@ def _part(budget: Budget, share: float) -> Budget:
 def _show(problem: Problem, schedule: Schedule) -> None:
     others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
     gap = 1 - schedule.bound.step_s / schedule.step_s
+    terms = sorted(schedule.bound.terms.items(), key=lambda pair: -pair[1])
     rows = [
         ["this plan", _seconds(schedule.step_s), "1.000"],
         *([name, _seconds(seconds), f"{schedule.step_s / seconds:.3f}"] for name, seconds in others),
         [f"lower bound ({schedule.bound.binds})", _seconds(schedule.bound.step_s), f"gap {gap:.1%}"],
+        *([f"  {name}", _seconds(seconds), ""] for name, seconds in terms if name != schedule.bound.binds),
     ]
     title = f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages"
     show([Table(title, ["", "seconds", "this plan ÷ it"], rows)])
@@ -112,6 +116,7 @@ def _show(problem: Problem, schedule: Schedule) -> None:
     if schedule.paths is not None:
         show([table(schedule, schedule.paths)])
         print(f"paths         {summary(schedule.paths)}")
+    print(f"relaxed       the bound ignores {RELAXED}")
     print(f"search        seed {search.seed}, {search.moves} moves in {search.seconds:.1f} s")
 
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib.util import find_spec
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from planaria.planner.problem import BLOCK, ENTRY, RETURN, Problem
+from planaria.planner.choices import best_choice
+from planaria.planner.kinds import kinds_of
+from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem
 from planaria.planner.tables import Ints
+from planaria.planner.turns import shortest, turns
+
+SOLVER = find_spec("scipy") is not None
+"""of linear programmes (``planaria[planner]``); without it the bound is lower"""
+LOOKS = 400
+"""choices of data nodes that are looked at closely"""
+TURNS = "turns: a data node's microbatches, alone in the network"
+SHARED = "shared: slots and time of near nodes"
+RELAXED = "queues at nodes, when slots are free, that microbatches are whole, stages but for their visits"
+"""what a plan must obey and the bound does not ask"""
 
 
 class Certificate(NamedTuple):
@@ -15,97 +30,50 @@ class Certificate(NamedTuple):
     """no plan is faster"""
     binds: str
     """what keeps it from being less"""
+    terms: Mapping[str, float] = MappingProxyType({})
+    """seconds of each reason that was looked at"""
 
     def gap(self, step_s: float) -> float:
         """By what share of itself a plan of ``step_s`` may at most be improved."""
         return 1 - self.step_s / step_s if step_s else 0.0
 
 
-class _Kinds(NamedTuple):
-    """Nodes that cannot be told apart, as one kind."""
+def certificate(problem: Problem, looks: int = LOOKS) -> Certificate:
+    """The largest of five times that no plan can beat.
 
-    first: Ints
-    """[kinds]: a node of each kind"""
-    of: Ints
-    """[nodes]: each node's kind"""
-    size: Ints
-    """[kinds]: nodes of each kind"""
-
-
-def certificate(problem: Problem) -> Certificate:
-    """The largest of four times that no plan can beat.
-
-    - *critical path*: a data node lets in a microbatch for each slot, and the next when one is back: in as many rounds
-      as its microbatches take, each at least as long as its shortest way there and back, alone in the network;
+    - *turns*: a data node lets in a microbatch for each slot, and the next when one is back, and does one thing at a
+      time; each microbatch has the shortest way there and back, alone in the network (``turns``);
     - *busiest node*: a data node's own work; or all visits of block stages, spread over the fastest workers;
-    - *memory*: the slots of all nodes, and how long a microbatch must at least hold one at each node of its way.
+    - *memory*: the slots of all nodes, and how long each microbatch must at least hold one at each node of its way;
+    - *shared*: slots and time of the nodes that are near, which all microbatches would like to have (``prices``).
 
-    Which nodes become data nodes is the plan's choice, within their roles: the best are assumed.
+    Which nodes become data nodes is the plan's choice, within their roles: the best are assumed; in small networks by
+    looking at so many choices at most (``choices``), else one by one.
     """
-    kinds = _kinds(problem)
-    alone = np.array([_shortest(problem, kinds, int(k)) for k in kinds.first], np.int64)[kinds.of]
+    alone = shortest(problem, kinds_of(problem))
     own = (problem.forward + problem.backward)[[ENTRY, RETURN]].sum(axis=0) * problem.microbatches
-    rounds = -(-problem.microbatches // problem.slots)
     terms = [
-        (_best_choice(problem, alone * rounds), "critical path: a data node's rounds, each alone in the network"),
+        (_best_choice(problem, turns(problem, alone)), TURNS),
         (_best_choice(problem, own), "busiest node: a data node's own work"),
         (_workers(problem), "busiest node: all visits, spread evenly over the workers"),
         (_memory(problem, alone), "memory: the slots of all nodes"),
     ]
-    ticks, binds = max(terms)
-    return Certificate(ticks / 1e9, binds)
-
-
-def _kinds(problem: Problem) -> _Kinds:
-    columns = np.vstack([problem.site, problem.slots, problem.forward, problem.backward])
-    _, first, of, count = np.unique(columns, axis=1, return_index=True, return_inverse=True, return_counts=True)
-    return _Kinds(first, of.reshape(-1), count)
-
-
-def _shortest(problem: Problem, kinds: _Kinds, origin: int) -> int:
-    """Least time of a microbatch's way from ``origin`` through different nodes and back, and back with gradients."""
-    sites = problem.site[kinds.first]
-    both = (problem.link + problem.link.T)[np.ix_(sites, sites)]
-    work = (problem.forward + problem.backward)[:, kinds.first]
-    home = int(kinds.of[origin])
-    ahead = _ahead(both + work[BLOCK], both[:, home], problem.visits)
-    left = kinds.size.tolist()
-    left[home] -= 1
-    least = np.iinfo(np.int64).max
-
-    def walk(at: int, visits: int, spent: int) -> None:
-        nonlocal least
-        if not visits:
-            least = min(least, spent + int(both[at, home]))
-        for kind in np.argsort(both[at] + work[BLOCK]).tolist() if visits else []:
-            now = spent + int(both[at, kind] + work[BLOCK, kind])
-            if left[kind] and now + ahead[visits - 1][kind] < least:
-                left[kind] -= 1
-                walk(kind, visits - 1, now)
-                left[kind] += 1
-
-    walk(home, problem.visits, 0)
-    return least + int(work[ENTRY, home] + work[RETURN, home])
-
-
-def _ahead(step: Ints, home: Ints, visits: int) -> list[list[int]]:
-    """For every number of visits to come, and every kind: the least time from there, if nodes may come again."""
-    found = [home]
-    for _ in range(visits - 1):
-        found.append((step + found[-1][None, :]).min(axis=1))
-    return [row.tolist() for row in found]
+    if choice := best_choice(problem, looks) if SOLVER else None:
+        terms.append((choice.ticks, SHARED))
+    ticks, binds = max(terms, key=lambda term: term[0])
+    return Certificate(ticks / 1e9, binds, {name: max(t for t, n in terms if n == name) / 1e9 for _, name in terms})
 
 
 def _best_choice(problem: Problem, each: Ints) -> int:
     """The least that the worst of the data nodes can have, if ``each`` [nodes] says what every node would have."""
-    must, may = each[problem.role == 1], np.sort(each[problem.role == 0])
+    must, may = each[problem.role == ROLES.index("data")], np.sort(each[problem.role == ROLES.index("any")])
     missing = problem.sizes[0] - len(must)
     return int(max([*must, *may[:missing]]))
 
 
 def _workers(problem: Problem) -> int:
     work = (problem.forward + problem.backward)[BLOCK]
-    workers = np.sort(work[problem.role != 1])[: problem.nodes - problem.sizes[0]]
+    workers = np.sort(work[problem.role != ROLES.index("data")])[: problem.nodes - problem.sizes[0]]
     if not workers[0]:
         return 0
     off = problem.link[np.ix_(problem.site, problem.site)].min()
@@ -121,5 +89,7 @@ def _memory(problem: Problem, alone: Ints) -> int:
     returns = (problem.forward + problem.backward)[RETURN].min()
     # At the last node: its own passes, the way to the origin and back, the loss. One hop earlier: that, and so on.
     held = sum(k * (work + 2 * off) + returns for k in range(1, problem.visits + 1))
-    origins = problem.microbatches * int(np.sort(alone[problem.role != 2])[: problem.sizes[0]].sum())
+    origins = problem.microbatches * int(
+        np.sort(alone[problem.role != ROLES.index("worker")])[: problem.sizes[0]].sum()
+    )
     return int((problem.count * held + origins) / problem.slots.sum())

@@ -13,29 +13,12 @@ import numpy as np
 
 from planaria.compiled import COMPILED
 from planaria.planner.evaluate import NEVER
+from planaria.planner.parts import remaining
 from planaria.planner.problem import BLOCK, Problem, Solution
 from planaria.planner.search import improve, step_ns
 
 WORK = 1_000_000 if COMPILED else 5_000
 """microbatch visits that are simulated to make the mended plan better: well under a second"""
-
-
-def remaining(problem: Problem, solution: Solution, nodes: Collection[int]) -> Problem:
-    """The problem with these ``nodes`` only, numbered anew in their order, each in the stage that it holds."""
-    kept = np.array(sorted(nodes))
-    sizes = np.bincount(solution.stage[kept], minlength=len(problem.sizes)).tolist()
-    return replace(
-        problem,
-        names=tuple(problem.names[n] for n in kept),
-        site=problem.site[kept],
-        sizes=tuple(sizes),
-        microbatches=problem.count // sizes[0],
-        more=problem.count % sizes[0],
-        forward=np.ascontiguousarray(problem.forward[:, kept]),
-        backward=np.ascontiguousarray(problem.backward[:, kept]),
-        slots=problem.slots[kept],
-        role=problem.role[kept],
-    )
 
 
 def measured(problem: Problem, ways: Mapping[tuple[int, int], float]) -> Problem:

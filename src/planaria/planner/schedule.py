@@ -58,6 +58,8 @@ class Search(Section):
 class Bound(Section):
     step_s: Seconds
     binds: str
+    terms: dict[str, Seconds] = Field(default_factory=dict)
+    """what each reason for the bound comes to alone"""
 
 
 class Carried(Section):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planaria.planner.anneal import RANDOMS, anneal
+from planaria.planner.anneal import RANDOMS, Floats, anneal
+from planaria.planner.by_cells import by_cells
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.start import greedy
@@ -53,29 +54,79 @@ Watch = Callable[[Found], None]
 def search(problem: Problem, seed: int, budget: Budget, watch: Watch = lambda found: None) -> Found:
     """The best plan found within ``budget``; ``watch`` is told every now and then, the step time never growing."""
     _warm(problem)
-    began, spent = time.monotonic(), 0
-    best = greedy(problem, random.Random(seed))
-    least = step_ns(problem, best)
-    size = chunk(problem)
-    for number, length in enumerate(_rounds(size)):
-        rng = np.random.default_rng([seed, number])
-        chance = random.Random(f"{seed} {number}")
-        now = greedy(problem, chance)
+    run = _Run(problem, seed, budget, watch)
+    plans = by_cells(problem, random.Random(f"{seed} cells"), np.random.default_rng([seed, 0]), run.annealed)
+    if plans is not None:
+        for plan in plans:
+            run.tell(plan)
+            if run.over:
+                return run.found
+    for number, length in enumerate(_rounds(chunk(problem))):
+        run.round(number, length)
+        if run.over:
+            break
+    return run.found
+
+
+class _Run:
+    """One search under way."""
+
+    def __init__(self, problem: Problem, seed: int, budget: Budget, watch: Watch) -> None:
+        self.problem, self.seed, self.budget, self.watch = problem, seed, budget, watch
+        self.began, self.spent = time.monotonic(), 0
+        self.best = greedy(problem, random.Random(seed))
+        self.least = step_ns(problem, self.best)
+
+    @property
+    def found(self) -> Found:
+        return Found(self.best.copy(), self.least / 1e9, self.spent, time.monotonic() - self.began)
+
+    @property
+    def over(self) -> bool:
+        return self.spent >= self.budget.moves or time.monotonic() - self.began >= self.budget.seconds
+
+    def tell(self, plan: Solution) -> None:
+        """A plan of the whole, which may be the best so far."""
+        if (step := step_ns(self.problem, plan)) < self.least:
+            self.best, self.least = plan.copy(), step
+        self.watch(self.found)
+
+    def annealed(
+        self, problem: Problem, solution: Solution, moves: int, rng: np.random.Generator
+    ) -> tuple[Solution, int]:
+        """A part's solution after a short round of its own, and its step."""
+        best, now, moves = solution.copy(), solution.copy(), int(min(moves, self.budget.moves - self.spent))
+        least = step_ns(problem, solution)
+        temperature = least / problem.sizes[0] * HOT * (COLD / HOT) ** (np.arange(moves) / max(1, moves))
+        self.spent += moves
+        return best, _anneal(problem, now, rng.random((moves, RANDOMS)), temperature, best, least, True)
+
+    def round(self, number: int, length: int) -> None:
+        """One round of ``length`` moves over the whole."""
+        problem, size = self.problem, chunk(self.problem)
+        rng = np.random.default_rng([self.seed, number])
+        now = greedy(problem, random.Random(f"{self.seed} {number}"))
         scale = float(step_ns(problem, now)) / problem.sizes[0]
         for done in range(0, length, size):
-            moves = int(min(size, length - done, budget.moves - spent))
-            share = (done + np.arange(moves)) / length
-            temperature = scale * HOT * (COLD / HOT) ** share
-            least = anneal(
-                problem.tables, now.origin, now.path, now.stage, rng.random((moves, RANDOMS)), temperature,
-                best.origin, best.path, best.stage, least, True,
-            )  # fmt: skip
-            spent += moves
-            found = Found(best.copy(), least / 1e9, spent, time.monotonic() - began)
-            watch(found)
-            if spent >= budget.moves or found.seconds >= budget.seconds:
-                return found
-    raise AssertionError("rounds never end")
+            moves = int(min(size, length - done, self.budget.moves - self.spent))
+            temperature = scale * HOT * (COLD / HOT) ** ((done + np.arange(moves)) / length)
+            self.least = _anneal(problem, now, rng.random((moves, RANDOMS)), temperature, self.best, self.least, True)
+            self.spent += moves
+            self.watch(self.found)
+            if self.over:
+                return
+
+
+def _anneal(
+    problem: Problem, now: Solution, chance: Floats, temperature: Floats, best: Solution, least: int, places: bool
+) -> int:
+    """``anneal`` of ``now``, in place; ``best``, of ``least`` nanoseconds, follows."""
+    return int(
+        anneal(
+            problem.tables, now.origin, now.path, now.stage, chance, temperature,
+            best.origin, best.path, best.stage, least, places,
+        )
+    )  # fmt: skip
 
 
 def improve(problem: Problem, solution: Solution, seed: int, moves: int) -> Found:
@@ -83,18 +134,14 @@ def improve(problem: Problem, solution: Solution, seed: int, moves: int) -> Foun
     began, now, best = time.monotonic(), solution.copy(), solution.copy()
     least = step_ns(problem, solution)
     temperature = np.full(moves, least * COLD / problem.sizes[0])
-    least = anneal(
-        problem.tables, now.origin, now.path, now.stage, np.random.default_rng(seed).random((moves, RANDOMS)),
-        temperature, best.origin, best.path, best.stage, least, False,
-    )  # fmt: skip
+    least = _anneal(problem, now, np.random.default_rng(seed).random((moves, RANDOMS)), temperature, best, least, False)
     return Found(best, least / 1e9, moves, time.monotonic() - began)
 
 
 def _warm(problem: Problem) -> None:
     """Compile, which takes seconds the first time and belongs to no budget."""
     now = greedy(problem, random.Random(0))
-    one, cold = np.zeros((1, RANDOMS)), np.ones(1)
-    anneal(problem.tables, now.origin, now.path, now.stage, one, cold, *now.copy()[1:], now.stage.copy(), NEVER, True)
+    _anneal(problem, now, np.zeros((1, RANDOMS)), np.ones(1), now.copy(), NEVER, True)
 
 
 def step_ns(problem: Problem, solution: Solution) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -40,28 +41,40 @@ def greedy(problem: Problem, rng: random.Random) -> Solution:
     the stages used least, by the nodes that are nearest and least loaded.
     """
     stages = _dealt(problem, rng)
-    stage = np.zeros(problem.nodes, np.int64)
-    for s, nodes in enumerate(stages):
-        stage[nodes] = s
-    both = (problem.link + problem.link.T).astype(float)
-    work = (problem.forward + problem.backward)[BLOCK].astype(float)
-    members = [np.array(nodes) for nodes in stages]
     ways = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
-    load = np.zeros(problem.nodes)
-    origin, path = [], []
-    for _ in range(problem.microbatches):
-        for data in stages[0]:
-            at, walk = data, []
-            for s in next(ways):
-                sites = problem.site[members[s]]
-                way = both[problem.site[at], sites] + both[sites, problem.site[data]]
-                crowd = load[members[s]] * work[members[s]] * 3 / problem.slots[members[s]]
-                at = int(members[s][np.argmin(way + crowd)])
-                load[at] += 1
-                walk.append(at)
-            origin.append(data)
-            path.append(walk)
-    return Solution(stage, np.array(origin, np.int64), np.array(path, np.int64))
+    near = Near(problem)
+    letting = [(data, next(ways)) for _ in range(problem.microbatches) for data in stages[0]]
+    return near.solution(stages, [(data, near.walk(data, way, stages)) for data, way in letting])
+
+
+class Near:
+    """Routes by the nodes that are nearest and least loaded by the routes before."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.both = (problem.link + problem.link.T).astype(float)
+        work = (problem.forward + problem.backward)[BLOCK].astype(float)
+        self.crowd = 3 * work / problem.slots
+        """[nodes]: how far away one more visit makes a node seem"""
+        self.load = np.zeros(problem.nodes)
+
+    def walk(self, data: int, way: Sequence[int], stages: Sequence[Sequence[int]]) -> list[int]:
+        """The nodes that a microbatch of ``data`` visits, one of ``stages`` for each stage of its ``way``."""
+        at, walk, site = data, [], self.problem.site
+        for s in way:
+            nodes = np.array(stages[s])
+            apart = self.both[site[at], site[nodes]] + self.both[site[nodes], site[data]]
+            at = int(nodes[np.argmin(apart + self.load[nodes] * self.crowd[nodes])])
+            self.load[at] += 1
+            walk.append(at)
+        return walk
+
+    def solution(self, stages: Sequence[Sequence[int]], routes: Sequence[tuple[int, list[int]]]) -> Solution:
+        """(data node, walk) of each microbatch over an arrangement, as arrays."""
+        stage = np.zeros(self.problem.nodes, np.int64)
+        for s, nodes in enumerate(stages):
+            stage[list(nodes)] = s
+        return Solution(stage, np.array([data for data, _ in routes]), np.array([walk for _, walk in routes], np.int64))
 
 
 def _dealt(problem: Problem, rng: random.Random) -> list[list[int]]:
@@ -70,7 +83,7 @@ def _dealt(problem: Problem, rng: random.Random) -> list[list[int]]:
     fixed = np.bincount(problem.role, minlength=len(ROLES))
     left[0] -= int(fixed[ROLES.index("data")])
     stages: list[list[int]] = [[] for _ in left]
-    for node in _tour(problem, rng):
+    for node in tour(problem, rng):
         role = ROLES[problem.role[node]]
         if role == "data":
             stages[0].append(node)
@@ -93,7 +106,7 @@ def _mended(problem: Problem, stages: list[list[int]]) -> list[list[int]]:
     return stages
 
 
-def _tour(problem: Problem, rng: random.Random) -> list[int]:
+def tour(problem: Problem, rng: random.Random) -> list[int]:
     """All nodes, site by site, from each site to the nearest that is left."""
     both = problem.link + problem.link.T
     left = set(range(len(problem.sites)))

@@ -1,0 +1,129 @@
+"""Large networks: what is planned apart is a valid plan of the whole, whose step is that of its slowest part."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import problems, published, random_plan
+
+from planaria.planner.by_cells import by_cells
+from planaria.planner.cells import celled
+from planaria.planner.guidelines import broken
+from planaria.planner.parts import apart, part
+from planaria.planner.problem import ROLES, Problem, Solution
+from planaria.planner.search import Budget, search, step_ns
+
+
+def many(nodes: int, sites: int, data: int, stages: int, visits: int, seed: int = 0) -> Problem:
+    """So many like nodes at sites in a line, neighbours 0.2 s apart; messages within a site take 0.05 s."""
+    rng = np.random.default_rng(seed)
+    place = rng.permutation(np.arange(nodes) % sites)
+    far = np.abs(np.arange(sites)[:, None] - np.arange(sites))
+    workers = nodes - data
+    return Problem(
+        names=tuple(f"node {n}" for n in range(nodes)),
+        sites=tuple(f"site {s}" for s in range(sites)),
+        site=place,
+        sizes=(data, *(workers // stages + (s < workers % stages) for s in range(stages))),
+        microbatches=4,
+        visits=visits,
+        swaps=2,
+        jump=4,
+        forward=np.array([[400], [400], [100]]) * np.full(nodes, 10**6),
+        backward=np.array([[600], [600], [0]]) * np.full(nodes, 10**6),
+        link=(50 + 200 * far) * 10**6,
+        transmit=np.zeros((sites, sites), np.int64),
+        slots=np.full(nodes, 2),
+        role=np.zeros(nodes, np.int64),
+    )
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.integers(2, 6), st.integers(3, 6), st.sampled_from([2, 3]))
+def test_cells_obey_every_rule(seed: int, sites: int, stages: int, visits: int) -> None:
+    problem = many(70, sites, 14, stages, visits, seed)
+    begun = celled(problem, random.Random(seed))
+    assert begun is not None
+    solution, cells = begun
+    assert broken(problem, solution) == []
+    assert sorted(node for nodes in cells for node in nodes) == list(range(70)) and len(cells) > 1
+    for nodes in cells:  # no microbatch leaves its cell
+        inside = np.isin(solution.origin, nodes)
+        assert np.isin(solution.path[inside], nodes).all() and not np.isin(solution.path[~inside], nodes).any()
+
+
+def test_given_data_nodes_stay_what_they_are() -> None:
+    problem = many(60, 4, 12, 3, 2)
+    role = np.full(60, ROLES.index("worker"))
+    role[::5] = ROLES.index("data")
+    begun = celled(replace(problem, role=role), random.Random(0))
+    assert begun is not None
+    assert begun[0].members(0) == list(range(0, 60, 5))
+    assert broken(replace(problem, role=role), begun[0]) == []
+
+
+def test_what_is_too_small_has_no_cells() -> None:
+    assert celled(many(8, 2, 1, 5, 3), random.Random(0)) is None
+
+
+@settings(max_examples=60)
+@given(problems(least=1), st.integers(0, 2**32))
+def test_a_step_takes_as_long_as_its_slowest_part(problem: Problem, seed: int) -> None:
+    solution = random_plan(problem, seed)
+    whole = part(problem, solution, range(problem.nodes))
+    groups = apart(whole)
+    parts = [part(problem, solution, nodes) for nodes in groups]
+    assert sorted(node for nodes in groups for node in nodes) == list(range(problem.nodes))
+    assert max(step_ns(own.problem, own.solution) for own in parts) == step_ns(problem, solution)
+
+
+def test_a_part_goes_back_to_where_it_came_from() -> None:
+    problem = many(40, 4, 8, 3, 2)
+    begun = celled(problem, random.Random(1))
+    assert begun is not None
+    solution, cells = begun
+    before = solution.copy()
+    own = part(problem, solution, cells[0])
+    own.put(solution, own.solution)
+    assert all((a == b).all() for a, b in zip(solution, before, strict=True))
+    own.put(solution, own.solution._replace(path=own.solution.path[::-1]))
+    assert (solution.path[own.rows] == before.path[own.rows][::-1]).all()
+    others = np.setdiff1d(np.arange(problem.count), own.rows)
+    assert (solution.path[others] == before.path[others]).all()
+
+
+def test_plans_never_get_worse_and_near_cells_help_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = replace(many(60, 5, 12, 4, 3), microbatches=6)
+
+    def unmoved(part: Problem, own: Solution, moves: int, rng: np.random.Generator) -> tuple[Solution, int]:
+        return own.copy(), step_ns(part, own)
+
+    plans = by_cells(problem, random.Random(0), np.random.default_rng(0), unmoved)
+    assert plans is not None
+    steps = [step_ns(problem, next(plans)) for _ in range(20)]
+    assert len(set(steps)) == 1  # nothing is annealed: nothing changes
+    monkeypatch.setattr("planaria.planner.by_cells.MOVES", 5000)
+    told: list[float] = []
+    found = search(problem, 0, Budget(moves=150_000), lambda now: told.append(now.step_s))
+    assert told == sorted(told, reverse=True)
+    assert broken(problem, found.solution) == []
+    assert found.step_s < steps[0] / 1e9
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_same_seed_finds_the_same_cells(seed: int) -> None:
+    problem = many(60, 5, 12, 3, 2)
+    first, again = (search(problem, seed, Budget(moves=20_000)) for _ in range(2))
+    assert first.solution.routes == again.solution.routes and first.moves == again.moves == 20_000
+
+
+def test_a_network_in_which_stages_are_out_of_reach_is_searched_as_a_whole() -> None:
+    """Jumps of one place leave no stage out, so that no cell can use its stages in another proportion."""
+    problem = replace(many(60, 5, 12, 3, 3), jump=1)
+    assert broken(problem, search(problem, 0, Budget(moves=2000)).solution) == []
+    assert published().nodes < 60

@@ -1,0 +1,102 @@
+"""Prices: whatever they are, no plan is faster than they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import problems, published, random_plan
+
+from planaria.planner.choices import best_choice
+from planaria.planner.elsewhere import elsewhere
+from planaria.planner.filling import _between
+from planaria.planner.longest import _least
+from planaria.planner.prices import Prices, least_s, room
+from planaria.planner.problem import Problem
+from planaria.planner.relaxed import relaxed
+from planaria.planner.search import step_ns
+from planaria.planner.turns import shortest, turns
+from planaria.planner.ways import ways_of
+
+
+@settings(max_examples=60)
+@given(problems(least=1), st.integers(0, 2**32), st.floats(0.5, 2))
+def test_no_prices_say_more_than_a_plan_takes(problem: Problem, seed: int, share: float) -> None:
+    """Also when the step is assumed to be shorter than some time: then it is not, or takes what the prices say."""
+    ways, plan, chance = ways_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
+    assert ways is not None
+    step = step_ns(problem, plan) / 1e9
+    data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))
+    drawn = chance.random((4, len(data))) ** 3 * (chance.random((4, len(data))) < 0.7)
+    sets = len(elsewhere(problem, ways, ways.kinds.size - data).needed)
+    away = chance.random(sets) * (chance.random(sets) < 0.1) * 1e-9
+    long = chance.random((len(data), problem.microbatches)) * 1e-9
+    prices = Prices(*(drawn * [[1], [1], [1], [1e-9]]), long, away)
+    for least in (0.0, float(chance.random()) * step):
+        for most in (np.inf, share * step):
+            says = least_s(problem, ways, room(problem, ways, data, least, most), prices)
+            assert min(says, most) <= step * (1 + 1e-9)
+
+
+@settings(max_examples=15)
+@given(problems(least=1), st.integers(0, 2**32))
+def test_the_best_prices_say_more_than_others(problem: Problem, seed: int) -> None:
+    ways, plan, chance = ways_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
+    assert ways is not None
+    data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))
+    there_is = room(problem, ways, data, 0.0)  # of which nothing is known: then all depends on prices alone
+    best, prices = relaxed(problem, ways, there_is)
+    assert best == least_s(problem, ways, there_is, prices) <= step_ns(problem, plan) / 1e9 * (1 + 1e-9)
+    for _ in range(5):
+        other = Prices(*(each * np.exp(chance.normal(0, 0.3, each.shape)) for each in prices))
+        assert least_s(problem, ways, there_is, other) <= best * (1 + 2e-4)
+
+
+def test_looking_closer_never_says_less() -> None:
+    looks = [best_choice(published(), n) for n in (1, 70)]
+    ticks = [choice.ticks for choice in looks if choice]
+    assert len(ticks) == 2 and ticks == sorted(ticks) and ticks[0] < ticks[-1]
+    last = looks[-1]
+    assert last is not None and sum(last.data) == published().sizes[0]
+
+
+def test_turns_are_those_of_a_machine_that_does_one_thing_at_a_time() -> None:
+    """Against the plain definition: three slots, and what an entry and a last backward cost between the rounds."""
+    problem = published()
+    ways = ways_of(problem)
+    assert ways is not None
+    alone = shortest(problem, ways.kinds)
+    assert (turns(problem, alone) == 2 * alone + 2 * (440_000_000 + 660_000_000)).all()
+    for k, first in enumerate(ways.kinds.first):  # two ways to the same number
+        may = (ways.uses <= ways.kinds.size - np.eye(len(ways.kinds.size))[k]).all(axis=1)
+        assert alone[first] == ways.length[k, may].min()
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 5), st.integers(1, 4), *[st.integers(0, 9)] * 2, st.integers(10, 40), st.integers(0, 40))
+def test_more_long_ways_take_longer(count: int, slots: int, enters: int, leaves: int, short: int, more: int) -> None:
+    """And without any, or with long ones only, they are the turns of one length."""
+    passes = np.array([[enters], [0], [0]]), np.array([[leaves], [0], [0]])
+    alone = replace(
+        published(), names=("one",), microbatches=count, slots=np.array([slots]), forward=passes[0], backward=passes[1]
+    )
+    took = _least(count, slots, enters, leaves, short, short + more)
+    assert list(took) == sorted(took) and len(took) == count + 1
+    assert took[0] == turns(alone, np.array([short]))[0] and took[-1] == turns(alone, np.array([short + more]))[0]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "area"),
+    [
+        ([(0.0, 3.0)], [(0.0, 3.0)], 0.0),
+        ([(2.0, 3.0)], [(0.0, 3.0)], 6.0),
+        ([(0.0, 3.0)], [(1.0, 1.0), (4.0, 9.0)], 9.0),
+    ],
+)
+def test_what_is_missing_is_an_area(
+    one: list[tuple[float, float]], other: list[tuple[float, float]], area: float
+) -> None:
+    assert _between(one, other, 3.0, 10.0) == area
