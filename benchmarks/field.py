@@ -120,6 +120,7 @@ def main() -> int:
     flags.add_argument("--free", type=float, default=30.0, metavar="S", help="seconds of a run without kills")
     flags.add_argument("--heartbeat-ms", type=int, default=1000, help="tuned: who is silent for so long is dead")
     flags.add_argument("--save-every", type=int, default=100, help="planaria: steps between checkpoints")
+    flags.add_argument("--source", default="stdlib", help="what is learned, as data.source of a recipe")
     flags.add_argument("--dim", type=int, default=256, help="width of the model")
     flags.add_argument("--layers", type=int, default=3)
     flags.add_argument("--context", type=int, default=64, help="tokens of a sample")

@@ -68,7 +68,7 @@ def recipe(given: argparse.Namespace, seed: int, arm: str) -> RunConfig:
             microbatches=MICROBATCHES // replicas,
             microbatch_size=given.batch // MICROBATCHES,
         ),
-        data=DataConfig(tokenizer="bytes"),
+        data=DataConfig(source=given.source, tokenizer="bytes"),
         optim=OptimConfig(lr=given.lr, clip_by="layer"),
         train=TrainConfig(steps=ENDLESS, eval_every=0),
         recovery=RecoveryConfig(strategy="checkpoint") if arm == REPLICAS else twins,

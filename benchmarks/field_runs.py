@@ -148,7 +148,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], others: frozenset[int]) -
     family = {pid: born(pid) for pid in _family(processes)}
     until = time.monotonic() + END_S
     for process in reversed(processes):
-        process.send_signal(signal.SIGINT)
+        process.terminate()
     for process in reversed(processes):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, until - time.monotonic()))

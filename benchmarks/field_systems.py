@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RESTARTS = 10_000
 """that torch's elastic agent may make: more than anybody strikes"""
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""or ranks that are started again find the addresses of those that died, and fail (pytorch issue 135712)"""
 ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from benchmarks.{} import main; main(sys.argv[2])"
 
 
@@ -108,8 +110,8 @@ def lines_of(record: RunRecord) -> Iterator[Line]:
         if isinstance(fact, d.RunStep) and fact.mode == "train":
             began[fact.replica] = t
         elif isinstance(fact, d.Commit):
-            loss = losses.get(fact.step, losses.get(fact.step + 1))
-            yield Line(t, began[fact.replica], fact.step, batch, (fact.step + 1) * batch, loss)
+            step = fact.progress if record.config.exchange.replicas > 1 else fact.step
+            yield Line(t, began[fact.replica], step, batch, (step + 1) * batch, losses.get(step))
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,8 @@ class Torchrun(Peer):
     """DistributedDataParallel; who dies takes all others with it, and all go back to the newest checkpoint."""
 
     def commands(self, folder: Path) -> list[Command]:
-        flags = ["--standalone", f"--nproc-per-node={self.places}"]
-        return [Command(self.elastic(flags, "field_torchrun", self.told(folder)))]
+        line = self.elastic(["--standalone", f"--nproc-per-node={self.places}"], "field_torchrun", self.told(folder))
+        return [Command(line, FRESH_STORE)]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def main(path: str) -> None:
 
 
 def meet(folder: Path, place: int, ranks: int) -> None:
-    """In their first lives, wait until all have told the lighthouse that they are there: or some begin without others."""
+    """In a first life, wait until all have told the lighthouse that they are there: or some would begin alone."""
     ready = folder / f"ready-{place}"
     if ready.exists():
         return
