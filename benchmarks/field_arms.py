@@ -148,7 +148,7 @@ def systems(given: argparse.Namespace, seed: int) -> dict[str, System]:
         PIPELINE: Planaria(PIPELINE, PLACES, recipe(given, seed, PIPELINE)),
         REPLICAS: Planaria(REPLICAS, PLACES, recipe(given, seed, REPLICAS)),
         TORCHFT: Torchft(TORCHFT, PLACES, told, given.python, DOCUMENTED),
-        TUNED: Torchft(TUNED, PLACES, replace(told, by_committed=True), given.python, tuned),
+        TUNED: Torchft(TUNED, PLACES, replace(told, tuned=True), given.python, tuned),
         TORCHRUN: Torchrun(TORCHRUN, PLACES, told, given.torchrun),
     }
     return {name: made[name] for flag, name in ARMS.items() if flag in given.arms}

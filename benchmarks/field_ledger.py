@@ -140,6 +140,12 @@ def loss_at(updates: Iterable[Update], step: int) -> float | None:
     return smoothed(stand[: bisect_right(steps, step)]) if steps and steps[-1] >= step else None
 
 
+def apart(one: Iterable[Update], other: Iterable[Update]) -> float:
+    """Largest difference of the losses of updates of the same number, in nats; of those that stand in both runs."""
+    first, second = ({update.step: update.loss for update in standing(run)[0]} for run in (one, other))
+    return max((abs(first[step] - second[step]) for step in first.keys() & second.keys()), default=0.0)
+
+
 @dataclass(frozen=True)
 class Strike:
     """A process is to be killed."""

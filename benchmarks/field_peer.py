@@ -56,8 +56,8 @@ class Job:
     """torchrun: updates between checkpoints"""
     ranks: int = 1
     """torchft: replicas that there may be"""
-    by_committed: bool = False
-    """torchft: samples follow from the batches committed so far, not from the replica's own number"""
+    tuned: bool = False
+    """torchft: one tensor is averaged, and samples follow from the batches committed so far"""
 
 
 def job_of(path: str) -> Job:

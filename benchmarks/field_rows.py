@@ -9,11 +9,11 @@ from statistics import median
 
 from benchmarks.common import Claim, Row
 from benchmarks.field_arms import OURS, PIPELINE, THEIRS
-from benchmarks.field_ledger import loss_at, lost, next_steps, rate, standing, to_target
+from benchmarks.field_ledger import apart, loss_at, lost, next_steps, rate, standing, to_target
 from benchmarks.field_runs import Ran
 
-SOONER, NONE = Claim(high=0.2), Claim(0, 0)
-AT = 0.6
+SOONER, NONE, EXACT = Claim(high=0.2), Claim(0, 0), Claim(high=1e-6)
+AT = 0.8
 """the target is the loss at this share of the updates that the slowest arm made"""
 
 
@@ -44,6 +44,7 @@ def rows_of(given: argparse.Namespace, found: ByArm) -> list[Row]:
         *next_rows(found, free),
         *goodput_rows(given.batch, found, free),
         *sample_rows(given.batch, found),
+        *same_rows(found),
         *target_rows(found),
         *price_rows(found, free),
     ]
@@ -96,22 +97,29 @@ def sample_rows(batch: int, found: ByArm) -> list[Row]:
 
 
 def target_rows(found: ByArm) -> list[Row]:
-    """Updates carried out until the loss that the first arm, unstruck, has at an update that all came to."""
-    rows = []
+    """Updates carried out, and seconds, until the loss that the first arm has at an update that all came to."""
     reached: dict[str, list[tuple[int, float]]] = {arm: [] for arm in found}
-    for seed, pairs in enumerate(zip(*found.values(), strict=True)):
-        first = pairs[0]
-        least = min(one.updates[-1].step for pair in pairs for one in (pair.struck, first.free))
-        target = loss_at(first.free.updates, round(AT * least))
-        for arm in found:
-            one = found[arm][seed].struck
-            if target is not None and (at := to_target(one.updates, one.begin, target)) is not None:
-                reached[arm].append(at)
-    for what, place in (("steps", 0), ("seconds", 1)):
-        rows += [
-            Row(f"{what} to the same loss: {arm}", [at[place] for at in ends], f"{len(ends)} runs came to it")
-            for arm, ends in reached.items()
-        ]
+    for runs in zip(*found.values(), strict=True):
+        least = min(pair.struck.updates[-1].step for pair in runs)
+        target = loss_at(runs[0].struck.updates, round(AT * least))
+        for arm, pair in zip(found, runs, strict=True):
+            at = None if target is None else to_target(pair.struck.updates, pair.struck.begin, target)
+            reached[arm] += [at] if at is not None else []
+    return [
+        Row(f"{what} to the same loss: {arm}", [at[place] for at in ends], f"{len(ends)} runs came to it")
+        for place, what in enumerate(("steps", "seconds"))
+        for arm, ends in reached.items()
+    ]
+
+
+def same_rows(found: ByArm) -> list[Row]:
+    """How far the losses of a run that is struck are from those of the same run that is not."""
+    rows = []
+    for arm, pairs in found.items():
+        gaps = [apart(pair.free.updates, pair.struck.updates) for pair in pairs]
+        claim = EXACT if arm in OURS else None
+        what = f"nats from the same run without kills: {arm}"
+        rows.append(Row(what, gaps, "0: nothing lost", claim, {}, "worst"))
     return rows
 
 

@@ -79,7 +79,7 @@ class Planaria(System):
         from planaria.record.statefile import born, read_state
 
         workers = read_state(folder / "run").workers
-        there = {w.node: w.pid for w in workers if w.node is not None and w.born == born(w.pid)}
+        there = {w.node: w.pid for w in workers if w.node is not None and w.born == born(w.pid) and alive(w.pid)}
         return [there.get(node) for node in range(self.places)]
 
     def begun(self, folder: Path) -> bool:

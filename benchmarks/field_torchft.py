@@ -1,9 +1,10 @@
 """torchft's side of ``benchmarks.field``: one replica, a process that torchrun starts again when it dies.
 
-The loop is that of torchft's own example: a quorum for every update, its DistributedDataParallel, and the update taken
-where all agree to commit; a replica that comes back is given the state of another. Samples are given out in one of two
-ways. As torchft's sampler does, each replica has the share of its own number, which nobody uses while it is away. Or by
-what the manager counts: the next batches after those that were committed, by rank among the replicas that take part.
+The loop is that of torchft's own example: a quorum for every update, which is taken where all agree to commit; a replica
+that comes back is given the state of another. As documented, gradients are averaged by its DistributedDataParallel, and
+each replica has the samples of its own number, as its sampler gives them out, which nobody uses while it is away. Tuned,
+one flat tensor is averaged by its manager, and samples follow from what the manager counts: the next batches after those
+that were committed, by rank among the replicas that take part.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
 from torchft import Manager, ProcessGroupGloo
 from torchft.ddp import DistributedDataParallel
 
@@ -42,7 +45,7 @@ def main(path: str) -> None:
         replica_id=f"field_{place}",
         init_sync=False,  # all begin with the same weights
     )
-    module = DistributedDataParallel(manager, trainer.model)
+    module = trainer.model if job.tuned else DistributedDataParallel(manager, trainer.model)
     meet(Path(job.folder), place, job.ranks)
     while True:
         began = time.monotonic()
@@ -50,15 +53,26 @@ def main(path: str) -> None:
         trainer.optimizer.zero_grad()
         loss = module(trainer.windows(first_of(job, manager, place, share), share))
         loss.backward()
+        if job.tuned:
+            average(manager, trainer.model)
         trainer.clip()
         if manager.should_commit():
             trainer.optimizer.step()
             step, taking_part = manager.current_step() - 1, manager.num_participants()
-            upto = manager.batches_committed() * share if job.by_committed else (step + 1) * job.batch
+            upto = manager.batches_committed() * share if job.tuned else (step + 1) * job.batch
             own = {"loss": loss.item()} if manager.is_participating() else {}
             trainer.say(began=began, step=step, used=taking_part * share, upto=upto, **own)
         else:
             trainer.say(dropped=manager.current_step())
+
+
+def average(manager: Manager, model: nn.Module) -> None:
+    """All gradients as one tensor: the mean over the replicas that take part. After an error nothing is committed."""
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([grad.flatten() for grad in grads])
+    manager.allreduce(flat).wait()
+    for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(mean.view_as(grad))
 
 
 def meet(folder: Path, place: int, ranks: int) -> None:
@@ -74,6 +88,6 @@ def meet(folder: Path, place: int, ranks: int) -> None:
 
 def first_of(job: Job, manager: Manager, place: int, share: int) -> int:
     """The first sample of this replica's share. One that does not take part computes too, and nothing comes of it."""
-    if not job.by_committed:
+    if not job.tuned:
         return manager.current_step() * job.batch + place * share
     return (manager.batches_committed() + (manager.participating_rank() or 0)) * share

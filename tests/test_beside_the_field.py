@@ -19,6 +19,7 @@ from benchmarks.field_ledger import (
     Line,
     Strike,
     Update,
+    apart,
     lost,
     next_steps,
     rate,
@@ -29,6 +30,7 @@ from benchmarks.field_ledger import (
 )
 from benchmarks.field_peer import Llama as PeerLlama
 from benchmarks.field_peer import Sizes
+from benchmarks.field_rows import Pair, rows_of
 from benchmarks.field_runs import Ran, ran
 from benchmarks.field_systems import versions
 from hypothesis import given as over
@@ -139,6 +141,13 @@ def test_steps_to_a_target_count_undone_ones() -> None:
     assert to_target(clean, 0.0, target - 1e-6) is None
 
 
+def test_losses_are_held_against_those_of_the_same_updates() -> None:
+    other = [update(t, t, loss=1.0 + 0.1 * (t == 2)) for t in range(5)]
+    assert apart(made([0, 1, 2, 3]), other) == pytest.approx(0.1)
+    again = [*other, update(6, 2), update(7, 3)]
+    assert apart(made([0, 1, 2, 3]), again) == 0.0, "what was undone does not count"
+
+
 @over(seed=st.integers(0, 99), kills=st.integers(1, 20), every=st.floats(1, 60))
 def test_each_interval_has_one_strike_at_a_place_that_there_is(seed: int, kills: int, every: float) -> None:
     planned = strikes(seed, kills, every)
@@ -156,6 +165,42 @@ def test_arms_that_do_other_work_are_not_measured() -> None:
     with pytest.raises(Exception, match="b: not all processes took part"):
         require_alike({"a": run_of(ours), "b": run_of([update(1, 0, used=2)])}, BATCH)
     assert first_losses([update(1, 0), update(2, 1, used=4), update(3, 2)], BATCH) == [1.0]
+
+
+def pair(pause: float, undone: int = 0, used: int = BATCH) -> Pair:
+    """Forty updates, one a second, without kills; and with one, after which the next takes ``pause`` seconds more."""
+    free = [update(float(t), t, loss=5.0 - t / 10) for t in range(40)]
+    back = [
+        update(20 + pause + n, step, used if n == 0 else BATCH, 5.0 - step / 10)
+        for n, step in enumerate(range(20 - undone, 40))
+    ]
+    struck = Ran([*free[:20], *back], 0.0, back[-1].t, [19.2], 3.0, [int(2e9)], 1.0, [])
+    return Pair(Ran(free, 0.0, 39.0, [], 3.0, [int(2e9)], 39.0, []), struck)
+
+
+def test_the_table_says_who_was_sooner_who_lost_and_what_it_cost() -> None:
+    found = {
+        PIPELINE: [pair(0.1)],
+        TORCHFT: [pair(5.0, used=BATCH - 2)],
+        TUNED: [pair(0.6)],
+        TORCHRUN: [pair(4.0, undone=3)],
+    }
+    rows = {row.what: row for row in rows_of(flags(), found)}
+    said = {arm: rows[f"s from a kill to the next step: {arm}"].value for arm in found}
+    assert said == pytest.approx({PIPELINE: 0.9, TORCHFT: 5.8, TUNED: 1.4, TORCHRUN: 7.8})
+    sooner = [rows[f"  {PIPELINE} over {arm}, medians"].verdict for arm in (TORCHFT, TUNED, TORCHRUN)]
+    assert sooner == ["PASS", "FAIL", ""]
+    gone = {arm: rows[f"samples lost: {arm}"] for arm in found}
+    assert {arm: row.value for arm, row in gone.items()} == {PIPELINE: 0, TORCHFT: 2, TUNED: 0, TORCHRUN: 0}
+    assert [row.beside["computed again"] for row in gone.values()] == [0, 0, 0, 3 * BATCH]
+    assert [row.beside["smaller steps"] for row in gone.values()] == [0, 1, 0, 0]
+    useful = [rows[f"useful steps a second over the same without kills: {arm}"].value for arm in found]
+    assert useful[0] > useful[2] > useful[1] > useful[3]
+    steps = {arm: rows[f"steps to the same loss: {arm}"].value for arm in found}
+    assert steps == {PIPELINE: 32, TORCHFT: 32, TUNED: 32, TORCHRUN: 35}
+    assert rows[f"nats from the same run without kills: {TORCHRUN}"].value == 0.0
+    assert rows[f"GB of memory, all processes: {TUNED}"].value == 2.0
+    assert rows[f"processor seconds of a step: {TUNED}"].value == pytest.approx(1.0)
 
 
 # What is handed over
