@@ -1,10 +1,10 @@
 """torchft's side of ``benchmarks.field``: one replica, a process that torchrun starts again when it dies.
 
-The loop is that of torchft's own example: a quorum for every update, which is taken where all agree to commit; a replica
-that comes back is given the state of another. As documented, gradients are averaged by its DistributedDataParallel, and
-each replica has the samples of its own number, as its sampler gives them out, which nobody uses while it is away. Tuned,
-one flat tensor is averaged by its manager, and samples follow from what the manager counts: the next batches after those
-that were committed, by rank among the replicas that take part.
+The loop is that of torchft's own example: a quorum for every update, which is taken where all agree to commit; a
+replica that comes back is given the state of another. As documented, gradients are averaged by its
+DistributedDataParallel, and each replica has the samples of its own number, as its sampler gives them out, which nobody
+uses while it is away. Tuned, one flat tensor is averaged by its manager, and samples follow from what the manager
+counts: the next batches after those that were committed, by rank among the replicas that take part.
 """
 
 from __future__ import annotations
