@@ -1,0 +1,167 @@
+"""What both of the peers' trainers in ``benchmarks.field`` do alike: the model, a batch, the clipping, the lines.
+
+It needs torch and safetensors alone, and runs in the peer's own environment. The model is LLaMA as planaria trains it,
+in plain PyTorch and with Hugging Face's names, so that the same file of weights gives the same first losses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """As planaria's ``ModelConfig`` names them."""
+
+    vocab: int
+    dim: int
+    layers: int
+    heads: int
+    hidden: int
+    context: int
+    rope_theta: float
+    norm_eps: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a peer's process is told."""
+
+    folder: str
+    """for its lines and checkpoints"""
+    weights: str
+    """safetensors that training starts from"""
+    samples: str
+    """safetensors with ``samples`` [N, context + 1]: sample n of the run, in planaria's order"""
+    sizes: Sizes
+    batch: int
+    """samples of one update, of all ranks together"""
+    groups: list[list[str]]
+    """names of the parameters whose gradients are clipped together"""
+    clip: float
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    save_every: int = 0
+    """torchrun: updates between checkpoints"""
+    ranks: int = 1
+    """torchft: replicas that there may be"""
+    tuned: bool = False
+    """torchft: one tensor is averaged, and samples follow from the batches committed so far"""
+
+
+def job_of(path: str) -> Job:
+    told = json.loads(Path(path).read_text())
+    return Job(**told | {"sizes": Sizes(**told["sizes"]), "betas": tuple(told["betas"])})
+
+
+class Block(nn.Module):
+    """Attention, then SwiGLU, each behind its RMSNorm and added to what came in."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        dim, hidden = sizes.dim, sizes.hidden
+        self.heads = sizes.heads
+        self.input_layernorm = nn.RMSNorm(dim, sizes.norm_eps)
+        self.self_attn = nn.ModuleDict({f"{name}_proj": nn.Linear(dim, dim, bias=False) for name in "qkvo"})
+        self.post_attention_layernorm = nn.RMSNorm(dim, sizes.norm_eps)
+        wide = {name: nn.Linear(dim, hidden, bias=False) for name in ("gate_proj", "up_proj")}
+        self.mlp = nn.ModuleDict({**wide, "down_proj": nn.Linear(hidden, dim, bias=False)})
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, T, D] → [B, T, D]; the tables of :func:`tables`."""
+        batch, length, dim = x.shape
+        h = self.input_layernorm(x)
+        q, k, v = (
+            self.self_attn[f"{name}_proj"](h).view(batch, length, self.heads, dim // self.heads).transpose(1, 2)
+            for name in "qkv"
+        )
+        mixed = F.scaled_dot_product_attention(turned(q, cos, sin), turned(k, cos, sin), v, is_causal=True)
+        x = x + self.self_attn["o_proj"](mixed.transpose(1, 2).reshape(batch, length, dim))
+        h = self.post_attention_layernorm(x)
+        out: Tensor = x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h))
+        return out
+
+
+def tables(sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """cos and sin of the rotary angles, [context, d / 2]."""
+    half = sizes.dim // sizes.heads // 2
+    angles = torch.outer(torch.arange(sizes.context), sizes.rope_theta ** (-torch.arange(half) / half))
+    return angles.cos(), angles.sin()
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[B, H, T, d] with channels j and j + d/2 turned as a pair."""
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Llama(nn.Module):
+    """The mean cross entropy of the next tokens, in nats."""
+
+    def __init__(self, sizes: Sizes, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.model = nn.ModuleDict(
+                {
+                    "embed_tokens": nn.Embedding(sizes.vocab, sizes.dim),
+                    "layers": nn.ModuleList(Block(sizes) for _ in range(sizes.layers)),
+                    "norm": nn.RMSNorm(sizes.dim, sizes.norm_eps),
+                }
+            )
+            self.lm_head = nn.Linear(sizes.dim, sizes.vocab, bias=False)
+        self.load_state_dict(weights, assign=True)
+        self.cos, self.sin = tables(sizes)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Windows of tokens and the one after them, int64 [B, context + 1] → a scalar."""
+        x = self.model["embed_tokens"](windows[:, :-1])
+        for block in self.model["layers"]:
+            x = block(x, self.cos, self.sin)
+        logits = self.lm_head(self.model["norm"](x))
+        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+class Trainer:
+    """A process's model, optimizer and samples, and the file of lines that say what it did."""
+
+    def __init__(self, job: Job, place: int) -> None:
+        torch.set_num_threads(1)
+        self.job = job
+        self.model = Llama(job.sizes, load_file(job.weights))
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=job.lr, betas=job.betas, eps=job.eps, weight_decay=0.0, fused=True
+        )
+        named = dict(self.model.named_parameters())
+        self._groups = [[named[name] for name in group] for group in job.groups]
+        self._samples = load_file(job.samples)["samples"]
+        self._lines = Path(job.folder, f"{place}.jsonl").open("a", buffering=1)  # noqa: SIM115
+        self.say(pid=os.getpid())
+
+    def windows(self, first: int, count: int) -> Tensor:
+        """Samples ``first`` and those after it, int64 [count, context + 1].
+
+        :raises IndexError: when the run goes on for longer than there are samples.
+        """
+        if first + count > len(self._samples):
+            raise IndexError(f"sample {first + count} of {len(self._samples)}: the run has more steps than samples")
+        return self._samples[first : first + count].long()
+
+    def clip(self) -> None:
+        """Each group of gradients to its largest norm."""
+        for group in self._groups:
+            nn.utils.clip_grad_norm_(group, self.job.clip)
+
+    def say(self, **told: Any) -> None:
+        """A line, with the time."""
+        self._lines.write(json.dumps({"t": time.monotonic(), **told}) + "\n")

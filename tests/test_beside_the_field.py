@@ -1,0 +1,283 @@
+"""What `benchmarks.field` counts and hands over; the systems themselves are run, and struck, where they are there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import field_arms, field_runs
+from benchmarks.common import ROOT
+from benchmarks.field import FIRST, first_losses, refuse_senseless, require_alike
+from benchmarks.field_arms import ARMS, OURS, PIPELINE, PLACES, REPLICAS, THEIRS, TORCHFT, TORCHRUN, TUNED, systems
+from benchmarks.field_ledger import (
+    SMOOTHED,
+    Line,
+    Strike,
+    Update,
+    apart,
+    lost,
+    next_steps,
+    rate,
+    standing,
+    strikes,
+    to_target,
+    updates_of,
+)
+from benchmarks.field_peer import Llama as PeerLlama
+from benchmarks.field_peer import Sizes
+from benchmarks.field_rows import Pair, rows_of
+from benchmarks.field_runs import Ran, ran
+from benchmarks.field_systems import versions
+from hypothesis import given as over
+from hypothesis import strategies as st
+
+from planaria.engine.optimizer import _LAYER
+from planaria.errors import UserError
+from planaria.model.stages import Llama
+
+PYTHON = ROOT.parent / "venv-torchft/bin/python"
+BATCH = 8
+
+
+def flags(**more: object) -> argparse.Namespace:
+    plain = {
+        "python": PYTHON,
+        "torchrun": Path(sys.executable),
+        "arms": list(ARMS),
+        "kills": 2,
+        "every": 8.0,
+        "free": 4.0,
+        "heartbeat_ms": 1000,
+        "save_every": 100,
+        "interval": 5,
+        "source": __file__,
+        "dim": 32,
+        "layers": 3,
+        "context": 16,
+        "batch": BATCH,
+        "lr": 1e-3,
+    }
+    return argparse.Namespace(**plain | more)
+
+
+def told(t: float, step: int, ranks: int = 4, took: float = 0.5, loss: float = 1.0, used: int = BATCH) -> list[Line]:
+    """Lines of ``ranks`` processes that take an update about ``t``, each a little later than the one before."""
+    return [Line(t + r / 100, t - took + r / 100, step, used, (step + 1) * BATCH, loss + r) for r in range(ranks)]
+
+
+def update(t: float, step: int, used: int = BATCH, loss: float = 1.0) -> Update:
+    return Update(t, t - 0.5, step, used, (step + 1) * BATCH, loss)
+
+
+def made(steps: Sequence[int]) -> list[Update]:
+    """Updates of these numbers, one a second."""
+    return [update(t + 1.0, step) for t, step in enumerate(steps)]
+
+
+def run_of(updates: list[Update]) -> Ran:
+    return Ran(updates, updates[0].t, updates[-1].t, [], 0.0, [1], 0.0, [])
+
+
+# Pure accounting
+
+
+@over(backs=st.lists(st.integers(0, 3), max_size=20), ranks=st.integers(1, 5))
+def test_lines_of_many_processes_are_as_many_updates_as_were_made(backs: list[int], ranks: int) -> None:
+    steps, step = [], 0
+    for back in backs:
+        step = max(0, step - back)
+        steps.append(step)
+        step += 1
+    lines = [line for t, step in enumerate(steps) for line in told(float(t), step, ranks)]
+    found = updates_of(reversed(lines))
+    assert [one.step for one in found] == steps
+    assert all(one.loss == pytest.approx(1.0 + (ranks - 1) / 2) for one in found)
+
+
+@over(steps=st.lists(st.integers(0, 9), max_size=30))
+def test_every_update_stands_or_was_undone(steps: list[int]) -> None:
+    updates = made(steps)
+    stand, undone = standing(updates)
+    assert sorted(stand + undone, key=lambda u: u.t) == updates
+    assert all(a.step < b.step for a, b in pairwise(stand))
+    assert all(any(u.t > gone.t and u.step <= gone.step for u in updates) for gone in undone)
+
+
+def test_what_a_missing_replica_had_as_its_share_is_lost() -> None:
+    stand, _ = standing([update(1, 0), update(2, 1, used=BATCH - 2), update(3, 2, used=BATCH - 4)])
+    assert lost(stand) == 6
+
+
+def test_what_is_made_again_is_neither_lost_nor_useful_twice() -> None:
+    updates = made([0, 1, 2, 1, 2, 3])
+    stand, undone = standing(updates)
+    assert (lost(stand), len(undone)) == (0, 2)
+    assert rate(updates, 1.0, 6.0, BATCH) == pytest.approx(3 / 5)
+
+
+def test_an_update_after_the_end_undoes_nothing_before_it() -> None:
+    assert rate(made([0, 1, 2, 0]), 1.0, 3.0, BATCH) == pytest.approx(2 / 2)
+
+
+def test_the_next_step_is_new_and_begun_after_the_kill() -> None:
+    updates = made([0, 1, 2, 1, 2, 3])  # each begins half a second before it is done
+    assert next_steps(updates, [1.2], 9.0) == [pytest.approx(0.8)]
+    assert next_steps(updates, [1.8], 9.0) == [pytest.approx(1.2)], "what was under way does not count"
+    assert next_steps(updates, [3.1], 9.0) == [pytest.approx(2.9)], "what is made again does not count"
+    assert next_steps(updates, [5.9], 9.0) == [pytest.approx(3.1)], "none came: until the end"
+
+
+def test_steps_to_a_target_count_undone_ones() -> None:
+    clean = [update(t, t, loss=100.0 - t) for t in range(20)]
+    target = 100.0 - (19 - (SMOOTHED - 1) / 2)
+    assert to_target(clean, 0.0, target) == (20, 19)
+    again = [*clean[:5], *(update(one.t + 5, one.step, loss=one.loss) for one in clean)]
+    assert to_target(again, 0.0, target) == (25, 24)
+    assert to_target(clean, 0.0, target - 1e-6) is None
+
+
+def test_losses_are_held_against_those_of_the_same_updates() -> None:
+    other = [update(t, t, loss=1.0 + 0.1 * (t == 2)) for t in range(5)]
+    assert apart(made([0, 1, 2, 3]), other) == pytest.approx(0.1)
+    again = [*other, update(6, 2), update(7, 3)]
+    assert apart(made([0, 1, 2, 3]), again) == 0.0, "what was undone does not count"
+
+
+@over(seed=st.integers(0, 99), kills=st.integers(1, 20), every=st.floats(1, 60))
+def test_each_interval_has_one_strike_at_a_place_that_there_is(seed: int, kills: int, every: float) -> None:
+    planned = strikes(seed, kills, every)
+    assert planned == strikes(seed, kills, every)
+    assert [int(one.at // every) for one in planned] == list(range(kills))
+    assert all(0 <= one.place(PLACES) < PLACES for one in planned)
+    assert Strike(0, 0.999).place(4) == 3
+
+
+def test_arms_that_do_other_work_are_not_measured() -> None:
+    ours, other = made([0, 1, 2]), [update(t, t, loss=1.0 + 2e-4 * t) for t in range(3)]
+    require_alike({"a": run_of(ours), "b": run_of(made([0, 1, 2, 3]))}, BATCH)
+    with pytest.raises(Exception, match=r"b: its first losses are up to 0\.0004 nats"):
+        require_alike({"a": run_of(ours), "b": run_of(other)}, BATCH)
+    with pytest.raises(Exception, match="b: not all processes took part"):
+        require_alike({"a": run_of(ours), "b": run_of([update(1, 0, used=2)])}, BATCH)
+    assert first_losses([update(1, 0), update(2, 1, used=4), update(3, 2)], BATCH) == [1.0]
+
+
+def pair(pause: float, undone: int = 0, used: int = BATCH) -> Pair:
+    """Forty updates, one a second, without kills; and with one, after which the next takes ``pause`` seconds more."""
+    free = [update(float(t), t, loss=5.0 - t / 10) for t in range(40)]
+    back = [
+        update(20 + pause + n, step, used if n == 0 else BATCH, 5.0 - step / 10)
+        for n, step in enumerate(range(20 - undone, 40))
+    ]
+    struck = Ran([*free[:20], *back], 0.0, back[-1].t, [19.2], 3.0, [int(2e9)], 1.0, [])
+    return Pair(Ran(free, 0.0, 39.0, [], 3.0, [int(2e9)], 39.0, []), struck)
+
+
+def test_the_table_says_who_was_sooner_who_lost_and_what_it_cost() -> None:
+    found = {
+        PIPELINE: [pair(0.1)],
+        TORCHFT: [pair(5.0, used=BATCH - 2)],
+        TUNED: [pair(0.6)],
+        TORCHRUN: [pair(4.0, undone=3)],
+    }
+    rows = {row.what: row for row in rows_of(flags(), found)}
+    said = {arm: rows[f"s from a kill to the next step: {arm}"].value for arm in found}
+    assert said == pytest.approx({PIPELINE: 0.9, TORCHFT: 5.8, TUNED: 1.4, TORCHRUN: 7.8})
+    sooner = [rows[f"  {PIPELINE} over {arm}, medians"].verdict for arm in (TORCHFT, TUNED, TORCHRUN)]
+    assert sooner == ["PASS", "FAIL", ""]
+    gone = {arm: rows[f"samples lost: {arm}"] for arm in found}
+    assert {arm: row.value for arm, row in gone.items()} == {PIPELINE: 0, TORCHFT: 2, TUNED: 0, TORCHRUN: 0}
+    assert [row.beside["computed again"] for row in gone.values()] == [0, 0, 0, 3 * BATCH]
+    assert [row.beside["smaller steps"] for row in gone.values()] == [0, 1, 0, 0]
+    useful = [rows[f"useful steps a second over the same without kills: {arm}"].value for arm in found]
+    assert useful[0] > useful[2] > useful[1] > useful[3]
+    steps = {arm: rows[f"steps to the same loss: {arm}"].value for arm in found}
+    assert steps == {PIPELINE: 32, TORCHFT: 32, TUNED: 32, TORCHRUN: 35}
+    assert rows[f"nats from the same run without kills: {TORCHRUN}"].value == 0.0
+    assert rows[f"GB of memory, all processes: {TUNED}"].value == 2.0
+    assert rows[f"processor seconds of a step: {TUNED}"].value == pytest.approx(1.0)
+
+
+# What is handed over
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for module in (field_arms, field_runs):
+        monkeypatch.setattr(module, "RUNS", tmp_path)
+    return tmp_path
+
+
+def test_peers_start_from_the_weights_and_samples_of_planaria(runs: Path) -> None:
+    config = field_arms.recipe(flags(), 7, PIPELINE)
+    job = field_arms.job(flags(kills=1, every=0.1), 7)
+    from safetensors.torch import load_file
+
+    windows = load_file(job.samples)["samples"].long()
+    ours, theirs = Llama(config.model, 1, 7), PeerLlama(job.sizes, load_file(job.weights))
+    with torch.no_grad():
+        loss = ours.loss(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+        assert theirs(windows).item() == pytest.approx(loss.item(), abs=1e-5)
+    assert isinstance(job.sizes, Sizes) and len(windows) % BATCH == 0
+
+
+def test_peers_clip_the_groups_that_planaria_clips(runs: Path) -> None:
+    config = field_arms.recipe(flags(), 7, PIPELINE)
+    weights, _ = field_arms.laid_out(flags(kills=1, every=0.1), config)
+    found = field_arms.groups(config.model.layers, weights)
+    names = [name for name, _ in Llama(config.model, 1, 7)._named()]
+    assert sorted(name for group in found for name in group) == sorted(names)
+    for group in found:
+        layers = {layer[0] if (layer := _LAYER.match(name)) else name for name in group}
+        assert len(layers) == 1
+    assert len(found) == config.model.layers + 3
+
+
+def test_both_shapes_of_planaria_have_four_processes_and_one_batch() -> None:
+    shapes = [field_arms.recipe(flags(), 7, arm) for arm in OURS]
+    assert [one.samples for one in shapes] == [BATCH, BATCH]
+    assert [(one.pipeline.stages + 1) * one.exchange.replicas for one in shapes] == [PLACES, PLACES]
+    assert shapes[0].model.dense.model_copy(update={"block_layers": None}) == shapes[1].model.dense.model_copy(
+        update={"block_layers": None}
+    )
+
+
+def test_without_its_environment_there_is_one_line_that_says_how_to_make_it() -> None:
+    with pytest.raises(UserError) as refused:
+        refuse_senseless(flags(python=Path("nowhere")))
+    line = str(refused.value)
+    assert "\n" not in line and "nowhere" in line and "torchft safetensors" in line
+    assert line.endswith("--arms pipeline replicas torchrun")
+    refuse_senseless(flags(python=Path("nowhere"), arms=["pipeline", "torchrun"]))
+    with pytest.raises(UserError, match="--batch 6"):
+        refuse_senseless(flags(arms=["torchrun"], batch=6))
+    with pytest.raises(UserError, match="--layers 4"):
+        refuse_senseless(flags(arms=["torchrun"], layers=4))
+
+
+# Real processes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arm", [PIPELINE, REPLICAS, TORCHRUN, TORCHFT, TUNED])
+def test_each_system_goes_on_when_its_processes_are_killed(arm: str, runs: Path) -> None:
+    if arm in THEIRS and versions(PYTHON) is None:
+        pytest.skip(f"torchft's environment is not in {PYTHON}")
+    torch.set_num_threads(1)
+    given = flags(every=20.0 if arm == TORCHRUN else 12.0)
+    system = systems(given, 3)[arm]
+    found = ran(system, "struck", strikes(3, given.kills, given.every), (given.kills + 1) * given.every)
+    stand, undone = standing(found.updates)
+    assert len(found.kills) == given.kills and not found.problems
+    assert all(4.0 < loss < 7.0 for loss in first_losses(found.updates, BATCH)), "about ln 260"
+    assert len(first_losses(found.updates, BATCH)) == FIRST
+    assert max(next_steps(found.updates, found.kills, found.end)) < given.every
+    assert (lost(stand) == 0) == (arm != TORCHFT)
+    assert bool(undone) == (arm == TORCHRUN)
+    assert all(memory > 1e8 for memory in found.memory)
