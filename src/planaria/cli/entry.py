@@ -21,6 +21,7 @@ from planaria.cli import (
     faults,
     models,
     recipes,
+    releases,
     swarms,
     training,
     watching,
@@ -146,6 +147,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for room in (training, watching, comparing, models, checkpoints, faults, ensembles, swarms, recipes, completion):
+    rooms = (training, watching, comparing, models, releases, checkpoints, faults, ensembles, swarms, recipes)
+    for room in (*rooms, completion):
         room.add(commands)
     return parser, commands.choices
