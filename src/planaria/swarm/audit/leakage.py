@@ -38,8 +38,8 @@ def most(prior: float) -> float:
 def silence(largest: float, epsilon: float) -> float:
     """ρ = max(0, 1 - ε / IIL_max): the chance of an empty answer for which (1 - ρ) · IIL_max ≤ ε.
 
-    With ``largest`` = :func:`most` k counted replies leak at most k · ε, however chosen and whatever they say: where all
-    are empty nothing leaks, and some is given with a chance of at most k · (1 - ρ).
+    With ``largest`` = :func:`most` k counted replies leak at most k · ε, however chosen and whatever they say: where
+    all are empty nothing leaks, and some is given with a chance of at most k · (1 - ρ).
 
     :raises ValueError: unless both are above 0.
     """

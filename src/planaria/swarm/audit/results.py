@@ -10,8 +10,11 @@ from planaria.documents import Record
 from planaria.swarm.audit.leakage import Estimate
 from planaria.swarm.records.measure import Tally
 
-PASSED, FAILED, UNASKED, NONE = "passed", "failed", "not asked", "nothing there"
 Verdict = Literal["passed", "failed", "not asked", "nothing there"]
+PASSED: Verdict = "passed"
+FAILED: Verdict = "failed"
+UNASKED: Verdict = "not asked"
+NONE: Verdict = "nothing there"
 
 
 class Part(Record):
