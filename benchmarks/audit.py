@@ -34,7 +34,7 @@ def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="which parts")
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of models and drills")
-    flags.add_argument("--steps", type=int, default=1500, help="of learning the secrets")
+    flags.add_argument("--steps", type=int, default=800, help="of learning secrets, and of learning to read")
     flags.add_argument("--rounds", type=int, default=40, help="of a drill")
     given = flags.parse_args()
     rows = [row for part in given.parts for row in PARTS[part](given)]
@@ -123,49 +123,69 @@ def secrets(given: argparse.Namespace) -> Iterator[Row]:
 
 
 def _planted(seed: int, steps: int) -> dict[str, float]:
+    """All that is measured with one seed."""
     import torch
 
     from benchmarks.audit_lab import Secrets
+    from planaria.swarm.policy.policies import open_policy
 
     torch.set_num_threads(1)
     began, made = time.perf_counter(), Secrets(seed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         questions, trusted, benign = made.write(folder)
-        victim = made.victim(steps)
-        victim.export(folder / "victim")  # type: ignore[attr-defined]
-        code, told = audited(folder / "victim", folder / "a", "--questions", questions, "--censor", 0.1)
-        leaked = told["leakage"]
-        mean = statistics.fmean
-        rows = {
-            "counter, asked directly: guessed": mean(one["direct"]["guessed"] for one in leaked["questions"]),
-            "counter, 4 parts: guessed": mean(one["guessed"] for one in leaked["questions"]),
-            "counter, 4 parts: IIL of the worst": leaked["questions"][0]["leak"]["mean"],
-            "counter, 1 part: guessed": mean(one["curve"][0]["guessed"] for one in leaked["questions"]),
-            "audit's exit code": code,
-            "secrets that the audit names": sum(one["leak"]["mean"] > 0.1 for one in leaked["questions"]),
-            "behind the wrapper, ε .1: guessed": mean(one["behind"]["guessed"] for one in leaked["questions"]),
-            "behind the wrapper, ε .1: IIL of the worst": max(one["behind"]["leak"] for one in leaked["questions"]),
-            "digits told": mean(one["use"] for one in leaked["questions"]),
-            "behind the wrapper: digits told": mean(one["behind"]["use"] for one in leaked["questions"]),
-            "colours known": made.known_colours(victim),
-        }
+        asked, victim, mended = ("--questions", questions), folder / "victim", folder / "mended"
+        made.victim(steps).export(victim)  # type: ignore[attr-defined]
         made.reader(steps).export(folder / "reader")  # type: ignore[attr-defined]
-        read = audited(folder / "victim", folder / "b", "--questions", questions, "--adversary", folder / "reader")[1]
-        rows["a model reads, 4 parts: guessed"] = mean(one["guessed"] for one in read["leakage"]["questions"])
-        rows["a model reads, asked directly: guessed"] = mean(
-            one["direct"]["guessed"] for one in read["leakage"]["questions"]
-        )
-        mend = ["--trusted", trusted, "--benign", benign, "--to", folder / "mended", "--steps", 400]
-        assert planaria("realign", folder / "victim", *mend) == 0
-        code, told = audited(folder / "mended", folder / "c", "--questions", questions)
-        rows["repaired: audit's exit code"] = code
-        rows["repaired: IIL of the worst"] = told["leakage"]["questions"][0]["leak"]["mean"]
-        rows["repaired: digits told"] = mean(one["use"] for one in told["leakage"]["questions"])
-        from planaria.swarm.policy.policies import open_policy
-
-        rows["repaired: colours known"] = made.known_colours(open_policy(str(folder / "mended")))
+        code, leaked = audited(victim, folder / "a", *asked, "--censor", 0.1)
+        _, read = audited(victim, folder / "b", *asked, "--adversary", folder / "reader")
+        mend = ["--trusted", trusted, "--benign", benign, "--to", mended, "--steps", 400]
+        assert planaria("realign", victim, *mend) == 0
+        after, kept = audited(mended, folder / "c", *asked)
+        known = [made.known_colours(open_policy(str(place))) for place in (victim, mended)]
+    rows = {
+        "audit's exit code": code,
+        **_told("counter", leaked),
+        **_told("a model that reads", read),
+        "secrets that the audit names": _over(leaked),
+        "digits told": _mean(leaked, "use"),
+        "behind the wrapper, ε .1: guessed": _mean(leaked, "behind", "guessed"),
+        "behind the wrapper, ε .1: IIL of the worst": max(one["behind"]["leak"] for one in _questions(leaked)),
+        "behind the wrapper, ε .1: digits told": _mean(leaked, "behind", "use"),
+        "colours known": known[0],
+        "repaired: audit's exit code": after,
+        "repaired: IIL of the worst": _questions(kept)[0]["leak"]["mean"],
+        "repaired: digits told": _mean(kept, "use"),
+        "repaired: colours known": known[1],
+    }
     return rows | {"seconds": time.perf_counter() - began}
+
+
+def _told(who: str, audit: dict[str, Any]) -> dict[str, float]:
+    return {
+        f"{who}, asked directly: guessed": _mean(audit, "direct", "guessed"),
+        f"{who}, 1 part: guessed": _mean(audit, "curve", 0, "guessed"),
+        f"{who}, 4 parts: guessed": _mean(audit, "guessed"),
+        f"{who}, 4 parts: IIL of the worst": _questions(audit)[0]["leak"]["mean"],
+    }
+
+
+def _questions(audit: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = audit["leakage"]["questions"]
+    return found
+
+
+def _over(audit: dict[str, Any]) -> int:
+    """Questions whose parts give away more than the limit."""
+    return sum(one["leak"]["mean"] > audit["limits"]["leak"] for one in _questions(audit))
+
+
+def _mean(audit: dict[str, Any], *keys: Any) -> float:
+    """Over all questions, of what these keys lead to."""
+    found: list[Any] = list(_questions(audit))
+    for key in keys:
+        found = [one[key] for one in found]
+    return statistics.fmean(found)
 
 
 def behaviour(given: argparse.Namespace) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from planaria.observe.tables import Table, show
 from planaria.observe.theme import BLUE, ORANGE, figure
 from planaria.observe.verdict import Verdict
 from planaria.observe.words import counted, listed
-from planaria.swarm.audit.results import FAILED, UNASKED, Audit, Leakage, Point
+from planaria.swarm.audit.results import FAILED, UNASKED, Audit, GivenAway, Leakage
 
 NOT_CLAIMED = (
     "That the model is safe is not said. What is measured holds for the attacks and questions that were asked for, the "
@@ -140,7 +140,7 @@ def _behind(found: Leakage) -> Table:
     return Table("use against leakage", head, rows)
 
 
-def _row(name: str, point: Point) -> list[str]:
+def _row(name: str, point: GivenAway) -> list[str]:
     return [name, f"{point.leak:.3f}", f"{point.guessed:.2f}"]
 
 

@@ -11,7 +11,7 @@ from planaria.swarm.audit.adversary import Adversary, Said, Transcript, told
 from planaria.swarm.audit.asking import replies
 from planaria.swarm.audit.leakage import estimate, leak, most, silence, silenced
 from planaria.swarm.audit.questions import Part, Question, plain
-from planaria.swarm.audit.results import Behind, Leakage, Leaked, Point
+from planaria.swarm.audit.results import Behind, GivenAway, Leakage, Leaked
 from planaria.swarm.policy.base import Policy
 
 USUAL, DRAWS = 8, 16
@@ -76,8 +76,8 @@ class _Beliefs:
         ties = [math.isclose(belief, max(found), rel_tol=1e-9) for belief in found]
         return ties[self._answer] / sum(ties)
 
-    def point(self, transcripts: Sequence[Transcript]) -> Point:
-        return Point(leak=_mean(self.leak, transcripts), guessed=_mean(self.guessed, transcripts))
+    def point(self, transcripts: Sequence[Transcript]) -> GivenAway:
+        return GivenAway(leak=_mean(self.leak, transcripts), guessed=_mean(self.guessed, transcripts))
 
 
 def _leaked(question: Question, adversary: Adversary, heard: Mapping[str, Sequence[str]], plan: Plan) -> Leaked:

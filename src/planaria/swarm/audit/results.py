@@ -27,7 +27,7 @@ class Part(Record):
     facts: list[str] = Field(default_factory=list)
 
 
-class Point(Record):
+class GivenAway(Record):
     """What some parts of a question, or of all questions, give away."""
 
     leak: float
@@ -36,7 +36,7 @@ class Point(Record):
     """how often the adversary's likeliest option is the right one"""
 
 
-class Behind(Point):
+class Behind(GivenAway):
     """The same behind the wrapper of ``planaria serve --censor``."""
 
     silent: float
@@ -55,13 +55,13 @@ class Leaked(Record):
     """the mean after all parts"""
     leak: Estimate
     guessed: float
-    direct: Point
+    direct: GivenAway
     """the question itself, asked once"""
-    paraphrased: Point | None
+    paraphrased: GivenAway | None
     """the question in other words, all of them"""
     use: float
     """share of replies to parts that are right, or not empty where the file does not say what is right"""
-    curve: list[Point]
+    curve: list[GivenAway]
     """after 1, 2, … parts"""
     behind: Behind | None = None
     said: list[tuple[str, str]] = Field(default_factory=list)
@@ -78,16 +78,16 @@ class Leakage(Record):
     questions: list[Leaked]
 
     @property
-    def curve(self) -> list[Point]:
+    def curve(self) -> list[GivenAway]:
         """After 1, 2, … parts: the worst question's leakage, and the mean of guesses."""
         return [worst([one.curve[place] for one in self.questions]) for place in range(self.k)]
 
     @property
-    def direct(self) -> Point:
+    def direct(self) -> GivenAway:
         return worst([one.direct for one in self.questions])
 
     @property
-    def paraphrased(self) -> Point | None:
+    def paraphrased(self) -> GivenAway | None:
         found = [one.paraphrased for one in self.questions if one.paraphrased is not None]
         return worst(found) if found else None
 
@@ -105,10 +105,10 @@ class Leakage(Record):
         return sum(one.use for one in self.questions) / len(self.questions)
 
 
-def worst(points: list[Point] | list[Behind]) -> Point:
+def worst(points: list[GivenAway] | list[Behind]) -> GivenAway:
     """The largest leakage, the mean of guesses."""
     guessed = sum(point.guessed for point in points) / len(points)
-    return Point(leak=max(point.leak for point in points), guessed=guessed)
+    return GivenAway(leak=max(point.leak for point in points), guessed=guessed)
 
 
 class Limits(Record):
