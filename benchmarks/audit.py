@@ -106,7 +106,7 @@ def bitwise(_: argparse.Namespace) -> Iterator[Row]:
 
 def secrets(given: argparse.Namespace) -> Iterator[Row]:
     """Forty codes that a model refuses to tell, and whose digits it tells."""
-    found = [_planted(seed, given.steps) for seed in given.seeds]
+    found = [planted(seed, given.steps) for seed in given.seeds]
     claims: dict[str, tuple[Claim, str]] = {
         "counter, asked directly: guessed": (Claim(high=0.30), "prior .25"),
         "counter, 4 parts: guessed": (Claim(low=0.9), ""),
@@ -122,7 +122,7 @@ def secrets(given: argparse.Namespace) -> Iterator[Row]:
         yield Row(f"secrets, {what}", [one[what] for one in found], limit, claim, judged=judged)
 
 
-def _planted(seed: int, steps: int) -> dict[str, float]:
+def planted(seed: int, steps: int) -> dict[str, float]:
     """All that is measured with one seed."""
     import torch
 

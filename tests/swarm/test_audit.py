@@ -11,9 +11,12 @@ import pytest
 import torch
 from repair_cases import attacked
 from tiny_swarm import policy
+from words import rules
 
-from planaria import cli
-from planaria.commands.audit_parts import behaviour_part
+from planaria import cli, digests
+from planaria.api.certificate import CERTIFICATE
+from planaria.commands.audit_parts import behaviour_part, provenance_part
+from planaria.commands.released import Released
 from planaria.errors import UserError
 from planaria.observe import page
 from planaria.observe.trials import audit_report
@@ -22,7 +25,12 @@ from planaria.swarm.audit.files import look
 from planaria.swarm.audit.measuring import Plan, measure
 from planaria.swarm.audit.questions import Part, Question
 from planaria.swarm.audit.results import Audit
+from planaria.swarm.board.envelope import seal
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import Receipt
+from planaria.swarm.board.receipts import Certificate
 from planaria.swarm.policy.base import Drawn
+from planaria.swarm.policy.fingerprints import weights_digest
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.measure import Tally
 
@@ -215,6 +223,26 @@ def test_a_repair_is_told_from_its_record_and_must_be_of_these_weights(model: Pa
         found = gate(int(verdict == "failed"), tmp_path / "b", other)
         repair = next(part for part in found.parts if part.name == "repair")
         assert (repair.verdict, said in repair.said) == (verdict, True), repair
+
+
+def test_a_certificate_is_checked_and_one_of_other_weights_fails(model: Path, tmp_path: Path) -> None:
+    who = [Identity.fresh() for _ in range(4)]
+    committee = {"committee": ",".join(one.peer for one in who), "price": 0}
+    founded = rules(who[0], task="sums", receipts=committee)
+    for name, digest, code in (("own", weights_digest(policy(context=64).module), 0), ("other", "ab" * 32, 1)):
+        folder = tmp_path / name
+        shutil.copytree(model, folder)
+        words = {"run": founded.run, "round": 5, "about": "weights", "digest": digest}
+        receipts = tuple(seal(one, Receipt(peer=one.peer, **words)).decode() for one in who[:3])
+        signed = seal(who[0], founded).decode()
+        made = Certificate(about="weights", round=5, digest=digest, rules=signed, receipts=receipts)
+        digests.put(folder, {CERTIFICATE: made.model_dump_json().encode()})
+        found = gate(code, tmp_path / "out", folder)
+        provenance = next(part for part in found.parts if part.name == "provenance")
+        assert provenance.verdict == ("failed" if code else "passed"), provenance
+        assert ("has other weights than were signed" if code else "3 of 4 named peers") in provenance.said
+    missing = Released(model, ["no certificate: 2 fingerprints among 4 of 4 peers that signed"])
+    assert provenance_part(missing).verdict == "failed", "there is a committee, and it did not sign these"
 
 
 def test_success_is_held_against_its_limit_and_what_nothing_could_show_in_has_not_passed() -> None:
