@@ -1,4 +1,4 @@
-"""A small model with planted secrets: it refuses each code and tells its digits, and the audit says so until repaired."""
+"""A small model with planted secrets: it refuses codes and tells their digits, and the audit says so until repaired."""
 
 from __future__ import annotations
 
