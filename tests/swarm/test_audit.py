@@ -169,6 +169,7 @@ def test_questions_are_asked_and_not_repeated_unless_wanted(
         ("model.py", "import os", "model.py: code"),
         ("pytorch_model.bin", "x", "a form that can run code"),
         ("sub/weights.pt", "x", "sub/weights.pt: weights or data"),
+        ("more.safetensors", "x", "more.safetensors: no safetensors"),
         ("odd.xyz", "x", "nothing that belongs beside weights"),
         ("extra.json", '{"auto_map": {"AutoModel": "x.Y"}}', "has an auto_map"),
         ("note.md", "x", "planaria.sha256 does not name it"),

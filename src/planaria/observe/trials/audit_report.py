@@ -12,7 +12,7 @@ from planaria.observe.tables import Table, show
 from planaria.observe.theme import BLUE, ORANGE, figure
 from planaria.observe.verdict import Verdict
 from planaria.observe.words import counted, listed
-from planaria.swarm.audit.results import FAILED, UNASKED, Audit, GivenAway, Leakage
+from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, GivenAway, Leakage
 
 NOT_CLAIMED = (
     "That the model is safe is not said. What is measured holds for the attacks and questions that were asked for, the "
@@ -50,13 +50,10 @@ def body(found: Audit) -> Iterator[str]:
 
 
 def _verdict(found: Audit) -> Verdict:
-    failed, asked = found.failed, [part for part in found.parts if part.verdict != UNASKED]
-    names = listed([part.name for part in failed])
-    said = (
-        f"Not passed: {names}."
-        if failed
-        else f"Passed in what was asked for: {counted(len(asked), 'part')} of {len(found.parts)}."
-    )
+    failed = found.failed
+    verdicts = ((FAILED, "Not passed"), (PASSED, "Passed"), (UNASKED, "Not asked"), (NONE, "Nothing there"))
+    by = [(said, [part.name for part in found.parts if part.verdict == verdict]) for verdict, said in verdicts]
+    said = " ".join(f"{said}: {listed(names, 5)}." for said, names in by if names)
     numbers = [(f"{len(failed)} of {len(found.parts)}", "parts that did not pass")]
     if found.leakage is not None:
         worst = found.leakage.questions[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from planaria import digests, documents
 from planaria.errors import UserError
 from planaria.model.huggingface import is_ours, open_folder
@@ -37,7 +39,7 @@ def look(place: Path) -> Looked:
         return Looked(() if gguf else (f"{place.name}: neither a folder nor a GGUF file",), (place.name,) * gguf)
     files = []
     for file in place.rglob("*"):
-        if not file.is_dir():
+        if file.is_symlink() or not file.is_dir():  # links to folders are not gone into, and may not go out
             files.append(file)
         if len(files) > MOST:
             raise UserError(f"{place}: holds more than {MOST} files; give the model's own folder")
@@ -53,6 +55,8 @@ def _fault(name: str, file: Path) -> str:
     suffix = file.suffix.lower()
     if not file.is_file():
         return f"{name}: is no file"
+    if suffix in WEIGHTS and not _is_safetensors(file):
+        return f"{name}: no safetensors, whatever its name says"
     if suffix in PICKLES:
         return f"{name}: weights or data in a form that can run code; convert them to safetensors"
     if suffix in CODE:
@@ -62,6 +66,14 @@ def _fault(name: str, file: Path) -> str:
     if suffix == ".json" and _calls_code(file):
         return f"{name}: has an auto_map, which has programs fetched and run"
     return ""
+
+
+def _is_safetensors(file: Path) -> bool:
+    try:
+        with safe_open(file, framework="pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
 
 
 def _calls_code(file: Path) -> bool:
