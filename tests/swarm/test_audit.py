@@ -256,6 +256,7 @@ def test_success_is_held_against_its_limit_and_what_nothing_could_show_in_has_no
 
 @pytest.mark.slow
 def test_a_peer_is_audited_as_it_would_be_exported(pupil: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
     run = attacked(pupil, tmp_path / "run")
     found = gate(1, tmp_path / "a", run, "--peer", "p0", "--most-success", 0)
     assert found.attacks.keys() == {"text"} and found.attacks["text"].eligible == 400
