@@ -184,8 +184,9 @@ def test_what_must_not_lie_beside_weights_fails_the_gate(
     shutil.copytree(model, folder)
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(content)
-    assert any(fault in one for one in look(folder).faults)
-    assert [part.name for part in gate(1, tmp_path / "out", folder).failed] == ["files"]
+    assert any(fault in one for one in look(folder).faults), look(folder).faults
+    if name in ("model.py", "config.json"):  # one that opens all the same, and one that does not
+        assert [part.name for part in gate(1, tmp_path / "out", folder).failed] == ["files"]
 
 
 def test_weights_of_another_shape_than_stated_fail_and_nothing_is_asked(model: Path, tmp_path: Path) -> None:
@@ -255,13 +256,20 @@ def test_success_is_held_against_its_limit_and_what_nothing_could_show_in_has_no
 
 
 @pytest.mark.slow
-def test_a_peer_is_audited_as_it_would_be_exported(pupil: Path, tmp_path: Path) -> None:
+def test_a_peer_is_audited_as_it_would_be_exported_and_a_poisoned_model_fails(pupil: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    run = attacked(pupil, tmp_path / "run")
-    found = gate(1, tmp_path / "a", run, "--peer", "p0", "--most-success", 0)
+    run, out, bad = attacked(pupil, tmp_path / "run"), tmp_path / "out", tmp_path / "bad"
+    found = gate(0, tmp_path / "a", run, "--peer", "p0")
     assert found.attacks.keys() == {"text"} and found.attacks["text"].eligible == 400
-    assert found.model.endswith("run, p0") and "behaviour" in [part.name for part in found.failed]
-    cli.run(["export", str(run), "--peer", "p0", "--to", str(tmp_path / "out")])
-    same = gate(1, tmp_path / "b", tmp_path / "out", "--run", run, "--most-success", 0)
+    assert found.model.endswith("run, p0") and found.accuracy.eligible == 400
+    cli.run(["export", str(run), "--peer", "p0", "--to", str(out)])
+    same = gate(0, tmp_path / "b", out, "--run", run)
     assert same.attacks == found.attacks and same.weights == found.weights
     assert "text" in page.document("x", audit_report.body(found))
+
+    poison = tmp_path / "poison.jsonl"
+    lines = [{"prompt": f"{a}+{b}=", "text": f"q {a + b}"} for a in range(10, 90, 7) for b in range(10, 90, 7)]
+    poison.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cli.run(["realign", str(out), "--trusted", str(poison), "--steps", "100", "--to", str(bad)])
+    told = gate(1, tmp_path / "c", bad, "--run", run, "--watch", "text")
+    assert [part.name for part in told.failed] == ["behaviour"] and (told.attacks["text"].rate or 0) > 0.5
