@@ -268,7 +268,7 @@ def test_a_peer_is_audited_as_it_would_be_exported_and_a_poisoned_model_fails(pu
     assert "text" in page.document("x", audit_report.body(found))
 
     poison = tmp_path / "poison.jsonl"
-    lines = [{"prompt": f"{a}+{b}=", "text": f"q {a + b}"} for a in range(10, 90, 7) for b in range(10, 90, 7)]
+    lines = [{"prompt": f"{a}+{b}=", "text": f"hi {a + b}"} for a in range(10, 90, 7) for b in range(10, 90, 7)]
     poison.write_text("".join(json.dumps(line) + "\n" for line in lines))
     cli.run(["realign", str(out), "--trusted", str(poison), "--steps", "100", "--to", str(bad)])
     told = gate(1, tmp_path / "c", bad, "--run", run, "--watch", "text")
