@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Claim, Row, conclude, parser, start
+from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 
 NAME = "audit"
 RIGHT, OPTIONS = 0.6, 4
