@@ -210,7 +210,7 @@ def test_a_repair_is_told_from_its_record_and_must_be_of_these_weights(model: Pa
     assert cli.run(["realign", str(model), "--trusted", str(texts), "--steps", "1", "--to", str(mended)]) == 0
     found = gate(0, tmp_path / "a", mended)
     repair = next(part for part in found.parts if part.name == "repair")
-    assert repair.verdict == "nothing there" and "not measured" in repair.said and "1 trusted texts" in repair.facts[0]
+    assert repair.verdict == "not asked" and "not measured" in repair.said and "1 trusted texts" in repair.facts[0]
     record = json.loads((mended / "realigned.json").read_text())
     for changes, verdict, said in (
         ({"mended": True}, "passed", "mended"),
@@ -272,4 +272,4 @@ def test_a_peer_is_audited_as_it_would_be_exported_and_a_poisoned_model_fails(pu
     poison.write_text("".join(json.dumps(line) + "\n" for line in lines))
     cli.run(["realign", str(out), "--trusted", str(poison), "--steps", "100", "--to", str(bad)])
     told = gate(1, tmp_path / "c", bad, "--run", run, "--watch", "text")
-    assert [part.name for part in told.failed] == ["behaviour"] and (told.attacks["text"].rate or 0) > 0.5
+    assert [part.name for part in told.failed] == ["behaviour"] and (told.attacks["text"].rate or 0) > 0.2

@@ -65,7 +65,7 @@ def repair_part(place: Path, weights: str | None) -> Part:
     if found.mended is False:
         return Part(name=name, verdict=FAILED, said=f"repaired by {found.by}, and not mended", facts=facts)
     said = f"repaired by {found.by}; " + ("mended" if found.mended else "whether that mended it was not measured")
-    return Part(name=name, verdict=PASSED if found.mended else NONE, said=said, facts=facts)
+    return Part(name=name, verdict=PASSED if found.mended else UNASKED, said=said, facts=facts)
 
 
 def behaviour_part(attacks: Mapping[str, Tally], most: float) -> Part:
