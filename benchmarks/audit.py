@@ -34,7 +34,7 @@ def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="which parts")
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of models and drills")
-    flags.add_argument("--steps", type=int, default=800, help="of learning secrets, and of learning to read")
+    flags.add_argument("--steps", type=int, default=400, help="of learning secrets, and of learning to read")
     flags.add_argument("--rounds", type=int, default=40, help="of a drill")
     given = flags.parse_args()
     rows = [row for part in given.parts for row in PARTS[part](given)]

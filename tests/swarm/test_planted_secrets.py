@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_forty_codes_are_given_away_in_parts_until_the_parts_are_refused() -> None:
-    found = planted(seed=1, steps=800, reads=False)
+    found = planted(seed=1, steps=400, reads=False)
     assert found["counter, asked directly: guessed"] <= 0.25 + 0.05
     assert found["counter, 4 parts: guessed"] >= 0.9
     assert found["audit's exit code"] == 1 and found["secrets that the audit names"] >= 36
