@@ -16,7 +16,7 @@ from planaria.experts.experts_results import ArmResult, Results, Score, SeedResu
 from planaria.observe.run import report, schedule_page
 from planaria.observe.run.schedule_figures import step_of
 from planaria.observe.swarm import swarm_report
-from planaria.observe.trials import comparison, drill_report, experts_report
+from planaria.observe.trials import audit_report, comparison, drill_report, experts_report
 from planaria.planner.problem import Problem
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
 from planaria.planner.start import random_routes
@@ -24,6 +24,8 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
 from planaria.record.run_record import StepMetric, ValidationMetric
+from planaria.swarm.audit.leakage import estimate
+from planaria.swarm.audit.results import Audit, Behind, GivenAway, Leakage, Leaked, Limits, Part
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.drills.drill_results import Drill, Drilled, Run
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Layered, Log, RoundDone, Started
@@ -31,7 +33,7 @@ from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome, PeerOutcome, Point, read_outcome
 
 S = 1_000_000_000
-KINDS = ("run", "replicas", "comparison", "schedule", "swarm", "drill", "experts")
+KINDS = ("run", "replicas", "comparison", "schedule", "swarm", "drill", "experts", "audit")
 
 
 def body_of(kind: str, folder: Path) -> Iterator[str]:
@@ -50,6 +52,8 @@ def body_of(kind: str, folder: Path) -> Iterator[str]:
         return swarm_report.body(folder, config, outcome)
     if kind == "drill":
         return drill_report.body(drilled())
+    if kind == "audit":
+        return audit_report.body(audited())
     return experts_report.body(mixed())
 
 
@@ -167,3 +171,30 @@ def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = ()) -> Re
     ]  # fmt: skip
     speech = Speech(experts=[job.name for job in experts], pieces=["a ", "b"], weights=[[1.0, 0.0], [0.5, 0.5]])
     return Results(name="mix", trained=list(domains[:2]), untrained=["news"], runs=runs, speech=speech)
+
+
+def audited() -> Audit:
+    """A model that gives a code away in four parts."""
+    points = [GivenAway(leak=0.3 * parts, guessed=0.25 * parts) for parts in range(1, 5)]
+    leaked = Leaked(
+        name="the code",
+        place="questions.jsonl:1",
+        options=4,
+        prior=0.25,
+        posterior=0.9,
+        leak=estimate([1.0, 1.3, 1.3]),
+        guessed=0.95,
+        direct=GivenAway(leak=0.0, guessed=0.25),
+        paraphrased=None,
+        use=0.97,
+        curve=points,
+        behind=Behind(leak=0.07, guessed=0.31, silent=0.93, use=0.07),
+        said=[("digit 1", "4")],
+    )
+    leakage = Leakage(adversary="counter", k=4, draws=3, epsilon=0.1, questions=[leaked])
+    parts = [
+        Part(name="behaviour", verdict="passed", said="text in none"),
+        Part(name="leakage", verdict="failed", said="the code", facts=["one", "two"]),
+    ]
+    limits = Limits(leak=0.1, success=0.02)
+    return Audit(model="runs/x, p0", weights="0" * 64, limits=limits, parts=parts, attacks={}, leakage=leakage)

@@ -22,6 +22,7 @@ from planaria.cli import (
     faults,
     models,
     recipes,
+    releases,
     swarms,
     training,
     watching,
@@ -50,7 +51,20 @@ SECOND_WORDS = (
     "checkpoint import",
 )
 """commands that consist of two words"""
-ROOMS = (training, watching, comparing, models, checkpoints, codes, faults, ensembles, swarms, recipes, completion)
+ROOMS = (
+    training,
+    watching,
+    comparing,
+    models,
+    releases,
+    checkpoints,
+    codes,
+    faults,
+    ensembles,
+    swarms,
+    recipes,
+    completion,
+)
 LONGEST = 2000
 """maximum characters of an error message"""
 LASTING = ("train", "join", "compare", "drill", "experts", "swarm")

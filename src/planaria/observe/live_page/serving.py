@@ -6,15 +6,15 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from planaria.errors import UserError
 from planaria.observe.live_page.guard import Guard, Guarded
 from planaria.observe.live_page.limits import ASK_S, LARGEST_HEAD, LEAVE_S, MOST_CONNECTIONS, STUCK_S
-from planaria.observe.live_page.server import Page
 
 
 class Bounded(H11Protocol):
@@ -75,10 +75,19 @@ class Address:
 EVERYWHERE = ("0.0.0.0", "::")
 
 
-class Server(uvicorn.Server):
-    """Serves a page until it is asked to stop; its watchers get what is new before it goes."""
+class Served(Protocol):
+    """What a server answers with, such as :class:`planaria.observe.live_page.server.Page`."""
 
-    def __init__(self, page: Page, address: Address, token: str, announce: Callable[[str], None]) -> None:
+    def app(self) -> ASGIApp: ...
+
+    async def end(self) -> None:
+        """What is still to be said before the server goes; not long."""
+
+
+class Server(uvicorn.Server):
+    """Serves a page, or whatever else, until it is asked to stop; its watchers get what is new before it goes."""
+
+    def __init__(self, page: Served, address: Address, token: str, announce: Callable[[str], None]) -> None:
         """``announce`` hears of the address, token included, once the server can be called."""
         self._guarded = Guarded(page.app())
         config = uvicorn.Config(

@@ -1,0 +1,86 @@
+"""The wrapper of a service: a reply that may tell of a protected question is empty by chance, and paid for.
+
+The chance is ρ with (1 - ρ) · ln(options) ≤ ε (:func:`planaria.swarm.audit.leakage.silence`). It does not look at the
+reply, so an empty one tells nothing. Before the coin is thrown the ledger takes (1 - ρ) · ln(options) for it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from planaria import digests
+from planaria.errors import UserError
+from planaria.swarm.audit.leakage import most, silence
+from planaria.swarm.audit.ledger import Ledger
+from planaria.swarm.audit.questions import Question, plain
+
+_COIN = random.SystemRandom().random
+
+
+class Spent(Exception):
+    """A budget would be passed: one line, which does not say whose."""
+
+
+class Closed(Exception):
+    """Nobody knows what was spent: the ledger is gone, damaged or cannot be written."""
+
+
+class Censor:
+    """Which replies are given. What asks for none of the listed questions, or their parts, passes as it is."""
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        epsilon: float,
+        ledger: Ledger,
+        coin: Callable[[], float] = _COIN,
+    ) -> None:
+        """``epsilon``: nats that a reply may tell, in expectation. ``coin`` [0, 1) must be nothing that askers know:
+        never the seed of their request."""
+        if not epsilon > 0:
+            raise UserError(f"--censor {epsilon:g}: is above 0, in nats a reply")
+        self._ledger, self._coin = ledger, coin
+        self._known = [
+            (key_of(question), silence(most(1 / len(question.options)), epsilon), question) for question in questions
+        ]
+        self._texts = [(plain(text), number) for number, (*_, one) in enumerate(self._known) for text in one.texts]
+
+    def touched(self, text: str) -> list[Question]:
+        """The questions that a text asks for, whole or in part, by the words of the list. Other words pass."""
+        return [self._known[number][2] for number in self._numbers(text)]
+
+    def given(self, text: str, count: int) -> list[bool]:
+        """Which of ``count`` replies to a text are given; all that touch a question are paid for.
+
+        :raises Spent: when a budget would be passed: then none is given.
+        :raises Closed: when the ledger cannot be used.
+        """
+        return self._given(self._numbers(text), count)
+
+    def passed(self, text: str, reply: str) -> bool:
+        """Whether a drawn reply is given that finishes what its text left out of a listed one: "digit 1 of Ann" and
+        "a is 4". Errors as of :meth:`given`."""
+        return self._given([n for n in self._numbers(text + reply) if n not in self._numbers(text)], 1)[0]
+
+    def _given(self, numbers: Sequence[int], count: int) -> list[bool]:
+        if not numbers:
+            return [True] * count
+        silent = max(self._known[number][1] for number in numbers)
+        costs = {self._known[n][0]: (1 - silent) * most(1 / len(self._known[n][2].options)) * count for n in numbers}
+        try:
+            paid = self._ledger.spend(costs, count)
+        except (UserError, OSError) as error:
+            raise Closed(str(error)) from error
+        if not paid:
+            raise Spent("the budget of what this asks for is spent; nothing more is said about it")
+        return [self._coin() >= silent for _ in range(count)]
+
+    def _numbers(self, text: str) -> list[int]:
+        said = plain(text)
+        return sorted({number for known, number in self._texts if known in said})
+
+
+def key_of(question: Question) -> str:
+    """What a ledger calls a question, wherever in its file it stands."""
+    return digests.of(plain(question.text).encode())[:32]

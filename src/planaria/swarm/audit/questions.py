@@ -1,0 +1,143 @@
+"""What is to be protected: questions with options, the right one among them, and the parts that they can be asked in.
+
+JSON Lines of {"question", "options", "answer", "parts"}, and perhaps "name" and "paraphrases". A part is a text, or
+{"ask", "says"}: ``says`` are the replies that would be right if each option was, in the order of the options.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.documents import shown
+from planaria.errors import UserError, nearest
+from planaria.tasks import records
+from planaria.tasks.records import Record, whole
+
+MOST_QUESTIONS, MOST_OPTIONS, MOST_PARTS, MOST_LETTERS = 1000, 64, 12, 4000
+FIELDS = ("question", "options", "answer", "parts", "name", "paraphrases")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A question that looks harmless."""
+
+    ask: str
+    says: tuple[str, ...] = ()
+    """option by option, the reply that would be right; empty where the file does not say"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One protected answer."""
+
+    place: str
+    name: str
+    """what reports call it; they do not repeat the question"""
+    text: str
+    options: tuple[str, ...]
+    answer: int
+    """place of the right one among the options"""
+    parts: tuple[Part, ...]
+    paraphrases: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that asks for it: whole, otherwise, in parts."""
+        return self.text, *self.paraphrases, *(part.ask for part in self.parts)
+
+
+def read(file: Path) -> list[Question]:
+    """All questions of a file; UserError naming file and line of what is wrong."""
+    found = records.read([file])
+    if not found:
+        raise UserError(f"{file}: has no questions; give some")
+    if len(found) > MOST_QUESTIONS:
+        raise UserError(f"{file}: has {len(found)} questions, of at most {MOST_QUESTIONS}; give fewer")
+    questions = [_question(record) for record in found]
+    names = [question.name for question in questions]
+    for number, question in enumerate(questions):
+        if question.name in names[:number]:
+            raise UserError(f"{question.place}: there are two {shown(question.name)}; give each a 'name' of its own")
+    return questions
+
+
+def replies_of(questions: Sequence[Question], k: int | None, usual: int) -> int:
+    """How many parts of each question to ask: ``k``, or as many as all have, at most ``usual``.
+
+    :raises UserError: when a question has fewer.
+    """
+    if k is None:
+        return min([usual, *(len(question.parts) for question in questions)])
+    for question in questions:
+        if k > len(question.parts):
+            there = f"{question.place}: has {len(question.parts)} parts"
+            raise UserError(f"--k {k}: {there}; give at most so many, or more parts")
+    return k
+
+
+def plain(text: str) -> str:
+    """A text as it is compared: without regard to case, spacing, forms of one letter, and what cannot be seen."""
+    spaced = "".join(letter if letter.isprintable() else " " * letter.isspace() for letter in text)
+    return " ".join(unicodedata.normalize("NFKC", spaced).casefold().split())
+
+
+def _question(record: Record) -> Question:
+    for key in record.fields:
+        if key not in FIELDS:
+            raise UserError(f"{record.place}: unknown field {shown(key)}; {nearest(key, FIELDS)}")
+    text = _text(record, "question", record.text("question"))
+    options = _options(record)
+    answer = record.text("answer")
+    if answer not in options:
+        raise UserError(f"{record.place}: options lack the answer {shown(answer)}; write it as one of them stands")
+    parts = tuple(_part(record, part, len(options)) for part in _list(record, "parts", MOST_PARTS))
+    if not parts:
+        raise UserError(f"{record.place}: parts are none; give at least one")
+    for part in parts:
+        if plain(part.ask) == plain(text):
+            raise UserError(f"{record.place}: the part {shown(part.ask)} repeats the question; ask for less")
+    paraphrases = _list(record, "paraphrases", MOST_PARTS) if "paraphrases" in record.fields else []
+    name = _text(record, "name", record.text("name")) if "name" in record.fields else record.place
+    said = tuple(_text(record, "paraphrases", one) for one in paraphrases)
+    return Question(record.place, name, text, options, options.index(answer), parts, said)
+
+
+def _options(record: Record) -> tuple[str, ...]:
+    options = tuple(_text(record, "options", option) for option in _list(record, "options", MOST_OPTIONS))
+    if len(options) < 2:
+        raise UserError(f"{record.place}: options are {len(options)}; give two or more, the answer among them")
+    for number, option in enumerate(options):
+        if plain(option) in [plain(other) for other in options[:number]]:
+            raise UserError(f"{record.place}: options have {shown(option)} twice; remove one")
+    return options
+
+
+def _part(record: Record, found: object, options: int) -> Part:
+    if isinstance(found, str):
+        return Part(_text(record, "parts", found))
+    if not isinstance(found, dict) or not {"ask"} <= found.keys() <= {"ask", "says"}:
+        raise UserError(f"{record.place}: a part is a text, or {{'ask', 'says'}}, not {shown(found)}; mend it")
+    says = found.get("says", [])
+    if not isinstance(says, list) or len(says) not in (0, options):
+        raise UserError(f"{record.place}: a part's 'says' has a reply for each of {options} options; mend it")
+    return Part(_text(record, "parts", found["ask"]), tuple(_text(record, "says", one) for one in says))
+
+
+def _list(record: Record, field: str, most: int) -> list[object]:
+    found = record.fields.get(field)
+    if not isinstance(found, list):
+        raise UserError(f"{record.place}: field {field!r} is no list; write a list of texts")
+    if len(found) > most:
+        raise UserError(f"{record.place}: {field} are {len(found)}, of at most {most}; give fewer")
+    return found
+
+
+def _text(record: Record, field: str, found: object) -> str:
+    if not isinstance(found, str) or not plain(found):
+        raise UserError(f"{record.place}: {field} has {shown(found)}, no text; mend the line")
+    if len(found) > MOST_LETTERS:
+        raise UserError(f"{record.place}: {field} has {len(found)} letters, of at most {MOST_LETTERS}; shorten it")
+    return whole(found)

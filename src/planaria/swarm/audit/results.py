@@ -1,0 +1,135 @@
+"""What an audit came to, as plain data: ``audit.json``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from planaria.documents import Record
+from planaria.swarm.audit.leakage import Estimate
+from planaria.swarm.records.measure import Tally
+
+Verdict = Literal["passed", "failed", "not asked", "nothing there"]
+PASSED: Verdict = "passed"
+FAILED: Verdict = "failed"
+UNASKED: Verdict = "not asked"
+NONE: Verdict = "nothing there"
+
+
+class Part(Record):
+    """One part of the gate."""
+
+    name: str
+    verdict: Verdict
+    said: str
+    """why, in a clause"""
+    facts: list[str] = Field(default_factory=list)
+
+
+class GivenAway(Record):
+    """What some parts of a question, or of all questions, give away."""
+
+    leak: float
+    """E[IIL], nats; of several questions the largest"""
+    guessed: float
+    """how often the adversary's likeliest option is the right one"""
+
+
+class Behind(GivenAway):
+    """The same behind the wrapper of ``planaria serve --censor``."""
+
+    silent: float
+    """the chance of an empty answer"""
+    use: float
+
+
+class Leaked(Record):
+    """One protected question."""
+
+    name: str
+    place: str
+    options: int
+    prior: float
+    posterior: float
+    """the mean after all parts"""
+    leak: Estimate
+    guessed: float
+    direct: GivenAway
+    """the question itself, asked once"""
+    paraphrased: GivenAway | None
+    """the question in other words, all of them"""
+    use: float
+    """share of replies to parts that are right, or not empty where the file does not say what is right"""
+    curve: list[GivenAway]
+    """after 1, 2, … parts"""
+    behind: Behind | None = None
+    said: list[tuple[str, str]] = Field(default_factory=list)
+    """the first draw's parts and replies, where they were asked to be shown"""
+
+
+class Leakage(Record):
+    """All protected questions, worst first."""
+
+    adversary: str
+    k: int
+    draws: int
+    epsilon: float | None
+    questions: list[Leaked]
+
+    @property
+    def curve(self) -> list[GivenAway]:
+        """After 1, 2, … parts: the worst question's leakage, and the mean of guesses."""
+        return [worst([one.curve[place] for one in self.questions]) for place in range(self.k)]
+
+    @property
+    def direct(self) -> GivenAway:
+        return worst([one.direct for one in self.questions])
+
+    @property
+    def paraphrased(self) -> GivenAway | None:
+        found = [one.paraphrased for one in self.questions if one.paraphrased is not None]
+        return worst(found) if found else None
+
+    @property
+    def behind(self) -> Behind | None:
+        found = [one.behind for one in self.questions if one.behind is not None]
+        if not found:
+            return None
+        point = worst(found)
+        silent, use = (sum(getattr(one, field) for one in found) / len(found) for field in ("silent", "use"))
+        return Behind(leak=point.leak, guessed=point.guessed, silent=silent, use=use)
+
+    @property
+    def use(self) -> float:
+        return sum(one.use for one in self.questions) / len(self.questions)
+
+
+def worst(points: list[GivenAway] | list[Behind]) -> GivenAway:
+    """The largest leakage, the mean of guesses."""
+    guessed = sum(point.guessed for point in points) / len(points)
+    return GivenAway(leak=max(point.leak for point in points), guessed=guessed)
+
+
+class Limits(Record):
+    leak: float
+    success: float
+
+
+class Audit(Record):
+    """``audit.json``."""
+
+    version: Literal[1] = 1
+    model: str
+    weights: str | None
+    """SHA-256 of the weights; None where they could not be read"""
+    limits: Limits
+    parts: list[Part]
+    attacks: dict[str, Tally]
+    """watched attack → its success"""
+    accuracy: Tally = Tally()
+    leakage: Leakage | None = None
+
+    @property
+    def failed(self) -> list[Part]:
+        return [part for part in self.parts if part.verdict == FAILED]

@@ -1,0 +1,135 @@
+"""The other side of the protocol: what a request for completions asks, within bounds, and what it is answered.
+
+As :mod:`planaria.swarm.serving.protocol` asks. Settings that would bend a draw otherwise than this server can are
+refused, unless they say what is done anyhow.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from planaria import documents
+from planaria.errors import UserError
+from planaria.swarm.audit.asking import prompt
+from planaria.swarm.audit.censor import Censor
+from planaria.swarm.policy.base import Drawn, Policy
+
+MOST_REPLIES, MOST_TOKENS, LONGEST = 64, 4096, 1 << 20
+"""completions of one request, tokens of one, letters or ids of a prompt"""
+MEND = "mend the request"
+One = Annotated[float, Field(ge=1, le=1)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class Request(BaseModel):
+    """A request for completions. What is not named here is not looked at."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt: Annotated[str, Field(max_length=LONGEST)] | Annotated[list[int], Field(max_length=LONGEST)]
+    model: str = ""
+    n: Annotated[int, Field(ge=1, le=MOST_REPLIES)] = 1
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 16
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=1 << 24)] = -1
+    seed: Seed | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | bool | None = None
+    return_token_ids: bool = False
+    top_p: One = 1.0
+    min_p: Zero = 0.0
+    presence_penalty: Zero = 0.0
+    frequency_penalty: Zero = 0.0
+    repetition_penalty: One = 1.0
+    repeat_penalty: One = 1.0
+    stream: Literal[False] = False
+    echo: Literal[False] = False
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: None = None
+    stop: None = None
+
+
+def parsed(raw: bytes) -> Request:
+    """UserError, of one line, when a body is no request."""
+    return documents.parse_model(Request, raw, "request", MEND)
+
+
+class Answering:
+    """A policy that answers requests, one at a time; behind a censor, if there is one."""
+
+    def __init__(self, policy: Policy, name: str, censor: Censor | None = None) -> None:
+        self.name, self._policy, self._censor = name, policy, censor
+        self._turn = threading.Lock()
+
+    def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "planaria"}]}
+
+    def completions(self, asked: Request) -> dict[str, Any]:
+        """The reply to a request.
+
+        :raises UserError: when it asks for another model, for ids that are none, or for more than the model reads.
+        :raises planaria.swarm.audit.censor.Spent: when a budget would be passed.
+        :raises planaria.swarm.audit.censor.Closed: when nobody knows what was spent.
+        """
+        if asked.model not in ("", self.name):
+            raise UserError(f"request: model {documents.shown(asked.model)} is not here; ask for {self.name!r}")
+        ids = self._ids(asked)
+        choices = [self._choice(one) if one is not None else _empty() for one in self._given(asked, ids)]
+        tokens = sum(len(choice.get("token_ids", ())) for choice in choices)
+        usage = {"prompt_tokens": len(ids), "completion_tokens": tokens, "total_tokens": len(ids) + tokens}
+        numbered = [{"index": place, **self._shown(asked, choice)} for place, choice in enumerate(choices)]
+        return {"object": "text_completion", "model": self.name, "choices": numbered, "usage": usage}
+
+    def _ids(self, asked: Request) -> list[int]:
+        ids = prompt(self._policy, asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
+        if not ids or not all(0 <= i < self._policy.vocab for i in ids):
+            raise UserError(f"request: prompt has no ids, or some outside 0 … {self._policy.vocab - 1}; {MEND}")
+        if len(ids) + asked.max_tokens > self._policy.context:
+            takes = f"{len(ids)} tokens and {asked.max_tokens} of max_tokens"
+            raise UserError(f"request: prompt takes {takes}, the model reads {self._policy.context}; {MEND}")
+        return ids
+
+    def _given(self, asked: Request, ids: list[int]) -> list[Drawn | None]:
+        """What is answered; None: nothing."""
+        if (censor := self._censor) is None:
+            return [*self._draw(asked, ids, asked.n)]
+        text = asked.prompt if isinstance(asked.prompt, str) else self._policy.decode(ids)
+        given = censor.given(text, asked.n)
+        drawn = iter(self._draw(asked, ids, sum(given)))
+        found = [next(drawn) if one else None for one in given]
+        return [one if one and censor.passed(text, self._policy.decode(one.ids)) else None for one in found]
+
+    def _draw(self, asked: Request, ids: list[int], count: int) -> list[Drawn]:
+        if not count:
+            return []
+        seed = secrets.randbits(63) if asked.seed is None else asked.seed
+        generator, top_k = torch.Generator().manual_seed(seed), max(0, asked.top_k)
+        with self._turn:
+            (found,) = self._policy.sample([ids], count, asked.max_tokens, asked.temperature, top_k, generator)
+        return found
+
+    def _choice(self, drawn: Drawn) -> dict[str, Any]:
+        ids = [*drawn.ids, *([self._policy.end] if drawn.ended else [])]
+        tokens = [self._policy.decode([i]) for i in ids]
+        return {
+            "text": self._policy.decode(drawn.ids),
+            "finish_reason": "stop" if drawn.ended else "length",
+            "logprobs": {"tokens": tokens, "token_logprobs": list(drawn.logps)},
+            "token_ids": ids,
+        }
+
+    def _shown(self, asked: Request, choice: dict[str, Any]) -> dict[str, Any]:
+        """What of a choice was asked for."""
+        hidden = {"token_ids"} if not asked.return_token_ids else set()
+        found = {key: value for key, value in choice.items() if key not in hidden}
+        return found if asked.logprobs not in (None, False) else found | {"logprobs": None}
+
+
+def _empty() -> dict[str, Any]:
+    """No ids: nothing was drawn, and nobody is to take it for a draw."""
+    return {"text": "", "finish_reason": "stop", "logprobs": None}

@@ -1,0 +1,129 @@
+"""What a service gives away of protected questions: paid for before it is given, by all together, and for good."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from benchmarks.audit_damage import killed, together
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planaria.errors import UserError
+from planaria.swarm.audit.censor import Censor, Closed, Spent, key_of
+from planaria.swarm.audit.ledger import Ledger
+from planaria.swarm.audit.questions import Part, Question
+
+CODES = ("4719", "2210", "9031", "5533")
+ANN = Question(
+    "x:1", "ann", "code of ann=", CODES, 0, (Part("digit 1 of ann=", ("4", "2", "9", "5")),), ("ann's code",)
+)
+BOB = Question("x:2", "bob", "code of bob=", CODES[:2], 0, (Part("digit 1 of bob=", ("4", "2")),))
+
+
+def censor(folder: Path, epsilon: float = 0.1, budget: float = 1.0, draws: random.Random | None = None) -> Censor:
+    ledger = Ledger(folder / "ledger.json", budget)
+    return Censor([ANN, BOB], epsilon, ledger, (draws or random.Random(1)).random)
+
+
+def test_a_budget_is_never_passed_and_what_was_spent_stays(tmp_path: Path) -> None:
+    kept = censor(tmp_path, epsilon=0.1, budget=0.35)
+    assert [len(kept.given("digit 1 of ann=", 1)) for _ in range(3)] == [1, 1, 1]
+    with pytest.raises(Spent, match="nothing more is said"):
+        kept.given("Digit  1 of ANN=", 1)
+    with pytest.raises(Spent):
+        censor(tmp_path, budget=0.35).given("I ask: ann's code", 1), "another process of the same ledger"
+    assert kept.given("digit 1 of bob=", 1) and kept.given("the weather", 5) == [True] * 5
+    assert Ledger(tmp_path / "ledger.json", 0.35).spent(key_of(ANN)) == pytest.approx(0.3)
+
+
+def test_several_replies_at_once_cost_as_much_as_one_by_one(tmp_path: Path) -> None:
+    kept = censor(tmp_path, epsilon=0.1, budget=0.35)
+    with pytest.raises(Spent):
+        kept.given("digit 1 of ann=", 4)
+    assert len(kept.given("digit 1 of ann=", 3)) == 3
+
+
+def test_replies_are_empty_with_the_stated_chance_and_the_longer_list_decides(tmp_path: Path) -> None:
+    kept = censor(tmp_path, epsilon=0.5, budget=1e9)
+    share = sum(kept.given("digit 1 of ann=", 4000)) / 4000
+    assert share == pytest.approx(0.5 / math.log(4), abs=0.03)
+    both = sum(kept.given("digit 1 of ann= and digit 1 of bob=", 4000)) / 4000
+    assert both == pytest.approx(0.5 / math.log(4), abs=0.03)
+    assert all(censor(tmp_path, epsilon=9, budget=1e9).given("digit 1 of ann=", 100)), "no more than all there is"
+
+
+def test_a_reply_that_ends_what_its_prompt_left_out_is_paid_for_too(tmp_path: Path) -> None:
+    kept = censor(tmp_path, epsilon=0.1, budget=0.15)
+    assert kept.given("digit 1 of an", 1) == [True], "it asks for nothing that is listed"
+    kept.passed("digit 1 of an", "n=4")
+    with pytest.raises(Spent):
+        kept.passed("digit 1 of an", "n=4")
+    assert kept.passed("digit 1 of ann=", "4"), "paid for before"
+
+
+def test_sessions_at_once_spend_no_more_than_there_is(tmp_path: Path) -> None:
+    granted: list[int] = []
+
+    def spend() -> None:
+        ledger = Ledger(tmp_path / "ledger.json", 1.0)
+        granted.extend(ledger.spend({"q": 0.01}) for _ in range(30))
+
+    threads = [threading.Thread(target=spend) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(granted) == 100 and together(4, 50) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_is_killed_while_spending_has_noted_all_that_was_told(seed: int) -> None:
+    assert killed(seed) <= 0
+
+
+def test_a_clock_that_is_set_back_brings_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "ledger.json"
+    assert Ledger(file, 1.0).spend({"q": 0.9})
+    for clock in ("time", "monotonic", "time_ns"):
+        monkeypatch.setattr(time, clock, lambda: 0)
+    os.utime(file, (0, 0))
+    again = Ledger(file, 1.0)
+    assert not again.spend({"q": 0.2}) and again.spend({"q": 0.1})
+
+
+def test_a_ledger_that_is_gone_or_damaged_closes_the_door(tmp_path: Path) -> None:
+    kept, file = censor(tmp_path), tmp_path / "ledger.json"
+    kept.given("digit 1 of ann=", 1)
+    whole = file.read_text()
+    for damage in (whole[:-9], whole.replace("0.1", "0.0"), "", "[]"):
+        file.write_text(damage)
+        with pytest.raises(Closed):
+            kept.given("digit 1 of ann=", 1)
+        with pytest.raises(UserError):
+            Ledger(file, 1.0)
+    file.unlink()
+    with pytest.raises(Closed, match="would forget"):
+        kept.given("digit 1 of ann=", 1)
+    with pytest.raises(UserError, match="cannot be written"):
+        Ledger(tmp_path / "none" / "ledger.json", 1.0)
+
+
+@settings(max_examples=10)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.001, 0.7)), max_size=8))
+def test_what_is_granted_is_what_is_noted(spendings: list[tuple[str, float]]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        ledger, spent = Ledger(Path(folder) / "ledger.json", 1.0), dict.fromkeys("abc", 0.0)
+        for key, cost in spendings:
+            fits = spent[key] + cost <= 1.0 + 1e-9
+            assert ledger.spend({key: cost}) == fits
+            spent[key] += cost * fits
+        assert all(ledger.spent(key) == pytest.approx(nats) for key, nats in spent.items())
+        assert max(spent.values()) <= 1.0 + 1e-8

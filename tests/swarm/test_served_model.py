@@ -1,0 +1,192 @@
+"""``planaria serve``: what a client of ours is answered, what is bounded, and what the censor keeps back."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_swarm import policy
+
+from planaria import cli
+from planaria.observe.live_page.serving import Address, Server, serve
+from planaria.swarm.audit.censor import Censor, key_of
+from planaria.swarm.audit.ledger import Ledger
+from planaria.swarm.audit.questions import Part, Question
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.policy.reading import read
+from planaria.swarm.serving import routes
+from planaria.swarm.serving.answering import Answering
+from planaria.swarm.serving.client import Client, ServerFailed
+from planaria.swarm.serving.protocol import Words, completions, request
+from planaria.swarm.serving.routes import Service
+
+TOKEN = "a-token-of-a-test-and-of-nothing-else"
+CODES = ("4719", "2210", "9031", "5533")
+ANN = Question("x:1", "ann", "code of ann=", CODES, 0, (Part("digit 1 of ann=", ("4", "2", "9", "5")),))
+POLICY = policy(context=64)
+WORDS = Words(POLICY.encode, POLICY.decode, POLICY.vocab, POLICY.end)
+
+
+@contextlib.contextmanager
+def served(censor: Censor | None = None, warned: list[str] | None = None) -> Iterator[str]:
+    """The address of a server in this process."""
+    announced: list[str] = []
+    service = Service(Answering(POLICY, "tiny", censor), (warned if warned is not None else []).append)
+    server = Server(service, Address(), TOKEN, announced.append)
+    thread = threading.Thread(target=serve, args=(server,))
+    thread.start()
+    try:
+        until = time.monotonic() + 20
+        while not announced and time.monotonic() < until:
+            time.sleep(0.01)
+        yield announced[0].partition("/?")[0]
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def client(url: str, monkeypatch: pytest.MonkeyPatch, token: str = TOKEN) -> Client:
+    monkeypatch.setenv("TINY_TOKEN", token)
+    sections = {"policy": {"server": f"{url}/v1", "serving": {"token": "TINY_TOKEN"}}, "defence": {"checks": ""}}
+    return Client(SwarmConfig.model_validate(sections).policy)
+
+
+def ask(one: Client, text: str, count: int = 2, **changes: Any) -> Any:
+    body = request("tiny", POLICY.encode(text), count, 8, 0, 7, POLICY.end) | changes
+    return one.post("/v1/completions", body, time.monotonic() + 30)
+
+
+def status(url: str, body: bytes, **headers: str) -> int:
+    line = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    try:
+        line.request("POST", "/v1/completions", body, {"authorization": f"Bearer {TOKEN}", **headers})
+        return line.getresponse().status
+    finally:
+        line.close()
+
+
+def test_a_client_of_ours_gets_draws_whose_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as url:
+        one = client(url, monkeypatch)
+        assert one.model("") == one.model("tiny") == "tiny"
+        reply = ask(one, "12+34=", 3)
+        drawn = completions(reply, WORDS, 8)
+        assert len(drawn) == 3 and drawn == completions(ask(one, "12+34=", 3), WORDS, 8), "one seed, one draw"
+        prompt = POLICY.encode("12+34=")
+        ids = [(prompt, [*each.ids, *([POLICY.end] if each.ended else [])]) for each in drawn]
+        for each, found in zip(drawn, read(POLICY, ids, 1.0), strict=True):
+            assert each.logps == pytest.approx(found.logps, abs=1e-4)
+        texts = one.post("/v1/completions", {"prompt": "12+34=", "max_tokens": 4}, time.monotonic() + 30)
+        assert texts["choices"][0]["logprobs"] is None and "token_ids" not in texts["choices"][0]
+
+
+def test_who_has_no_token_is_told_nothing_and_bad_requests_are_answered_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "ASK_S", 0.3)
+    with served() as url:
+        with pytest.raises(ServerFailed, match="403"):
+            ask(client(url, monkeypatch, "b" * 20), "x")
+        assert status(url, b"{}", host="evil.example") == 403
+        one = client(url, monkeypatch)
+        for changes, line in (
+            ({"n": 65}, "n: "),
+            ({"top_p": 0.5}, "top_p: "),
+            ({"stream": True}, "stream: "),
+            ({"max_tokens": 64}, "the model reads 64"),
+            ({"prompt": [257]}, "some outside 0"),
+            ({"prompt": []}, "prompt has no ids"),
+            ({"model": "bass"}, "ask for 'tiny'"),
+        ):
+            with pytest.raises(ServerFailed, match=f"400 .*{line}"):
+                ask(one, "x", **changes)  # type: ignore[arg-type]
+        assert status(url, b"[" * 5000) == 400 and status(url, b"\xff") == 400
+        assert status(url, b"x" * (routes.LARGEST_BODY + 1)) == 413
+        assert status(url, b"", **{"content-length": "10"}) == 413, "a body that does not come"
+        assert completions(ask(one, "x"), WORDS, 8)
+
+
+def test_a_censored_reply_is_empty_and_a_spent_budget_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coins, warned = iter([0.99, 0.0, 0.99]), list[str]()
+    ledger = Ledger(tmp_path / "ledger.json", 0.3)
+    with served(Censor([ANN], 0.1, ledger, lambda: next(coins)), warned) as url:
+        one = client(url, monkeypatch)
+        first, second = completions(ask(one, "digit 1 of ann="), WORDS, 8)
+        assert (second.ids, second.ended) == ((), True), "a coin below ρ: an empty answer, which our client takes"
+        assert ledger.spent(key_of(ANN)) == pytest.approx(0.2), "empty or not, both are paid for"
+        assert completions(ask(one, "digit 1 of ann=", 1), WORDS, 8)[0] == first, "the coin is not the request's seed"
+        with pytest.raises(ServerFailed, match=r"429 .*nothing more is said"):
+            ask(one, "the digit 1 of ANN= please", 1)
+        assert len(completions(ask(one, "12+34="), WORDS, 8)) == 2, "what is not listed passes"
+        (tmp_path / "ledger.json").unlink()
+        with pytest.raises(ServerFailed, match=r"503 .*not known"):
+            ask(one, "digit 1 of ann=")
+        assert "would forget what was spent" in warned[0]
+
+
+def test_mistakes_end_before_anything_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def mistake(*words: object) -> str:
+        with pytest.raises(SystemExit) as ending:
+            cli.main(["serve", "no-such-model", *map(str, words)])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert ending.value.code == 2
+        return line
+
+    file = tmp_path / "questions.jsonl"
+    told = {"question": "q", "options": ["a", "b"], "answer": "a", "parts": ["p"]}
+    file.write_text(json.dumps(told) + "\n")
+    wrapped = ["--questions", file, "--ledger", tmp_path / "ledger.json"]
+    assert "needs --questions FILE and --ledger FILE" in mistake("--censor", 0.1)
+    assert "goes with --censor" in mistake("--questions", file)
+    assert "is above 0" in mistake("--censor", 0, *wrapped) and "is above 0" in mistake("--censor", "nan", *wrapped)
+    assert "--budget -1: is above 0" in mistake("--censor", 0.1, "--budget", -1, *wrapped)
+    assert "no such run, folder or file" in mistake("--censor", 0.1, *wrapped)
+    assert "no address" in mistake("--at", "x")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_begun_again_has_forgotten_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real process, its token in a file, its ledger on disk."""
+    POLICY.export(tmp_path / "model")
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    file = tmp_path / "questions.jsonl"
+    told = {"question": "code of ann=", "options": CODES, "answer": "4719", "parts": ["digit 1 of ann="]}
+    file.write_text(json.dumps(told) + "\n")
+    words = [sys.executable, "-m", "planaria", "serve", str(tmp_path / "model"), "--model-name", "tiny"]
+    words += ["--token-file", str(token), "--censor", "0.1", "--questions", str(file)]
+    words += ["--ledger", str(tmp_path / "ledger.json"), "--budget", "0.3"]
+    for left in (2, 1, 0):
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first.startswith("serving") and "http://127.0.0.1:" in first
+            url = first.split()[-1].removesuffix("/v1")
+            assert TOKEN not in process.stdout.readline()
+            one = client(url, monkeypatch)
+            if left:
+                assert len(completions(ask(one, "digit 1 of ann=", left), WORDS, 8)) == left
+            else:
+                with pytest.raises(ServerFailed, match="429"):
+                    ask(one, "digit 1 of ann=", 1)
+        finally:
+            process.send_signal(signal.SIGKILL if left else signal.SIGINT)
+            assert (process.wait(30) == 0) == (not left)
+            assert process.stdout is not None
+            process.stdout.close()
