@@ -1,8 +1,9 @@
 """Experts of unequal size, or trained unequally long, against equal ones, and against one model of all their compute.
 
 Dialogue, encyclopaedia, Python code and law have an expert each; what nobody is trained on stands beside them. One
-value for each seed, averaged over its parents; all ratios are of perplexities on the same test text. Everything but the
-texts and the sizes below is from the recipe hdee. With ``--texts stdlib`` the texts are the recipe's too.
+value for each seed, averaged over its parents, or for each parent where an arm is looked at by itself; all ratios are
+of perplexities on the same test text. Everything but the texts and the sizes below is from the recipe hdee. With
+``--texts stdlib`` the texts are the recipe's too.
 
 The texts are folders and files below the one in PLANARIA_DATA: dialogue/ (Schema-Guided Dialogue), encyclopaedia/ (The
 World Factbook), law/ (Project Gutenberg 1404 and 2449), books/ (nine novels from there), wikitext2/ and mbpp/ (as
@@ -54,21 +55,15 @@ def main() -> int:
     flags.add_argument(
         "--by", nargs="+", default=["probe", "sizes", "hand", "seed_loss"], help="what difficulty is told by"
     )
+    flags.add_argument("--even", action="store_true", help="equal experts and the generalist alone, without probes")
     flags.add_argument("--rate", type=float, default=1.0, help="of the experts' and the generalist's learning rate")
     given = flags.parse_args()
     name, found = run(given)
-    rows = [
-        *budget(found),
-        *ensembles(found),
-        *generalists(found),
-        *unequal(found),
-        *luck(found),
-        *allotted(found),
-        *beliefs(name, found),
-        *fewer(found),
-        *one_lost(found),
-    ]
-    return common.conclude(NAME, given, rows)
+    rows = [*budget(found), *ensembles(found), *generalists(found)]
+    if not given.even:
+        rows += [*unequal(found), *luck(found), *allotted(found)]
+        rows += [*beliefs(name, found), *fewer(found), *one_lost(found)]
+    return common.conclude(NAME if given.texts == "data" else f"{NAME}_{given.texts}", given, rows)
 
 
 def run(given: argparse.Namespace) -> tuple[str, Results]:
@@ -86,12 +81,15 @@ def run(given: argparse.Namespace) -> tuple[str, Results]:
     table["seed"]["steps"] = round(given.scale * table["seed"]["steps"])
     table["probe"] = {"steps": round(given.scale * table["probe"]["steps"]), "by": given.by}
     tree["optim"]["lr"] *= given.rate
+    if given.even:
+        middle = len(table["steps"]) // 2
+        table |= {"steps": [table["steps"][middle]], "sizes": dict([list(table["sizes"].items())[middle]])}
+        table["probe"] = {"by": ["hand"]}
     if given.texts == "data":
         table["domains"], table["untrained"] = texts(given.data.resolve())
     RUNS.mkdir(parents=True, exist_ok=True)
-    name = "-".join(
-        [NAME, given.texts, f"{given.scale:g}", f"{given.parents}", *([f"{given.rate:g}"] * (given.rate != 1))]
-    )
+    sizes = [f"{given.scale:g}", f"{given.parents}", f"{given.rate:g}", "even" if given.even else "all"]
+    name = "-".join([NAME, given.texts, *sizes])
     file = RUNS / f"{name}.toml"
     file.write_text(tomli_w.dumps(tree))
     start(file, {"out": str(RUNS), "name": name}, dry_run=False, quiet=False)
@@ -169,7 +167,7 @@ def luck(found: Results) -> Iterator[Row]:
 
 
 def unequal(found: Results) -> Iterator[Row]:
-    """H4: both uneven arms against the even one, by the tier that the probe put a domain into."""
+    """H4: both uneven arms against the even one, by the tier that a domain was put into, by default by the probe."""
     from planaria.experts.budget import LARGER, LONGER
 
     claims = {0: Claim(high=1.1), 1: Claim(low=0.995, high=1.005), 2: Claim(high=0.97)}
@@ -283,7 +281,7 @@ def _by_tier(found: Results, arm: str, tier: int) -> list[float]:
     """The geometric mean over the domains of a tier, seed by seed: the probe may see them otherwise with each seed."""
     means = []
     for n, seed in enumerate(found.seeds):
-        names = [name for name, at in found.of(seed)[0].tier["probe"].items() if at == tier]
+        names = [name for name, at in next(iter(found.of(seed)[0].tier.values())).items() if at == tier]
         means.append(math.exp(fmean(math.log(found.ratios(arm, name)[n]) for name in names)))
     return means
 
