@@ -201,6 +201,18 @@ def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
             assert after.arms[arm] == found
 
 
+def test_a_generalist_that_is_lost_leaves_the_experts_whole(
+    copied: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = results(copied).runs[0]
+    shutil.rmtree(copied / "seed-1" / "experts" / "generalist-M-18")
+    with killing(f"{copied}/seed-1/experts/generalist"):
+        assert cli.run(["experts", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
+    after = results(copied).runs[0]
+    assert after.lost == ["generalist-M-18"] and "generalist-M" not in after.arms
+    assert all(after.arms[arm] == before.arms[arm] for arm in after.arms)
+
+
 def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tmp_path: Path) -> None:
     found = results(made / "runs" / "tiny")
     (run,) = found.runs

@@ -97,3 +97,9 @@ def test_a_generalist_is_no_ensemble_and_any_arm_can_be_held_against_it() -> Non
     assert found.ensembles == [SYNCHRONISED] and found.generalists == ["generalist-M"]
     assert found.verdict(SYNCHRONISED, "law", "generalist-M") == "loss"
     assert found.verdict(SYNCHRONISED, "code", "generalist-M") == "tie"
+
+
+def test_an_arm_that_was_lost_with_one_seed_is_left_out() -> None:
+    even = {"law": 8.0, "code": 4.0}
+    runs = [run(1, **{SYNCHRONISED: even, "generalist-M": even}), run(2, **{SYNCHRONISED: even})]
+    assert Results(name="x", trained=["law"], untrained=["code"], runs=runs).arms == [SYNCHRONISED]

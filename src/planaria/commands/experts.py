@@ -87,6 +87,9 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     show_results(results)
     print(f"report        {write_experts_report(results, folder / 'report.html')}")
     print(f"ensemble      {folder / manifest.FILE}")
+    for arm in results.generalists:
+        (job,) = found[0].arms[arm].experts
+        print(f"{arm:13} {folder / _trained(job, found[0])}")
     return 0
 
 
@@ -155,11 +158,16 @@ def _worst(folder: Path, made: Manifest, texts: Texts, domains: Sequence[str]) -
     )
 
 
+def _trained(job: Job, result: SeedResult) -> str:
+    """Where an expert's model lies, below the run's folder."""
+    return f"seed-{result.seed}/experts/{called(job.name, result.line)}/model"
+
+
 def _branched_off(job: Job, spec: ExpertsSpec, result: SeedResult) -> str:
-    """The folder of what an expert branched off, below that of its seed: a parent, or the expert before it."""
+    """Where the model lies that an expert branched off: a parent, or the expert before it."""
     if before := spec.after[job.domain]:
-        return f"experts/{called(job.model_copy(update={'domain': before}).name, result.line)}"
-    return f"seeds/{result.parents[job.size]}"
+        return _trained(job.model_copy(update={"domain": before}), result)
+    return f"seed-{result.seed}/seeds/{result.parents[job.size]}/model"
 
 
 def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> Manifest:
@@ -168,7 +176,7 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
     best, shapes = min(ensembles, key=lambda arm: arm.held_out), sized(base.model, spec)
     members = []
     for job, belief in zip(best.experts, best.belief, strict=True):
-        model = f"seed-{result.seed}/experts/{called(job.name, result.line)}/model"
+        model = _trained(job, result)
         members.append(
             Member(
                 name=job.name,
@@ -176,7 +184,7 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
                 model=model,
                 sha256=manifest.digest(folder / model / manifest.WEIGHTS),
                 parameters=parameter_count(shapes[job.size]),
-                parent=f"seed-{result.seed}/{_branched_off(job, spec, result)}/model",
+                parent=_branched_off(job, spec, result),
                 belief=belief,
             )
         )

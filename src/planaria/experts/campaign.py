@@ -16,7 +16,7 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.errors import RunStopped
 from planaria.experts import allotment
-from planaria.experts.budget import GENERALIST, Job, Spent
+from planaria.experts.budget import GENERALIST, Job, Spent, is_generalist
 from planaria.experts.difficulty import Point, still_to_learn
 from planaria.experts.domains import GENERAL, TRAINED
 from planaria.experts.experts_results import SeedResult
@@ -97,14 +97,17 @@ class Campaign:
         heard = {arm: [job for job in jobs if job.domain in speaking] for arm, jobs in arms.items()}
         spoken = {job.name for jobs in heard.values() for job in jobs} - set(gone)
         readings = {name: self._read(experts[name]) for name in experts if name in spoken}
-        for arm, jobs in heard.items():
-            if not readings.keys() & {job.name for job in jobs}:
+        mute = [arm for arm, jobs in heard.items() if not readings.keys() & {job.name for job in jobs}]
+        for arm in mute:
+            if not is_generalist(arm):
                 raise RunStopped(f"{self.own}: none of the experts of {arm} could be trained; see their .log files")
         return {
             "single": {name: found.losses for name, found in readings.items()},
             "lost": [experts[name].config.name for name in gone],
             "arms": {
-                arm: arm_result(jobs, cost[arm], readings, self.spec, self.texts.places) for arm, jobs in heard.items()
+                arm: arm_result(jobs, cost[arm], readings, self.spec, self.texts.places)
+                for arm, jobs in heard.items()
+                if arm not in mute
             },
         }
 

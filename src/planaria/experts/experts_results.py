@@ -160,7 +160,8 @@ class Results(Record):
 
     @property
     def arms(self) -> list[str]:
-        return list(self.runs[0].arms)
+        """Those that were made with every seed, from every parent."""
+        return [arm for arm in self.runs[0].arms if all(arm in run.arms for run in self.runs)]
 
     @property
     def ensembles(self) -> list[str]:
@@ -188,8 +189,7 @@ class Results(Record):
 
     def perplexities(self, arm: str, domain: str) -> list[float]:
         """One for each seed: the geometric mean over its lines of descent."""
-        runs = ([run.arms[arm].scores[domain].perplexity for run in self.of(s) if arm in run.arms] for s in self.seeds)
-        return [geometric(found) for found in runs if found]
+        return [geometric([run.arms[arm].scores[domain].perplexity for run in self.of(seed)]) for seed in self.seeds]
 
     def ratios(self, arm: str, domain: str, to: str = SYNCHRONISED) -> list[float]:
         """The arm's perplexity over another's, seed by seed."""
