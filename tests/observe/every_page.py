@@ -143,8 +143,8 @@ def drilled(defended: int = 1, seeds: int = 1, watch: tuple[str, ...] = ("text",
 
 
 def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = (), rival: float | None = None) -> Results:
-    """Two domains with experts and one without; the uneven arm's perplexity is ``uneven`` of the even one's, and that of
-    a generalist, if there is one, ``rival`` of it."""
+    """Two domains with experts and one without; the uneven arm's perplexity is ``uneven`` of the even one's, that of a
+    generalist, if there is one, ``rival``."""
     domains = ("code", "tables", "news")
     experts = [Job(domain=domain, size="M", steps=4) for domain in domains[:2]]
 
