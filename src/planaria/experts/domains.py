@@ -203,5 +203,7 @@ def _globbed(source: str) -> list[Path] | None:
 
 
 def _write(file: Path, kept: Iterable[Piece]) -> None:
+    if file.is_file():
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_text(file, "".join(f"{json.dumps({'text': piece.text}, ensure_ascii=False)}\n" for piece in kept))
