@@ -61,6 +61,7 @@ def _scores(found: Results) -> dict[str, Table]:
             "one model with the compute of all experts: ensembles' perplexity over its; below 1 experts are better",
             ["ensemble", "over", "with experts", "all domains", "won / tied / lost", "compute a token"],
             [_rival_row(found, arm, rival) for rival in found.generalists for arm in found.ensembles],
+            numbers_from=2,
         ),
         "compute": Table(
             "FLOPs: of training an arm's experts (one seed), and of all that speak for one token",
@@ -198,7 +199,7 @@ def body(found: Results) -> Iterator[str]:
     tables = _tables(found)
     perplexity, ratios = tables.pop("perplexities"), tables.pop("ratios")
     yield page.section(
-        "Perplexity of each ensemble, over that of equal experts",
+        "Perplexity of each arm, over that of equal experts",
         "Test text: whole documents that no training, probe or prior has read. Below 1 the other arm is better. Mean "
         "and range over seeds; all arms of a seed share parents and test text, and experts their data order.",
         page.chart(perplexity_figure(found), "perplexity"),
