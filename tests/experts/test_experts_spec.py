@@ -27,6 +27,7 @@ ONE = {"sizes": {"M": 8}, "steps": [4]}
         ({"domains": TWO, "sizes": {"M": 8}, "steps": [4], "probe": {"by": ["sizes"]}}, "experts.sizes names one only"),
         ({"domains": {"law": TWO["law"]}, "clusters": 100, "mixture": {"prior": "worst"}}, "and 100 leave no choice"),
         ({"domains": {**TWO, "../law": TWO["law"]}}, "it becomes a file's name"),
+        ({"domains": {**TWO, "größe": TWO["law"]}, **ONE}, "it becomes a file's name"),
         ({"domains": {**TWO, "generalist": TWO["law"]}, **ONE}, "is the arm's name"),
         ({"domains": {**TWO, "mix": {}}, **ONE}, "experts.domains.mix: give source, or the domains"),
         ({"domains": {**TWO, "mix": {"of": ["law", "tlak"]}}, **ONE}, "'tlak' is no domain with text; did you mean"),

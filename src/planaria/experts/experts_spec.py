@@ -241,10 +241,16 @@ class ExpertsSpec(Seeded, Processes):
 
     def _names_can_be_files(self) -> None:
         for table, names in (("sizes", self.sizes), ("domains", (*self.domains, *self.untrained))):
-            if odd := [name for name in names if not name.replace("-", "").replace("_", "").isalnum()]:
-                raise ValueError(f"experts.{table}.{odd[0]}: letters, digits, - and _ only; it becomes a file's name")
+            if odd := [name for name in names if not _is_plain(name)]:
+                raise ValueError(
+                    f"experts.{table}.{odd[0]}: letters, digits, - and _ only, 64 of them at most; it becomes a file's name"
+                )
         if GENERALIST in self.domains:
             raise ValueError(f"experts.domains.{GENERALIST}: is the arm's name; give the domain another")
+
+
+def _is_plain(name: str) -> bool:
+    return len(name) <= 64 and name.isascii() and name.replace("-", "").replace("_", "").isalnum()
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
