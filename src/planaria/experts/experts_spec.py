@@ -242,9 +242,8 @@ class ExpertsSpec(Seeded, Processes):
     def _names_can_be_files(self) -> None:
         for table, names in (("sizes", self.sizes), ("domains", (*self.domains, *self.untrained))):
             if odd := [name for name in names if not _is_plain(name)]:
-                raise ValueError(
-                    f"experts.{table}.{odd[0]}: letters, digits, - and _ only, 64 of them at most; it becomes a file's name"
-                )
+                known = "letters, digits, - and _ only, 64 of them at most"
+                raise ValueError(f"experts.{table}.{odd[0]}: {known}; it becomes a file's name")
         if GENERALIST in self.domains:
             raise ValueError(f"experts.domains.{GENERALIST}: is the arm's name; give the domain another")
 
