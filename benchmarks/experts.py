@@ -67,16 +67,35 @@ def main() -> int:
 
 
 def run(given: argparse.Namespace) -> tuple[str, Results]:
-    """The recipe at this size with these texts, as far as it has not been run: its name, and what came of it."""
+    """The recipe at this size with these texts, as far as it has not been run: its name, and what came of it.
+
+    Each seed is a run of its own, so that further ones can be added.
+    """
     import tomli_w
 
-    from planaria import recipe
     from planaria.commands.experts import RESULTS, start
     from planaria.experts.experts_results import Results
 
+    RUNS.mkdir(parents=True, exist_ok=True)
+    sizes = [f"{given.scale:g}", f"{given.parents}", f"{given.rate:g}", "even" if given.even else "all"]
+    name, found = "-".join([NAME, given.texts, *sizes]), list[Results]()
+    for seed in given.seeds:
+        own = f"{name}-{seed}"
+        (file := RUNS / f"{own}.toml").write_text(tomli_w.dumps(asked(given, seed)))
+        start(file, {"out": str(RUNS), "name": own}, dry_run=False, quiet=False)
+        found.append(Results.model_validate_json((RUNS / own / RESULTS).read_text()))
+        if lost := [f"{name} of seed {run.seed}" for run in found[-1].runs for name in run.lost]:
+            raise SystemExit(f"{', '.join(lost)} could not be trained; run this again to take that up")
+    return name, found[0].model_copy(update={"runs": [run for one in found for run in one.runs]})
+
+
+def asked(given: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """The recipe for one seed."""
+    from planaria import recipe
+
     tree = recipe.read(RECIPE)
     table: dict[str, Any] = tree["experts"]
-    table |= {"seeds": given.seeds, "parents": given.parents}
+    table |= {"seeds": [seed], "parents": given.parents}
     table["steps"] = [round(given.scale * steps) for steps in table["steps"]]
     table["seed"]["steps"] = round(given.scale * table["seed"]["steps"])
     table["probe"] = {"steps": round(given.scale * table["probe"]["steps"]), "by": given.by}
@@ -87,16 +106,7 @@ def run(given: argparse.Namespace) -> tuple[str, Results]:
         table["probe"] = {"by": ["hand"]}
     if given.texts == "data":
         table["domains"], table["untrained"] = texts(given.data.resolve())
-    RUNS.mkdir(parents=True, exist_ok=True)
-    sizes = [f"{given.scale:g}", f"{given.parents}", f"{given.rate:g}", "even" if given.even else "all"]
-    name = "-".join([NAME, given.texts, *sizes])
-    file = RUNS / f"{name}.toml"
-    file.write_text(tomli_w.dumps(tree))
-    start(file, {"out": str(RUNS), "name": name}, dry_run=False, quiet=False)
-    found = Results.model_validate_json((RUNS / name / RESULTS).read_text())
-    if lost := [f"{name} of seed {run.seed}" for run in found.runs for name in run.lost]:
-        raise SystemExit(f"{', '.join(lost)} could not be trained; run this again to take that up")
-    return name, found
+    return tree
 
 
 def texts(data: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -214,21 +224,20 @@ def beliefs(name: str, found: Results) -> Iterator[Row]:
     from planaria.experts.reading import Texts
     from planaria.experts.scoring import arm_result
 
-    spec, base = load(RUNS / f"{name}.toml", {"out": str(RUNS)})
-    folder = RUNS / name
     priors = {"cached": MixtureSpec(prior="cached"), "cached, old times 0.3": MixtureSpec(prior="cached", decay=0.7)}
     for prior, mixture in (priors | {"clusters": MixtureSpec(prior="clusters")}).items():
-        other = spec.model_copy(update={"mixture": mixture})
-        texts, ratios = Texts(folder, other, base), {"all": list[float](), "top-1": list[float]()}
-        for run in found.runs:
-            arm, own = run.arms[SYNCHRONISED], folder / f"seed-{run.seed}" / "experts"
-            readings = {job.name: texts.read(own / called(job.name, run.line) / "model") for job in arm.experts}
-            again = arm_result(arm.experts, _spent(arm), readings, other, texts.places)
-            for k, mine, theirs in (
-                ("all", again.scores, arm.scores),
-                ("top-1", again.fewer["top-1"], arm.fewer["top-1"]),
-            ):
-                ratios[k].append(math.exp(fmean(mine[name].loss - theirs[name].loss for name in found.domains)))
+        ratios = {"all": list[float](), "top-1": list[float]()}
+        for seed in found.seeds:
+            spec, base = load(RUNS / f"{name}-{seed}.toml", {"out": str(RUNS)})
+            other = spec.model_copy(update={"mixture": mixture})
+            texts, own = Texts(RUNS / f"{name}-{seed}", other, base), RUNS / f"{name}-{seed}/seed-{seed}/experts"
+            for run in found.of(seed):
+                arm = run.arms[SYNCHRONISED]
+                readings = {job.name: texts.read(own / called(job.name, run.line) / "model") for job in arm.experts}
+                again = arm_result(arm.experts, _spent(arm), readings, other, texts.places)
+                pairs = {"all": (again.scores, arm.scores), "top-1": (again.fewer["top-1"], arm.fewer["top-1"])}
+                for k, (mine, theirs) in pairs.items():
+                    ratios[k].append(math.exp(fmean(mine[d].loss - theirs[d].loss for d in found.domains)))
         for k, values in ratios.items():
             yield row(f"{prior} prior over uniform, {k} speaking", values)
 
