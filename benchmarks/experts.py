@@ -1,16 +1,19 @@
-"""Experts of unequal size, or trained unequally long, against equal ones at equal compute: what HDEE claims.
+"""Experts of unequal size, or trained unequally long, against equal ones, and against one model of all their compute.
 
 Dialogue, encyclopaedia, Python code and law have an expert each; what nobody is trained on stands beside them. One
-value for each seed; all ratios are of perplexities on the same test text. Everything but the texts is from
-the recipe hdee.
+value for each seed, averaged over its parents, or for each parent where an arm is looked at by itself; all ratios are
+of perplexities on the same test text. Everything but the texts and the sizes below is from the recipe hdee. With
+``--texts stdlib`` the texts are the recipe's too.
 
 The texts are folders and files below the one in PLANARIA_DATA: dialogue/ (Schema-Guided Dialogue), encyclopaedia/ (The
 World Factbook), law/ (Project Gutenberg 1404 and 2449), books/ (nine novels from there), wikitext2/ and mbpp/ (as
-published), gsm8k/ (.jsonl with "answer"), tinyshakespeare.txt. Code is Python's own library.
+published), gsm8k/ (.jsonl with "answer"), tinyshakespeare.txt. Code is Python's own library. A dialogue, a country, a
+paper of the Federalist, a lecture and a file of code are a document each.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 from collections.abc import Iterator
@@ -31,6 +34,8 @@ RECIPE = shipped.find("hdee")
 HAND = {"dialogue": 0, "encyclopaedia": 1, "law": 1, "code": 2}
 SOURCES = {"code": "stdlib"}
 """of domains; of the others, the folder of their name"""
+BEGINS = {"dialogue": r"(?<=\n\n)User:", "encyclopaedia": "^Background:", "law": "^(FEDERALIST No|LECTURE )"}
+"""where a document begins within a file"""
 UNTRAINED = {
     "books": {"source": "books"},
     "shakespeare": {"source": "tinyshakespeare.txt"},
@@ -43,44 +48,74 @@ UNTRAINED = {
 def main() -> int:
     flags = common.parser(NAME, __doc__)
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    flags.add_argument("--texts", choices=("data", "stdlib"), default="data")
     flags.add_argument("--data", type=Path, default=Path(os.environ.get("PLANARIA_DATA", "data")), help="texts")
+    flags.add_argument("--parents", type=int, default=3, help="models of each size to branch off, in each seed")
+    flags.add_argument("--scale", type=float, default=1.0, help="of all steps of the recipe")
+    flags.add_argument(
+        "--by", nargs="+", default=["probe", "sizes", "hand", "seed_loss"], help="what difficulty is told by"
+    )
+    flags.add_argument("--even", action="store_true", help="equal experts and the generalist alone, without probes")
+    flags.add_argument("--rate", type=float, default=1.0, help="of the experts' and the generalist's learning rate")
     given = flags.parse_args()
-    found = run(given.data.resolve(), given.seeds)
-    rows = [
-        *budget(found),
-        *ensembles(found),
-        *unequal(found),
-        *allotted(found),
-        *beliefs(found),
-        *fewer(found),
-        *one_lost(found),
-    ]
-    return common.conclude(NAME, given, rows)
+    name, found = run(given)
+    rows = [*budget(found), *ensembles(found), *generalists(found)]
+    if not given.even:
+        rows += [*unequal(found), *luck(found), *allotted(found)]
+        rows += [*beliefs(name, found), *fewer(found), *one_lost(found)]
+    return common.conclude(NAME if given.texts == "data" else f"{NAME}_{given.texts}", given, rows)
 
 
-def run(data: Path, seeds: list[int]) -> Results:
-    """The recipe with these texts, as far as it has not been run; what came of it."""
+def run(given: argparse.Namespace) -> tuple[str, Results]:
+    """The recipe at this size with these texts, as far as it has not been run: its name, and what came of it.
+
+    Each seed is a run of its own, so that further ones can be added.
+    """
     import tomli_w
 
-    from planaria import recipe
     from planaria.commands.experts import RESULTS, start
     from planaria.experts.experts_results import Results
 
+    RUNS.mkdir(parents=True, exist_ok=True)
+    sizes = [f"{given.scale:g}", f"{given.parents}", f"{given.rate:g}", "even" if given.even else "all"]
+    name, found = "-".join([NAME, given.texts, *sizes]), list[Results]()
+    for seed in given.seeds:
+        own = f"{name}-{seed}"
+        (file := RUNS / f"{own}.toml").write_text(tomli_w.dumps(asked(given, seed)))
+        start(file, {"out": str(RUNS), "name": own}, dry_run=False, quiet=False)
+        found.append(Results.model_validate_json((RUNS / own / RESULTS).read_text()))
+        if lost := [f"{name} of seed {run.seed}" for run in found[-1].runs for name in run.lost]:
+            raise SystemExit(f"{', '.join(lost)} could not be trained; run this again to take that up")
+    return name, found[0].model_copy(update={"runs": [run for one in found for run in one.runs]})
+
+
+def asked(given: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """The recipe for one seed."""
+    from planaria import recipe
+
     tree = recipe.read(RECIPE)
     table: dict[str, Any] = tree["experts"]
-    table["seeds"] = seeds
-    table["domains"] = {
-        name: {"source": SOURCES.get(name, str(data / name)), "hand": hand} for name, hand in HAND.items()
+    table |= {"seeds": [seed], "parents": given.parents}
+    table["steps"] = [round(given.scale * steps) for steps in table["steps"]]
+    table["seed"]["steps"] = round(given.scale * table["seed"]["steps"])
+    table["probe"] = {"steps": round(given.scale * table["probe"]["steps"]), "by": given.by}
+    tree["optim"]["lr"] *= given.rate
+    if given.even:
+        middle = len(table["steps"]) // 2
+        table |= {"steps": [table["steps"][middle]], "sizes": dict([list(table["sizes"].items())[middle]])}
+        table["probe"] = {"by": ["hand"]}
+    if given.texts == "data":
+        table["domains"], table["untrained"] = texts(given.data.resolve())
+    return tree
+
+
+def texts(data: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Domains with an expert, and without."""
+    trained = {
+        name: {"source": SOURCES.get(name, str(data / name)), "begins": BEGINS.get(name, ""), "hand": hand}
+        for name, hand in HAND.items()
     }
-    table["untrained"] = {name: {**place, "source": str(data / place["source"])} for name, place in UNTRAINED.items()}
-    RUNS.mkdir(parents=True, exist_ok=True)
-    file = RUNS / f"{NAME}.toml"
-    file.write_text(tomli_w.dumps(tree))
-    start(file, {"out": str(RUNS)}, dry_run=False, quiet=False)
-    found = Results.model_validate_json((RUNS / NAME / RESULTS).read_text())
-    if lost := [f"{name} of seed {run.seed}" for run in found.runs for name in run.lost]:
-        raise SystemExit(f"{', '.join(lost)} could not be trained; run this again to take that up")
-    return found
+    return trained, {name: {**place, "source": str(data / place["source"])} for name, place in UNTRAINED.items()}
 
 
 def row(what: str, values: list[float], claim: Claim | None = None) -> Row:
@@ -99,7 +134,9 @@ def ensembles(found: Results) -> Iterator[Row]:
     from planaria.experts.budget import SYNCHRONISED
 
     runs = [(run, run.arms[SYNCHRONISED]) for run in found.runs]
-    over = [min(s.averaged - s.loss for arm in r.arms.values() for s in arm.scores.values()) for r in found.runs]
+    over = [
+        min(s.averaged - s.loss for arm in found.ensembles for s in run.arms[arm].scores.values()) for run in found.runs
+    ]
     yield row("mean of the experts' losses less the mixture's, least", over, Claim(low=0.0))
     for name in found.trained:
         own = [math.exp(run.single[_expert(run, name)][name] - run.parent[name]) for run, _ in runs]
@@ -112,8 +149,35 @@ def ensembles(found: Results) -> Iterator[Row]:
     yield row("never trained, geometric mean: ensemble over best expert", together, Claim(high=0.9999))
 
 
+def generalists(found: Results) -> Iterator[Row]:
+    """Every ensemble against one model that had the compute of all its experts: what the paper has no arm for."""
+    for rival in found.generalists:
+        for arm in found.ensembles:
+            if ", by " in arm:
+                continue
+            for name in found.domains:
+                yield row(
+                    f"{arm} over {rival}: {name}, a {found.verdict(arm, name, rival)}", found.ratios(arm, name, rival)
+                )
+            yield row(f"{arm} over {rival}: geometric mean, trained", found.overall(arm, rival, found.trained))
+            yield row(f"{arm} over {rival}: geometric mean, all", found.overall(arm, rival), Claim(high=1.0))
+            yield row(f"{arm} over {rival}: compute of a token", [found.times(arm, rival)])
+
+
+def luck(found: Results) -> Iterator[Row]:
+    """What the parent alone makes of an arm: one value for each parent, over the mean of its seed's."""
+    for arm in found.arms[1:]:
+        if ", by " not in arm:
+            yield row(f"{arm} over equal experts: by parent, over the seed's mean", found.luck(arm))
+    for size in found.runs[0].parents:
+        seeds = found.branched(size)
+        means = [math.exp(fmean(map(math.log, values))) for values in seeds]
+        apart = [value / mean for values, mean in zip(seeds, means, strict=True) for value in values]
+        yield row(f"parents of size {size}: perplexity, over the seed's mean", apart)
+
+
 def unequal(found: Results) -> Iterator[Row]:
-    """H4: both uneven arms against the even one, by the tier that the probe put a domain into."""
+    """H4: both uneven arms against the even one, by the tier that a domain was put into, by default by the probe."""
     from planaria.experts.budget import LARGER, LONGER
 
     claims = {0: Claim(high=1.1), 1: Claim(low=0.995, high=1.005), 2: Claim(high=0.97)}
@@ -135,6 +199,8 @@ def allotted(found: Results) -> Iterator[Row]:
     """
     from planaria.experts.budget import LARGER, LONGER, SYNCHRONISED
 
+    if set(found.runs[0].difficulty) != {"probe", "sizes", "hand", "seed_loss"}:
+        return
     for arm, measures in ((LONGER, ("probe",)), (LARGER, ("probe", "sizes"))):
         for measure in measures:
             ours = arm if measure == "probe" else f"{arm}, by {measure}"
@@ -150,27 +216,28 @@ def allotted(found: Results) -> Iterator[Row]:
             yield row(f"{arm}, by {by}: over equal experts, all", found.overall(f"{arm}, by {by}"))
 
 
-def beliefs(found: Results) -> Iterator[Row]:
+def beliefs(name: str, found: Results) -> Iterator[Row]:
     """The even arm once more with other priors, all experts speaking and one of them after the prefix."""
     from planaria.experts.budget import SYNCHRONISED
     from planaria.experts.experts_spec import MixtureSpec, load
+    from planaria.experts.lineage import called
     from planaria.experts.reading import Texts
     from planaria.experts.scoring import arm_result
 
-    spec, base = load(RUNS / f"{NAME}.toml", {"out": str(RUNS)})
-    folder = RUNS / NAME
-    for prior in ("cached", "clusters"):
-        other = spec.model_copy(update={"mixture": MixtureSpec(prior=prior)})
-        texts, ratios = Texts(folder, other, base), {"all": list[float](), "top-1": list[float]()}
-        for run in found.runs:
-            arm, own = run.arms[SYNCHRONISED], folder / f"seed-{run.seed}" / "experts"
-            readings = {job.name: texts.read(own / job.name / "model") for job in arm.experts}
-            again = arm_result(arm.experts, _spent(arm), readings, other, texts.places)
-            for k, mine, theirs in (
-                ("all", again.scores, arm.scores),
-                ("top-1", again.fewer["top-1"], arm.fewer["top-1"]),
-            ):
-                ratios[k].append(math.exp(fmean(mine[name].loss - theirs[name].loss for name in found.domains)))
+    priors = {"cached": MixtureSpec(prior="cached"), "cached, old times 0.3": MixtureSpec(prior="cached", decay=0.7)}
+    for prior, mixture in (priors | {"clusters": MixtureSpec(prior="clusters")}).items():
+        ratios = {"all": list[float](), "top-1": list[float]()}
+        for seed in found.seeds:
+            spec, base = load(RUNS / f"{name}-{seed}.toml", {"out": str(RUNS)})
+            other = spec.model_copy(update={"mixture": mixture})
+            texts, own = Texts(RUNS / f"{name}-{seed}", other, base), RUNS / f"{name}-{seed}/seed-{seed}/experts"
+            for run in found.of(seed):
+                arm = run.arms[SYNCHRONISED]
+                readings = {job.name: texts.read(own / called(job.name, run.line) / "model") for job in arm.experts}
+                again = arm_result(arm.experts, _spent(arm), readings, other, texts.places)
+                pairs = {"all": (again.scores, arm.scores), "top-1": (again.fewer["top-1"], arm.fewer["top-1"])}
+                for k, (mine, theirs) in pairs.items():
+                    ratios[k].append(math.exp(fmean(mine[d].loss - theirs[d].loss for d in found.domains)))
         for k, values in ratios.items():
             yield row(f"{prior} prior over uniform, {k} speaking", values)
 
@@ -206,7 +273,7 @@ def one_lost(found: Results) -> Iterator[Row]:
 def _spent(arm: ArmResult) -> Spent:
     from planaria.experts.budget import Spent
 
-    return Spent("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens)
+    return Spent("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens, arm.token_flops)
 
 
 def _expert(run: SeedResult, domain: str) -> str:
@@ -222,8 +289,8 @@ def _over_best(arm: ArmResult, domain: str) -> float:
 def _by_tier(found: Results, arm: str, tier: int) -> list[float]:
     """The geometric mean over the domains of a tier, seed by seed: the probe may see them otherwise with each seed."""
     means = []
-    for n, run in enumerate(found.runs):
-        names = [name for name, at in run.tier["probe"].items() if at == tier]
+    for n, seed in enumerate(found.seeds):
+        names = [name for name, at in next(iter(found.of(seed)[0].tier.values())).items() if at == tier]
         means.append(math.exp(fmean(math.log(found.ratios(arm, name)[n]) for name in names)))
     return means
 

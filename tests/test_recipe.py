@@ -203,3 +203,30 @@ def test_whatever_a_flag_says_it_is_taken_or_refused_in_words(name: str, text: s
         assert isinstance(recipe.load(None, {name: text}), RunConfig)
     except UserError as error:
         assert name in str(error) or "the defaults with the given flags" in str(error)
+
+
+def test_paths_from_the_recipes_own_folder_are_found_there_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text")
+    (tmp_path / "below").mkdir()
+    file = tmp_path / "below" / "own.toml"
+    file.write_text(
+        """
+        data.source = "../texts/a.txt"
+        data.tokenizer = "bytes"
+        data.mixture.law = { source = "../texts/a.txt", weight = 1.0 }
+        data.mixture.talk = { source = "../texts/none.txt", weight = 1.0 }
+        train.start = "../texts"
+        """
+    )
+    found = recipe.load(file, {})
+    assert found.data.source == str(tmp_path / "texts" / "a.txt") == found.data.mixture["law"].source
+    assert found.data.tokenizer == "bytes" and found.data.mixture["talk"].source == "../texts/none.txt"
+    assert found.train.start == str(tmp_path / "texts")
+    flagged = recipe.load(file, {"data.source": "../texts/a.txt"})
+    assert flagged.data.source == "../texts/a.txt", "a flag's is taken from where the command is given"
+
+
+def test_a_schedule_does_not_end_before_the_run() -> None:
+    with pytest.raises(UserError, match=r"train\.schedule_steps = 5 ends before train\.steps = 7 do"):
+        recipe.load(None, {"train.steps": "7", "train.schedule_steps": "5"})

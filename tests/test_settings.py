@@ -46,6 +46,7 @@ def test_rules_are_about_fields() -> None:
         ("optim.clip_by", {"optim": {"clip": 0, "clip_by": "layer"}}),
         ("optim.final_lr", {"optim": {"final_lr": 0.5}}),
         ("optim.decay", {"optim": {"schedule": "cosine", "decay": 0.5}}),
+        ("train.schedule_steps", {"train": {"schedule_steps": 600}}),
         ("fleet.address", {"fleet": {"address": "embedded"}}),
         ("network.straggle", {"network": {"straggle": 0.5}}),
         ("checkpoint.background", {"checkpoint": {"background": True, "every": 0}}),

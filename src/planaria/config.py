@@ -107,6 +107,8 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     steps: bounds.Steps = 300
     """optimizer updates in the run"""
+    schedule_steps: Natural = 0
+    """steps that the learning rate's schedule is laid out for, of which the run's are the first; 0: steps"""
     start: str | None = None
     """weights that the first step starts from, with fresh moments: a run, a folder of safetensors, a GGUF file, or
     'hf:OWNER/NAME' (Hugging Face); what they fix, and their tokenizer, goes with them"""
@@ -265,6 +267,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"exchange.inner has {len(self.exchange.inner)} numbers; give one for each of exchange.replicas = "
                 f"{self.exchange.replicas}"
+            )
+        if 0 < self.train.schedule_steps < self.train.steps:
+            raise ValueError(
+                f"train.schedule_steps = {self.train.schedule_steps} ends before train.steps = {self.train.steps} do; "
+                "give as many or more"
             )
         if self.train.precision == "bf16" and self.train.device == "cpu":
             raise ValueError("train.precision = 'bf16' needs train.device = 'cuda': on CPUs it is many times slower")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -29,6 +31,8 @@ TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
 """what only recipes of `planaria train` have"""
 Kind = TypeVar("Kind", bound=Section)
 """what a recipe is for, as its root section: most train a model"""
+PLACES = ("data.source", "data.tokenizer", "data.mixture.*.source", "train.start")
+"""settings that may name what lies beside a recipe: where they begin with ./ or ../"""
 Filled = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """a recipe's tree, with flags → the same with more in it"""
 
@@ -117,7 +121,7 @@ def resolve(
     """As :func:`from_tree`, for a recipe of any ``kind`` that has a name."""
     where = f"{recipe}: {place}" if place else str(recipe)
     refuse_unknown(tree, kind, where, root=kind)
-    own = json.loads(json.dumps(tree, default=str))
+    own = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
     own.setdefault("name", recipe.stem)
     return _lay_over(kind, own, flags, where, filled)
 
@@ -180,6 +184,24 @@ def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
         inner = merged.get(key)
         merged[key] = overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def moved(tree: Mapping[str, Any], change: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
+    """``tree`` with each of its :data:`PLACES` changed."""
+    found = dict(tree)
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found[key] = moved(value, change, f"{name}.")
+        elif isinstance(value, str) and any(fnmatchcase(name, place) for place in PLACES):
+            found[key] = change(value)
+    return found
+
+
+def _beside(recipe: Path, name: str) -> str:
+    """The full path of what a recipe names from its own folder, if it is there; all else as it is."""
+    file = recipe.parent / name
+    return os.path.normpath(file.absolute()) if name.startswith(("./", "../")) and file.exists() else name
 
 
 def refuse_unknown(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from planaria import cli
 from planaria.commands import ensemble as commands
 from planaria.errors import UserError
 from planaria.experts.ensemble import Ensemble
-from planaria.experts.experts_results import Results
+from planaria.experts.experts_results import ArmResult, Results
 from planaria.model.generate import generate
 from planaria.observe.trials.experts_report import show_results, write_experts_report
 from planaria.trials import identity
@@ -52,12 +53,14 @@ mixture = {{ prefix = 8 }}
 
 [experts.domains]
 tables = {{ source = "stdlib:encodings/cp*.py" }}
-topics = {{ source = "stdlib:pydoc_data/topics.py" }}
+topics = {{ source = "stdlib:pydoc_data/topics.py", begins = "^ *'[^' ]+': " }}
 code = {{ source = "stdlib:*.py" }}
 
 [experts.untrained]
 asyncio = {{ source = "stdlib:asyncio/*.py" }}
 """
+
+TOPICS = next(line for line in RECIPE.splitlines() if line.startswith("topics"))
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,12 @@ def copied(made: Path, tmp_path: Path) -> Path:
 
 def results(run: Path) -> Results:
     return Results.model_validate_json((run / "results.json").read_text())
+
+
+def ensembles(run: Path) -> list[ArmResult]:
+    """The first seed's arms of several experts."""
+    found = results(run)
+    return [found.runs[0].arms[arm] for arm in found.ensembles]
 
 
 def processes(word: str) -> list[int]:
@@ -129,6 +138,13 @@ def test_everything_is_there_and_equal_compute_is_counted(made: Path) -> None:
         for score in arm.scores.values():
             assert score.loss <= score.averaged + 1e-9
             assert sum(score.speaking) == pytest.approx(1)
+    rival = seed.arms["generalist-M"]
+    assert [job.name for job in rival.experts] == ["generalist-M-18"], "three experts of six steps"
+    assert found.times("M_Ho-I_Ho", "generalist-M") == pytest.approx(3)
+    assert all(score.loss == score.best for score in rival.scores.values())
+    assert not any("generalist" in member.name for member in Ensemble(run).manifest.members)
+    verdict = (run / "report.html").read_text()
+    assert "one model of the same training compute (generalist-M)" in verdict and "3.0" in verdict
     assert (run / "report.html").stat().st_size > 10_000
     assert found.speech is not None and len(found.speech.pieces) == len(found.speech.weights)
 
@@ -136,7 +152,7 @@ def test_everything_is_there_and_equal_compute_is_counted(made: Path) -> None:
 def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
     """Read the first test text again through the ensemble that the manifest describes."""
     run = made / "runs" / "tiny"
-    ensemble, best = Ensemble(run), min(results(run).runs[0].arms.values(), key=lambda arm: arm.held_out)
+    ensemble, best = Ensemble(run), min(ensembles(run), key=lambda arm: arm.held_out)
     assert [member.name for member in ensemble.manifest.members] == [job.name for job in best.experts]
     from planaria.config import DataConfig
     from planaria.data.shards import prepare
@@ -185,6 +201,18 @@ def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
             assert after.arms[arm] == found
 
 
+def test_a_generalist_that_is_lost_leaves_the_experts_whole(
+    copied: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = results(copied).runs[0]
+    shutil.rmtree(copied / "seed-1" / "experts" / "generalist-M-18")
+    with killing(f"{copied}/seed-1/experts/generalist"):
+        assert cli.run(["experts", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
+    after = results(copied).runs[0]
+    assert after.lost == ["generalist-M-18"] and "generalist-M" not in after.arms
+    assert all(after.arms[arm] == before.arms[arm] for arm in after.arms)
+
+
 def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tmp_path: Path) -> None:
     found = results(made / "runs" / "tiny")
     (run,) = found.runs
@@ -203,9 +231,7 @@ def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tm
 def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(tmp_path: Path) -> None:
     """Five trainings, and the same five without a kill beside them: not one bit differs."""
     small = RECIPE.replace("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}")
-    small = small.replace("steps = [4, 6, 8]", "steps = [6]").replace(
-        'topics = {{ source = "stdlib:pydoc_data/topics.py" }}', ""
-    )
+    small = small.replace("steps = [4, 6, 8]", "steps = [6]").replace(TOPICS, "")
     (tmp_path / "tiny.toml").write_text(small.format(cache=tmp_path / "cache"))
     words = [sys.executable, "-m", "planaria", "experts", str(tmp_path / "tiny.toml"), "--quiet", "--out"]
     with (tmp_path / "log").open("wb") as log:
@@ -358,10 +384,10 @@ def test_what_cannot_be_weighed_is_refused(flags: list[str], complaint: str, mad
 
 
 def test_a_single_expert_or_no_text_is_not_weighed(copied: Path) -> None:
-    (copied / "domains" / "code.jsonl").write_text('{"text": "x"}\n')
+    (copied / "held-out" / "code.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(UserError, match=r"domain 'code' .*code\.jsonl"):
         cli.run(["experts", "weigh", str(copied), "--worst"])
-    shutil.rmtree(copied / "domains")
+    shutil.rmtree(copied / "held-out")
     with pytest.raises(UserError, match="has no domains' texts"):
         cli.run(["experts", "weigh", str(copied), "--worst"])
     for member in Ensemble(copied).manifest.members[1:]:
@@ -452,6 +478,9 @@ def test_damage_is_named(copied: Path) -> None:
         ("asyncio =", "code =", "is one of experts.domains too"),
         ("vocab = 257", "vocab = 100", "model.vocab"),
         ("most = 60000", "most = 20000", "are too few to learn from"),
+        (""", begins = "^ *'[^' ]+': \"""", "", r"topics: none of its 1 documents .*topics\.begins"),
+        ("test_windows = 8", "test_windows = 8\nschedule_steps = 9", "optim.schedule = 'constant' has no end"),
+        ("test_windows = 8", 'test_windows = 8\ngeneralists = ["XL"]', "there is no size 'XL'"),
     ],
 )
 def test_bad_recipes_are_refused_before_anything_is_trained(
@@ -481,7 +510,7 @@ def test_one_body_of_text_is_cut_measured_by_size_and_the_text_so_far_chooses_wh
     recipe = RECIPE
     for old, new in (
         ("tables = {{ source", "stdlib = {{ source"), ("encodings/cp*.py", "*.py"), ("most = 60000", "most = 600000"),
-        ('topics = {{ source = "stdlib:pydoc_data/topics.py" }}\ncode = {{ source = "stdlib:*.py" }}\n', ""),
+        (f'{TOPICS}\ncode = {{{{ source = "stdlib:*.py" }}}}\n', ""),
         ("probe = {{ steps = 8 }}", 'probe = {{ by = ["sizes"] }}'),
         ("mixture = {{ prefix = 8 }}", 'clusters = 3\nmixture = {{ prior = "clusters", prefix = 8, top_k = 1 }}'),
     ):  # fmt: skip
@@ -507,6 +536,57 @@ def test_one_body_of_text_is_cut_measured_by_size_and_the_text_so_far_chooses_wh
     (tmp_path / "cut" / "embedding.safetensors").unlink()
     with pytest.raises(UserError, match=r"embedding\.safetensors: missing or damaged"):
         Ensemble(tmp_path / "cut")
+
+
+def test_an_expert_is_trained_anywhere_from_a_copy_of_the_folder(made: Path, tmp_path: Path) -> None:
+    """By the recipes of an expert and of the generalist, at another path, without the original's texts."""
+    there = shutil.copytree(made / "runs" / "tiny", tmp_path / "elsewhere" / "tiny")
+    shelf = there / "seed-1" / "experts"
+    for name in ("code-M-6", "generalist-M-18"):
+        assert str(made) not in (shelf / f"{name}.toml").read_text()
+        before = load_file(shelf / name / "model" / "model.safetensors")
+        shutil.rmtree(shelf / name)
+        assert cli.run(["train", str(shelf / f"{name}.toml"), "--quiet", "--out", str(shelf)]) == 0
+        after = load_file(shelf / name / "model" / "model.safetensors")
+        assert all(torch.equal(after[key], value) for key, value in before.items())
+        assert str(made) not in (shelf / name / "config.json").read_text()
+
+
+@pytest.mark.slow
+def test_chains_of_experts_from_several_parents_that_read_other_text(tmp_path: Path) -> None:
+    """HDEE's ways, small: two parents, one domain after another, steps of a longer schedule, a domain of mixed text."""
+    recipe = RECIPE
+    for old, new in (
+        ("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}\nparents = 2\nschedule_steps = 12"),
+        ("steps = [4, 6, 8]", "steps = [6]"),
+        ("seed = {{ steps = 10 }}", 'seed = {{ steps = 10, text = {{ source = "stdlib:json/*.py" }} }}'),
+        ("probe = {{ steps = 8 }}", 'probe = {{ by = ["seed_loss"] }}'),
+        ("train = {{", 'optim = {{ schedule = "cosine", warmup = 2 }}\ntrain = {{'),
+        ("code = {{ source", 'mix = {{ of = ["tables", "topics"] }}\ncode = {{ after = "topics", source'),
+    ):
+        assert old in recipe
+        recipe = recipe.replace(old, new)
+    (tmp_path / "chain.toml").write_text(recipe.format(cache=tmp_path / "cache"))
+    assert cli.run(["experts", str(tmp_path / "chain.toml"), "--quiet", "--out", str(tmp_path)]) == 0
+    run, found = tmp_path / "chain", results(tmp_path / "chain")
+    assert [(one.seed, one.line) for one in found.runs] == [(1, 0), (1, 1)]
+    assert sorted(one.parents["M"] for one in found.runs) == ["M", "M.2"]
+    for one in found.runs:
+        assert [job.domain for job in one.arms["M_Ho-I_Ho"].experts] == ["tables", "mix", "code"], (
+            "topics is only passed"
+        )
+        assert [job.steps for job in one.arms["generalist-M"].experts] == [24], "four experts were paid for"
+    assert len(set(found.luck("generalist-M"))) == 2
+    members = {member.domain: member for member in Ensemble(run).manifest.members}
+    assert members["code"].parent == "seed-1/experts/topics-M-6/model"
+    recipes = {file.stem: tomllib.loads(file.read_text()) for file in (run / "seed-1" / "experts").glob("*.toml")}
+    assert recipes["code-M-6.2"]["train"]["start"] == "./topics-M-6.2/model"
+    assert recipes["code-M-6"]["train"]["schedule_steps"] == 12
+    assert recipes["generalist-M-24"]["train"]["schedule_steps"] == 48
+    assert sorted(recipes["mix-M-6"]["data"]["mixture"]) == ["tables", "topics"]
+    assert recipes["mix-M-6"]["train"]["start"].startswith("../seeds/M")
+    parent = tomllib.loads((run / "seed-1" / "seeds" / "M.2.toml").read_text())
+    assert parent["data"]["source"] == "../../general" and parent["train"]["schedule_steps"] == 0
 
 
 def test_another_recipe_does_not_go_on_with_this_run(made: Path, tmp_path: Path) -> None:

@@ -308,3 +308,13 @@ def test_gradients_of_a_schedule_are_those_of_backpropagation_on_its_routes(
             if name.startswith(f"model.layers.{block - 1}."):
                 gradient.mul_(6 / seen)
     same_gradients(pipeline_gradients(recipe, monkeypatch), (loss, expected))
+
+
+def test_a_run_of_fewer_steps_is_a_checkpoint_of_the_schedule_it_is_laid_out_for(config: Recipe) -> None:
+    cosine = {"schedule": "cosine", "warmup": 2}
+    long = engine_of(config(optim=cosine, train={"steps": 9}))
+    short = engine_of(config(optim=cosine, train={"steps": 4, "schedule_steps": 9}))
+    apart = engine_of(config(optim=cosine, train={"steps": 4}))
+    found = losses(long, 5)
+    assert losses(short, 5) == found
+    assert losses(apart, 5) != found, "a schedule of its own"

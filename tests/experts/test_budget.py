@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
-from planaria.experts.budget import LARGER, LONGER, SYNCHRONISED, Job, allot, bills, spent
+from planaria.experts.budget import (
+    LARGER,
+    LONGER,
+    SYNCHRONISED,
+    Job,
+    allot,
+    bills,
+    generalist,
+    is_generalist,
+    spent,
+)
 from planaria.experts.difficulty import tiers
 from planaria.model.stages import flops_per_token, parameter_count
 
@@ -47,3 +57,29 @@ def test_uneven_arms_are_refused() -> None:
     arms = allot({"easy": 0, "hard": 2, "middle": 1}, list(SIZES), [150, 200, 400])
     with pytest.raises(UserError, match=r"M_Ho-I_He would take .* more compute"):
         bills(arms, SIZES, 2048)
+
+
+@given(st.integers(1, 9), st.integers(1, 400), st.sampled_from(sorted(SIZES)))
+def test_a_generalist_spends_what_all_experts_do_to_the_last_whole_step(domains: int, steps: int, size: str) -> None:
+    even = [Job(domain=str(n), size="M", steps=steps) for n in range(domains)]
+    flops = spent("even", even, SIZES, 2048).flops
+    arm, job = generalist(size, flops, SIZES[size], 2048)
+    found = spent(arm, [job], SIZES, 2048)
+    assert is_generalist(arm) and not is_generalist(LARGER)
+    if size == "M":
+        assert job.steps == domains * steps and found.flops == pytest.approx(flops)
+    if job.steps > 1:
+        assert 0 <= flops * (1 + 1e-9) - found.flops < found.flops / job.steps
+
+
+def test_a_generalist_of_another_size_is_no_uneven_arm() -> None:
+    even = {SYNCHRONISED: [Job(domain="law", size="M", steps=10)]}
+    arm, job = generalist("L", spent("", even[SYNCHRONISED], SIZES, 100).flops, SIZES["L"], 100)
+    assert job.steps < 10 and bills({**even, arm: [job]}, SIZES, 100)[arm].flops > 0
+
+
+def test_who_does_not_speak_is_paid_for_and_not_read_with() -> None:
+    jobs = [Job(domain=domain, size="M", steps=10) for domain in ("first", "second")]
+    all_, last = spent("", jobs, SIZES, 100), spent("", jobs, SIZES, 100, ["second"])
+    assert last.flops == all_.flops
+    assert all_.token_flops == 2 * last.token_flops == pytest.approx(2 * flops_per_token(SIZES["M"]) / 3)

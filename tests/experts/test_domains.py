@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planaria.errors import UserError
-from planaria.experts.domains import TENTH, TEST, TRAINED, read_pieces, write_domains
+from planaria.experts.domains import GENERAL, HELD_OUT, TENTH, TEST, TRAINED, parted, read_pieces, write_domains
 from planaria.experts.experts_spec import DomainSpec, ExpertsSpec, expanded
 
 
@@ -22,6 +24,15 @@ def spec(domains: dict[str, Any], **more: Any) -> ExpertsSpec:
     return ExpertsSpec(domains=found, **{"sizes": {"M": 8}, "steps": [4]} | more)
 
 
+HUNDREDS = r"^\w+ \d+00 "
+"""where documents begin in a file of lines"""
+
+
+def parts_of(source: Path) -> dict[str, str]:
+    """A domain of one file, in documents of a hundred lines."""
+    return {"source": str(source), "begins": HUNDREDS}
+
+
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
     folder = tmp_path / "sources"
@@ -29,32 +40,99 @@ def sources(tmp_path: Path) -> Path:
     for number in range(3):
         (folder / "law" / f"{number}.txt").write_text(lines(f"law{number}", 4000))
     (folder / "talk.txt").write_text(lines("talk", 9000))
-    records = [{"text": lines(label, 700), "kind": label} for label in ("verse", "prose") for _ in range(12)]
+    records = [{"text": lines(f"{label}{n}", 700), "kind": label} for label in ("verse", "prose") for n in range(12)]
     (folder / "labelled.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return folder
 
 
-def test_no_piece_is_both_learned_from_and_tested_on(sources: Path, tmp_path: Path) -> None:
-    wanted = spec({"law": {"source": str(sources / "law")}, "talk": {"source": str(sources / "talk.txt")}})
+PARTS = (TRAINED, HELD_OUT, TEST)
+
+
+def first_words(folder: Path, part: str, name: str) -> set[str]:
+    """Of a part's pieces: each of the documents below has a word of its own."""
+    return {text.split()[0] for text in read_pieces(folder, part, name)}
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    """Twenty files of some pieces each, and all of them in one."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    texts = [lines(f"w{number}", 600 + 30 * number) for number in range(20)]
+    for number, text in enumerate(texts):
+        (folder / f"{number}.txt").write_text(text)
+    (tmp_path / "one.txt").write_text("".join(f"BOOK {text}" for text in texts))
+    return folder
+
+
+def test_no_document_is_cut_and_nothing_is_lost(shelf: Path, tmp_path: Path) -> None:
+    wanted = spec({"files": {"source": str(shelf)}, "book": {"source": str(tmp_path / "one.txt"), "begins": "^BOOK "}})
     write_domains(wanted, tmp_path)
     for name in wanted.domains:
-        trained, test = (read_pieces(tmp_path, part, name) for part in (TRAINED, TEST))
-        assert not set(trained) & set(test)
-        assert len(test) == (len(trained) + len(test)) // TENTH
-    whole = "".join(path.read_text() for path in sorted((sources / "law").iterdir()))
-    found = read_pieces(tmp_path, TRAINED, "law") + read_pieces(tmp_path, TEST, "law")
-    assert sorted("".join(found).splitlines()) == sorted(whole.splitlines()), "nothing is lost, nothing twice"
+        parts = {part: read_pieces(tmp_path, part, name) for part in PARTS}
+        assert all(len(found) >= 2 for found in parts.values())
+        words = [
+            {line.removeprefix("BOOK ").split()[0] for text in parts[p] for line in text.splitlines()} for p in PARTS
+        ]
+        assert [len(found) for found in words] == [16, 2, 2]
+        assert len(set.union(*words)) == 20
+        whole = "".join(file.read_text() for file in shelf.iterdir()).splitlines()
+        found = "".join(text for texts in parts.values() for text in texts).replace("BOOK ", "").splitlines()
+        assert sorted(found) == sorted(whole), "nothing is lost, nothing twice"
+
+
+def test_the_same_document_is_in_one_part_wherever_it_lies(shelf: Path, tmp_path: Path) -> None:
+    for number in range(20):
+        (shelf / f"again-{number}.txt").write_text(f"\n{(shelf / f'{number}.txt').read_text()}\n\n")
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(8):
+        (other / f"{number}.txt").write_text((shelf / f"{number}.txt").read_text())
+        (other / f"own-{number}.txt").write_text(lines(f"own{number}", 900))
+    (tmp_path / "far.txt").write_text((shelf / "11.txt").read_text())
+    two = {"shelf": {"source": str(shelf)}, "other": {"source": str(other)}}
+    general = {"text": {"source": str(shelf)}}
+    far = {"far": DomainSpec(source=str(tmp_path / "far.txt"))}
+    write_domains(spec(two, untrained=far, seed=general), tmp_path / "run")
+    found = {part: set.union(*(first_words(tmp_path / "run", part, name) for name in two)) for part in PARTS}
+    assert (
+        not found[TRAINED] & found[TEST] and not found[TRAINED] & found[HELD_OUT] and not found[HELD_OUT] & found[TEST]
+    )
+    assert "w11" in found[TEST], "an untrained domain's documents are trained on by nobody"
+    read = first_words(tmp_path / "run", GENERAL, GENERAL)
+    assert read and not read & (found[TEST] | found[HELD_OUT])
+
+
+@given(st.sets(st.text("0123456789abcdef", min_size=4, max_size=4), min_size=3, max_size=60), st.data())
+def test_a_tenth_is_tested_on_and_a_tenth_held_out_whatever_the_order(digests: set[str], data: st.DataObject) -> None:
+    known = data.draw(st.dictionaries(st.sampled_from(sorted(digests)), st.sampled_from(PARTS)))
+    found = parted(sorted(digests), known)
+    assert found == parted(sorted(digests, reverse=True) * 2, known)
+    assert found.keys() == digests - known.keys()
+    tenth = -(-len(found) // TENTH)
+    assert list(found.values()).count(TEST) == tenth
+    if len(found) >= 3:
+        assert list(found.values()).count(HELD_OUT) == tenth and TRAINED in found.values()
+
+
+def test_too_few_documents_are_refused_with_a_mend(sources: Path, tmp_path: Path) -> None:
+    talk = {"source": str(sources / "talk.txt")}
+    law = {"source": str(sources / "law")}
+    with pytest.raises(
+        UserError, match=r"experts\.domains\.talk: none of its 1 documents .*experts\.domains\.talk\.begins"
+    ):
+        write_domains(spec({"law": law, "talk": talk}), tmp_path)
 
 
 def test_untrained_domains_leave_test_text_only(sources: Path, tmp_path: Path) -> None:
-    two = {name: {"source": str(sources / "law" / f"{n}.txt")} for n, name in enumerate(("a", "b"))}
+    two = {name: parts_of(sources / "law" / f"{n}.txt") for n, name in enumerate(("a", "b"))}
     write_domains(spec(two, untrained={"talk": DomainSpec(source=str(sources / "talk.txt"))}), tmp_path)
     assert (tmp_path / TEST / "talk.jsonl").is_file()
     assert not (tmp_path / TRAINED / "talk.jsonl").exists()
 
 
 def test_what_was_copied_stays_when_the_source_changes(sources: Path, tmp_path: Path) -> None:
-    wanted = spec({"law": {"source": str(sources / "law")}, "talk": {"source": str(sources / "talk.txt")}})
+    wanted = spec({"law": {"source": str(sources / "law")}, "talk": parts_of(sources / "talk.txt")})
     write_domains(wanted, tmp_path)
     before = read_pieces(tmp_path, TRAINED, "talk")
     (sources / "talk.txt").unlink()
@@ -85,8 +163,8 @@ def test_a_glob_passes_over_what_is_no_text_and_knows_folders_with_odd_names(tmp
     (folder / "b1.txt").write_bytes(b"\0\1")
     wanted = spec(
         {
-            "all": {"source": str(tmp_path / "[proj]" / "**" / "*.txt")},
-            "named": {"source": str(folder / "[a-b]?.txt")},
+            "all": parts_of(tmp_path / "[proj]" / "**" / "*.txt"),
+            "named": parts_of(folder / "[a-b]?.txt"),
         }
     )
     write_domains(wanted, tmp_path / "run")
@@ -114,7 +192,7 @@ def test_bad_domains_are_named(domain: dict[str, Any], complaint: str, sources: 
     (sources / "short.txt").write_text("twelve chars")
     bad = domain | {"source": domain["source"].format(sources)}
     with pytest.raises(UserError, match=complaint):
-        write_domains(spec({"bad": bad, "talk": {"source": str(sources / "talk.txt")}}), tmp_path)
+        write_domains(spec({"bad": bad, "talk": parts_of(sources / "talk.txt")}), tmp_path)
 
 
 def test_unlabelled_text_is_cut_by_what_it_says(tmp_path: Path) -> None:
@@ -126,7 +204,7 @@ def test_unlabelled_text_is_cut_by_what_it_says(tmp_path: Path) -> None:
     assert list(wanted.domains) == ["mixed-0", "mixed-1"]
     write_domains(wanted, tmp_path)
     for name in wanted.domains:
-        found = read_pieces(tmp_path, TRAINED, name) + read_pieces(tmp_path, TEST, name)
+        found = [text for part in PARTS for text in read_pieces(tmp_path, part, name)]
         assert len({text.split()[0] for text in found}) == 1
         assert len(found) >= 24
 

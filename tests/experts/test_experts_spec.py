@@ -11,6 +11,8 @@ from planaria.experts.experts_spec import ExpertsSpec
 
 TWO = {"law": {"source": "law.txt"}, "talk": {"source": "talk.txt"}}
 
+ONE = {"sizes": {"M": 8}, "steps": [4]}
+
 
 @pytest.mark.parametrize(
     ("given", "complaint"),
@@ -25,6 +27,17 @@ TWO = {"law": {"source": "law.txt"}, "talk": {"source": "talk.txt"}}
         ({"domains": TWO, "sizes": {"M": 8}, "steps": [4], "probe": {"by": ["sizes"]}}, "experts.sizes names one only"),
         ({"domains": {"law": TWO["law"]}, "clusters": 100, "mixture": {"prior": "worst"}}, "and 100 leave no choice"),
         ({"domains": {**TWO, "../law": TWO["law"]}}, "it becomes a file's name"),
+        ({"domains": {**TWO, "größe": TWO["law"]}, **ONE}, "it becomes a file's name"),
+        ({"domains": {**TWO, "generalist": TWO["law"]}, **ONE}, "is the arm's name"),
+        ({"domains": {**TWO, "mix": {}}, **ONE}, "experts.domains.mix: give source, or the domains"),
+        ({"domains": {**TWO, "mix": {"of": ["law", "tlak"]}}, **ONE}, "'tlak' is no domain with text; did you mean"),
+        ({"domains": {**TWO, "more": {"source": "x", "after": "low"}}, **ONE}, "after = 'low': there is no such"),
+        ({"domains": TWO, "untrained": {"x": {"source": "x", "after": "law"}}, **ONE}, "x.after: goes with an expert"),
+        ({"domains": TWO, "untrained": {"x": {"of": ["law"]}}, **ONE}, "x.of: goes with an expert"),
+        ({"domains": {**TWO, "x": {"source": "x", "begins": "("}}, **ONE}, "not a regular expression"),
+        ({"domains": TWO, "generalists": ["XL"], **ONE}, "experts.generalists: there is no size 'XL'"),
+        ({"domains": TWO, "schedule_steps": 3, **ONE}, "schedule_steps = 3 is less than the longest"),
+        ({"domains": TWO, "seed": {"text": {"field": "x"}}, **ONE}, "experts.seed.text.source: is missing"),
     ],
 )
 def test_tables_that_cannot_work_are_refused(given: dict[str, Any], complaint: str) -> None:
@@ -34,3 +47,12 @@ def test_tables_that_cannot_work_are_refused(given: dict[str, Any], complaint: s
 
 def test_one_size_is_enough_where_size_tells_nothing() -> None:
     assert ExpertsSpec.model_validate({"domains": TWO, "sizes": {"M": 8}, "steps": [4]}).probe.by == ["probe"]
+
+
+def test_what_experts_read_and_who_speaks() -> None:
+    domains = {**TWO, "mix": {"of": ["law", "talk"]}, "more": {"source": "more.txt", "after": "law"}}
+    found = ExpertsSpec.model_validate({"domains": domains, **ONE})
+    assert found.speaking == ["more", "talk", "mix"]
+    assert found.parts("mix") == ["law", "talk"] and found.parts("law") == ["law"]
+    assert found.parts("generalist") == ["law", "talk", "more"], "no text twice"
+    assert found.rivals == ["M"]

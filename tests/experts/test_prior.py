@@ -32,6 +32,13 @@ def test_the_moving_average_worked_by_hand() -> None:
     assert cached(logps, decay=0.3).exp().tolist() == pytest.approx([first, 1 - first])
 
 
+def test_a_decay_of_seven_tenths_multiplies_the_old_by_three() -> None:
+    """As HDEE's code weighs old and new: π ← 0.3 π + 0.7 posterior."""
+    logps = torch.tensor([[0.0, -math.inf, 0.0], [-math.inf, 0.0, 0.0]])[..., None]
+    first = 0.3 * (0.3 * (0.3 * 0.5 + 0.7)) + 0.7 * 0.5
+    assert cached(logps, decay=0.7).exp().tolist() == pytest.approx([first, 1 - first])
+
+
 @given(st.lists(st.lists(st.floats(-1e5, 0), min_size=3, max_size=3), min_size=1, max_size=30))
 def test_the_cached_prior_is_a_distribution_that_excludes_nobody(texts: list[list[float]]) -> None:
     found = cached(torch.tensor(texts, dtype=torch.float64).T[..., None], decay=0.3).exp()

@@ -146,26 +146,28 @@ def drilled(defended: int = 1, seeds: int = 1, watch: tuple[str, ...] = ("text",
     return Drill(name="siege", last=1, watch=list(watch), arms=arms)
 
 
-def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = ()) -> Results:
-    """Two domains with experts and one without; the uneven arm's perplexity is ``uneven`` of the even one's."""
+def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = (), rival: float | None = None) -> Results:
+    """Two domains with experts and one without; the uneven arm's perplexity is ``uneven`` of the even one's, that of a
+    generalist, if there is one, ``rival``."""
     domains = ("code", "tables", "news")
     experts = [Job(domain=domain, size="M", steps=4) for domain in domains[:2]]
 
-    def arm(ratio: float) -> ArmResult:
+    def arm(ratio: float, of: list[Job] = experts) -> ArmResult:
         loss = 2.0 + float(np.log(ratio))
         score = Score(loss=loss, best=loss, averaged=loss, speaking=[0.5, 0.5])
         fewer = {f"top-{k}": dict.fromkeys(domains, score) for k in (1, 2)}
         return ArmResult(
-            experts=experts, belief=[0.0, 0.0], scores=dict.fromkeys(domains, score), held_out=loss, fewer=fewer,
-            passes={"top-1": 1.1, "top-2": 2.0}, without={job.name: dict.fromkeys(domains, 2.2) for job in experts},
-            flops=1e9, parameter_tokens=1e6, inner_parameter_tokens=1e6,
+            experts=of, belief=[0.0, 0.0], scores=dict.fromkeys(domains, score), held_out=loss, fewer=fewer,
+            passes={"top-1": 1.1, "top-2": 2.0}, without={job.name: dict.fromkeys(domains, 2.2) for job in of},
+            flops=1e9, parameter_tokens=1e6, inner_parameter_tokens=1e6, token_flops=1e3 * len(of),
         )  # fmt: skip
 
+    known = {} if rival is None else {"generalist-M": arm(rival, [Job(domain="generalist", size="M", steps=8)])}
     runs = [
         SeedResult(
             seed=seed, difficulty={"probe": {"code": 1.0, "tables": 2.0}}, tier={"probe": {"code": 0, "tables": 1}},
             curves={domain: [(0, 5.0), (2, 3.0), (4, 2.5)] for domain in domains[:2]}, parent={}, single={},
-            lost=list(lost), arms={SYNCHRONISED: arm(1.0), "M_He-I_Ho": arm(uneven)},
+            lost=list(lost), arms={SYNCHRONISED: arm(1.0), "M_He-I_Ho": arm(uneven)} | known,
         )
         for seed in range(1, seeds + 1)
     ]  # fmt: skip

@@ -204,7 +204,18 @@ def test_quantities_keep_three_digits(number: float) -> None:
 def test_experts_are_better_worse_or_neither(ratio: float, good: bool | None) -> None:
     found = of_experts(mixed(ratio))
     assert found.good is good and found.numbers[0][0] == f"× {ratio:.3f}"
-    assert ("is worse on" in found.lost) == (good is False)
+    assert ("is worse than M_Ho-I_Ho on" in found.lost) == (good is False)
+
+
+@pytest.mark.parametrize(("rival", "good"), [(0.8, False), (1.05, True), (0.901, None)])
+def test_experts_are_held_against_one_model_of_the_same_compute(rival: float, good: bool | None) -> None:
+    found = of_experts(mixed(0.9, seeds=2, rival=rival))
+    assert found.good is good and found.numbers[0][0] == f"× {0.9 / rival:.3f}" and found.numbers[1][0] == "× 2.0"
+    assert (
+        "one model of the same training compute (generalist-M)" in found.said and "at × 2.0 its compute" in found.said
+    )
+    assert "M_He-I_Ho beat equal experts of the same compute: × 0.900" in found.said, "as before"
+    assert ("is worse than generalist-M on code, tables" in found.lost) == (good is False)
 
 
 def test_experts_that_were_lost_are_named() -> None:

@@ -18,13 +18,14 @@ from planaria.engine import runs
 from planaria.engine.prepare import check, placed, read_faults
 from planaria.errors import UserError
 from planaria.experts import manifest
-from planaria.experts.budget import allot, bills
+from planaria.experts.allotment import require_even
+from planaria.experts.budget import Job, is_generalist
 from planaria.experts.campaign import Campaign
-from planaria.experts.difficulty import tiers
-from planaria.experts.domains import TRAINED, write_domains
+from planaria.experts.domains import RULE, TRAINED, write_domains
 from planaria.experts.ensemble import Ensemble, overheard
 from planaria.experts.experts_results import Results, SeedResult, Weighing
-from planaria.experts.experts_spec import ExpertsSpec, expanded, load, sized, step_tokens
+from planaria.experts.experts_spec import ExpertsSpec, expanded, load, sized
+from planaria.experts.lineage import called
 from planaria.experts.manifest import Manifest, Member
 from planaria.experts.reading import Texts
 from planaria.experts.weighing import weigh
@@ -46,17 +47,23 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
     if base.data.mixture:
         raise UserError(f"{path}: data.mixture: each expert reads a domain of its own; leave it out")
+    if base.data.most is not None:
+        raise UserError(f"{path}: data.most: would cut some domains off; give experts.most, which is for each")
     if base.data.document_mask:
         raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; leave it out")
     if base.checkpoint.store is not None:
         mend = "leave it out, and copy the run's folder"
         raise UserError(f"{path}: checkpoint.store: takes single runs, and no texts and results of experts; {mend}")
+    if spec.schedule_steps and base.optim.schedule == "constant":
+        raise UserError(
+            f"{path}: experts.schedule_steps: optim.schedule = 'constant' has no end; give 'cosine' or 'wsd'"
+        )
+    if base.train.schedule_steps:
+        raise UserError(f"{path}: train.schedule_steps: parents and probes have their own; give experts.schedule_steps")
     base = placed(base, path)  # each model gets a recipe that lies elsewhere
     check(base)
     read_faults(base)
-    # What an arm costs depends on how many domains are how hard, not on which: it can be counted before anything runs.
-    anyhow = tiers(dict.fromkeys(expanded(spec).domains, 0.0), len(spec.sizes))
-    bills(allot(anyhow, list(spec.sizes), spec.steps), sized(base.model, spec), step_tokens(base))
+    require_even(expanded(spec), base)
     if dry_run:
         print(recipe.dump(base, experts=spec), end="")
         return 0
@@ -65,7 +72,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         before = manifest.read(folder) if (folder / manifest.FILE).exists() else None
         with JobsProgress(quiet) as progress:
             texts = _texts(folder, spec, base, progress.said)
-            found = [Campaign(spec, base, folder, seed, texts, progress).run() for seed in spec.seeds]
+            found = [run for seed in spec.seeds for run in Campaign(spec, base, folder, seed, texts, progress).run()]
         made = _ensemble(folder, spec, base, found[0])
         manifest.write(folder, made if before is None else made.changed_like(before))
         results = Results(
@@ -80,6 +87,9 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     show_results(results)
     print(f"report        {write_experts_report(results, folder / 'report.html')}")
     print(f"ensemble      {folder / manifest.FILE}")
+    for arm in results.generalists:
+        (job,) = found[0].arms[arm].experts
+        print(f"{arm:13} {folder / _trained(job, found[0])}")
     return 0
 
 
@@ -88,6 +98,8 @@ class _Asked(Record):
 
     experts: dict[str, Any]
     run: dict[str, Any]
+    split: str
+    """how documents were parted"""
 
 
 def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
@@ -97,7 +109,11 @@ def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
     """
     folder = Path(base.out) / base.name
     how = {"workers", "patience_s", "retries"}  # of no influence on what comes of it
-    asked = _Asked(experts=spec.model_dump(mode="json", exclude=how), run=base.model_dump(mode="json", exclude={"out"}))
+    asked = _Asked(
+        experts=spec.model_dump(mode="json", exclude=how),
+        run=base.model_dump(mode="json", exclude={"out"}),
+        split=RULE,
+    )
     kept = Kept(folder / "experts-recipe.json", _Asked, identity(asked.model_dump()))
     if not folder.exists():
         make_folder(folder)
@@ -142,12 +158,25 @@ def _worst(folder: Path, made: Manifest, texts: Texts, domains: Sequence[str]) -
     )
 
 
+def _trained(job: Job, result: SeedResult) -> str:
+    """Where an expert's model lies, below the run's folder."""
+    return f"seed-{result.seed}/experts/{called(job.name, result.line)}/model"
+
+
+def _branched_off(job: Job, spec: ExpertsSpec, result: SeedResult) -> str:
+    """Where the model lies that an expert branched off: a parent, or the expert before it."""
+    if before := spec.after[job.domain]:
+        return _trained(job.model_copy(update={"domain": before}), result)
+    return f"seed-{result.seed}/seeds/{result.parents[job.size]}/model"
+
+
 def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> Manifest:
-    """The arm that does best on held-out text, as an ensemble to be used."""
-    best, shapes = min(result.arms.values(), key=lambda arm: arm.held_out), sized(base.model, spec)
+    """The arm of experts that does best on held-out text, as an ensemble to be used."""
+    ensembles = [found for arm, found in result.arms.items() if not is_generalist(arm)]
+    best, shapes = min(ensembles, key=lambda arm: arm.held_out), sized(base.model, spec)
     members = []
     for job, belief in zip(best.experts, best.belief, strict=True):
-        model = f"seed-{result.seed}/experts/{job.name}/model"
+        model = _trained(job, result)
         members.append(
             Member(
                 name=job.name,
@@ -155,7 +184,7 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
                 model=model,
                 sha256=manifest.digest(folder / model / manifest.WEIGHTS),
                 parameters=parameter_count(shapes[job.size]),
-                parent=f"seed-{result.seed}/seeds/{job.size}/model",
+                parent=_branched_off(job, spec, result),
                 belief=belief,
             )
         )

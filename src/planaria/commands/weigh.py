@@ -9,9 +9,9 @@ from torch import Tensor
 
 from planaria.commands.ensemble import MOST_WINDOWS
 from planaria.config import DataConfig
-from planaria.data.shards import Split, prepare
+from planaria.data.shards import prepare
 from planaria.errors import UserError
-from planaria.experts.domains import HELD_OUT, TEST, TRAINED
+from planaria.experts.domains import HELD_OUT, TEST
 from planaria.experts.ensemble import Ensemble
 from planaria.experts.manifest import TOKENIZER
 from planaria.experts.reading import windows
@@ -40,7 +40,7 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
         raise UserError(f"{folder}: has one expert only, and nothing to weigh; add another with `planaria experts add`")
     if floor is not None and not 0 < floor < 1 / len(experts):
         raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, or all weights are alike")
-    held_out, test = _read(ensemble, folder, TRAINED), _read(ensemble, folder, TEST)
+    held_out, test = _read(ensemble, folder, HELD_OUT), _read(ensemble, folder, TEST)
     found = weigh(experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE)
     console = show(tables(found))
     for line in sentences(found):
@@ -50,18 +50,19 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
 
 def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
     """Domain that has an expert's text here → what the experts make of its held-out or test text [E, N, T]."""
-    files = sorted((folder / TRAINED).glob("*.jsonl"))
+    files = sorted((folder / HELD_OUT).glob("*.jsonl"))
     if not files:
-        raise UserError(f"{folder / TRAINED}: has no domains' texts; weights are fitted on their held-out part")
-    split: Split = "validation" if part == TRAINED else "train"
-    share = HELD_OUT if part == TRAINED else 0.0
+        raise UserError(
+            f"{folder / HELD_OUT}: has no domains' texts, which weights are fitted on; bring them back, or run the "
+            "recipe again under another --name"
+        )
     found = {}
     for file in files:
         source = folder / part / file.name
-        data = DataConfig(source=str(source), tokenizer=str(folder / TOKENIZER), validation=share)
+        data = DataConfig(source=str(source), tokenizer=str(folder / TOKENIZER), validation=0.0)
         try:
             read = prepare(data, ensemble.manifest.vocab)
-            samples = windows(read, split, ensemble.manifest.context, MOST_WINDOWS)
+            samples = windows(read, "train", ensemble.manifest.context, MOST_WINDOWS)
         except UserError as error:
             raise UserError(f"domain {file.stem!r} ({source}): {str(error).removeprefix('data.')}") from None
         found[file.stem] = ensemble.logps(samples)

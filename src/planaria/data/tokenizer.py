@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ BATCH = 2**20
 """characters tokenised at once, on all cores"""
 TRAINING = 2**25
 """characters BPE is trained on; more of them make it slower and hardly better"""
+Item = TypeVar("Item")
 
 
 class Tokenizer:
@@ -161,19 +163,24 @@ def _batches(texts: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
 
 
 def spread_sample(texts: Iterable[str], budget: int) -> list[str]:
-    """Every 2^k-th text, with the smallest k that keeps them within ``budget`` characters together.
+    """:func:`spread` of texts, each cut to ``budget`` characters."""
+    return spread((text[:budget] for text in texts), budget, len)
 
-    One pass and O(budget) memory: whenever the kept texts grow too long, every second one is dropped.
+
+def spread(items: Iterable[Item], budget: int, size: Callable[[Item], int]) -> list[Item]:
+    """Every 2^k-th item, with the smallest k that keeps them within ``budget`` together, by the ``size`` of each.
+
+    One pass and O(budget) memory: whenever what is kept grows too large, every second one is dropped.
     """
-    kept: list[str] = []
-    stride, size = 1, 0
-    for i, text in enumerate(texts):
+    kept: list[Item] = []
+    stride, total = 1, 0
+    for i, item in enumerate(items):
         if i % stride == 0:
-            kept.append(text[:budget])
-            size += len(kept[-1])
-        while size > budget:
+            kept.append(item)
+            total += size(item)
+        while total > budget and len(kept) > 1:
             kept, stride = kept[::2], stride * 2
-            size = sum(map(len, kept))
+            total = sum(map(size, kept))
     return kept
 
 

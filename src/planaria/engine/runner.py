@@ -205,7 +205,7 @@ class StageRunner:
 
     def _update(self, step: int) -> None:
         assert self._pending is not None, "an update without a finished step"
-        rate = learning_rate(self.config.optim, step, self.config.train.steps)
+        rate = learning_rate(self.config.optim, step, self.config.train.schedule_steps or self.config.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * (self.lr_scale if group["scale"] is None else group["scale"])
         self.optimizer.step()

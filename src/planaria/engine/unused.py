@@ -64,6 +64,7 @@ RULES: dict[str, tuple[Used, str]] = {
         "the save at the end, the only one with checkpoint.every = 0, is waited for",
     ),
     "optim.final_lr": (lambda c: c.optim.schedule != "constant", "only optim.schedule = 'cosine' or 'wsd' ends there"),
+    "train.schedule_steps": (lambda c: c.optim.schedule != "constant", "a constant learning rate has no end"),
     "optim.decay": (lambda c: c.optim.schedule == "wsd", "only optim.schedule = 'wsd' decays so"),
     "fleet.join_s": (lambda c: c.fleet.own is not None, "only a run with fleet.own waits for machines to join"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),

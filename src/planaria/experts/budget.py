@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from planaria.config import ModelConfig
@@ -12,6 +12,10 @@ from planaria.model.stages import flops_per_token, parameter_count
 
 SYNCHRONISED, LONGER, LARGER = "M_Ho-I_Ho", "M_Ho-I_He", "M_He-I_Ho"
 """the arms: all experts alike; harder domains train longer; harder domains get larger models"""
+GENERALIST = "generalist"
+"""how arms of one model for all domains begin, and what stands in place of its domain"""
+PASSES = 3
+"""forward passes that a training step's compute is worth: the backward pass takes two"""
 EVEN = 0.01
 """how far the compute of two arms may be apart"""
 
@@ -39,6 +43,8 @@ class Spent:
     """Σ parameters · tokens, all parameters"""
     inner_parameter_tokens: float
     """the same without embedding tables"""
+    token_flops: float
+    """a forward pass of all that speak, for one token: what inference costs"""
 
 
 def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[Job]]:
@@ -51,24 +57,49 @@ def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -
     }
 
 
-def bills(arms: Mapping[str, Sequence[Job]], models: Mapping[str, ModelConfig], step_tokens: int) -> dict[str, Spent]:
+def is_generalist(arm: str) -> bool:
+    """Is it one model that knows all domains?"""
+    return arm.startswith(f"{GENERALIST}-")
+
+
+def generalist(size: str, flops: float, model: ModelConfig, step_tokens: int) -> tuple[str, Job]:
+    """The arm, and its one job: as many whole steps of this size as ``flops`` pay for. ``model``: the size's shape."""
+    steps = int(flops * (1 + 1e-9) / (flops_per_token(model) * step_tokens))
+    return f"{GENERALIST}-{size}", Job(domain=GENERALIST, size=size, steps=max(1, steps))
+
+
+def bills(
+    arms: Mapping[str, Sequence[Job]],
+    models: Mapping[str, ModelConfig],
+    step_tokens: int,
+    speaking: Collection[str] | None = None,
+) -> dict[str, Spent]:
     """What each arm's experts cost together. ``models``: size → its shape; ``step_tokens``: tokens of one step.
 
-    :raises UserError: when arms are more than ``EVEN`` apart: what they bring could not be compared.
+    ``speaking``: domains whose experts speak, all unless given; others' experts are only branched off.
+
+    :raises UserError: when arms of experts are more than ``EVEN`` apart: what they bring could not be compared.
     """
-    found = {arm: spent(arm, jobs, models, step_tokens) for arm, jobs in arms.items()}
-    _require_even(list(found.values()))
+    found = {arm: spent(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
+    _require_even([bill for arm, bill in found.items() if not is_generalist(arm)])
     return found
 
 
-def spent(arm: str, jobs: Sequence[Job], models: Mapping[str, ModelConfig], step_tokens: int) -> Spent:
-    """The bill of one arm; ``models``: size → its shape."""
+def spent(
+    arm: str,
+    jobs: Sequence[Job],
+    models: Mapping[str, ModelConfig],
+    step_tokens: int,
+    speaking: Collection[str] | None = None,
+) -> Spent:
+    """The bill of one arm; arguments as of :func:`bills`."""
     tokens = [(models[job.size], job.steps * step_tokens) for job in jobs]
     return Spent(
         arm,
         sum(flops_per_token(model) * count for model, count in tokens),
         float(sum(parameter_count(model) * count for model, count in tokens)),
         float(sum(_inner(model) * count for model, count in tokens)),
+        sum(flops_per_token(models[job.size]) for job in jobs if speaking is None or job.domain in speaking) / PASSES,
     )
 
 

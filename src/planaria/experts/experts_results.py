@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
+from pydantic import Field
+
 from planaria.documents import Record
-from planaria.experts.budget import SYNCHRONISED, Job
+from planaria.experts.budget import SYNCHRONISED, Job, is_generalist
 
 TIE = 0.005
 """arms whose perplexities are nearer than this are equally good"""
@@ -53,19 +55,27 @@ class ArmResult(Record):
     flops: float
     parameter_tokens: float
     inner_parameter_tokens: float
+    token_flops: float = 0.0
+    """a forward pass of all that speak, for one token"""
 
 
 class SeedResult(Record):
-    """All arms with one seed."""
+    """All arms with one seed, in one line of descent."""
 
     seed: int
+    line: int = 0
+    """which of the seed's"""
+    parents: dict[str, str] = Field(default_factory=dict)
+    """size → the parent of its experts in this line"""
+    branched: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """size → test domain → loss of that parent"""
     difficulty: dict[str, dict[str, float]]
     """by what → domain → how hard"""
     tier: dict[str, dict[str, int]]
     curves: dict[str, list[tuple[int, float]]]
     """domain → steps of its probe, and the held-out loss after them"""
     parent: dict[str, float]
-    """test domain → loss of the seed model of middle size"""
+    """test domain → loss of the line's parent of middle size"""
     single: dict[str, dict[str, float]]
     """expert → test domain → its loss by itself"""
     lost: list[str]
@@ -150,11 +160,36 @@ class Results(Record):
 
     @property
     def arms(self) -> list[str]:
-        return list(self.runs[0].arms)
+        """Those that were made with every seed, from every parent."""
+        return [arm for arm in self.runs[0].arms if all(arm in run.arms for run in self.runs)]
+
+    @property
+    def ensembles(self) -> list[str]:
+        """The arms of several experts."""
+        return [arm for arm in self.arms if not is_generalist(arm)]
+
+    @property
+    def generalists(self) -> list[str]:
+        """The arms of one model."""
+        return [arm for arm in self.arms if is_generalist(arm)]
+
+    @property
+    def spoken(self) -> list[str]:
+        """The domains whose experts speak in the even arm: all trained ones, unless some come after others."""
+        heard = {job.domain for run in self.runs for job in run.arms[SYNCHRONISED].experts}
+        return [domain for domain in self.trained if domain in heard]
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(dict.fromkeys(run.seed for run in self.runs))
+
+    def of(self, seed: int) -> list[SeedResult]:
+        """The seed's lines of descent."""
+        return [run for run in self.runs if run.seed == seed]
 
     def perplexities(self, arm: str, domain: str) -> list[float]:
-        """One for each seed."""
-        return [run.arms[arm].scores[domain].perplexity for run in self.runs if arm in run.arms]
+        """One for each seed: the geometric mean over its lines of descent."""
+        return [geometric([run.arms[arm].scores[domain].perplexity for run in self.of(seed)]) for seed in self.seeds]
 
     def ratios(self, arm: str, domain: str, to: str = SYNCHRONISED) -> list[float]:
         """The arm's perplexity over another's, seed by seed."""
@@ -164,11 +199,37 @@ class Results(Record):
     def overall(self, arm: str, to: str = SYNCHRONISED, domains: Sequence[str] = ()) -> list[float]:
         """The geometric mean of :meth:`ratios` over these domains, or all, seed by seed."""
         by_domain = [self.ratios(arm, domain, to) for domain in domains or self.domains]
-        return [geometric([ratios[n] for ratios in by_domain]) for n in range(len(self.runs))]
+        return [geometric([ratios[n] for ratios in by_domain]) for n in range(len(self.seeds))]
 
-    def verdict(self, arm: str, domain: str) -> Literal["win", "tie", "loss"]:
-        """Against the even arm: won or lost by more than ``TIE`` with every seed, else a tie."""
-        ratios = self.ratios(arm, domain)
+    def luck(self, arm: str, to: str = SYNCHRONISED) -> list[float]:
+        """What the parent alone makes of an arm's perplexity over another's, all domains: of each line of descent, over
+        the geometric mean of all lines of its seed. Ones where a seed has one line.
+        """
+        found = []
+        for seed in self.seeds:
+            logs = [
+                fmean(run.arms[arm].scores[d].loss - run.arms[to].scores[d].loss for d in self.domains)
+                for run in self.of(seed)
+            ]
+            found += [math.exp(log - fmean(logs)) for log in logs]
+        return found
+
+    def branched(self, size: str) -> list[list[float]]:
+        """The parents' own perplexity, geometric mean over all domains: of each seed, one for each line of descent."""
+        return [
+            [math.exp(fmean(run.branched[size][domain] for domain in self.domains)) for run in self.of(seed)]
+            for seed in self.seeds
+        ]
+
+    def times(self, arm: str, to: str) -> float:
+        """How much more compute a token takes to read with one arm than with another, all experts speaking."""
+        run = max(self.runs, key=lambda run: len(run.arms[arm].experts))
+        once = run.arms[to].token_flops
+        return run.arms[arm].token_flops / once if once else math.nan
+
+    def verdict(self, arm: str, domain: str, to: str = SYNCHRONISED) -> Literal["win", "tie", "loss"]:
+        """Against another arm: won or lost by more than ``TIE`` with every seed, else a tie."""
+        ratios = self.ratios(arm, domain, to)
         if max(ratios) < 1 - TIE:
             return "win"
         return "loss" if min(ratios) > 1 + TIE else "tie"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from planaria import recipe
-from planaria.bounds import Natural, Positive
+from planaria.bounds import Fraction, Natural, Positive
 from planaria.config import ModelConfig, RunConfig, Section
-from planaria.errors import UserError
+from planaria.errors import UserError, nearest
+from planaria.experts.budget import GENERALIST
+from planaria.experts.lineage import chains
 from planaria.experts.worst import FLOOR
 from planaria.trials.arms import Seeded, table_of
 from planaria.trials.jobs import Processes
@@ -19,15 +22,36 @@ from planaria.trials.jobs import Processes
 By = Literal["probe", "sizes", "hand", "seed_loss"]
 
 
-class DomainSpec(Section):
-    """Where a domain's text is."""
+class TextSpec(Section):
+    """Where a text is, and what in it is a document."""
 
-    source: str
+    source: str = ""
     """a file, a folder, a glob, 'stdlib', a .jsonl file, or 'hf:NAME'"""
+    begins: str = ""
+    """a regular expression: within a file (or record), a document begins wherever it matches, ^ at any line; unless
+    given, each file and each record is one"""
     field: str = "text"
     """the text's key in JSONL records"""
     where: dict[str, str] = Field(default_factory=dict)
     """of a labelled JSONL file: only records that have these values"""
+
+    @field_validator("begins")
+    @classmethod
+    def _is_an_expression(cls, begins: str) -> str:
+        try:
+            re.compile(begins)
+        except re.error as error:
+            raise ValueError(f"not a regular expression ({error})") from None
+        return begins
+
+
+class DomainSpec(TextSpec):
+    """A domain."""
+
+    of: list[str] = Field(default_factory=list)
+    """in place of source: the domains whose text this one mixes, as many samples of each"""
+    after: str = ""
+    """the domain whose expert this one's branches off, in place of a parent; only the last of such a chain speaks"""
     hand: Natural | None = None
     """difficulty as judged by hand; 0 is easiest"""
 
@@ -39,6 +63,12 @@ class SeedSpec(Section):
     """optimizer updates"""
     lr: Annotated[float, Field(gt=0)] = 3e-3
     """peak learning rate"""
+    warmup: Natural | None = None
+    """as optim.warmup, which it is unless given"""
+    final_lr: Fraction | None = None
+    """as optim.final_lr, which it is unless given"""
+    text: TextSpec = TextSpec()
+    """what they read in place of the domains, where it has a source"""
 
 
 class ProbeSpec(Section):
@@ -57,7 +87,8 @@ class MixtureSpec(Section):
     prior: Literal["uniform", "cached", "clusters", "worst"] = "uniform"
     """what is believed of them before a text begins; ``worst``: what is best for the domain they do worst on"""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """cached: weight of the newest held-out text in the moving average"""
+    """cached: weight of the newest held-out text in the moving average; what was believed before keeps 1 - decay, so
+    that decay = 0.7 multiplies the old by 0.3, as HDEE's code does"""
     sequences: Positive = 100
     """cached: held-out texts that are looked at"""
     temperature: Annotated[float, Field(gt=0)] = 0.1
@@ -84,6 +115,13 @@ class ExpertsSpec(Seeded, Processes):
     """size → width of the feed-forward layers, smallest first; symmetric about the middle one"""
     steps: list[Positive] = Field(default_factory=lambda: [150, 200, 250])
     """steps of an expert, easiest domain first; symmetric about the middle"""
+    schedule_steps: Natural = 0
+    """steps of the one schedule of which all experts' steps are the first; 0: each has a schedule of its own length"""
+    parents: Positive = 1
+    """models of each size to branch off; all arms are made from each, and means are over them"""
+    generalists: list[str] | None = None
+    """sizes of which one model goes on from its parent on all domains' text, with the compute of all experts together;
+    the middle one unless given"""
     domains: dict[str, DomainSpec]
     """domains that have an expert each"""
     untrained: dict[str, DomainSpec] = Field(default_factory=dict)
@@ -127,17 +165,73 @@ class ExpertsSpec(Seeded, Processes):
             raise ValueError(f"experts.clusters = {self.clusters}: cuts one domain into two or more; name just one")
         if len(self.domains) < 2 and not self.clusters:
             raise ValueError("experts.domains: name at least two, or set experts.clusters to cut one into several")
-        domains = self.clusters or len(self.domains)
+        domains, what = (self.clusters or len(self.speaking)), "chains" if any(self.after.values()) else "domains"
         if domains < count:
             raise ValueError(
-                f"experts.sizes: {count} of them for {domains} domains leave nobody at the ends, and all arms alike; "
+                f"experts.sizes: {count} of them for {domains} {what} leave nobody at the ends, and all arms alike; "
                 f"name {domains - 1 + domains % 2} at most"
+            )
+        return self
+
+    @property
+    def middle(self) -> str:
+        """The size of the even arm's experts."""
+        return list(self.sizes)[len(self.sizes) // 2]
+
+    @property
+    def rivals(self) -> list[str]:
+        """Sizes of the generalists."""
+        return [self.middle] if self.generalists is None else self.generalists
+
+    @property
+    def after(self) -> dict[str, str]:
+        """Domain → that whose expert its own branches off, or ""."""
+        return {name: domain.after for name, domain in self.domains.items()}
+
+    @property
+    def speaking(self) -> list[str]:
+        """Domains whose experts speak: the last of each chain."""
+        return [chain[-1] for chain in chains(self.after)]
+
+    def parts(self, name: str) -> list[str]:
+        """The domains whose text this one reads: itself, unless it mixes others; all that mix none for generalists."""
+        if name == GENERALIST:
+            return [name for name, domain in self.domains.items() if not domain.of]
+        return (self.domains[name].of if name in self.domains else []) or [name]
+
+    @model_validator(mode="after")
+    def _texts_are_known(self) -> Self:
+        plain = [name for name, domain in self.domains.items() if not domain.of]
+        for table, domains in (("domains", self.domains), ("untrained", self.untrained)):
+            for name, domain in domains.items():
+                where = f"experts.{table}.{name}"
+                if bool(domain.source) == bool(domain.of):
+                    raise ValueError(f"{where}: give source, or the domains that it is made of")
+                for part in domain.of:
+                    if part not in plain:
+                        raise ValueError(f"{where}.of: {part!r} is no domain with text; {nearest(part, plain)}")
+                if table == "untrained" and (domain.after or domain.of):
+                    key = "after" if domain.after else "of"
+                    raise ValueError(f"{where}.{key}: goes with an expert, and nobody is trained on it; leave it out")
+        if not self.seed.text.source and self.seed.text != TextSpec():
+            raise ValueError("experts.seed.text.source: is missing; give it, or leave experts.seed.text out")
+        for size in self.rivals:
+            if size not in self.sizes:
+                raise ValueError(f"experts.generalists: there is no size {size!r}; {nearest(size, self.sizes)}")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_is_long_enough(self) -> Self:
+        if 0 < self.schedule_steps < self.steps[-1]:
+            raise ValueError(
+                f"experts.schedule_steps = {self.schedule_steps} is less than the longest of experts.steps = "
+                f"{self.steps[-1]}; give as many or more"
             )
         return self
 
     @model_validator(mode="after")
     def _leaves_a_choice_of_weights(self) -> Self:
-        experts = self.clusters or len(self.domains)
+        experts = self.clusters or len(self.speaking)
         if self.mixture.prior == "worst" and experts * FLOOR >= 1:
             raise ValueError(
                 f"experts.mixture.prior = 'worst': each expert has at least {FLOOR:g}, and {experts} leave no choice; "
@@ -147,8 +241,15 @@ class ExpertsSpec(Seeded, Processes):
 
     def _names_can_be_files(self) -> None:
         for table, names in (("sizes", self.sizes), ("domains", (*self.domains, *self.untrained))):
-            if odd := [name for name in names if not name.replace("-", "").replace("_", "").isalnum()]:
-                raise ValueError(f"experts.{table}.{odd[0]}: letters, digits, - and _ only; it becomes a file's name")
+            if odd := [name for name in names if not _is_plain(name)]:
+                known = "letters, digits, - and _ only, 64 of them at most"
+                raise ValueError(f"experts.{table}.{odd[0]}: {known}; it becomes a file's name")
+        if GENERALIST in self.domains:
+            raise ValueError(f"experts.domains.{GENERALIST}: is the arm's name; give the domain another")
+
+
+def _is_plain(name: str) -> bool:
+    return len(name) <= 64 and name.isascii() and name.replace("-", "").replace("_", "").isalnum()
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:

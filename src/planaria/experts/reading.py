@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +17,7 @@ from planaria.config import DataConfig, RunConfig
 from planaria.data.shards import Data, Split, prepare
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import Tokenizer
+from planaria.errors import UserError
 from planaria.experts import embedding
 from planaria.experts.domains import HELD_OUT, TEST, TRAINED, read_pieces
 from planaria.experts.embedding import Embedding
@@ -53,15 +55,9 @@ class Texts:
 
         :raises UserError: when a domain's text is too short for one sample.
         """
-        self._folder, self._base = folder, base
-        context, most = base.model.context, spec.test_windows
-        self.test = {
-            name: windows(self._dataset(TEST, name, 0.0), "train", context, most)
-            for name in (*spec.domains, *spec.untrained)
-        }
-        self.held_out = {
-            name: windows(self._dataset(TRAINED, name, HELD_OUT), "validation", context, most) for name in spec.domains
-        }
+        self._folder, self._spec, self._base = folder, spec, base
+        self.test = {name: self._windows(TEST, name) for name in (*spec.domains, *spec.untrained)}
+        self.held_out = {name: self._windows(HELD_OUT, name) for name in spec.domains}
         self.places = self._places(spec) if spec.mixture.prior == "clusters" else {}
         """part and domain → ln π [domains, N, T] of its samples by where the text before each token lies"""
 
@@ -85,7 +81,10 @@ class Texts:
 
     def _places(self, spec: ExpertsSpec) -> dict[str, Tensor]:
         if not (self._folder / embedding.FILE).is_file():
-            trained = {name: read_pieces(self._folder, TRAINED, name) for name in spec.domains}
+            trained = {
+                name: [text for part in spec.parts(name) for text in read_pieces(self._folder, TRAINED, part)]
+                for name in spec.domains
+            }
             Embedding.fitted(trained).save(self._folder)
         known, tokenizer = Embedding.open(self._folder), Tokenizer.open(self._folder / "tokenizer.json")
         samples = {f"test.{name}": found for name, found in self.test.items()}
@@ -96,14 +95,25 @@ class Texts:
             for part, found in samples.items()
         }
 
-    def _dataset(self, part: str, name: str, validation: float) -> Data:
-        data = DataConfig(
-            source=str(self._folder / part / f"{name}.jsonl"),
-            tokenizer=str(self._folder / "tokenizer.json"),
-            validation=validation,
-            cache=self._base.data.cache,
-        )
-        return prepare(data, self._base.model.vocab)
+    def _windows(self, part: str, name: str) -> Tensor:
+        tokenizer, cache = str(self._folder / "tokenizer.json"), self._base.data.cache
+        told = sources(self._spec.parts(name), self._folder / part)
+        data = DataConfig(**told, tokenizer=tokenizer, validation=0.0, cache=cache)
+        try:
+            found = prepare(data, self._base.model.vocab)
+            return windows(found, "train", self._base.model.context, self._spec.test_windows)
+        except UserError as error:
+            where = f"experts.{'domains' if name in self._spec.domains else 'untrained'}.{name}"
+            raise UserError(f"{where}: its {part} text: {error}") from None
+
+
+def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What of ``[data]`` makes a model read these domains, whose files are in ``folder``: as many samples of each."""
+    files = {name: str((folder / f"{name}.jsonl").absolute()) for name in domains}
+    if len(files) == 1:
+        return {"source": next(iter(files.values()))}
+    mixture = {name: {"source": file, "weight": 1.0} for name, file in files.items()}
+    return {"source": DataConfig().source, "mixture": mixture}
 
 
 def _kept(file: Path) -> dict[str, Tensor] | None:
@@ -120,10 +130,13 @@ def _kept(file: Path) -> dict[str, Tensor] | None:
 def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:
     """At most ``most`` samples of a split, each once, in an order that is always the same: int64 [N, context + 1].
 
+    Of several sources, as many of each.
+
     :raises UserError: when the split is shorter than one.
     """
     stream = Stream(dataset, split, context, seed=0)
-    return torch.stack([stream.sample(n) for n in range(min(most, stream.windows))])
+    each = min(source.windows for source in stream.sources.values())
+    return torch.stack([stream.sample(n) for n in range(min(most, each * len(stream.sources)))])
 
 
 @torch.inference_mode()

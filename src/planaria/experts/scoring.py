@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planaria.experts import posterior, prior
-from planaria.experts.budget import Job, Spent
+from planaria.experts.budget import GENERALIST, Job, Spent
 from planaria.experts.experts_results import ArmResult, Score
 from planaria.experts.experts_spec import ExpertsSpec, MixtureSpec
 from planaria.experts.reading import Readings
@@ -34,7 +34,7 @@ def arm_result(
         dict[str, Tensor](),
     )
     if spec.mixture.prior == "clusters":
-        rows = [list(spec.domains).index(job.domain) for job in there]
+        rows = [0 if job.domain == GENERALIST else list(spec.domains).index(job.domain) for job in there]
         by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in places.items()}
 
     def scores(part: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, Score]:
@@ -61,6 +61,7 @@ def arm_result(
         flops=bill.flops,
         parameter_tokens=bill.parameter_tokens,
         inner_parameter_tokens=bill.inner_parameter_tokens,
+        token_flops=bill.token_flops,
     )
 
 

@@ -1,18 +1,22 @@
 """Trainings that know nothing of one another: each a recipe of its own and a process of its own, ``planaria train``.
 
 One that dies is taken up again where its last checkpoint was; one that cannot be trained is given up, and the others go
-on. The recipes lie in the run's folder, so any of them can be trained on another machine instead.
+on. The recipes lie in the run's folder and name what is in it from where they lie, so any of them can be trained on
+another machine instead, wherever a copy of that folder is there.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from planaria import atomic, recipe
 from planaria.checkpoint.store import CheckpointStore
@@ -67,16 +71,44 @@ class Training:
 
     def _words(self) -> list[str]:
         """To begin, to go on where the last checkpoint was, or to export what is trained."""
+        begin = ["train", str(self.recipe), "--quiet", "--out", self.config.out]
+        if self.config.data.cache is not None:
+            begin += ["--data.cache", self.config.data.cache]
         if not self.folder.exists():
-            return ["train", str(self.recipe), "--quiet"]
+            return begin
         saved = CheckpointStore(self.folder / "checkpoints").newest(whole_only=True)
         if saved is None:  # it died before its first checkpoint: nothing is lost with it
             self.folder.rename(self.folder.with_name(f".{self.folder.name}.{time.time_ns()}"))
-            return ["train", str(self.recipe), "--quiet"]
+            return begin
         if saved.step < self.config.train.steps:
-            return ["train", "--resume", str(self.folder), "--quiet"]
+            return ["train", "--resume", str(self.folder), "--quiet", *self._texts()]
         shutil.rmtree(self.model, ignore_errors=True)
         return ["export", str(self.folder), "--to", str(self.model)]
+
+    def _texts(self) -> list[str]:
+        """Flags that say where its text lies here: what was begun elsewhere may have had it at another path."""
+        mixture = self.config.data.mixture
+        places = {f"data.mixture.{name}.source": one.source for name, one in mixture.items()}
+        places = places or {"data.source": self.config.data.source}
+        return [word for name, place in places.items() for word in (f"--{name}", place)]
+
+
+def portable(config: RunConfig, folder: Path) -> str:
+    """The recipe of a training, to lie in ``folder``: all of the run is named from there, and it trains into it.
+
+    The cache of tokens is each machine's own.
+    """
+    tree = recipe.moved(config.model_dump(mode="json", exclude_none=True), lambda name: _from(folder, name))
+    tree["data"].pop("cache", None)
+    return tomli_w.dumps(tree | {"out": "."})
+
+
+def _from(folder: Path, name: str) -> str:
+    """A full path as one from ``folder``; other names as they are."""
+    if not Path(name).is_absolute():
+        return name
+    path = os.path.relpath(name, folder.absolute())
+    return path if path.startswith("..") else f"./{path}"
 
 
 def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -94,7 +126,7 @@ def train_all(
     for one in trainings:
         if not one.done:
             one.recipe.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(one.recipe, recipe.dump(one.config))
+            atomic.write_text(one.recipe, portable(one.config, one.recipe.parent))
     lost = list[str]()
     run_jobs(
         title, [one.job() for one in trainings], processes, watcher, lambda job, how: lost.append(job.name), retries

@@ -24,7 +24,7 @@ def blend(weights: Sequence[float]) -> str:
 
 
 def perplexity_figure(found: Results) -> go.Figure:
-    """Each uneven arm's perplexity over the even arm's, by domain; whiskers from the least seed to the most."""
+    """Each other arm's perplexity over the even arm's, by domain; whiskers from the least seed to the most."""
     fig, least, most = figure(380, x="domain", y=f"perplexity over {SYNCHRONISED}'s"), 1.0, 1.0
     uneven = [arm for arm in found.arms if arm != SYNCHRONISED]
     for place, arm in enumerate(uneven):

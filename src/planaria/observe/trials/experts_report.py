@@ -18,13 +18,10 @@ from planaria.observe.trials.worst_report import section as worst_section
 from planaria.observe.words import counted
 from planaria.trials.spread import seeds_shown, shown, spread
 
-OTHERS = ("wins", "compute", "difficulty", "one-lost", "fewer")
-"""what the tables below the figures are saved as"""
-
 
 def show_results(found: Results) -> None:
     """Print perplexities, wins, and what was spent."""
-    show(_tables(found))
+    show(_tables(found).values())
 
 
 def write_experts_report(found: Results, file: Path) -> Path:
@@ -32,50 +29,76 @@ def write_experts_report(found: Results, file: Path) -> Path:
     return page.write(file, page.document(f"{found.name}: experts · planaria", body(found)))
 
 
-def _tables(found: Results) -> list[Table]:
-    seeds = seeds_shown(run.seed for run in found.runs)
-    uneven = [arm for arm in found.arms if arm != SYNCHRONISED]
-    return [
-        Table(
-            f"{found.name}: test perplexity, mean [least … most] of {seeds}",
+def _tables(found: Results) -> dict[str, Table]:
+    """By what each is saved as; none that would be empty."""
+    return {name: table for name, table in (_scores(found) | _reasons(found)).items() if table.rows}
+
+
+def _scores(found: Results) -> dict[str, Table]:
+    """How good the arms are, and what they cost."""
+    others = [arm for arm in found.arms if arm != SYNCHRONISED]
+    return {
+        "perplexities": Table(
+            f"{found.name}: test perplexity, mean [least … most] of {seeds_shown(found.seeds)}",
             ["domain", *found.arms],
             [_perplexity_row(found, domain) for domain in found.domains],
         ),
-        Table(
+        "ratios": Table(
             f"the same over {SYNCHRONISED}'s; below 1 is better",
-            ["domain", *uneven],
+            ["domain", *others],
             [
-                *(_ratio_row(found, domain, uneven) for domain in found.domains),
-                ["geometric mean, with experts", *(_cell(found.overall(a, domains=found.trained)) for a in uneven)],
-                ["geometric mean, all", *(_cell(found.overall(arm)) for arm in uneven)],
+                *(_ratio_row(found, domain, others) for domain in found.domains),
+                ["geometric mean, with experts", *(_cell(found.overall(a, domains=found.trained)) for a in others)],
+                ["geometric mean, all", *(_cell(found.overall(arm)) for arm in others)],
             ],
         ),
-        Table(
+        "wins": Table(
             f"against {SYNCHRONISED}: won or lost by more than {TIE:.1%} with every seed, ties apart",
             ["arm", "wins", "ties", "losses"],
-            [[arm, *(str(_count(found, arm, v)) for v in ("win", "tie", "loss"))] for arm in uneven],
+            [[arm, *(str(_count(found, arm, v)) for v in ("win", "tie", "loss"))] for arm in others],
         ),
-        Table(
-            "the experts' compute (one seed)",
-            ["arm", "FLOPs", "parameters × tokens", "without embeddings", f"FLOPs / {SYNCHRONISED}"],
+        "generalist": Table(
+            "one model with the compute of all experts: ensembles' perplexity over its; below 1 experts are better",
+            ["ensemble", "over", "with experts", "all domains", "won / tied / lost", "compute a token"],
+            [_rival_row(found, arm, rival) for rival in found.generalists for arm in found.ensembles],
+            numbers_from=2,
+        ),
+        "compute": Table(
+            "FLOPs: of training an arm's experts (one seed), and of all that speak for one token",
+            ["arm", "FLOPs", f"/ {SYNCHRONISED}", "parameters × tokens", "without embeddings", "a token", "models"],
             [_bill_row(found, arm) for arm in found.arms],
         ),
-        Table(
+    }
+
+
+def _reasons(found: Results) -> dict[str, Table]:
+    """What the numbers hang on."""
+    others = [arm for arm in found.arms if arm != SYNCHRONISED]
+    return {
+        "luck": Table(
+            "the luck of a parent: geometric mean over all domains, from each of several parents of a size",
+            ["", "mean of a seed's parents [least … most seed]", "each parent over that mean"],
+            [
+                *([f"{arm} over {SYNCHRONISED}", _cell(found.overall(arm)), _range(found.luck(arm))] for arm in others),
+                *(_parent_row(found, size) for size in found.runs[0].parents),
+            ],
+        ),
+        "difficulty": Table(
             "how hard the domains are (nats; mean over seeds) and their tiers, easiest 0",
             ["domain", *(cell for by in found.runs[0].difficulty for cell in (by, f"{by}: tiers"))],
             [_hard_row(found, domain) for domain in found.trained],
         ),
-        Table(
+        "one-lost": Table(
             "one expert lost: perplexity of the others together, over before (geometric mean over seeds)",
             ["lost", *found.domains],
-            [_lost_row(found, domain) for domain in found.trained],
+            [_lost_row(found, domain) for domain in found.spoken],
         ),
-        Table(
+        "fewer": Table(
             "fewer experts: perplexity over all speaking, geometric mean over domains",
             ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _ks(found).items())],
-            [[arm, *(_cell(_fewer(found, arm, k)) for k in _ks(found))] for arm in found.arms],
+            [[arm, *(_cell(_fewer(found, arm, k)) for k in _ks(found))] for arm in found.ensembles],
         ),
-    ]
+    }
 
 
 def _speech(found: Speech) -> str:
@@ -105,21 +128,40 @@ def _cell(values: Sequence[float], form: str = ".3f") -> str:
     return shown(spread(values), form)
 
 
-def _count(found: Results, arm: str, verdict: str) -> int:
-    return sum(found.verdict(arm, domain) == verdict for domain in found.domains)
+def _count(found: Results, arm: str, verdict: str, to: str = SYNCHRONISED) -> int:
+    return sum(found.verdict(arm, domain, to) == verdict for domain in found.domains)
 
 
 def _bill_row(found: Results, arm: str) -> list[str]:
     mine, even = found.runs[0].arms[arm], found.runs[0].arms[SYNCHRONISED]
-    numbers = (mine.flops, mine.parameter_tokens, mine.inner_parameter_tokens)
-    return [arm, *(f"{number:.4g}" for number in numbers), f"{mine.flops / even.flops:.4f}"]
+    spent = [f"{number:.4g}" for number in (mine.parameter_tokens, mine.inner_parameter_tokens, mine.token_flops)]
+    return [arm, f"{mine.flops:.4g}", f"{mine.flops / even.flops:.4f}", *spent, str(len(mine.experts))]
+
+
+def _rival_row(found: Results, arm: str, rival: str) -> list[str]:
+    """An ensemble against a generalist."""
+    counts = " / ".join(str(_count(found, arm, kind, rival)) for kind in ("win", "tie", "loss"))
+    ratios = (found.overall(arm, rival, found.trained), found.overall(arm, rival))
+    return [arm, rival, *map(_cell, ratios), counts, f"× {found.times(arm, rival):.2f}"]
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.3f} … {max(values):.3f}" if len(set(values)) > 1 else "one parent"
+
+
+def _parent_row(found: Results, size: str) -> list[str]:
+    """The parents of a size by themselves."""
+    seeds = found.branched(size)
+    apart = [value / geometric(lines) for lines in seeds for value in lines]
+    return [f"parents of size {size}: perplexity", _cell([geometric(lines) for lines in seeds], ".2f"), _range(apart)]
 
 
 def _hard_row(found: Results, domain: str) -> list[str]:
     cells = [domain]
     for by in found.runs[0].difficulty:
-        cells.append(_cell([run.difficulty[by][domain] for run in found.runs]))
-        cells.append(" ".join(str(run.tier[by][domain]) for run in found.runs))
+        firsts = [found.of(seed)[0] for seed in found.seeds]
+        cells.append(_cell([run.difficulty[by][domain] for run in firsts]))
+        cells.append(" ".join(str(run.tier[by][domain]) for run in firsts))
     return cells
 
 
@@ -137,23 +179,29 @@ def _ks(found: Results) -> Mapping[str, float]:
 
 
 def _fewer(found: Results, arm: str, k: str) -> list[float]:
-    runs = [run.arms[arm] for run in found.runs if k in run.arms[arm].fewer]
-    return [math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in found.domains)) for r in runs]
+    seeds = [[run.arms[arm] for run in found.of(seed) if k in run.arms[arm].fewer] for seed in found.seeds]
+    return [
+        math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in found.domains for r in runs))
+        for runs in seeds
+        if runs
+    ]
 
 
 def body(found: Results) -> Iterator[str]:
     """The report's sections, as HTML."""
     summary = (
         f"{counted(len(found.trained), 'domain')} with an expert each, {len(found.untrained)} that nobody was trained "
-        f"on, {counted(len(found.runs), 'seed')}. Arms spend equal compute and differ in who gets it: all alike "
-        "(M_Ho-I_Ho), harder domains train longer (M_Ho-I_He), harder domains get larger models (M_He-I_Ho)."
+        f"on, {counted(len(found.seeds), 'seed')}. Arms spend equal compute and differ in who gets it: all alike "
+        "(M_Ho-I_Ho), harder domains train longer (M_Ho-I_He), harder domains get larger models (M_He-I_Ho), one model "
+        "for all domains (generalist)."
     )
     yield page.heading(found.name, verdict(found), summary)
-    perplexity, ratios, *others = _tables(found)
+    tables = _tables(found)
+    perplexity, ratios = tables.pop("perplexities"), tables.pop("ratios")
     yield page.section(
-        "Perplexity of each ensemble, over that of equal experts",
-        "Test text, which no training, probe or prior has read. Below 1 the uneven arm is better. Mean and range over "
-        "seeds; all arms of a seed share parents, data order and test text.",
+        "Perplexity of each arm, over that of equal experts",
+        "Test text: whole documents that no training, probe or prior has read. Below 1 the other arm is better. Mean "
+        "and range over seeds; all arms of a seed share parents and test text, and experts their data order.",
         page.chart(perplexity_figure(found), "perplexity"),
         ratios.html("ratios"),
     )
@@ -173,6 +221,6 @@ def body(found: Results) -> Iterator[str]:
         yield _speech(found.speech)
     if found.worst is not None:
         yield worst_section(found.worst)
-    for name, table in zip(OTHERS, others, strict=True):
+    for name, table in tables.items():
         yield page.section(table.title[0].upper() + table.title[1:], "", table.html(name))
     yield page.footer("Written by planaria experts; results.json beside this page has every number.")
