@@ -43,6 +43,8 @@ class Clock:
     """the upload of a copy, while training goes on"""
     workers: int = 1
     """machines that train; those that stand by are not counted"""
+    again: float = 0.5
+    """steps that are made again after a loss, on average; none by controls, which lose no work"""
 
     @property
     def behind(self) -> int:
@@ -50,12 +52,12 @@ class Clock:
         return math.ceil(self.write_s / self.step_s) if self.write_s else 0
 
     def recovery_s(self, met: Met, scale: float) -> float:
-        """One loss: half a step to be done again, on average; a replacement; then state from donors or the store.
+        """One loss: :attr:`again` steps; a replacement; then state from donors or the store.
 
         ``scale`` turns the bytes that were moved in the raced model into those of the model that the clock is for.
         """
         state = self.load_s if met.rolled_back else scale * met.moved_bytes / self.bandwidth
-        return self.step_s / 2 + self.replacement_s + state
+        return self.again * self.step_s + self.replacement_s + state
 
     def seconds(self, course: Course, ticks: float, scale: float) -> float:
         """The time of the first ``ticks`` ticks of a course."""
@@ -93,7 +95,8 @@ def clock_of(config: RunConfig) -> Clock:
             "network.forward_s and network.backward_s"
         )
     workers = config.exchange.replicas * (pipeline.stages + 1)
-    return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on, workers)
+    again = 0.0 if recovery(config.recovery, pipeline.stages).control else 0.5
+    return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on, workers, again)
 
 
 def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: Simulated) -> float:
