@@ -9,16 +9,14 @@ from pathlib import Path
 from planaria import recipe
 from planaria.api.arm_clocks import clock_config
 from planaria.chaos.trace import Trace, digest
-from planaria.compare.clock import Clock, exchanged_bytes, step_bytes_and_memory
+from planaria.compare.clock import Clock, activation_bytes, exchanged_bytes, of_weights, step_bytes_and_memory
 from planaria.compare.race import Course
 from planaria.compare.race_job import Race
 from planaria.compare.race_results import Compared, Failures, Given, Run, Scored, against_reset, curve, score
 from planaria.compare.race_spec import TUNED, Arm, Comparison
 from planaria.config import RunConfig
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.simulate import simulate
 from planaria.model.families import stage_parameters
-from planaria.network.costs import UNIT, message_bytes
+from planaria.network.costs import message_bytes
 from planaria.recovery import recovery
 
 
@@ -104,7 +102,8 @@ def _scored(
         step_s=clock.step_s,
         save_s=clock.save_s,
         step_bytes=sent,
-        traffic=sent / _activation_bytes(clocked),
+        traffic=sent / activation_bytes(clocked),
+        weights=of_weights(clocked),
         memory=memory,
         workers=clock.workers,
         curves=[curve(course, clock, scale) for course in courses],
@@ -133,13 +132,6 @@ def _given(config: RunConfig, clock: Clock, scale: float) -> Given:
         wire_bytes=message_bytes(config.model, pipeline) // sample,
         parameters=[stage_parameters(config.model, stages, stage) for stage in range(stages + 1)],
     )
-
-
-def _activation_bytes(config: RunConfig) -> int:
-    """Bytes of activations and gradients that one step sends over all links."""
-    pipeline = config.pipeline
-    plan = Itinerary(config).training(0)
-    return sum(simulate(plan, UNIT, message_bytes(config.model, pipeline)).sent_bytes.values())
 
 
 def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:

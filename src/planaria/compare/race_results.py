@@ -121,11 +121,13 @@ class Scored(Record):
     step_bytes: float
     """bytes that copies add to a step, as the strategies state it, in the model that the clock is for"""
     traffic: float
-    """these over the activations and gradients that a step sends"""
+    """these over the activations and gradients that a step sends, of all replicas alike"""
     memory: float
     """memory that copies take, over all stages' weights and moments"""
     curves: list[list[tuple[float, float]]]
     """for each seed, (hours, smoothed loss)"""
+    weights: float = 0.0
+    """bytes that a replica sends to others in a step, over those of its weights"""
     workers: int = 0
     """machines that train; 0 in results of versions that did not tell"""
     control: str = ""

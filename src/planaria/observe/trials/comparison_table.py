@@ -52,7 +52,7 @@ def spreads(found: Compared) -> dict[str, tuple[str, str]]:
 
 def columns(found: Compared) -> list[str]:
     """The head of the table."""
-    head = ["arm", *spreads(found), "traffic", "memory", "failures"]
+    head = ["arm", *spreads(found), "traffic", *(["of weights"] if exchanged(found) else []), "memory", "failures"]
     if _intervals(found):
         head.insert(3, INTERVAL)
     return head
@@ -74,7 +74,8 @@ def numbers(found: Compared) -> list[dict[str, object]]:
             row |= {name: mean, f"{name}_least": least, f"{name}_most": most}
         for name in ("ratio", "reset_ratio", "hours_ratio"):
             row[f"{name}_low95"], row[f"{name}_high95"] = arm.interval(name) or (None, None)
-        told.append(row | {"traffic": arm.traffic, "memory": arm.memory, "missed": arm.missed})
+        shares = {"traffic": arm.traffic, "of_weights": arm.weights, "memory": arm.memory}
+        told.append(row | shares | {"missed": arm.missed})
     return told
 
 
@@ -88,8 +89,13 @@ def _cells(found: Compared, arm: Scored) -> list[str]:
         cells[0] = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
     if _intervals(found):
         cells.insert(2, between(arm.interval("ratio")))
-    traffic, memory = (f"{100 * share:.3g} %" for share in (arm.traffic, arm.memory))
-    return [called(arm), *cells, traffic, memory, shown(arm.spread("failures"), ".3g")]
+    shares = (arm.traffic, *([arm.weights] if exchanged(found) else []), arm.memory)
+    return [called(arm), *cells, *(f"{100 * share:.3g} %" for share in shares), shown(arm.spread("failures"), ".3g")]
+
+
+def exchanged(found: Compared) -> bool:
+    """Do replicas send one another anything?"""
+    return any(arm.weights for arm in found.arms)
 
 
 def called(arm: Scored) -> str:
