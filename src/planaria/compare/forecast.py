@@ -34,18 +34,21 @@ class Pace(Record):
 
 
 def pace(config: RunConfig, dataset: Data) -> Pace:
-    """How fast an arm trains and validates here now, by its first steps. Its copies are sent too; nothing is lost."""
+    """How fast an arm trains and validates here, by its first steps. Its copies are sent too; nothing is lost.
+
+    Counted in processor time, which other processes do not lengthen much: a core of its own would take as long.
+    """
     torch.set_num_threads(1)
     streams = (Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation"))
     engine = InlineEngine(config, *streams)
     for _ in range(WARM):
         engine.train_step()
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(TIMED):
         engine.train_step()
-    trained = time.perf_counter()
+    trained = time.process_time()
     engine.evaluate()
-    return Pace(step_s=(trained - began) / TIMED, validation_s=time.perf_counter() - trained)
+    return Pace(step_s=(trained - began) / TIMED, validation_s=time.process_time() - trained)
 
 
 def remaining_s(races: Sequence[Race], kept: Sequence[bool], paces: Mapping[str, Pace], workers: int) -> float:

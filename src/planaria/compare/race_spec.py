@@ -134,7 +134,7 @@ def load(
     chosen |= {name: _strategy(name, own, path) for name in only or () if name not in own}
     if taken := [name for name in chosen if file_name(name) in (FAULT_FREE, TUNED)]:
         raise UserError(f"{path}: compare.arms.{taken[0]}: every comparison has this arm; choose another name")
-    points = comparison.search.points
+    points = comparison.search.points if only is None else {}
     chosen |= {**(_controls(comparison, chosen) if only is None else {}), **points}
     faults = {name: tables.get("faults", name not in points) for name, tables in chosen.items()}
     for name, struck in faults.items():
