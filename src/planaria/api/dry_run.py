@@ -44,7 +44,7 @@ def dry_run(asked: Asked, say: Callable[[str], None] | None) -> None:
     console.print(
         f"takes         about {_duration(left)} with {counted(workers, 'process', 'processes')} at a time, if"
     )
-    console.print("              nothing else uses the machine: timed now, by a few steps of each arm on one core")
+    console.print("              nothing else uses the machine: by the processor time of a few steps of each arm")
     console.print(f"would be in   {all_.folder}", highlight=False)
 
 

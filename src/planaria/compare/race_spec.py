@@ -120,7 +120,8 @@ def load(
 
     ``seeds`` take the place of the recipe's, and what is ``laid`` over compare.trace that of settings there; of the
     arms, it may be about ``only`` some. A recovery strategy may be named in place of an arm: it is raced in the routing
-    that it needs. Then a [compare] table is not needed, and no control is added.
+    that it needs. Then a [compare] table is not needed, and neither controls nor a search are
+    added.
 
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
