@@ -184,7 +184,7 @@ def _details(found: Compared) -> Iterator[str]:
         "Steps and hours to the target; the ratio is of steps, to the fault-free arm's with the same seed. Failures "
         "and saves (checkpoints) on the way to it, or in all if it was missed; undone: steps lost to rollbacks. "
         "Stopped: why an arm could not go on.",
-        page.table("runs", head, [_row(arm, run) for arm in found.ranked() for run in arm.runs], numbers_from=3),
+        page.table("runs", head, [_row(found, arm, run) for arm in found.ranked() for run in arm.runs], numbers_from=3),
     )
     groups = [(arm.name, [(key, value, False) for key, value in arm.changes.items()]) for arm in found.arms]
     yield page.section(
@@ -194,7 +194,8 @@ def _details(found: Compared) -> Iterator[str]:
     )
 
 
-def _row(arm: Scored, run: Run) -> list[str]:
+def _row(found: Compared, arm: Scored, run: Run) -> list[str]:
+    taken = (run.hours, run.machine_hours) if found.priced else (None, None)
     return [
         arm.name,
         run.trace[:DIGEST] if arm.faults else "none",
@@ -202,8 +203,8 @@ def _row(arm: Scored, run: Run) -> list[str]:
         str(run.seed),
         _number(run.ticks, ".0f") if run.ticks is not None else "not reached",
         _number(run.ratio, ".3f"),
-        _number(run.hours, ".1f"),
-        _number(run.machine_hours, ".0f"),
+        _number(taken[0], ".1f"),
+        _number(taken[1], ".0f"),
         _number(run.final, ".4f"),
         str(run.failures),
         str(run.steps_lost),

@@ -70,7 +70,8 @@ def numbers(found: Compared) -> list[dict[str, object]]:
     for arm in found.ranked():
         row: dict[str, object] = {"arm": arm.name, "control": bool(arm.control)}
         for name in every:
-            mean, least, most = arm.spread(name) or (None, None, None)
+            known = None if "hours" in name and not found.priced else arm.spread(name)
+            mean, least, most = known or (None, None, None)
             row |= {name: mean, f"{name}_least": least, f"{name}_most": most}
         for name in ("ratio", "reset_ratio", "hours_ratio"):
             row[f"{name}_low95"], row[f"{name}_high95"] = arm.interval(name) or (None, None)
