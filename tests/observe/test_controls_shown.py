@@ -71,7 +71,7 @@ def test_no_control_is_named_as_the_quickest_or_drawn_as_a_choice(held: Compared
     assert "The floor is" in found.said
     assert {name for row in winners(held, [0.05, 0.2], [1.0, 1.5], None) for name in row} <= {"echo", "checkfree-plus"}
     text = write_comparison(held, tmp_path / "report.html").read_text()
-    assert 'id="controls"' in text and 'id="loss-steps"' in text
+    assert 'data-sheet="controls"' in text and 'id="loss-steps"' in text
     front = price_figure(held).data[-1]
     marks = {t.hovertemplate.split("</b>")[0].removeprefix("<b>"): t for t in price_figure(held).data[:-1]}
     assert marks["reset"].y[0] not in front.y

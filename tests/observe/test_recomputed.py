@@ -13,7 +13,7 @@ from planaria.compare.race_results import Compared
 from planaria.observe.trials.comparison_table import columns, rows
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-SAVED = ("controls", "controls_95")
+SAVED = ("controls",)
 
 
 def printed(found: Compared) -> dict[str, dict[str, str]]:

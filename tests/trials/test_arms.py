@@ -97,7 +97,7 @@ def test_a_comparison_of_recoveries_has_controls_unless_it_says_otherwise(tmp_pa
         return [arm.name for arm in race_spec.load(compared(tmp_path, text), {}, only=only)[1]][1:]
 
     assert names(echo) == ["b", "oracle", "reset"]
-    assert names(f"[compare]\ncontrols = false\n{echo}") == ["b"]
+    assert names(f"controls = false\n{echo}") == ["b"]
     assert names(lr) == ["b"], "no arm recovers in another way than the recipe"
     assert names(f"[compare.trace]\nhourly = 0.0\n{echo}") == ["b"], "nothing is lost"
     own = "[compare.arms.reset]\nrecovery.strategy = 'reset'\nrouting.kind = 'skipping'\n"

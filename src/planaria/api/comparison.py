@@ -58,7 +58,8 @@ def trace_laid(together: float | None, lost: Lost | None) -> dict[str, object]:
     """What takes the place of settings in compare.trace. One way to lose several takes that of the others."""
     laid: dict[str, object] = {} if together is None else {"together": together}
     if lost is not None:
-        laid |= {"lost": lost, "forbid_adjacent": False} | ({} if together is not None else {"together": 0.0})
+        laid["lost"], laid["forbid_adjacent"] = lost, False
+        laid.setdefault("together", 0.0)
     return laid
 
 

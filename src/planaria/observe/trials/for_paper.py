@@ -73,7 +73,8 @@ def figures(found: Compared) -> dict[str, Any]:
         import_module("matplotlib")
     except ImportError:
         return {}
-    drawn = {f"loss_{over}": _losses(found, over) for over in ("steps", "hours") if over == "steps" or found.priced}
+    overs: list[Over] = ["steps", "hours"] if found.priced else ["steps"]
+    drawn = {f"loss_{over}": _losses(found, over) for over in overs}
     drawn["to_target"] = _to_target(found)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
