@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from planaria.compare.race_job import Race
 from planaria.compare.race_spec import load
 from planaria.config import RunConfig
 from planaria.model.stages import parameter_count
+from planaria.observe.trials.comparison_table import columns, rows
+from recomputed import recomputed
 
 TRACE = "[compare.trace]\nhourly = 0.9\nstep_s = 300.0\nexempt = [1, 4]\n"
 
@@ -78,6 +81,10 @@ def test_the_races_are_of_two_sizes_eight_times_apart_and_otherwise_alike() -> N
     assert all(any(arm.searched for arm in each) for each in (arms, others))
 
 
+def told_traffic(cells: dict[str, dict[str, str]]) -> float:
+    return float(cells["echo"]["traffic"].removesuffix(" %"))
+
+
 @pytest.mark.slow
 def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -96,5 +103,15 @@ def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
     oracle, free = (next(arm for arm in found.arms if arm.name == name) for name in ("oracle", "fault-free"))
     for one, other in zip(oracle.courses, free.courses, strict=True):
         assert one.points == other.points and one.met and not other.met, "bit for bit, through failures"
+    cells, head = (
+        recomputed(json.loads((tmp_path / "runs" / "tiny-compare" / "comparison.json").read_text())),
+        columns(found),
+    )
+    for row in rows(found):
+        told = dict(zip(head, row, strict=True))
+        own = cells[told["arm"].removesuffix(" (control)")]
+        same = ("× fault-free", "traffic") if "not reached" in told["steps to target"] else own.keys() & told.keys()
+        assert {column: own[column] for column in same} == {column: told[column] for column in same}, told["arm"]
+    assert told_traffic(cells) > 0, "echoes send something"
     assert {len(met.stages) for met in oracle.courses[0].met} <= {1, 2}
     assert (tmp_path / "runs" / "tiny-compare" / "oracle.1.json").is_file()
