@@ -76,11 +76,12 @@ class Search(Section):
     @property
     def points(self) -> dict[str, dict[str, Any]]:
         """Name → what it changes of the recipe."""
-        found = {}
-        for lr, beta2 in product(self.lr or [None], self.beta2 or [None]):
-            given = {name: value for name, value in (("lr", lr), ("beta2", beta2)) if value is not None}
+        tried = {name: values for name, values in (("lr", self.lr), ("beta2", self.beta2)) if values}
+        found: dict[str, dict[str, Any]] = {}
+        for point in product(*tried.values()) if tried else ():
+            given = dict(zip(tried, point, strict=True))
             found[", ".join(f"{name} {value:g}" for name, value in given.items())] = {"optim": given}
-        return {name: tables for name, tables in found.items() if name}
+        return found
 
 
 class Comparison(Armed, Processes):
