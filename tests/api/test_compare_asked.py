@@ -86,6 +86,7 @@ def told_traffic(cells: dict[str, dict[str, str]]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
