@@ -70,7 +70,7 @@ def told(values: list[float | None], form: str) -> str:
 
 
 def over(one: list[float | None], other: list[float | None]) -> list[float | None]:
-    return [None if a is None or b is None else a / b for a, b in zip(one, other, strict=True)]
+    return [None if a is None or not b else a / b for a, b in zip(one, other, strict=True)]
 
 
 def recomputed(found: Json) -> dict[str, dict[str, str]]:
