@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start
 from planaria import shipped
-from planaria.api.comparing import clock_config
+from planaria.api.arm_clocks import clock_config
 from planaria.chaos.generating import per_step_probability
 from planaria.commands.advise import experience
 from planaria.compare.clock import Clock, clock_of

@@ -33,17 +33,17 @@ TRACE = 10
 """length of a trace, in useful steps: twice what the highest of the rates needs at the longest interval"""
 
 
-def lost_stages(p: float, seed: int, ticks: int) -> dict[int, list[int]]:
+def lost_stages(p: float, seed: int, ticks: int, stages: int = STAGES) -> dict[int, list[int]]:
     """Tick → the block stages that fail before it, each with probability ``p``."""
     lost: dict[int, list[int]] = defaultdict(list)
-    for fault in generate(seed, p, 3600.0, STAGES, ticks, exempt=set(), forbid_adjacent=False).faults:
+    for fault in generate(seed, p, 3600.0, stages, ticks, exempt=set(), forbid_adjacent=False).faults:
         lost[fault.step].append(fault.stage)
     return lost
 
 
-def struck(p: float, seed: int, useful: int) -> frozenset[int]:
+def struck(p: float, seed: int, useful: int, stages: int = STAGES) -> frozenset[int]:
     """Ticks before which a stage fails, far enough into the future for :func:`simulated`."""
-    return frozenset(lost_stages(p, seed, TRACE * useful))
+    return frozenset(lost_stages(p, seed, TRACE * useful, stages))
 
 
 def simulated(useful: int, every: int, faults: frozenset[int], by_steps: bool = False) -> Rollback:

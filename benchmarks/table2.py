@@ -1,10 +1,13 @@
 """CheckFree's Table 2 (arXiv 2506.15461) recomputed: hours that a model of 500 million parameters needs, by strategy.
 
-Taken from the paper: seconds of an iteration, failure rates, hours. Recomputed: checkpointing, by simulating its
-rollbacks until the iterations of a run without failures have lasted; and redundancy, whose iterations are those. What
-CheckFree and CheckFree+ need only training can tell: their iterations are taken as published. The claims: 10,000
-iterations without failures are what redundancy's hours say; a checkpoint every 10 iterations, or at the best interval,
-with its uploads and downloads paid for, needs fewer hours than CheckFree+ is published with, at every rate.
+Taken from the paper: seconds of an iteration, failure rates, hours (alike in its versions 1 and 2). Recomputed:
+checkpointing, by simulating its rollbacks until the iterations of a run without failures have lasted; and redundancy,
+whose iterations are those. What CheckFree and CheckFree+ need only training can tell: their iterations are taken as
+published. Twice: for six block stages of four layers, as the paper has it, and twelve of two, as the published
+configuration has it since March 2026: twice as many that can fail. The claims: 10,000 iterations without failures are
+what redundancy's hours say; hours are iterations in whole validations times the seconds beside them, but for one cell;
+a checkpoint every 10 iterations, or at the best interval, with its uploads and downloads paid for, needs fewer hours
+than CheckFree+ is published with, at every rate and with either number of stages.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from benchmarks.common import Cell, Claim, Row, conclude, parser, start
-from benchmarks.rollback import STAGES, simulated, struck
+from benchmarks.rollback import STAGES, TRACE, simulated, struck
 from planaria.chaos.generating import per_step_probability
 from planaria.recovery.checkpoint import best_steps, rollback_mean
 
@@ -26,6 +30,10 @@ USEFUL = 10_000
 REDUNDANT_S, REDUNDANT_H = 151.04, 419.56
 SAVED_EVERY = 100
 """iterations between checkpoints, as published for this size"""
+CUTS = (STAGES, 2 * STAGES)
+"""block stages of the paper, of four layers each, and of the published configuration now, of two"""
+VALIDATED = 500
+"""iterations between validations, so what the loss of 2.85 is known to"""
 
 
 @dataclass(frozen=True)
@@ -71,16 +79,34 @@ class Policy:
 
     every: int | None
     upload_s: float
+    """of a stage, where there are six; smaller ones take as much less"""
+    stages: int
+
+    @property
+    def stands_s(self) -> float:
+        """Seconds of one upload: all stages at the same time, each its own."""
+        return self.upload_s * STAGES / self.stages
 
     def interval(self, rate: Rate, p: float) -> int:
         """Iterations between checkpoints."""
         hourly = 1.0 - (1.0 - p) ** (HOUR / rate.checkpoint_s)
-        return self.every or best_steps(hourly, STAGES, rate.checkpoint_s, self.upload_s)
+        return self.every or best_steps(hourly, self.stages, rate.checkpoint_s, self.stands_s)
 
     def hours(self, rate: Rate, p: float, traces: Sequence[frozenset[int]], by_steps: bool = False) -> list[float]:
         """Of training, for each trace drawn with ``p``."""
         outcomes = [simulated(USEFUL, self.interval(rate, p), trace, by_steps) for trace in traces]
-        return [(o.ticks * rate.checkpoint_s + (o.saves + o.rollbacks) * self.upload_s) / HOUR for o in outcomes]
+        return [(o.ticks * rate.checkpoint_s + (o.saves + o.rollbacks) * self.stands_s) / HOUR for o in outcomes]
+
+    def expected(self, rate: Rate, counted: Literal["steps", "ticks"]) -> float:
+        """Mean hours in closed form, without uploads and downloads."""
+        any_stage = 1.0 - (1.0 - rate.p) ** self.stages
+        return USEFUL * rollback_mean(self.interval(rate, rate.p), any_stage, counted) * rate.checkpoint_s / HOUR
+
+    def committed(self, rate: Rate, traces: Sequence[frozenset[int]]) -> str:
+        """Hours when checkpoints count iterations that lasted; what to expect where that would outlast the traces."""
+        if self.expected(rate, "steps") > TRACE / 2 * USEFUL * rate.checkpoint_s / HOUR:
+            return f"{self.expected(rate, 'steps'):.0f} expected"
+        return f"{statistics.mean(self.hours(rate, rate.p, traces, by_steps=True)):.1f}"
 
     def row(self, rate: Rate, traces: Sequence[frozenset[int]], by_formula: Sequence[frozenset[int]]) -> Row:
         """This policy at this rate, with both failure probabilities."""
@@ -91,14 +117,15 @@ class Policy:
         name = f"saved every {self.every}" if self.every else f"saved best: {' or '.join(intervals)}"
         claimed = self.every is None or self.every <= 10
         return Row(
-            what=f"{rate.hourly:.0%} {name}, {self.upload_s:g} s",
+            what=f"{rate.hourly:.0%} {self.stages} stages, {name}, {self.stands_s:g} s",
             values=[statistics.mean(hours)],
             limit=f"{USEFUL * rate.checkpoint_s / HOUR:.0f}: no failure",
             claim=Claim(high=rate.plus_h) if claimed else None,
             beside=_beside(rate, statistics.mean(hours), published)
             | {
+                "without uploads": f"{self.expected(rate, 'ticks'):.0f}",
                 "p by formula": f"{statistics.mean(formula):.1f}",
-                "committed": f"{statistics.mean(self.hours(rate, rate.p, traces, by_steps=True)):.1f}",
+                "committed": self.committed(rate, traces),
             },
         )
 
@@ -124,10 +151,11 @@ def redundant_row() -> Row:
 
 def rate_rows(given: argparse.Namespace, rate: Rate) -> list[Row]:
     """Every arm at one rate."""
-    seeds = range(1, given.traces + 1)
-    traces, by_formula = ([struck(p, seed, USEFUL) for seed in seeds] for p in (rate.p, rate.formula_p))
-    policies = [Policy(every, given.upload_s) for every in (SAVED_EVERY, 50, 10, None)]
-    rows = [policy.row(rate, traces, by_formula) for policy in [*policies, Policy(None, 0.0)]]
+    seeds, rows = range(1, given.traces + 1), list[Row]()
+    for stages in CUTS:
+        traces, by_formula = ([struck(p, seed, USEFUL, stages) for seed in seeds] for p in (rate.p, rate.formula_p))
+        policies = [Policy(every, given.upload_s, stages) for every in (SAVED_EVERY, 50, 10, None)]
+        rows += [policy.row(rate, traces, by_formula) for policy in [*policies, Policy(None, 0.0, stages)]]
     arms = {"CheckFree": (rate.checkfree, rate.checkfree_h), "CheckFree+": (rate.plus, rate.plus_h)}
     for arm, (iterations, published) in arms.items():
         hours = iterations * rate.checkfree_s / HOUR
@@ -136,13 +164,43 @@ def rate_rows(given: argparse.Namespace, rate: Rate) -> list[Row]:
     return rows
 
 
-def explaining_p(rate: Rate) -> float:
+def cells() -> list[tuple[str, float, float]]:
+    """Every cell of hours in the table: whose it is, its hours, and the seconds of an iteration beside it."""
+    found = [("any  redundant", REDUNDANT_H, REDUNDANT_S)]
+    for rate in RATES:
+        found += [
+            (f"{rate.hourly:.0%} checkpoint", rate.checkpoint_h, rate.checkpoint_s),
+            (f"{rate.hourly:.0%} CheckFree", rate.checkfree_h, rate.checkfree_s),
+            (f"{rate.hourly:.0%} CheckFree+", rate.plus_h, rate.checkfree_s),
+        ]
+    return found
+
+
+def cell_rows() -> list[Row]:
+    """Iterations that each cell's hours come to, and how far these are from the nearest validation: 0 where the cell
+    follows from the seconds beside it, and hours that are rounded to 0.01 (36 s)."""
+    rows = []
+    for whose, hours, seconds in cells():
+        iterations = hours * HOUR / seconds
+        away = iterations - VALIDATED * round(iterations / VALIDATED)
+        odd = whose == ODD
+        claim = Claim(low=VALIDATED / 4) if odd else Claim(high=1.0)
+        limit = f"of {VALIDATED}; {iterations:,.1f} iterations"
+        rows.append(Row(f"{whose}: hours × 3600 / its seconds, from a validation", [abs(away)], limit, claim))
+    return rows
+
+
+ODD = f"{RATES[-1].hourly:.0%} checkpoint"
+"""the cell that does not follow from the seconds beside it, but from those of the lower rates: 25,000 × 91.35 s"""
+
+
+def explaining_p(rate: Rate, stages: int) -> float:
     """The p per stage and iteration that would explain the published hours of checkpointing."""
     low, high = 0.0, 0.1
     ratio = rate.checkpoint_h * HOUR / (USEFUL * rate.checkpoint_s)
     for _ in range(50):
         p = (low + high) / 2.0
-        needed = rollback_mean(SAVED_EVERY, 1.0 - (1.0 - p) ** STAGES, "ticks")
+        needed = rollback_mean(SAVED_EVERY, 1.0 - (1.0 - p) ** stages, "ticks")
         low, high = (p, high) if needed < ratio else (low, p)
     return low
 
@@ -153,18 +211,24 @@ def main() -> int:
         "--upload-s",
         type=float,
         default=12.9,
-        help="seconds of one upload; 12.9 is a stage with its moments, 805 MB, at 500 Mbit/s",
+        help="seconds of an upload of one of six stages, half for twelve; 12.9: with moments, 805 MB, at 500 Mbit/s",
     )
     flags.add_argument("--traces", type=int, default=12, help="simulated for each rate and p")
     given = flags.parse_args()
-    rows = [redundant_row(), *(row for rate in RATES for row in rate_rows(given, rate))]
-    explained = ", ".join(f"{explaining_p(rate):.4f} at {rate.hourly:.0%}" for rate in RATES)
+    rows = [redundant_row(), *(row for rate in RATES for row in rate_rows(given, rate)), *cell_rows()]
+    explained = [
+        ", ".join(f"{explaining_p(rate, stages):.4f} at {rate.hourly:.0%}" for rate in RATES) for stages in CUTS
+    ]
     given_p = "; ".join(f"{rate.hourly:.0%}: {rate.p:g}, by formula {rate.formula_p:.5f}" for rate in RATES)
     notes = [
         "measured: hours, mean of the traces, with the p that the paper's training was given; checkpoints count",
         "  iterations that were carried out, as published (committed: only those that lasted, as planaria does)",
         f"p per stage and iteration: {given_p}",
-        f"the published hours of checkpoints every {SAVED_EVERY} would take p = {explained}",
+        *(
+            f"the published hours of checkpoints every {SAVED_EVERY} would take p = {p}, with {stages} stages"
+            for stages, p in zip(CUTS, explained, strict=True)
+        ),
+        "without uploads: the mean in closed form, of iterations alone",
         "saved best: iterations between checkpoints, with either p; after the comma: seconds of an upload",
         "break-even: redundancy takes fewer hours than the arm while its iteration takes less than so many plain",
         f"  ones; as published it takes {' / '.join(f'{REDUNDANT_S / rate.checkfree_s:.2f}' for rate in RATES)}",

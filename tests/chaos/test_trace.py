@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.bounds import EXACT
 from planaria.chaos import trace as traces
+from planaria.chaos.blows import Lost, blows
 from planaria.chaos.generating import generate, hourly_of_all, per_step_probability
 from planaria.chaos.trace import Fault, Trace, awaits, burst_sizes, digest, order, read, write
 from planaria.errors import UserError
@@ -261,3 +264,53 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "large").write_text(" " * 11)
     with pytest.raises(UserError, match="more than 10 bytes"):
         read(tmp_path / "large")
+
+
+# Blows that take several stages
+
+
+LOST = st.sampled_from(("adjacent", "machine", "region"))
+
+
+@given(LOST, st.integers(2, 9), st.integers(1, 4), st.booleans(), st.data())
+def test_every_stage_that_can_fail_is_in_a_blow_and_no_other(
+    lost: Lost, stages: int, machine: int, ends: bool, data: Any
+) -> None:
+    everybody = range(0 if ends else 1, stages + 1)
+    struck = set(everybody) - data.draw(st.sets(st.sampled_from(list(everybody))))
+    found = blows(lost, struck, stages, machine)
+    assert {stage for one in found for stage in one} == struck
+    counts = Counter(stage for one in found for stage in one)
+    if lost == "adjacent":
+        assert all(len(one) <= 2 for one in found) and max(counts.values(), default=0) <= 2
+        if 0 in struck:
+            assert all(count == 2 for count in counts.values()), "so that half the rate is the whole one"
+    else:
+        assert all(count == 1 for count in counts.values()), "a stage stands in one place"
+
+
+@pytest.mark.parametrize(("lost", "size"), [("adjacent", 2), ("machine", 3), ("region", 4)])
+def test_a_blow_takes_all_that_it_should_and_stages_are_lost_as_often_as_alone(lost: Lost, size: int) -> None:
+    steps, p = 40_000, per_step_probability(0.1, 91.3)
+    faults = generate(3, 0.1, 91.3, 6, steps, set(), False, True, lost=lost, machine=3).faults
+    counts, steps_of = Counter(f.stage for f in faults), defaultdict[int, set[int]](set)
+    for fault in faults:
+        steps_of[fault.step].add(fault.stage)
+    assert all(counts[stage] / steps == pytest.approx(p, rel=0.25) for stage in range(7))
+    assert Counter(map(len, steps_of.values())).most_common(1)[0][0] in (size, size - 1)
+    assert not any(len(lost_together) == 1 for lost_together in steps_of.values()) or lost == "machine"
+    moments = {(f.step, f.stage): f.offset for f in faults}
+    some = min(step for step, stages in steps_of.items() if len(stages) == size)
+    assert len({moments[some, stage] for stage in steps_of[some]}) == 1, "they go at the same moment"
+
+
+def test_traces_of_single_losses_are_what_they_were() -> None:
+    plain = generate(1, 0.5, 600.0, 4, 50, set(), False)
+    assert "lost" not in plain.model_dump()["generated"] and "machine" not in plain.model_dump()["generated"]
+    assert digest(plain).startswith("efc2974908dab940a5c7b6f5b2620ef4")
+
+
+@pytest.mark.parametrize("other", [{"forbid_adjacent": True}, {"forbid_adjacent": False, "together": 0.1}])
+def test_there_is_one_way_to_lose_several(other: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="lost = 'machine' says what is lost together; leave"):
+        generate(1, 0.5, 600.0, 4, 50, set(), lost="machine", **other)

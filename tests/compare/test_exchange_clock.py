@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planaria.compare.clock import clock_of, exchanged_bytes, waiting_s
+from planaria import shipped
+from planaria.compare.clock import activation_bytes, clock_of, exchanged_bytes, of_weights, waiting_s
+from planaria.compare.race_spec import load
 from planaria.config import NetworkConfig, RunConfig
 from planaria.model.families import stage_parameters
 
@@ -60,3 +63,31 @@ def test_bytes_are_of_all_replicas_and_stages() -> None:
     pairs = recipe(4, kind="pair_mean", every=10)
     whole = sum(stage_parameters(pairs.model, 2, stage) for stage in range(3))
     assert exchanged_bytes(pairs) == pytest.approx(4 * 4 * whole / 10)
+
+
+def test_activations_are_those_of_all_replicas_whether_they_step_together_or_not() -> None:
+    """A ring of three stages, there and back, for two microbatches of one sample in each of four replicas."""
+    passed = 4 * 2 * 3 * 2 * (16 * 32 * 4)
+    for kind in ("allreduce", "noloco", "local"):
+        assert activation_bytes(recipe(4, kind=kind)) == passed
+    assert activation_bytes(recipe(1)) == passed / 4
+
+
+def test_shares_of_weights_are_what_a_pencil_says() -> None:
+    assert of_weights(recipe(4, kind="allreduce")) == 3.0, "each gradient to three others"
+    assert of_weights(recipe(4, kind="diloco", every=20)) == pytest.approx(3 / 20)
+    assert of_weights(recipe(4, kind="noloco", every=20)) == pytest.approx(1 / 20)
+    assert of_weights(recipe(4, kind="local")) == of_weights(recipe(1)) == 0.0
+
+
+def test_the_table_of_exchanges_has_the_shares_of_its_recipe() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text()
+    told = [line.split("|")[-3:-1] for line in page.splitlines() if line.count("|") == 7 and " % |" in line]
+    _, arms = load(shipped.find("exchange"), {})
+    known = [
+        [f"{100 * of_weights(arm.config):.3g} %", f"{100 * share:.3g} %"]
+        for arm in arms
+        for share in [exchanged_bytes(arm.config) / activation_bytes(arm.config)]
+    ]
+    assert len(told) == len(known) == 10
+    assert sorted([cell.strip() for cell in cells] for cells in told) == sorted(known)

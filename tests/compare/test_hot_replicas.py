@@ -9,7 +9,7 @@ import pytest
 from test_race_job import config, dataset, one  # noqa: F401 (a fixture)
 
 from planaria import shipped
-from planaria.api.comparing import checked, clock_config
+from planaria.api.arm_clocks import checked, clock_config
 from planaria.chaos.trace import Fault, Trace
 from planaria.compare.clock import Clock, clock_of, waiting_s
 from planaria.compare.race import Course, Met, Point, race
@@ -155,7 +155,7 @@ def test_the_clock_counts_microbatches_in_proportion(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["recovery", "pareto", "exchange", "bursts"])
 def test_every_arm_of_a_shipped_comparison_is_a_recipe_that_an_engine_takes(name: str) -> None:
     path = shipped.find(name)
-    comparison, arms = load(path, {}, together=0.25)
+    comparison, arms = load(path, {}, laid={"together": 0.25})
     assert comparison.trace.together == 0.25
     ready, clocks = checked(path, comparison, arms)
     assert [each.name for each in ready] == list(clocks) and len(ready) > 3

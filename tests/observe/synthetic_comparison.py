@@ -9,9 +9,13 @@ from dataclasses import dataclass
 
 from planaria.compare.clock import Clock
 from planaria.compare.race import Course, Met, Point
-from planaria.compare.race_results import Compared, Failures, Scored, curve, score
+from planaria.compare.race_results import Compared, Failures, Given, Scored, against_reset, curve, score
 
 SEEDS, STEPS, STAGES, EVERY = (1, 3, 4), 1000, 6, 20
+GIVEN = Given(
+    replacement_s=30.0, load_s=60.0, again=0.5, bandwidth=125e6, scale=250.0, replicas=1, stages=STAGES, context=1024,
+    microbatches=16, microbatch_size=16, dim=1024, wire_bytes=4, parameters=[65_537_024, *[67_117_056] * STAGES],
+)  # fmt: skip
 MISSING = "redraw <b>&"
 """the arm that does not reach the target"""
 
@@ -32,6 +36,8 @@ class Manner:
     traffic: float = 0.0
     memory: float = 0.0
     workers: int = 7
+    control: str = ""
+    exact: bool = False
 
 
 MANNERS = {
@@ -43,6 +49,16 @@ MANNERS = {
     "redundant": Manner({"recovery.strategy": "redundant"}, step_s=129.0, traffic=0.52, memory=1.0),
     MISSING: Manner({"recovery.strategy": "random"}, setback=60),
 }
+
+
+HELD = {
+    "fault-free": MANNERS["fault-free"],
+    "oracle": Manner({"recovery.strategy": "oracle"}, control="oracle", exact=True),
+    "reset": Manner({"recovery.strategy": "reset"}, slower=0.95, control="reset"),
+    "echo": Manner({"recovery.strategy": "echo, checkfree"}, slower=0.97, traffic=0.008, memory=0.33),
+    "checkfree-plus": MANNERS["checkfree-plus"],
+}
+"""with controls: reset gains, and so does who loses moments"""
 
 
 def faults(seed: int) -> list[tuple[int, int]]:
@@ -102,6 +118,10 @@ def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compa
             memory=manner.memory,
             workers=manner.workers,
             curves=[curve(one, clock(manner), 250.0) for one in courses[name].values()],
+            control=manner.control,
+            exact=manner.exact,
+            given=GIVEN,
+            courses=list(courses[name].values()),
         )
         for name, manner in manners.items()
     ]
@@ -113,5 +133,5 @@ def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compa
         target_at=0.6,
         hourly=hourly,
         failures=[Failures(seed=seed, digest=digest(seed), faults=faults(seed)) for seed in SEEDS],
-        arms=arms,
+        arms=against_reset(arms),
     )

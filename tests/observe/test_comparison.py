@@ -10,7 +10,7 @@ from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, Manner, compar
 from planaria.compare.race_results import Compared, Failures
 from planaria.errors import UserError
 from planaria.observe.tables import WIDE
-from planaria.observe.trials.comparison import show_table, write_comparison
+from planaria.observe.trials.comparison import write_comparison
 from planaria.observe.trials.comparison_figures import (
     colours,
     failures_figure,
@@ -19,6 +19,7 @@ from planaria.observe.trials.comparison_figures import (
     loss_figure,
     price_figure,
 )
+from planaria.observe.trials.comparison_table import show_table
 from planaria.observe.trials.latex import latex
 from planaria.observe.trials.winner_figure import redundant_arm, winners_figure
 

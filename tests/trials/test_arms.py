@@ -84,8 +84,45 @@ def compared(folder: Path, arms_table: str) -> Path:
 def test_a_comparisons_arms_may_be_spared_the_failures_and_fault_free_is_always_first(tmp_path: Path) -> None:
     text = "[compare.arms.a]\nfaults = false\nrouting.kind = 'swapped'\n[compare.arms.b]\nrecovery.strategy = 'echo'\n"
     _, found = race_spec.load(compared(tmp_path, text), {})
-    assert [(arm.name, arm.faults) for arm in found] == [("fault-free", False), ("a", False), ("b", True)]
+    own = [("fault-free", False), ("a", False), ("b", True)]
+    assert [(arm.name, arm.faults) for arm in found] == [*own, ("oracle", True), ("reset", True)]
     assert found[0].config.routing.kind == "full" and found[1].config.routing.kind == "swapped"
+    assert [arm.config.recovery.strategy for arm in found[3:]] == ["oracle", "reset"]
+
+
+def test_a_comparison_of_recoveries_has_controls_unless_it_says_otherwise(tmp_path: Path) -> None:
+    echo, lr = "[compare.arms.b]\nrecovery.strategy = 'echo'\n", "[compare.arms.b]\noptim.lr = 0.1\n"
+
+    def names(text: str, only: list[str] | None = None) -> list[str]:
+        return [arm.name for arm in race_spec.load(compared(tmp_path, text), {}, only=only)[1]][1:]
+
+    assert names(echo) == ["b", "oracle", "reset"]
+    assert names(f"controls = false\n{echo}") == ["b"]
+    assert names(lr) == ["b"], "no arm recovers in another way than the recipe"
+    assert names(f"[compare.trace]\nhourly = 0.0\n{echo}") == ["b"], "nothing is lost"
+    own = "[compare.arms.reset]\nrecovery.strategy = 'reset'\nrouting.kind = 'skipping'\n"
+    assert names(echo + own) == ["b", "reset", "oracle"]
+    assert names(echo, only=["b"]) == ["b"]
+    assert names(echo, only=["b", "reset", "oracle"]) == ["b", "reset", "oracle"]
+
+
+def test_a_search_tries_each_setting_with_each_but_the_recipes_own_once(tmp_path: Path) -> None:
+    text = "[compare.search]\nlr = [0.001, 0.002]\nbeta2 = [0.95, 0.999]\n[compare.arms.b]\noptim.beta2 = 0.9\n"
+    _, found = race_spec.load(compared(tmp_path, text), {})
+    points = [arm for arm in found if arm.searched]
+    assert [arm.name for arm in points] == [
+        "lr 0.001, beta2 0.95", "lr 0.002, beta2 0.95", "lr 0.002, beta2 0.999",
+    ]  # fmt: skip
+    assert not any(arm.faults for arm in points)
+    assert [(p.config.optim.lr, p.config.optim.beta2) for p in points] == [(0.001, 0.95), (0.002, 0.95), (0.002, 0.999)]
+    _, all_at_once = race_spec.load(compared(tmp_path, text), {"optim.lr": "0.002"})
+    assert [arm.name for arm in all_at_once if arm.searched] == ["lr 0.001, beta2 0.95"], "a flag makes the rest alike"
+
+
+@pytest.mark.parametrize("name", ["tuned", "fault-free"])
+def test_no_arm_may_be_called_as_those_that_a_comparison_adds(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"compare.arms.{name}: every comparison has this arm"):
+        race_spec.load(compared(tmp_path, f"[compare.arms.{name}]\n"), {})
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from planaria.api.comparing import NUMBERS, REPORT, raced
+from planaria.api.comparing import NUMBERS, REPORT, Asked, raced
 from planaria.api.recipes import Settings, named
 from planaria.api.table import Table, figure_of, tabulated
+from planaria.chaos.blows import Lost
 from planaria.compare.race_results import Compared
 from planaria.observe import page
-from planaria.observe.trials.comparison import MACHINES, SPREADS, body
+from planaria.observe.trials.comparison import body
+from planaria.observe.trials.comparison_table import numbers
+from planaria.observe.trials.for_paper import write_for_paper
 from planaria.observe.trials.latex import latex
 from planaria.shipped import find
 
@@ -24,6 +27,7 @@ def compare(
     seeds: Sequence[int] | None = None,
     arms: Sequence[str] | None = None,
     together: float | None = None,
+    lost: Lost | None = None,
     progress: bool = True,
     settings: Settings | None = None,
     **short: object,
@@ -38,14 +42,25 @@ def compare(
         fault-free arm is always there. With strategies alone, the recipe needs no ``[compare]`` table.
     :param together: the chance that a failure takes the next stage too, instead of the recipe's
         ``compare.trace.together``.
+    :param lost: what one failure takes, instead of the recipe's ``compare.trace.lost``: ``stage``, ``adjacent`` (a
+        stage and the next one), ``machine`` or ``region``.
     :param progress: show a bar on a terminal, and lines elsewhere.
     :param settings: dotted name → value, for all arms; ``short`` are the same by their last word (``steps=200``).
     :raises UserError: before anything runs, when something that was given is wrong.
     :raises RunStopped: when an arm failed; those that are done stay done.
     """
     say: Callable[[str], None] | None = print if progress else None
-    file, given = find(str(recipe)), named(settings, short)
-    return ComparisonResult(*raced(file, given, seeds, arms, not progress, say, together))
+    asked = Asked(find(str(recipe)), named(settings, short), seeds, arms, trace_laid(together, lost))
+    return ComparisonResult(*raced(asked, not progress, say))
+
+
+def trace_laid(together: float | None, lost: Lost | None) -> dict[str, object]:
+    """What takes the place of settings in compare.trace. One way to lose several takes that of the others."""
+    laid: dict[str, object] = {} if together is None else {"together": together}
+    if lost is not None:
+        laid["lost"], laid["forbid_adjacent"] = lost, False
+        laid.setdefault("together", 0.0)
+    return laid
 
 
 class ComparisonResult:
@@ -69,19 +84,14 @@ class ComparisonResult:
     def table(self) -> Table:
         """One row an arm, best first: means over the seeds with the least and most; None where a seed has no number.
 
-        Columns: ``arm``; of ``ticks`` (steps to the target), ``ratio`` (to the fault-free arm's), ``hours``,
+        Columns: ``arm``; of ``ticks`` (steps to the target), ``ratio`` (to the fault-free arm's), ``reset_ratio`` (to
+        those of the control that loses moments alone), ``hours``,
         ``hours_ratio``, ``machine_hours``, ``final`` (last smoothed validation loss, nats per token) and ``failures``
-        the mean, and ``NAME_least`` and ``NAME_most``; ``traffic`` and ``memory`` that copies take, as shares;
-        ``missed`` seeds. A pandas data frame where pandas is installed, otherwise a list of dicts.
+        the mean, and ``NAME_least`` and ``NAME_most``; of the ratios ``NAME_low95`` and ``NAME_high95``, their
+        bootstrap intervals from five seeds on; ``traffic`` and ``memory`` that copies take, as shares; ``missed``
+        seeds; ``control``: is it one? A pandas data frame where pandas is installed, otherwise a list of dicts.
         """
-        rows: list[dict[str, object]] = []
-        for arm in self.found.ranked():
-            row: dict[str, object] = {"arm": arm.name}
-            for name in (*(of for of, _ in (SPREADS | MACHINES).values()), "failures"):
-                mean, least, most = arm.spread(name) or (None, None, None)
-                row |= {name: mean, f"{name}_least": least, f"{name}_most": most}
-            rows.append(row | {"traffic": arm.traffic, "memory": arm.memory, "missed": arm.missed})
-        return tabulated(rows)
+        return tabulated(numbers(self.found))
 
     def runs(self) -> Table:
         """One row a run, arm by arm and seed by seed: ``arm``, ``seed``, and every number that was measured of it."""
@@ -94,6 +104,15 @@ class ComparisonResult:
     def to_html(self) -> str:
         """The report: one page that works offline."""
         return page.document(f"{self.found.name} compared · planaria", body(self.found))
+
+    def write(self, folder: Path) -> list[str]:
+        """Write what a paper needs into ``folder``, and return the files' names: the table as CSV and LaTeX, every run
+        and every curve as CSV, and, where matplotlib is installed, losses over steps and hours and the hours to the
+        target as PDF and SVG.
+
+        :raises UserError: when the folder cannot be written.
+        """
+        return write_for_paper(self.found, folder)
 
     @cached_property
     def figures(self) -> dict[str, go.Figure]:

@@ -6,6 +6,7 @@ import random
 
 from pydantic import ValidationError
 
+from planaria.chaos.blows import Lost, blows, share
 from planaria.chaos.trace import Fault, Generated, Trace, first_complaint
 from planaria.errors import UserError
 
@@ -38,6 +39,8 @@ def generate(
     forbid_adjacent: bool,
     ends: bool = False,
     together: float = 0.0,
+    lost: Lost = "stage",
+    machine: int = 2,
 ) -> Trace:
     """Kills block stages 1..``stages`` (and 0, with ``ends``) independently, each with :func:`per_step_probability` in
     each of ``steps``.
@@ -48,7 +51,10 @@ def generate(
 
     With the chance ``together`` a failure takes the next stage of the walk 0, 1, …, S, 0 too, at the same moment, then
     perhaps the one after. A burst ends at a stage that never fails, or that fails in this step anyway. So bursts only
-    add to the failures that there are without. Raises UserError naming the argument that is out of range.
+    add to the failures that there are without.
+
+    ``lost`` is what one blow takes, and ``machine`` how many stages share a machine (:mod:`planaria.chaos.blows`); each
+    blow has its own stream of random numbers then. Raises UserError naming the argument that is out of range.
     """
     try:
         origin = Generated(
@@ -61,6 +67,8 @@ def generate(
             forbid_adjacent=forbid_adjacent,
             ends=ends,
             together=together,
+            lost=lost,
+            machine=machine,
         )
     except ValidationError as error:
         raise UserError(f"cannot generate a trace: {first_complaint(error)}") from None
@@ -72,8 +80,12 @@ def _faults(origin: Generated) -> tuple[Fault, ...]:
     stages, p = origin.stages, per_step_probability(origin.hourly, origin.step_s)
     struck = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
     drawn: dict[tuple[int, int], float] = {}
-    for stage in struck:
-        drawn |= _drawn(origin.seed, stage, origin.steps, p)
+    if origin.lost != "stage":
+        p *= share(origin.lost)
+        drawn = _in_blows(origin, struck, p)
+    else:
+        for stage in struck:
+            drawn |= _drawn(f"planaria trace {origin.seed} stage {stage}", stage, origin.steps, p)
     if origin.together:
         drawn = _with_bursts(drawn, origin, struck)
     faults: list[Fault] = []
@@ -85,9 +97,22 @@ def _faults(origin: Generated) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def _drawn(seed: int, stage: int, steps: int, p: float) -> dict[tuple[int, int], float]:
-    """(step, stage) → the random number that was below ``p``."""
-    stream = random.Random(f"planaria trace {seed} stage {stage}")
+def _in_blows(origin: Generated, struck: set[int], p: float) -> dict[tuple[int, int], float]:
+    """All that blows with probability ``p`` take; a stage that two of them take in one step is lost with the first."""
+    found: dict[tuple[int, int], float] = {}
+    for stages in blows(origin.lost, struck, origin.stages, origin.machine):
+        first, *others = stages
+        for (step, _), u in _drawn(
+            f"planaria trace {origin.seed} {origin.lost} {stages}", first, origin.steps, p
+        ).items():
+            for stage in (first, *others):
+                found[step, stage] = min(u, found.get((step, stage), u))
+    return found
+
+
+def _drawn(name: str, stage: int, steps: int, p: float) -> dict[tuple[int, int], float]:
+    """(step, stage) → the random number that was below ``p``, of the stream of that name."""
+    stream = random.Random(name)
     return {(step, stage): u for step in range(steps) if (u := stream.random()) < p}
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from planaria import atomic, documents
 from planaria.bounds import EXACT, Fraction, Natural, Stages, Steps
+from planaria.chaos.blows import Lost
 from planaria.config import Section
 from planaria.errors import UserError, nearest
 
@@ -122,12 +123,18 @@ class Generated(Section):
     """stage 0 fails at the same rate"""
     together: Fraction = 0.0
     """chance that a failure takes the next stage too, and then perhaps the one after"""
+    lost: Lost = "stage"
+    """what one blow takes: stage, adjacent (a stage and the next), machine, or region (half of all stages)"""
+    machine: Stages = 2
+    """stages in a row that share a machine"""
 
     @model_serializer(mode="wrap")
     def _plain(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without bursts as it was before there were any: the same trace keeps its file and its digest."""
+        """Without bursts and larger blows as it was before there were any: the same trace keeps its file and its
+        digest."""
         found: dict[str, Any] = plain(self)
-        return found if self.together else {name: value for name, value in found.items() if name != "together"}
+        idle = {"together": not self.together, "lost": self.lost == "stage", "machine": self.lost != "machine"}
+        return {name: value for name, value in found.items() if not idle.get(name)}
 
     @model_validator(mode="after")
     def _neighbours_may_fail_together(self) -> Self:
@@ -136,6 +143,13 @@ class Generated(Section):
                 f"together = {self.together:g} takes neighbours in the same step, which forbid_adjacent forbids; leave "
                 "out one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_lose_several(self) -> Self:
+        if self.lost != "stage" and (self.together or self.forbid_adjacent):
+            other = "together" if self.together else "forbid_adjacent"
+            raise ValueError(f"lost = '{self.lost}' says what is lost together; leave {other} out")
         return self
 
     @model_validator(mode="after")

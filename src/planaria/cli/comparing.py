@@ -25,7 +25,17 @@ def _add_comparisons(commands: Any) -> None:
     )
     compare.add_argument("--seeds", metavar="1,2", help="instead of the recipe's")
     compare.add_argument("--together", type=float, metavar="P", help="instead of the recipe's compare.trace.together")
+    compare.add_argument(
+        "--lost", metavar="WHAT", help="what one failure takes instead: stage, adjacent, machine or region"
+    )
     compare.add_argument("--steps", type=int, metavar="N", help="short for --train.steps")
+    compare.add_argument("--dry-run", action="store_true", help="print what would run, and about how long; run nothing")
+    compare.add_argument(
+        "--to",
+        type=Path,
+        metavar="DIR",
+        help="also write the table and figures there, for a paper: CSV, LaTeX, PDF, SVG",
+    )
     compare.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(compare, RunConfig)
 
@@ -64,19 +74,28 @@ def _add_networks(commands: Any) -> None:
 
 
 def _compare(given: argparse.Namespace) -> int:
-    from planaria.api.comparison import compare
-    from planaria.observe.trials.comparison import show_table
+    from planaria.api.comparing import Asked
+    from planaria.api.comparison import compare, trace_laid
+    from planaria.api.dry_run import dry_run
+    from planaria.chaos.blows import lost_of
+    from planaria.observe.trials.comparison_table import show_table
 
     settings: dict[str, object] = dict(flagged(given))
     if given.steps is not None:
         settings["train.steps"] = given.steps
     arms = None if given.arms is None else [name.strip() for name in given.arms.split(",")]
-    seeds, progress = _seeds(given.seeds), not given.quiet
+    seeds, progress, lost = _seeds(given.seeds), not given.quiet, lost_of(given.lost)
+    if given.dry_run:
+        laid = trace_laid(given.together, lost)
+        dry_run(Asked(given.recipe, settings, seeds, arms, laid), print if progress else None)
+        return 0
     result = compare(
-        given.recipe, seeds=seeds, arms=arms, together=given.together, settings=settings, progress=progress
+        given.recipe, seeds=seeds, arms=arms, together=given.together, lost=lost, settings=settings, progress=progress
     )
     show_table(result.found)
     print(f"report        {result.report}\nnumbers       {result.numbers}")
+    if given.to is not None:
+        print(f"for a paper   {', '.join(result.write(given.to))} in {given.to}")
     return 0
 
 

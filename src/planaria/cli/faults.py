@@ -60,6 +60,10 @@ def add(commands: Any) -> None:
     trace.add_argument(
         "--together", type=float, default=0.0, metavar="P", help="chance that a failure takes the next stage too"
     )
+    trace.add_argument(
+        "--lost", default="stage", metavar="WHAT", help="what one blow takes: stage, adjacent, machine or region"
+    )
+    trace.add_argument("--machine", type=int, default=2, metavar="N", help="stages in a row that share a machine")
 
 
 def _diagnose(given: argparse.Namespace) -> int:
@@ -103,6 +107,8 @@ def _trace(given: argparse.Namespace) -> int:
         given.forbid_adjacent,
         given.ends,
         given.together,
+        given.lost,
+        given.machine,
     )
     write(trace, given.file)
     shared = burst_sizes(trace)

@@ -16,7 +16,7 @@ from planaria.exchange import exchange
 from planaria.exchange.base import ExchangeCost
 from planaria.model.families import stage_parameters
 from planaria.model.stages import parameter_count
-from planaria.network.costs import FP32_BYTES, Costs, message_bytes
+from planaria.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
 
@@ -43,6 +43,8 @@ class Clock:
     """the upload of a copy, while training goes on"""
     workers: int = 1
     """machines that train; those that stand by are not counted"""
+    again: float = 0.5
+    """steps that are made again after a loss, on average; none by controls, which lose no work"""
 
     @property
     def behind(self) -> int:
@@ -50,12 +52,12 @@ class Clock:
         return math.ceil(self.write_s / self.step_s) if self.write_s else 0
 
     def recovery_s(self, met: Met, scale: float) -> float:
-        """One loss: half a step to be done again, on average; a replacement; then state from donors or the store.
+        """One loss: :attr:`again` steps; a replacement; then state from donors or the store.
 
         ``scale`` turns the bytes that were moved in the raced model into those of the model that the clock is for.
         """
         state = self.load_s if met.rolled_back else scale * met.moved_bytes / self.bandwidth
-        return self.step_s / 2 + self.replacement_s + state
+        return self.again * self.step_s + self.replacement_s + state
 
     def seconds(self, course: Course, ticks: float, scale: float) -> float:
         """The time of the first ``ticks`` ticks of a course."""
@@ -70,8 +72,7 @@ def clock_of(config: RunConfig) -> Clock:
     :raises UserError: when uploads in the background take time and steps take none.
     """
     pipeline, network = config.pipeline, config.network
-    alone = config.exchange.model_copy(update={"replicas": 1, "robust": ""})
-    plan = Itinerary(config.model_copy(update={"exchange": alone})).training(0)
+    plan = Itinerary(_one_replica(config)).training(0)
     size, costs = message_bytes(config.model, pipeline), Costs(network)
     plain = simulate(plan, costs, size)
     copies = costs_of_copies(config)
@@ -93,7 +94,29 @@ def clock_of(config: RunConfig) -> Clock:
             "network.forward_s and network.backward_s"
         )
     workers = config.exchange.replicas * (pipeline.stages + 1)
-    return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on, workers)
+    again = 0.0 if recovery(config.recovery, pipeline.stages).control else 0.5
+    return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on, workers, again)
+
+
+def _one_replica(config: RunConfig) -> RunConfig:
+    alone = config.exchange.model_copy(update={"replicas": 1, "robust": ""})
+    return config.model_copy(update={"exchange": alone})
+
+
+def activation_bytes(config: RunConfig) -> int:
+    """Bytes of activations and gradients that all replicas send from stage to stage in one step.
+
+    Counted for one and multiplied: the plan of some exchanges is of all replicas, that of others of one.
+    """
+    plan = Itinerary(_one_replica(config)).training(0)
+    sent = simulate(plan, UNIT, message_bytes(config.model, config.pipeline)).sent_bytes
+    return config.exchange.replicas * sum(sent.values())
+
+
+def of_weights(config: RunConfig) -> float:
+    """What a replica sends to others in one step, over the bytes of its weights in fp32."""
+    replicas = config.exchange.replicas
+    return exchanged_bytes(config) / (replicas * FP32_BYTES * parameter_count(config.model))
 
 
 def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: Simulated) -> float:

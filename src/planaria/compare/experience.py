@@ -92,7 +92,7 @@ def fit(observed: Sequence[Observation]) -> Curve:
 def learn(found: Compared, source: str) -> Experience:
     """What a comparison teaches, by its own seeds: what swapping costs, and every race that met failures.
 
-    A race counts for the first strategy of its arm's chain; exact strategies teach nothing.
+    A race counts for the first strategy of its arm's chain; exact strategies and controls teach nothing.
 
     :raises UserError: when the comparison lacks an arm with swapped routes and no failures, or arms missed the target.
     """
@@ -103,7 +103,7 @@ def learn(found: Compared, source: str) -> Experience:
     observed = []
     for arm in found.arms:
         by, first = _first(arm)
-        if arm.faults and not first.exact:
+        if arm.faults and not first.exact and not first.control:
             unharmed = swapped[0] if arm.routing == "swapped" else free
             observed += [_observation(way_of(by, first), arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
     ratios = [

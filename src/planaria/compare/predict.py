@@ -53,7 +53,7 @@ def predict(
 
     - ticks = N · swap · (1 + Σ extra), for each way of rebuilding the extra steps that experience has at its rate;
     - times the ticks that a step takes under rollbacks to every f-th one (``recovery.checkpoint.rollback_mean``);
-    - seconds = ticks · step + saves · save + failures · (half a step + replacement + state).
+    - seconds = ticks · step + saves · save + failures · (half a step again + replacement + state).
 
     A stage also rolls back when it is lost before its copy, begun anew after another failure, is whole.
     ``interval`` is f; the best one for these numbers unless given, and no less than checkpoints are late.
@@ -80,7 +80,7 @@ def predict(
             saves = ticks / interval
         struck = ticks * failures.rate
         moved = clock.load_s * len(rolled) + clock.donated_s * len(rebuilt)
-        down = struck * (len(fates) * (clock.step_s / 2 + clock.replacement_s) + moved)
+        down = struck * (len(fates) * (clock.again * clock.step_s + clock.replacement_s) + moved)
         hours[side] = (ticks * clock.step_s + saves * clock.save_s + down) / 3600
     used = bool(by.keys() & experience.curves.keys()) or config.routing.kind == "swapped"
     return Prediction(name, Range(**hours), interval if chance else None, not used)
@@ -126,7 +126,8 @@ def ways(config: RunConfig) -> Mapping[str, RunConfig]:
         checkpoint = plain.checkpoint.model_copy(update={"background": beside})
         found[name] = plain.model_copy(update={"checkpoint": checkpoint})
     firsts = {names(way.recovery)[0] for way in found.values()}
-    if names(config.recovery)[0] not in firsts:
+    own = recovery(config.recovery, config.pipeline.stages)
+    if names(config.recovery)[0] not in firsts and not own.control:  # nobody can choose a control
         found[config.recovery.strategy] = config
     return {name: way for name, way in found.items() if way.routing.kind != "swapped" or config.pipeline.stages >= 4}
 

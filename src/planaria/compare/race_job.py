@@ -134,6 +134,12 @@ def run_races(
     return [course for work in works if (course := work.kept.read()[0]) is not None]
 
 
+def kept(races: Sequence[Race], folder: Path, code: Code = lambda config: ()) -> list[bool]:
+    """For each race, whether there is a result of the same identity, so that it would not be run."""
+    works = (_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races)
+    return [work.kept.read()[0] is not None for work in works]
+
+
 def _stopped(job: Job, how: str) -> None:
     raise RunStopped(f"{job.name}: {how}; see {job.log}, and run the comparison again to go on")
 

@@ -11,7 +11,10 @@ from planaria.compare.clock import Clock
 from planaria.compare.race import Course, Point
 from planaria.compare.race_spec import SMOOTHED
 from planaria.documents import Record
-from planaria.trials.spread import Spread, spread
+from planaria.trials.spread import Spread, bootstrap, spread
+
+ENOUGH = 5
+"""seeds from which on an interval of their mean is told: of fewer it says too little"""
 
 
 def smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
@@ -60,6 +63,8 @@ class Run(Record):
     """to the target, by the arm's clock"""
     ratio: float | None
     """ticks over the fault-free arm's with the same seed"""
+    reset_ratio: float | None = None
+    """ticks over those of the control that loses moments alone, with the same seed; None without it"""
     hours_ratio: float | None
     machine_hours: float | None = None
     """hours times the machines that train"""
@@ -72,6 +77,32 @@ class Run(Record):
     steps_lost: int
     """by rollbacks, in all"""
     stopped: str
+
+
+class Given(Record):
+    """Prices and sizes from which an arm's hours and traffic follow, for whoever computes them again.
+
+    Of the model and machines that the clock is for, but for ``scale``.
+    """
+
+    replacement_s: float
+    load_s: float
+    again: float
+    """steps made again after a loss"""
+    bandwidth: float | None
+    """bytes per second of a link; None: infinite"""
+    scale: float
+    """bytes of a block stage over those in the raced model"""
+    replicas: int
+    stages: int
+    microbatches: int
+    microbatch_size: int
+    context: int
+    dim: int
+    wire_bytes: int
+    """of a number that is sent from stage to stage"""
+    parameters: list[int]
+    """of each stage, the ends first"""
 
 
 class Scored(Record):
@@ -90,22 +121,61 @@ class Scored(Record):
     step_bytes: float
     """bytes that copies add to a step, as the strategies state it, in the model that the clock is for"""
     traffic: float
-    """these over the activations and gradients that a step sends"""
+    """these over the activations and gradients that a step sends, of all replicas alike"""
     memory: float
     """memory that copies take, over all stages' weights and moments"""
     curves: list[list[tuple[float, float]]]
     """for each seed, (hours, smoothed loss)"""
+    weights: float = 0.0
+    """bytes that a replica sends to others in a step, over those of its weights"""
     workers: int = 0
     """machines that train; 0 in results of versions that did not tell"""
+    control: str = ""
+    """the control that it is; empty if it is none"""
+    exact: bool | None = None
+    """does every strategy of it bring back what was lost? None in results of versions that did not tell"""
+    given: Given | None = None
+    """what its numbers were computed from, with :attr:`courses`"""
+    courses: list[Course] = Field(default_factory=list)
+    """for each seed"""
 
     def spread(self, of: str) -> Spread | None:
         """A number over the seeds; None if a seed lacks it."""
         return spread(getattr(run, of) for run in self.runs)
 
+    def interval(self, of: str) -> tuple[float, float] | None:
+        """The 95 % bootstrap interval of a number's mean over the seeds; None if a seed lacks it or they are few."""
+        numbers = [getattr(run, of) for run in self.runs]
+        return None if len(numbers) < ENOUGH or None in numbers else bootstrap(numbers)
+
+    @property
+    def alike(self) -> dict[str, str]:
+        """What it changes beside its way of coping: arms with the same differ in nothing else."""
+        return {k: v for k, v in self.changes.items() if not k.startswith(("recovery.", "checkpoint."))}
+
     @property
     def missed(self) -> int:
         """Seeds with which the target was not reached."""
         return sum(run.ticks is None for run in self.runs)
+
+
+def against_reset(arms: Sequence[Scored]) -> list[Scored]:
+    """The same, with each struck arm's steps over those of the reset control that differs in nothing else."""
+    resets = [arm for arm in arms if arm.control == "reset"]
+    found = []
+    for arm in arms:
+        mine = next((one for one in resets if one.alike == arm.alike), None)
+        if mine is None or not arm.faults or arm.control:
+            found.append(arm)
+            continue
+        runs = [_over(run, other.ticks) for run, other in zip(arm.runs, mine.runs, strict=True)]
+        found.append(arm.model_copy(update={"runs": runs}))
+    return found
+
+
+def _over(run: Run, ticks: float | None) -> Run:
+    ratio = run.ticks / ticks if run.ticks is not None and ticks else None
+    return run.model_copy(update={"reset_ratio": ratio})
 
 
 class Failures(Record):
@@ -133,6 +203,25 @@ class Compared(Record):
     further: list[Failures] = Field(default_factory=list)
     """what strikes further replicas, where an arm has several"""
     arms: list[Scored]
+    search: list[Scored] = Field(default_factory=list)
+    """settings of the optimizer that were tried without failures; the best is the arm 'tuned'"""
+    blows: str = "stage"
+    """what a failure took (``chaos.blows``)"""
+
+    @property
+    def priced(self) -> bool:
+        """Do steps take time by the clock?"""
+        return bool(self.arms[0].step_s)
+
+    @property
+    def contestants(self) -> list[Scored]:
+        """Arms that failures struck, and that somebody could choose."""
+        return [arm for arm in self.arms if arm.faults and not arm.control]
+
+    @property
+    def floor(self) -> Scored | None:
+        """The arm that lost nothing but the time of replacements, if it was raced as the recipe is."""
+        return next((arm for arm in self.arms if arm.control == "oracle" and not arm.alike), None)
 
     @property
     def machines_differ(self) -> bool:
@@ -140,11 +229,13 @@ class Compared(Record):
         return len({arm.workers for arm in self.arms}) > 1
 
     def ranked(self) -> list[Scored]:
-        """The fault-free arm, then the others by their mean hours to the target; last those that missed it."""
+        """The fault-free arm, then the others by their mean hours to the target (steps, where these take no time); last
+        those that missed it."""
+        of = "hours" if self.priced else "ticks"
 
         def rank(arm: Scored) -> tuple[int, float]:
-            hours = arm.spread("hours")
-            return (arm.missed, hours[0] if hours else 0.0)
+            found = arm.spread(of)
+            return (arm.missed, found[0] if found else 0.0)
 
         return [self.arms[0], *sorted(self.arms[1:], key=rank)]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from planaria.bounds import EXACT, Fraction, Natural
+from planaria.bounds import EXACT, Fraction, Natural, Stages
+from planaria.chaos.blows import Lost
 from planaria.chaos.generating import generate
 from planaria.chaos.trace import Trace
 from planaria.config import RunConfig, Section
@@ -20,6 +22,10 @@ from planaria.trials.jobs import Processes
 
 FAULT_FREE = "fault-free"
 """the arm that every comparison has: the recipe as it stands, and no failures"""
+TUNED = "tuned"
+"""the arm that a search finds: likewise, with the settings of the optimizer that get there soonest"""
+CONTROLS = ("oracle", "reset")
+"""strategies that a comparison of others is held against"""
 OFTEN = 20
 """validations of a run whose recipe says nothing of comparisons, if it has too few"""
 SMOOTHED = 3
@@ -27,8 +33,11 @@ SMOOTHED = 3
 RULES = Rules(
     "compare",
     RunConfig,
-    free=("recovery", "checkpoint", "exchange", "optim.lr", "pipeline.microbatches", "routing.kind", "routing.mixed"),
-)
+    free=(
+        "recovery", "checkpoint", "exchange", "optim.lr", "optim.beta2", "pipeline.microbatches", "routing.kind",
+        "routing.mixed",
+    ),
+)  # fmt: skip
 
 
 class TraceSpec(Section):
@@ -43,9 +52,36 @@ class TraceSpec(Section):
     ends: bool = False
     """the ends worker fails at the same rate as the block stages"""
     forbid_adjacent: bool = False
-    """neighbouring stages never fail in the same step"""
+    """neighbouring stages never fail in the same step: so never a copy and its host, where these are neighbours"""
     together: Fraction = 0.0
     """chance that a failure takes the next stage too, and then perhaps the one after"""
+    lost: Lost = "stage"
+    """what one blow takes: stage, adjacent (a stage and the next), machine, or region (half of all stages); each stage
+    is lost about as often"""
+    machine: Stages = 2
+    """stages in a row that share a machine"""
+
+
+class Search(Section):
+    """Settings of the optimizer that are tried without failures, each with each; nothing is, unless given.
+
+    The best of them is the arm 'tuned'. Other arms stay as they are.
+    """
+
+    lr: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
+    """peak learning rates"""
+    beta2: list[Fraction] = Field(default_factory=list)
+    """decays of the second moment"""
+
+    @property
+    def points(self) -> dict[str, dict[str, Any]]:
+        """Name → what it changes of the recipe."""
+        tried = {name: values for name, values in (("lr", self.lr), ("beta2", self.beta2)) if values}
+        found: dict[str, dict[str, Any]] = {}
+        for point in product(*tried.values()) if tried else ():
+            given = dict(zip(tried, point, strict=True))
+            found[", ".join(f"{name} {value:g}" for name, value in given.items())] = {"optim": given}
+        return found
 
 
 class Comparison(Armed, Processes):
@@ -59,6 +95,9 @@ class Comparison(Armed, Processes):
     clock: str = ""
     """the recipe whose sizes and [network] give the hours; this one unless given"""
     trace: TraceSpec = TraceSpec()
+    controls: bool = True
+    """where arms recover in different ways, also race what loses nothing (oracle) and moments alone (reset)"""
+    search: Search = Search()
 
 
 class Arm(Section):
@@ -67,6 +106,8 @@ class Arm(Section):
     name: str
     config: RunConfig
     faults: bool = True
+    searched: bool = False
+    """is it a point of the search for the fault-free arm's best settings?"""
 
 
 def load(
@@ -74,27 +115,30 @@ def load(
     flags: Mapping[str, object],
     seeds: Sequence[int] | None = None,
     only: Sequence[str] | None = None,
-    together: float | None = None,
+    laid: Mapping[str, object] | None = None,
 ) -> tuple[Comparison, list[Arm]]:
     """The comparison in the recipe ``path``, with ``flags`` laid over all arms; the fault-free arm comes first.
 
-    ``seeds`` take the place of the recipe's, ``together`` that of compare.trace.together; of the arms, it may be about
-    ``only`` some. A recovery strategy may be named in place of an arm: it is raced in the routing that it needs. Then a
-    [compare] table is not needed.
+    ``seeds`` take the place of the recipe's, and what is ``laid`` over compare.trace that of settings there; of the
+    arms, it may be about ``only`` some. A recovery strategy may be named in place of an arm: it is raced in the routing
+    that it needs. Then a [compare] table is not needed, and neither controls nor a search are
+    added.
 
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
-    laid: dict[str, Any] = {} if seeds is None else {"seeds": list(seeds)}
-    laid |= {} if together is None else {"trace": {"together": together}}
-    comparison, tree = table_of(path, "compare", Comparison, "train", laid, needed=only is None)
+    over: dict[str, Any] = {} if seeds is None else {"seeds": list(seeds)}
+    over |= {"trace": dict(laid)} if laid else {}
+    comparison, tree = table_of(path, "compare", Comparison, "train", over, needed=only is None)
     if only is not None and not only:
         raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', [*comparison.arms, *RECOVERIES.names])}")
     own = comparison.arms
     chosen = {name: tables for name, tables in own.items() if only is None or name in only}
     chosen |= {name: _strategy(name, own, path) for name in only or () if name not in own}
-    if taken := [name for name in chosen if file_name(name) == FAULT_FREE]:
+    if taken := [name for name in chosen if file_name(name) in (FAULT_FREE, TUNED)]:
         raise UserError(f"{path}: compare.arms.{taken[0]}: every comparison has this arm; choose another name")
-    faults = {name: tables.get("faults", True) for name, tables in chosen.items()}
+    points = comparison.search.points if only is None else {}
+    chosen |= {**(_controls(comparison, chosen) if only is None else {}), **points}
+    faults = {name: tables.get("faults", name not in points) for name, tables in chosen.items()}
     for name, struck in faults.items():
         if not isinstance(struck, bool):
             raise UserError(f"{path}: compare.arms.{name}.faults = {struck!r}: must be true or false")
@@ -108,8 +152,22 @@ def load(
             f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHED} validations within "
             f"{comparison.target_at:g} of {base.train.steps} steps; validate more often"
         )
-    arms = [Arm(name=name, config=config, faults=faults[name]) for name, config in configs.items()]
-    return comparison, [Arm(name=FAULT_FREE, config=base, faults=False), *arms]
+    alike = [base]
+    arms = [Arm(name=FAULT_FREE, config=base, faults=False)]
+    for name, config in configs.items():
+        if name in points and config in alike:
+            continue  # the recipe itself, or a point that a flag has made the same as another
+        alike += [config] if name in points else []
+        arms.append(Arm(name=name, config=config, faults=faults[name], searched=name in points))
+    return comparison, arms
+
+
+def _controls(comparison: Comparison, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The controls that a comparison of recovery strategies has besides its own arms."""
+    about = any("recovery" in tables and tables.get("faults", True) for tables in chosen.values())
+    if not (about and comparison.controls and comparison.trace.hourly):
+        return {}
+    return {name: {"recovery": {"strategy": name}} for name in CONTROLS if name not in chosen}
 
 
 def _fair(
@@ -166,4 +224,6 @@ def trace_for(comparison: Comparison, config: RunConfig, seed: int, replica: int
         spec.forbid_adjacent,
         spec.ends,
         spec.together,
+        spec.lost,
+        spec.machine,
     )

@@ -45,7 +45,7 @@ def winners(found: Compared, rates: Sequence[float], costs: Sequence[float], red
 
     A cost is the step time of the arm ``redundant`` over that of the fault-free arm.
     """
-    contestants = [arm for arm in found.arms if arm.faults and arm.spread("hours") is not None]
+    contestants = [arm for arm in found.contestants if arm.spread("hours") is not None]
     plain = found.arms[0].step_s
     table = []
     for cost in costs:

@@ -211,7 +211,10 @@ class InlineEngine:
                 if self.replicas is not None:
                     rebuilt[node].outer = self.replicas.outer[alive.nodes(stage)[0]].given(to_successor=False)
             else:
-                rebuilt[node] = self._chain.rebuild(by, stage, given, workshop(self.config, stage, self.step))
+                at = workshop(self.config, stage, self.step)
+                if self._chain.control:
+                    at = replace(at, before=self.runners[node].state())
+                rebuilt[node] = self._chain.rebuild(by, stage, given, at)
                 made[node] = by, given
         self.become(rebuilt)
         if self.replicas is not None:

@@ -39,7 +39,7 @@ from planaria.model.foreign import Weights
 from planaria.plan.check import require
 from planaria.planner.guidelines import broken
 from planaria.planner.schedule import read as read_schedule
-from planaria.recovery import recovery
+from planaria.recovery import RECOVERIES, recovery
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,13 @@ def check(config: RunConfig) -> None:
     itinerary = Itinerary(config, together=config.engine == "inline")
     require_sound(config, itinerary)
     require(itinerary.training(0))
+    control = recovery(config.recovery, config.pipeline.stages).control
+    if control and config.engine == "fleet":
+        does = RECOVERIES.find(control).control
+        raise UserError(
+            f"recovery.strategy = {control!r}: is a control of comparisons and {does}; use --engine inline, where "
+            "losses are simulated, or another strategy"
+        )
     if config.engine == "inline":
         require_device(config)
     elif config.engine == "fleet" and config.fleet.kind == "local":

@@ -12,8 +12,10 @@ from planaria.recovery.checkfree_plus import CheckFreePlus
 from planaria.recovery.checkpoint import Checkpoint
 from planaria.recovery.echo import Echo
 from planaria.recovery.neighbour import CopyNeighbour
+from planaria.recovery.oracle import Oracle
 from planaria.recovery.redraw import Identity, Redraw
 from planaria.recovery.redundant import Redundant
+from planaria.recovery.reset import Reset
 from planaria.recovery.snapshot import Snapshot
 from planaria.recovery.survivor import Survivor
 from planaria.recovery.whole_copies import WholeCopies
@@ -36,6 +38,8 @@ RECOVERIES: Registry[Recovery] = Registry(
         "uniform": Uniform,
         "random": Redraw,
         "identity": Identity,
+        "oracle": Oracle,
+        "reset": Reset,
     },
 )
 

@@ -90,6 +90,8 @@ class Workshop:
     """new weights for the stage, drawn as at the beginning of a run but with other random numbers"""
     betas: tuple[float, float]
     """decay of AdamW's two moments"""
+    before: StageState | None = None
+    """the stage's state as it was lost, for controls: only where the loss was simulated"""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,9 @@ class Recovery(Choice, ABC):
     """is what is rebuilt what was lost, so that losses cost time and no learning?"""
     unfit: ClassVar[str] = ""
     """what it makes of a lost stage of weights that were trained without it, as a clause; empty: nothing to warn of"""
+
+    control: ClassVar[str] = ""
+    """what it does that nothing can after a real death, as a clause; empty: it copes with real ones"""
 
     @property
     def variety(self) -> str:

@@ -38,9 +38,17 @@ class Chain:
 
     def __init__(self, strategies: Mapping[str, Recovery], stages: int) -> None:
         self.strategies, self.stages = dict(strategies), stages
+        self.control = self._control()
+        """the only strategy, if it is a control; empty if none is"""
         self.retaining = self._retaining()
         """the strategy by which all stages remember their state together, and how often they do"""
         self.slots = [Slot(name, copy) for name, each in self.strategies.items() for copy in each.copies(stages)]
+
+    def _control(self) -> str:
+        name = next((name for name, each in self.strategies.items() if each.control), "")
+        if name and len(self.strategies) > 1:
+            raise UserError(f"recovery.strategy: {name!r} is a control and leaves no loss to the others; name it alone")
+        return name
 
     @property
     def remembering(self) -> Recovery:

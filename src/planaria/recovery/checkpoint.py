@@ -25,11 +25,11 @@ class Checkpoint(Recovery):
         raise LookupError("checkpoints come from disk")
 
 
-def best_steps(hourly: float, stages: int, step_s: float, save_s: float) -> int:
+def best_steps(hourly: float, stages: float, step_s: float, save_s: float) -> int:
     """Steps between checkpoints that lose the least, at least 1.
 
-    ``hourly`` is the probability that one of ``stages`` independent stages fails within an hour; ``step_s`` and
-    ``save_s`` are the seconds of a step and of a save.
+    ``hourly`` is the probability that one of ``stages`` independent stages, or blows that take several, fails within an
+    hour; ``step_s`` and ``save_s`` are the seconds of a step and of a save.
     """
     rate = -stages * math.log1p(-hourly) / 3600.0
     if rate == 0.0:

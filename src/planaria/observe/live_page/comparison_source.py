@@ -14,7 +14,7 @@ from pathlib import Path
 
 from planaria import documents
 from planaria.compare.race import Course, Point
-from planaria.compare.race_results import Compared, Scored, smoothed
+from planaria.compare.race_results import Compared, smoothed
 from planaria.errors import UserError
 from planaria.observe.live.tally import Tally
 from planaria.observe.live_page.frames import Frame, Json
@@ -116,7 +116,8 @@ class ComparisonSource:
             for run in arm.runs:
                 key = f"{file_name(arm.name)} {run.seed}"
                 if key in races:
-                    hours = {"hours": run.hours, "hours_ratio": run.hours_ratio, "failures": run.failures}
+                    taken = run.hours if found.priced else None
+                    hours = {"hours": taken, "hours_ratio": run.hours_ratio, "failures": run.failures}
                     known = {name: value for name, value in hours.items() if value is not None}
                     races[key] = {**races[key], "arm": arm.name, "missed": run.hours is None, **known}
         self._races = races
@@ -161,14 +162,11 @@ def _asked(file: Path) -> Json:
 
 
 def _best(found: Compared) -> str:
-    """Which arm reached the target first."""
-    ranked = [arm for arm in found.ranked() if arm.faults and _hours(arm) is not None]
-    if not ranked:
+    """Which arm reached the target first, controls aside: by hours, or by steps where these take no time."""
+    of, unit = ("hours", "hours") if found.priced else ("ticks", "steps")
+    arrived = [(arm, spread.mean) for arm in found.contestants if (spread := arm.spread(of)) is not None]
+    if not arrived:
         return ""
-    first = min(ranked, key=lambda arm: (arm.missed, _hours(arm) or 0.0))
-    return f"Of those that failures struck, {first.name} came to the target first: {_hours(first):.3g} hours, the mean."
-
-
-def _hours(arm: Scored) -> float | None:
-    spread = arm.spread("hours")
-    return spread[0] if spread else None
+    first, mean = min(arrived, key=lambda pair: pair[1])
+    shown = f"{mean:.3g}" if found.priced else f"{mean:,.0f}"
+    return f"Of those that failures struck, {first.name} came to the target first: {shown} {unit}, the mean."

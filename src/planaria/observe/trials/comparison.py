@@ -1,45 +1,19 @@
-"""``planaria compare``'s answer: a table on the terminal, and one HTML page that works offline."""
+"""``planaria compare``'s answer as one HTML page that works offline."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.text import Text
-
-from planaria.compare.race_results import Compared, Failures, Run, Scored
-from planaria.compare.race_spec import SMOOTHED
+from planaria.compare.race_results import ENOUGH, Compared, Run, Scored
 from planaria.compare.winners import hours_at, without_failures
 from planaria.observe import page
-from planaria.observe.tables import Table, show
 from planaria.observe.trials.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
+from planaria.observe.trials.comparison_table import DIGEST, between, called, seeds_of, struck, target
 from planaria.observe.trials.comparison_verdict import verdict
 from planaria.observe.trials.winner_figure import redundant_arm, winners_figure
 from planaria.observe.words import amount, counted
-from planaria.trials.spread import seeds_shown, shown
-
-DIGEST = 16
-"""hex digits of a trace's digest that are shown"""
-SPREADS = {
-    "steps to target": ("ticks", ".0f"),
-    "× fault-free": ("ratio", ".3f"),
-    "hours to target": ("hours", ".1f"),
-    "× hours": ("hours_ratio", ".3f"),
-    "final loss": ("final", ".3f"),
-}
-"""column → number of a run, and how it is written"""
-MACHINES = {"machine-hours": ("machine_hours", ".0f")}
-"""likewise, where arms differ in it"""
-
-
-def show_table(found: Compared) -> None:
-    """Print every arm's mean [least … most] over the seeds, and what the numbers mean."""
-    title = f"{found.name}: mean [least … most] of {_seeds(found)}"
-    console = show([Table(title, columns(found), rows(found))])
-    for failures in (*found.failures, *found.further):
-        console.print(f"trace         {failures.digest[:DIGEST]} {_struck(failures)}", highlight=False)
-    console.print(Text(f"clock         {found.clock}"))
-    console.print(Text(f"target        {_target(found)}"))
+from planaria.trials.spread import shown
 
 
 def write_comparison(found: Compared, file: Path) -> Path:
@@ -51,54 +25,17 @@ def write_comparison(found: Compared, file: Path) -> Path:
     return page.write(file, text)
 
 
-def _struck(failures: Failures) -> str:
-    replica = f", replica {failures.replica}" if failures.replica else ""
-    return f"seed {failures.seed}{replica}, {counted(len(failures.faults), 'failure')}"
-
-
-def _spreads(found: Compared) -> dict[str, tuple[str, str]]:
-    return SPREADS | (MACHINES if found.machines_differ else {})
-
-
-def columns(found: Compared) -> list[str]:
-    """The head of the table."""
-    return ["arm", *_spreads(found), "traffic", "memory", "failures"]
-
-
-def rows(found: Compared) -> list[list[str]]:
-    """The table's rows, best arm first."""
-    return [_cells(arm, list(_spreads(found).values())) for arm in found.ranked()]
-
-
-def _cells(arm: Scored, spreads: Sequence[tuple[str, str]]) -> list[str]:
-    cells = [shown(arm.spread(of), form) for of, form in spreads]
-    if arm.missed:
-        cells[0] = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
-    traffic, memory = (f"{100 * share:.3g} %" for share in (arm.traffic, arm.memory))
-    return [arm.name, *cells, traffic, memory, shown(arm.spread("failures"), ".3g")]
-
-
-def _seeds(found: Compared) -> str:
-    return seeds_shown(failures.seed for failures in found.failures)
-
-
-def _target(found: Compared) -> str:
-    return (
-        f"the fault-free arm's loss with the same seed after {100 * found.target_at:g} % of {found.steps} steps; "
-        f"a loss is the mean of {SMOOTHED} validations in a row; steps that a rollback undid count"
-    )
-
-
 def body(found: Compared) -> Iterator[str]:
     """The report's sections, as HTML."""
     arrived = [arm for arm in found.ranked()[1:] if not arm.missed]
     summary = (
-        f"{counted(len(found.arms), 'arm')}, {_seeds(found)}, up to {counted(found.steps, 'step')} each, struck by the "
-        f"same failures. The target is {_target(found)}. Hours are those of {found.clock}."
+        f"{counted(len(found.arms), 'arm')}, {seeds_of(found)}, up to {counted(found.steps, 'step')} each, struck by "
+        f"the same failures. The target is {target(found)}. Hours are those of {found.clock}."
     )
     yield page.heading(found.name, verdict(found), summary)
     yield page.cards(_facts(found, arrived))
     yield from _races(found)
+    yield from _controls(found)
     yield from _winners(found)
     yield from _failures(found)
     yield from _details(found)
@@ -106,18 +43,32 @@ def body(found: Compared) -> Iterator[str]:
 
 
 def _facts(found: Compared, arrived: Sequence[Scored]) -> Iterator[tuple[str, str, str]]:
-    free = found.arms[0].spread("hours")
-    yield "without failures", "–" if free is None else f"{amount(free[0])} h", "hours to target, mean over seeds"
-    struck = [arm for arm in arrived if arm.faults]
-    if struck and (hours := struck[0].spread("hours")) is not None:
-        yield "quickest with failures", f"{amount(hours[0])} h", struck[0].name
+    of, unit = ("hours", "h") if found.priced else ("ticks", "steps")
+    free = found.arms[0].spread(of)
+    what = "hours" if found.priced else "steps"
+    yield "without failures", "–" if free is None else _unit(free.mean, unit), f"{what} to target, mean over seeds"
+    best = [arm for arm in arrived if arm.faults and not arm.control]
+    if best and (spread := best[0].spread(of)) is not None:
+        yield "quickest with failures", _unit(spread.mean, unit), best[0].name
+    if found.floor is not None and (least := found.floor.spread(of)) is not None:
+        yield "floor", _unit(least.mean, unit), "failures that lose nothing but time"
     counts = [len(failures.faults) for failures in found.failures]
     yield "failures", f"{sum(counts) / len(counts):.3g}", f"in {counted(found.steps, 'step')}, mean over seeds"
     yield "failure rate", f"{100 * found.hourly:g} %", "that a stage fails within an hour"
 
 
+def _unit(number: float, unit: str) -> str:
+    return f"{amount(number)} h" if unit == "h" else f"{number:,.0f}"
+
+
 def _races(found: Compared) -> Iterator[str]:
-    if not found.arms[0].step_s:
+    if any(arm.courses for arm in found.arms):
+        yield page.section(
+            "Loss over steps",
+            "Mean over seeds; the band goes from the least to the most. Steps that a rollback undid count.",
+            page.chart(loss_figure(found, "steps"), "loss-steps"),
+        )
+    if not found.priced:
         yield page.section("No hours", f"{found.clock} gives no prices in [network], so steps take no time in it.")
     else:
         yield page.section(
@@ -131,7 +82,7 @@ def _races(found: Compared) -> Iterator[str]:
             "Mean over seeds; the whisker goes from the least to the most, the dotted line is the fault-free arm.",
             page.chart(hours_figure(found), "hours"),
         )
-    if found.machines_differ and found.arms[0].step_s:
+    if found.machines_differ and found.priced:
         counts = ", ".join(f"{arm.name} {arm.workers}" for arm in found.arms)
         yield page.section(
             "Machine-hours to the target",
@@ -150,9 +101,46 @@ def _races(found: Compared) -> Iterator[str]:
     )
 
 
+def _controls(found: Compared) -> Iterator[str]:
+    """Steps over those of the fault-free arm and of the controls, with intervals; and the search."""
+    held = any(run.reset_ratio is not None for arm in found.arms for run in arm.runs)
+    if held or len(found.failures) >= ENOUGH:
+        yield page.section(
+            "Held against the controls",
+            "Steps to the target. Reset loses a struck stage's moments and nothing else, and whoever rebuilds a stage "
+            "from weights alone loses them too: what such an arm gains or loses by that is in its ratio to the "
+            "fault-free arm, and not in that to reset. The oracle loses nothing. Intervals are bootstrapped, 95 %, "
+            f"from {ENOUGH} seeds on; of few seeds they are too narrow.",
+            page.table(
+                "controls",
+                ["arm", "× fault-free", "95 %", "× reset", "95 %"],
+                [
+                    [called(arm), *(cell for of in ("ratio", "reset_ratio") for cell in _with_interval(arm, of))]
+                    for arm in found.ranked()[1:]
+                ],
+                numbers_from=1,
+            ),
+        )
+    if found.search:
+        rows = [
+            [point.name, *(shown(point.spread(of), form) for of, form in (("ticks", ".0f"), ("ratio", ".3f")))]
+            for point in found.search
+        ]
+        yield page.section(
+            "The search without failures",
+            "Each point with every seed; the one that takes the fewest steps is the arm tuned. It was chosen by these "
+            "very seeds, so it looks a little better than it is. Points at the edge of the search may not be the best.",
+            page.table("search", ["point", "steps to target", "× fault-free"], rows, numbers_from=1),
+        )
+
+
+def _with_interval(arm: Scored, of: str) -> list[str]:
+    return [shown(arm.spread(of)), between(arm.interval(of))]
+
+
 def _winners(found: Compared) -> Iterator[str]:
-    arms = [arm for arm in found.arms if arm.faults and not arm.missed]
-    if not arms or not found.hourly or not found.arms[0].step_s:
+    arms = [arm for arm in found.contestants if not arm.missed]
+    if not arms or not found.hourly or not found.priced:
         return
     rates = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
     rows = [
@@ -181,7 +169,7 @@ def _hours(found: Compared, arm: Scored, hourly: float) -> str:
 def _failures(found: Compared) -> Iterator[str]:
     strips = []
     for number, failures in enumerate((*found.failures, *found.further)):
-        title = f"{_struck(failures)} · {failures.digest[:DIGEST]}"
+        title = f"{struck(failures)} · {failures.digest[:DIGEST]}"
         strips += [page.subheading(title), page.chart(failures_figure(found, failures), f"failures{number}")]
     said = "Each mark is a stage that is lost before a step, in every arm alike."
     also = " Further replicas, where an arm has them, fail at the same rate by themselves." if found.further else ""
@@ -196,7 +184,7 @@ def _details(found: Compared) -> Iterator[str]:
         "Steps and hours to the target; the ratio is of steps, to the fault-free arm's with the same seed. Failures "
         "and saves (checkpoints) on the way to it, or in all if it was missed; undone: steps lost to rollbacks. "
         "Stopped: why an arm could not go on.",
-        page.table("runs", head, [_row(arm, run) for arm in found.ranked() for run in arm.runs], numbers_from=3),
+        page.table("runs", head, [_row(found, arm, run) for arm in found.ranked() for run in arm.runs], numbers_from=3),
     )
     groups = [(arm.name, [(key, value, False) for key, value in arm.changes.items()]) for arm in found.arms]
     yield page.section(
@@ -206,7 +194,8 @@ def _details(found: Compared) -> Iterator[str]:
     )
 
 
-def _row(arm: Scored, run: Run) -> list[str]:
+def _row(found: Compared, arm: Scored, run: Run) -> list[str]:
+    taken = (run.hours, run.machine_hours) if found.priced else (None, None)
     return [
         arm.name,
         run.trace[:DIGEST] if arm.faults else "none",
@@ -214,8 +203,8 @@ def _row(arm: Scored, run: Run) -> list[str]:
         str(run.seed),
         _number(run.ticks, ".0f") if run.ticks is not None else "not reached",
         _number(run.ratio, ".3f"),
-        _number(run.hours, ".1f"),
-        _number(run.machine_hours, ".0f"),
+        _number(taken[0], ".1f"),
+        _number(taken[1], ".0f"),
         _number(run.final, ".4f"),
         str(run.failures),
         str(run.steps_lost),

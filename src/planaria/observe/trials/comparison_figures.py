@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
 
-from planaria.compare.race_results import Compared, Failures, Scored
+from planaria.compare.race_results import Compared, Failures, Scored, smoothed
 from planaria.observe.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, label, lanes, on, stroke, whole
 from planaria.observe.trials.spread_figures import add_band, whiskers
 from planaria.observe.words import amount, counted
 from planaria.trials.spread import Spread
 
+Over = Literal["hours", "steps"]
+"""what losses are drawn over"""
 GRID = 240
 """points of a curve"""
 BEGINNING = 0.12
@@ -35,15 +37,15 @@ def _strokes(found: Compared) -> Mapping[str, Mapping[str, Any]]:
     return {arm.name: stroke(place, count)["line"] | {"color": shade[arm.name]} for place, arm in enumerate(found.arms)}
 
 
-def loss_figure(found: Compared) -> go.Figure:
-    """Smoothed loss over hours: the mean over seeds, and a band from the least to the most."""
-    fig = figure(460, x="hours", y="smoothed validation loss, nats per token", hovermode="x unified")
+def loss_figure(found: Compared, over: Over = "hours") -> go.Figure:
+    """Smoothed loss over hours, or over steps carried out: mean over seeds, and a band from the least to the most."""
+    fig = figure(460, x=over, y="smoothed validation loss, nats per token", hovermode="x unified")
     lowest, strokes = math.inf, _strokes(found)
     for arm in found.arms:
-        bands = _bands(arm)
-        if bands is None:
+        drawn = bands(arm, over)
+        if drawn is None:
             continue
-        hours, spreads = bands
+        hours, spreads = drawn
         lowest = min(lowest, *(band.least for band in spreads))
         add_band(fig, arm.name, {"line": strokes[arm.name]}, hours, spreads)
     targets = [run.target for run in found.arms[0].runs]
@@ -54,23 +56,25 @@ def loss_figure(found: Compared) -> go.Figure:
         annotation={"text": f"target {target:.3f}", "font": {"color": MUTED, "size": 12}},
         annotation_position="bottom left",
     )
-    free = _bands(found.arms[0])
+    free = bands(found.arms[0], over)
     if free is not None:
         top = free[1][int(BEGINNING * GRID)].most
         fig.update_yaxes(range=[lowest - 0.04 * (top - lowest), top])
-    fig.update_xaxes(rangemode="tozero", hoverformat=".1f")
+    fig.update_xaxes(rangemode="tozero", hoverformat=".1f" if over == "hours" else ".0f")
     return fig
 
 
-def _bands(arm: Scored) -> tuple[list[float], list[Spread]] | None:
-    """Hours, and the loss over seeds, on a common grid, as far as all seeds went; None if there is no such stretch."""
-    if not all(arm.curves):
+def bands(arm: Scored, over: Over) -> tuple[list[float], list[Spread]] | None:
+    """Hours or steps, and the loss over seeds, on a common grid, as far as all seeds went; None if there is no such
+    stretch."""
+    curves = arm.curves if over == "hours" else [smoothed(course.points) for course in arm.courses]
+    if not curves or not all(curves):
         return None
-    first, last = max(curve[0][0] for curve in arm.curves), min(curve[-1][0] for curve in arm.curves)
+    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
     if first >= last:
         return None
     grid = np.linspace(first, last, GRID)
-    drawn = np.array([np.interp(grid, *np.transpose(curve)) for curve in arm.curves])
+    drawn = np.array([np.interp(grid, *np.transpose(curve)) for curve in curves])
     return grid.tolist(), [Spread.of(losses) for losses in drawn.T.tolist()]
 
 
@@ -136,7 +140,7 @@ def price_figure(found: Compared) -> go.Figure:
             f"memory<br>%{{y:.2f}} % more steps, {extra.least:.2f} to {extra.most:.2f}<extra></extra>",
         )  # fmt: skip
     marks = [(place, mean) for place, (mean, _, _) in zip(places, spreads, strict=True)]
-    best = front([mark if arm.faults else None for arm, mark in zip(arms, marks, strict=True)])
+    best = front([mark if arm.faults and not arm.control else None for arm, mark in zip(arms, marks, strict=True)])
     fig.add_scatter(
         x=[marks[i][0] for i in best], y=[marks[i][1] for i in best], mode="lines", showlegend=False, hoverinfo="skip",
         line={"shape": "hv", "color": MUTED, "width": 1.5, "dash": "dash"},

@@ -10,8 +10,8 @@ from planaria.trials.spread import Spread
 
 def verdict(found: Compared) -> Verdict:
     """Good: every arm reached the target. Arms are ordered by hours, or by steps where the clock has no prices."""
-    of, unit = ("hours", "h") if found.arms[0].step_s else ("ticks", "steps")
-    struck = [(arm, spread) for arm in found.arms if arm.faults and (spread := arm.spread(of)) is not None]
+    of, unit = ("hours", "h") if found.priced else ("ticks", "steps")
+    struck = [(arm, spread) for arm in found.contestants if (spread := arm.spread(of)) is not None]
     struck.sort(key=lambda pair: pair[1].mean)
     others, missed = found.arms[1:], [arm for arm in found.arms[1:] if arm.missed]
     arrived = len(others) - len(missed)
@@ -19,7 +19,7 @@ def verdict(found: Compared) -> Verdict:
     return Verdict(
         good=not missed,
         badge=badge,
-        said=_said(found, struck, unit) + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
+        said=_said(found, struck, unit) + _held(found) + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
         numbers=_numbers(found, struck, of, unit),
         lost=_lost(missed, others),
     )
@@ -41,6 +41,25 @@ def _said(found: Compared, struck: list[tuple[Scored, Spread]], unit: str) -> st
     if _always(first, second, unit):
         return f"{said}, {gap} before {second.name}, and before it with each of {counted(seeds, 'seed')}."
     return f"{said}, {gap} before {second.name}, but not with every one of {counted(seeds, 'seed')}: the two are close."
+
+
+def _held(found: Compared) -> str:
+    """What the controls make of it: how much of an arm's steps losing moments alone explains, and the floor."""
+    said = ""
+    held = [(arm, spread) for arm in found.contestants if (spread := arm.spread("reset_ratio")) is not None]
+    inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in held if not arm.exact]
+    reset = next((arm for arm in found.arms if arm.control == "reset" and arm.spread("ratio") is not None), None)
+    if inexact and reset is not None and (alone := reset.spread("ratio")) is not None:
+        said += f" Losing moments alone takes × {alone.mean:.3f} of the fault-free steps (reset)"
+        said += f"; over that, steps of {listed(inexact)}."
+    elif any(arm.exact is False for arm in found.contestants):
+        said += (
+            " No arm shows what losing moments alone does to arms that lose them (reset), so their steps may mislead."
+        )
+    floor = found.floor
+    if floor is not None and found.priced and (least := floor.spread("hours")) is not None:
+        said += f" The floor is {_shown(least.mean, 'h')}: failures that lose nothing but the time of a replacement."
+    return said
 
 
 def _shown(number: float, unit: str) -> str:

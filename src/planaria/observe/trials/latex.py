@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from planaria.compare.race_results import Compared
-from planaria.observe.trials.comparison import columns, rows
+from planaria.observe.trials.comparison_table import columns, rows
 
 _SPECIAL = re.compile(r"[&%$#_{}~^\\]")
 _WORDS = {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}

@@ -1,0 +1,43 @@
+"""The printed digits of comparisons, against a second program that reads their JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from synthetic_comparison import HELD, MANNERS, Manner, compared
+
+from planaria.compare.race_results import Compared
+from planaria.observe.trials.comparison_table import columns, rows
+from recomputed import recomputed
+
+
+def printed(found: Compared) -> dict[str, dict[str, str]]:
+    head = columns(found)
+    return {row[0].removesuffix(" (control)"): dict(zip(head, row, strict=True)) for row in rows(found)}
+
+
+def differences(found: Compared, but: tuple[str, ...] = ()) -> list[tuple[str, str, str, str]]:
+    cells, told = recomputed(json.loads(found.model_dump_json())), printed(found)
+    return [
+        (arm, column, cell, told[arm][column])
+        for arm, own in cells.items()
+        for column, cell in own.items()
+        if column not in but and told[arm][column] != cell and not told[arm][column].startswith("not reached")
+    ]
+
+
+@pytest.mark.parametrize("manners", [MANNERS, HELD])
+def test_steps_and_hours_of_a_made_comparison_are_what_its_json_says(manners: dict[str, Manner]) -> None:
+    found = compared(manners)
+    assert differences(found, but=("traffic",)) == []
+
+
+def test_another_digit_is_noticed() -> None:
+    found = compared(HELD)
+    run = found.arms[3].runs[0]
+    changed = found.arms[3].model_copy(
+        update={"runs": [run.model_copy(update={"hours": (run.hours or 0) + 0.2}), *found.arms[3].runs[1:]]}
+    )
+    arms = [*found.arms[:3], changed, *found.arms[4:]]
+    assert differences(found.model_copy(update={"arms": arms}), but=("traffic",)) != []

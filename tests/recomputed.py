@@ -1,0 +1,91 @@
+"""Steps, hours and traffic of a comparison once more, from the JSON that it saved: no line of planaria is used."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+Json = dict[str, Any]
+GROUP, SCALE, FP32 = 128, 2, 4
+"""numbers that share a scale in a coded message, bytes of a scale, bytes of a number"""
+
+
+def losses(course: Json) -> list[tuple[int, float]]:
+    """(tick, mean of the last three validations)."""
+    points = [(point["tick"], point["loss"]) for point in course["points"]]
+    return [(points[n][0], fmean(loss for _, loss in points[n - 2 : n + 1])) for n in range(2, len(points))]
+
+
+def reached(course: Json, target: float) -> float | None:
+    """Ticks until the loss is down to the target, on a line between two validations."""
+    known = losses(course)
+    for place, (tick, loss) in enumerate(known):
+        if loss <= target:
+            if not place or known[place - 1][1] <= loss:
+                return float(tick)
+            before, higher = known[place - 1]
+            return before + (tick - before) * (higher - target) / (higher - loss)
+    return None
+
+
+def hours(arm: Json, course: Json, ticks: float) -> float:
+    """Steps, checkpoints before the target, and losses before it: work made again, a replacement, state."""
+    given = arm["given"]
+    total = ticks * arm["step_s"] + arm["save_s"] * len([tick for tick in course["saved"] if tick <= ticks])
+    for met in course["met"]:
+        if met["tick"] < ticks:
+            moved = given["scale"] * met["moved_bytes"] / (given["bandwidth"] or float("inf"))
+            state = given["load_s"] if met["rolled_back"] else moved
+            total += given["again"] * arm["step_s"] + given["replacement_s"] + state
+    return float(total / 3600)
+
+
+def traffic(arm: Json) -> float:
+    """Bytes that copies add to a step over those of activations and their gradients, round a ring, to and fro."""
+    given, changes = arm["given"], arm["changes"]
+    sample = given["context"] * given["dim"] * given["wire_bytes"] * given["microbatch_size"]
+    passed = given["replicas"] * 2 * (given["stages"] + 1) * given["microbatches"] * sample
+    chain = [name.strip() for name in changes.get("recovery.strategy", "checkfree").split(",")] if arm["faults"] else []
+    sent = 0.0
+    if "echo" in chain:
+        bits, every = (
+            int(changes.get(f"recovery.options.{name}", usual)) for name, usual in (("bits", 8), ("every", 4))
+        )
+        groups = [-(-count // GROUP) for count in given["parameters"]]
+        sent += sum(groups) * (SCALE + GROUP * bits // 8) / every
+    if "redundant" in chain:
+        sent += FP32 * sum(given["parameters"])
+    if "checkfree_plus" in chain:  # embedding, norm and head, each at the stage that it feeds
+        sent += FP32 * given["parameters"][0]
+    return sent / passed
+
+
+def told(values: list[float | None], form: str) -> str:
+    """As the table writes it."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "–"
+    mean, least, most = (format(number, form) for number in (fmean(known), min(known), max(known)))
+    return mean if least == most else f"{mean} [{least} … {most}]"
+
+
+def over(one: list[float | None], other: list[float | None]) -> list[float | None]:
+    return [None if a is None or not b else a / b for a, b in zip(one, other, strict=True)]
+
+
+def recomputed(found: Json) -> dict[str, dict[str, str]]:
+    """Arm → column of the table → its cell."""
+    free, cells, first = found["arms"][0], {}, dict[str, list[float | None]]()
+    known = [[loss for t, loss in losses(c) if t <= found["target_at"] * c["ticks"]] for c in free["courses"]]
+    for arm in found["arms"]:
+        pairs = [(course, reached(course, past[-1])) for course, past in zip(arm["courses"], known, strict=True)]
+        ticks, took = [t for _, t in pairs], [None if t is None else hours(arm, course, t) for course, t in pairs]
+        first = first or {"ticks": ticks, "took": took}
+        cells[arm["name"]] = {
+            "steps to target": told(ticks, ".0f"),
+            "× fault-free": told(over(ticks, first["ticks"]), ".3f"),
+            "hours to target": told(took, ".1f"),
+            "× hours": told(over(took, first["took"]), ".3f"),
+            "traffic": f"{100 * traffic(arm):.3g} %",
+        }
+    return cells
