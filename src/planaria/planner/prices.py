@@ -71,7 +71,7 @@ def room(problem: Problem, ways: Ways, data: Ints, least: float, most: float = n
     both, workers = sides(problem, ways, data, least), size - data
     held = np.minimum(problem.slots[first], problem.microbatches + (problem.more > 0))
     turn = (problem.forward + problem.backward)[ENTRY, first] / 1e9
-    free = (ways.uses <= workers).all(axis=1)
+    free: Bools = np.asarray((ways.uses <= workers).all(axis=1))
     limits = too_long(problem, ways, free, data, most)
     ramp = [sum(min(k * each, least) for k in range(have)) for each, have in zip(turn, held.tolist(), strict=True)]
     return Room(

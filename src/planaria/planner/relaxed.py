@@ -7,11 +7,14 @@ is not believed but put into ``prices.least_s``, which holds for any prices.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from planaria.planner.prices import Floats, Prices, Room, cost, least_s
+from planaria.planner.filling import Floats
+from planaria.planner.prices import Prices, Room, cost, least_s
 from planaria.planner.problem import BLOCK, Problem
 from planaria.planner.tables import Ints
 from planaria.planner.ways import Ways
@@ -90,10 +93,11 @@ def _solve(
 def _no_prices(problem: Problem, there_is: Room) -> Prices:
     count = len(there_is.data)
     long, away = np.zeros((count, problem.microbatches)), np.zeros(len(there_is.elsewhere.needed))
-    return Prices(*np.zeros((4, count)), long, away)
+    origin, slot, work, visit = np.zeros((4, count))
+    return Prices(origin, slot, work, visit, long, away)
 
 
-Rule = tuple[Floats, Floats, Floats]
+Rule = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 """[rows, columns] what each column uses, [rows] how much of it there is per step, [rows] and besides"""
 
 
