@@ -58,7 +58,7 @@ class Patience:
 
     def _needed(self, peer: str) -> int:
         """Rounds in a row that it must have been heard in."""
-        return 4 ** min(15, max(0, self._missed[self._account(peer)] - 1))
+        return 1 << (2 * min(15, max(0, self._missed[self._account(peer)] - 1)))
 
     def _account(self, peer: str) -> str:
         return peer if peer in self.founders else STRANGERS
