@@ -28,7 +28,7 @@ from benchmarks.common import RESULTS, Claim, Row, conclude, parser, start
 from benchmarks.scale_lab import Method, Place, clock, losses, steps_to
 
 NAME = "exchange_scale"
-TUNED, TRAINED = 64, (4, 64, 1024)
+TUNED, TRAINED = 64, (4, 64, 256, 1024)
 """replicas with which options are searched; with which learning is measured"""
 RATES = (0.02, 0.04)
 REACHED_AT = 0.2
@@ -160,7 +160,7 @@ def main() -> int:
     flags.add_argument("--seeds", type=int, default=3)
     flags.add_argument("--steps", type=int, default=600, help="of learning")
     flags.add_argument("--clock", type=int, default=100, help="steps of which the clock takes the mean")
-    flags.add_argument("--replicas", type=int, nargs="+", default=[4, 64, 1024, 4096])
+    flags.add_argument("--replicas", type=int, nargs="+", default=[4, 64, 256, 1024, 4096])
     flags.add_argument("--most", type=int, default=1024, help="replicas whose learning is measured")
     given = flags.parse_args()
     import torch
