@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from planaria.commands.ensemble import MOST_WINDOWS
-from planaria.config import DataConfig
-from planaria.data.shards import Split, prepare
 from planaria.errors import UserError
-from planaria.experts.domains import HELD_OUT, TEST, TRAINED
+from planaria.experts.domains import TRAINED
 from planaria.experts.ensemble import Ensemble
-from planaria.experts.manifest import TOKENIZER
-from planaria.experts.reading import windows
+from planaria.experts.reading import Of, domain_samples
 from planaria.experts.weighing import weigh
 from planaria.experts.worst import FLOOR
 from planaria.experts.worst_solvers import TOLERANCE
@@ -40,7 +37,7 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
         raise UserError(f"{folder}: has one expert only, and nothing to weigh; add another with `planaria experts add`")
     if floor is not None and not 0 < floor < 1 / len(experts):
         raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, or all weights are alike")
-    held_out, test = _read(ensemble, folder, TRAINED), _read(ensemble, folder, TEST)
+    held_out, test = _read(ensemble, folder, "held out"), _read(ensemble, folder, "test")
     found = weigh(experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE)
     console = show(tables(found))
     for line in sentences(found):
@@ -48,21 +45,13 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
     return 0
 
 
-def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
+def _read(ensemble: Ensemble, folder: Path, of: Of) -> dict[str, Tensor]:
     """Domain that has an expert's text here → what the experts make of its held-out or test text [E, N, T]."""
     files = sorted((folder / TRAINED).glob("*.jsonl"))
     if not files:
         raise UserError(f"{folder / TRAINED}: has no domains' texts; weights are fitted on their held-out part")
-    split: Split = "validation" if part == TRAINED else "train"
-    share = HELD_OUT if part == TRAINED else 0.0
-    found = {}
-    for file in files:
-        source = folder / part / file.name
-        data = DataConfig(source=str(source), tokenizer=str(folder / TOKENIZER), validation=share)
-        try:
-            read = prepare(data, ensemble.manifest.vocab)
-            samples = windows(read, split, ensemble.manifest.context, MOST_WINDOWS)
-        except UserError as error:
-            raise UserError(f"domain {file.stem!r} ({source}): {str(error).removeprefix('data.')}") from None
-        found[file.stem] = ensemble.logps(samples)
-    return found
+    known = ensemble.manifest
+    return {
+        file.stem: ensemble.logps(domain_samples(folder, file.stem, of, known.vocab, known.context, MOST_WINDOWS))
+        for file in files
+    }

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
@@ -19,6 +21,7 @@ from planaria.experts.difficulty import Point, still_to_learn, tiers
 from planaria.experts.domains import HELD_OUT, TRAINED
 from planaria.experts.experts_results import SeedResult
 from planaria.experts.experts_spec import ExpertsSpec, sized, step_tokens
+from planaria.experts.listening import Listener
 from planaria.experts.reading import Readings, Texts, token_logps
 from planaria.experts.scoring import arm_result
 from planaria.experts.training import Training, configured, train_all
@@ -67,6 +70,7 @@ class Campaign:
         experts = {job.name: self._expert(job) for jobs in arms.values() for job in jobs}
         lost = self._train("experts", list(experts.values()))
         readings = {name: self._read(one) for name, one in experts.items() if name not in lost}
+        places = self._places()
         for arm, jobs in arms.items():
             if not readings.keys() & {job.name for job in jobs}:
                 raise RunStopped(f"{self.own}: none of the experts of {arm} could be trained; see their .log files")
@@ -78,10 +82,16 @@ class Campaign:
             parent=self._read(self.middle).losses,
             single={name: found.losses for name, found in readings.items()},
             lost=lost,
-            arms={
-                arm: arm_result(jobs, cost[arm], readings, self.spec, self.texts.places) for arm, jobs in arms.items()
-            },
+            arms={arm: arm_result(jobs, cost[arm], readings, self.spec, places) for arm, jobs in arms.items()},
         )
+
+    def _places(self) -> Mapping[str, Tensor]:
+        """What the texts tell of the experts: of this seed's parent's hidden states, or the same for all seeds."""
+        mixture, domains = self.spec.mixture, list(self.spec.domains)
+        if mixture.prior != "ridge":
+            return self.texts.places
+        listener = Listener.beside(self.middle.model, self.folder, domains, self.base.data.cache)
+        return self.texts.told(lambda samples: listener.priors(samples, domains, mixture.temperature))
 
     def _difficulty(self, by: str) -> dict[str, float]:
         """Domain → how hard it is, told by one of the ways there are."""

@@ -75,6 +75,11 @@ def _write_pieces(name: str, kept: list[str], folder: Path, train: bool, cluster
         _write(folder / TRAINED / f"{name}.jsonl", [p for n, p in enumerate(kept) if n % TENTH != TENTH - 1])
 
 
+def with_text(folder: Path) -> list[str]:
+    """The domains whose text experts of the run in ``folder`` learn from."""
+    return sorted(file.stem for file in (folder / TRAINED).glob("*.jsonl"))
+
+
 def read_pieces(folder: Path, part: str, name: str) -> list[str]:
     """The pieces of a domain that were written into this part of a run."""
     return list(read_jsonl(folder / part / f"{name}.jsonl", "text"))

@@ -55,6 +55,21 @@ class Manifest(Record):
     removed: list[str] = Field(default_factory=list)
     """of those that were trained with the ensemble, who was taken out of it by hand"""
 
+    def listener(self, folder: Path) -> str:
+        """Folder of the model that listens for prior = "ridge": the parent of the experts of middle size.
+
+        :raises UserError: when nobody knows one, or it is gone.
+        """
+        known = sorted((one for one in self.members if one.parent), key=lambda one: one.parameters)
+        if not known:
+            raise UserError(
+                f"{folder}: prior = 'ridge': its experts do not say which model they branched off; use another"
+            )
+        found = known[len(known) // 2].parent
+        if not (folder / found / WEIGHTS).is_file():
+            raise UserError(f"{folder}: prior = 'ridge': there is no {folder / found / WEIGHTS}; bring it back")
+        return found
+
     def changed_like(self, before: Manifest) -> Manifest:
         """This manifest, made anew, with the changes that were made by hand to the one ``before`` it."""
         stay = [member for member in self.members if member.name not in before.removed]

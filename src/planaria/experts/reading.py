@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -16,15 +17,19 @@ from planaria.config import DataConfig, RunConfig
 from planaria.data.shards import Data, Split, prepare
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import Tokenizer
+from planaria.errors import UserError
 from planaria.experts import embedding
 from planaria.experts.domains import HELD_OUT, TEST, TRAINED, read_pieces
 from planaria.experts.embedding import Embedding
 from planaria.experts.experts_spec import ExpertsSpec
+from planaria.experts.manifest import TOKENIZER
 from planaria.model.huggingface import import_model
 from planaria.model.stages import Llama
 
 BATCH = 32
 """windows that are read at once"""
+Of = Literal["learned", "held out", "test"]
+"""which of a domain's text: what experts learn from, what probes and priors are fitted on, or what nobody reads"""
 
 
 @dataclass(frozen=True)
@@ -53,17 +58,16 @@ class Texts:
 
         :raises UserError: when a domain's text is too short for one sample.
         """
-        self._folder, self._base = folder, base
-        context, most = base.model.context, spec.test_windows
-        self.test = {
-            name: windows(self._dataset(TEST, name, 0.0), "train", context, most)
-            for name in (*spec.domains, *spec.untrained)
-        }
-        self.held_out = {
-            name: windows(self._dataset(TRAINED, name, HELD_OUT), "validation", context, most) for name in spec.domains
-        }
+        self._folder = folder
+
+        def samples(of: Of, names: Iterable[str]) -> dict[str, Tensor]:
+            sizes = base.model.vocab, base.model.context, spec.test_windows
+            return {name: domain_samples(folder, name, of, *sizes, base.data.cache) for name in names}
+
+        self.test = samples("test", (*spec.domains, *spec.untrained))
+        self.held_out = samples("held out", spec.domains)
         self.places = self._places(spec) if spec.mixture.prior == "clusters" else {}
-        """part and domain → ln π [domains, N, T] of its samples by where the text before each token lies"""
+        """prior = "clusters": what :meth:`told` says of where the text before each token lies"""
 
     def read(self, model: Path) -> Readings:
         """What the exported ``model`` makes of them; kept in the folder it lies in."""
@@ -73,37 +77,34 @@ class Texts:
             read = import_model(model).eval()
             found = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
             found |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
-            with atomic.replacing(file) as unfinished:
-                save_file(found, unfinished)
-            if sums := digests.read(file.parent):
-                digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
+            keep(file, found)
             kept = found
         return Readings(
             {name: kept[f"test.{name}"] for name in self.test},
             {name: kept[f"held_out.{name}"] for name in self.held_out},
         )
 
+    def told(self, prior: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Part and domain ("test.law") → ln π [domains, N, T] of its samples, by a prior that the text tells."""
+        samples = {f"test.{name}": found for name, found in self.test.items()}
+        samples |= {f"held_out.{name}": found for name, found in self.held_out.items()}
+        return {part: prior(found) for part, found in samples.items()}
+
     def _places(self, spec: ExpertsSpec) -> dict[str, Tensor]:
         if not (self._folder / embedding.FILE).is_file():
             trained = {name: read_pieces(self._folder, TRAINED, name) for name in spec.domains}
             Embedding.fitted(trained).save(self._folder)
         known, tokenizer = Embedding.open(self._folder), Tokenizer.open(self._folder / "tokenizer.json")
-        samples = {f"test.{name}": found for name, found in self.test.items()}
-        samples |= {f"held_out.{name}": found for name, found in self.held_out.items()}
-        temperature = spec.mixture.temperature
-        return {
-            part: known.priors(found, tokenizer.decode, list(spec.domains), temperature)
-            for part, found in samples.items()
-        }
+        domains, temperature = list(spec.domains), spec.mixture.temperature
+        return self.told(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
 
-    def _dataset(self, part: str, name: str, validation: float) -> Data:
-        data = DataConfig(
-            source=str(self._folder / part / f"{name}.jsonl"),
-            tokenizer=str(self._folder / "tokenizer.json"),
-            validation=validation,
-            cache=self._base.data.cache,
-        )
-        return prepare(data, self._base.model.vocab)
+
+def keep(file: Path, found: Mapping[str, Tensor], said: Mapping[str, str] | None = None) -> None:
+    """Write tensors beside a model, with a word on them, and into the list of its folder's digests."""
+    with atomic.replacing(file) as unfinished:
+        save_file(dict(found), unfinished, metadata=None if said is None else dict(said))
+    if sums := digests.read(file.parent):
+        digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
 
 
 def _kept(file: Path) -> dict[str, Tensor] | None:
@@ -115,6 +116,23 @@ def _kept(file: Path) -> dict[str, Tensor] | None:
         return load_file(file)
     except SafetensorError:
         return None
+
+
+def domain_samples(
+    folder: Path, name: str, of: Of, vocab: int, context: int, most: int, cache: str | None = None
+) -> Tensor:
+    """At most ``most`` samples [N, context + 1] of a domain's text in the run's ``folder``.
+
+    :raises UserError: naming the domain, when there is no such text, or less of it than one sample.
+    """
+    source = folder / (TEST if of == "test" else TRAINED) / f"{name}.jsonl"
+    split: Split = "validation" if of == "held out" else "train"
+    share = 0.0 if of == "test" else HELD_OUT
+    try:
+        data = DataConfig(source=str(source), tokenizer=str(folder / TOKENIZER), validation=share, cache=cache)
+        return windows(prepare(data, vocab), split, context, most)
+    except UserError as error:
+        raise UserError(f"domain {name!r} ({source}): {str(error).removeprefix('data.')}") from None
 
 
 def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:

@@ -25,7 +25,7 @@ def arm_result(
 ) -> ArmResult:
     """The ensemble of an arm's experts, as far as they were trained, on every domain's test text.
 
-    ``places``: for prior = "clusters", part and domain ("test.law") → ln π [domains, N, T] of its samples.
+    ``places``: for a prior that the text tells, part and domain ("test.law") → ln π [domains, N, T] of its samples.
     """
     there = [job for job in jobs if job.name in readings]
     found = _stacked([readings[job.name] for job in there])
@@ -33,7 +33,7 @@ def arm_result(
         belief(spec.mixture, {name: found[f"held_out.{name}"] for name in spec.domains}),
         dict[str, Tensor](),
     )
-    if spec.mixture.prior == "clusters":
+    if places:
         rows = [list(spec.domains).index(job.domain) for job in there]
         by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in places.items()}
 
