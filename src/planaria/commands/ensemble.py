@@ -150,12 +150,13 @@ def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
         )
     if model.config.context < kept.context:
         raise UserError(f"{source}: reads {model.config.context} tokens at once, the ensemble {kept.context}")
-    known = {"clusters": lambda: Embedding.open(folder).centres.keys(), "ridge": lambda: with_text(folder)}
-    prior = kept.mixture.prior
-    if prior in known and domain not in (names := known[prior]()):
-        raise UserError(
-            f"--domain {domain!r}: prior = {prior!r} needs a domain that is known; {nearest(domain, names)}"
-        )
+    prior, names = kept.mixture.prior, [domain]
+    if prior == "clusters":
+        names = list(Embedding.open(folder).centres)
+    elif prior == "ridge":
+        names = with_text(folder)
+    if domain not in names:
+        raise UserError(f"--domain {domain!r}: prior = {prior!r} needs a domain that is known; {nearest(domain, names)}")
     return sum(parameter.numel() for parameter in model.global_state().values())
 
 

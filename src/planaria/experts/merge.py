@@ -140,5 +140,5 @@ def _routed(model: Llama) -> list[Routed]:
 def _filled(model: Llama, state: Mapping[str, Tensor]) -> Llama:
     """The model with these weights, its routers' zeros but for what ``state`` has of them."""
     routers = {n: torch.zeros_like(t) for n, t in model.global_state().items() if ".router." in n}
-    model.load_global_state(routers | state)
+    model.load_global_state({**routers, **state})
     return model.eval()

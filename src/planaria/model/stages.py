@@ -220,8 +220,9 @@ class Llama(nn.Module):
             ends, *blocks = (family.build_stage(config, stages, stage) for stage in range(stages + 1))
             assert isinstance(ends, Ends)
             self.ends, self.stages = ends, nn.ModuleList(blocks)
-            for layer in self.layers if routing else ():
-                layer.mlp = Routed(config, routing)
+            if routing is not None:
+                for layer in self.layers:
+                    layer.mlp = Routed(config, routing)
         if initialise and torch.device(device).type != "meta":
             for stage, built in enumerate((ends, *blocks)):
                 family.initialise(built, config, stages, stage, seed)
