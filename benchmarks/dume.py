@@ -15,40 +15,24 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import common
 from benchmarks.common import RUNS, Claim, Row
+from benchmarks.dume_arms import PROMPT, Arm, arms
 from planaria import shipped
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from planaria.experts.experts_results import SeedResult
-    from planaria.experts.reading import Readings, Texts
+    from planaria.config import RunConfig
+    from planaria.experts.experts_spec import ExpertsSpec
 
 NAME = "dume"
 SIZE, WIDTH = "M", 256
-PROMPT = 32
-"""tokens that are given, where a text has a prompt"""
 ALL = "ensemble, uniform prior"
 """what everything is compared with"""
-
-
-@dataclass
-class Arm:
-    """What one way makes of a seed's texts."""
-
-    logps: Mapping[str, Tensor]
-    """domain → [N, T], nats"""
-    passes: float = 1.0
-    """whole models that read each token, the parent's listening among them"""
-
-    def loss(self, domain: str, given: int = 0) -> float:
-        return -float(self.logps[domain][:, given:].mean())
 
 
 @dataclass
@@ -83,14 +67,13 @@ def main() -> int:
     flags.add_argument("--temperatures", type=float, nargs="+", default=[0.03, 0.1, 0.3], help="of the ridge prior")
     flags.add_argument("--generalist", metavar="FOLDER", help="an exported model for each {seed}")
     given = flags.parse_args()
-    far = measured(given, "far", given.steps, 1e-3)
-    near = measured(given, "near", given.near_steps, 1e-4)
-    rows = [*table(far, ""), *claims(far, given.temperatures), *by_domain(far), *nearness(near)]
+    far, near = measured(given)
+    rows = [*table(far), *claims(far, given.temperatures), *by_domain(far), *nearness(near)]
     return common.conclude(NAME, given, rows)
 
 
-def measured(given: Any, which: str, steps: int, lr: float) -> Found:
-    """Train what is not trained yet, and measure it."""
+def measured(given: Any) -> tuple[Found, Found]:
+    """Train what is not trained yet, and measure it: experts as usual, and some that stay near their parent."""
     import torch
 
     from planaria.commands.experts import RESULTS
@@ -99,16 +82,22 @@ def measured(given: Any, which: str, steps: int, lr: float) -> Found:
     from planaria.experts.reading import Texts
 
     torch.set_num_threads(1)
-    file = trained(given, which, steps, lr)
-    spec, base = load(file, {"out": str(RUNS)})
+    spec, base = load(trained(given), {"out": str(RUNS)})
     run = RUNS / base.name
-    texts, found = Texts(run, spec, base), Found(list(spec.domains), list(spec.untrained))
+    texts, names = Texts(run, spec, base), list(spec.domains)
+    far, near = Found(names, list(spec.untrained)), Found(names, list(spec.untrained))
     for seed in Results.model_validate_json((run / RESULTS).read_text()).runs:
-        found.seeds.append(arms(given, run, seed, found.trained, texts))
-    return found
+        place, parent = run / f"seed-{seed.seed}", run / f"seed-{seed.seed}" / "seeds" / SIZE / "model"
+        if seed.lost:
+            raise SystemExit(f"{place}: {seed.lost[0]} could not be trained; run this again to take that up")
+        experts = [place / "experts" / f"{name}-{SIZE}-{given.steps}" / "model" for name in names]
+        far.seeds.append(arms(given, run, seed.seed, parent, experts, names, texts))
+        experts = near_experts(given, run, seed.seed, parent, names, spec, base)
+        near.seeds.append(arms(given, run, seed.seed, parent, experts, names, texts))
+    return far, near
 
 
-def trained(given: Any, which: str, steps: int, lr: float) -> Path:
+def trained(given: Any) -> Path:
     """The recipe, carried out as far as it has not been."""
     import tomli_w
 
@@ -122,176 +111,49 @@ def trained(given: Any, which: str, steps: int, lr: float) -> Path:
     if (data / "dialogue").is_dir():
         table["domains"] = {name: {"source": SOURCES.get(name, str(data / name)), "hand": 0} for name in HAND}
         table["untrained"] = {n: {**place, "source": str(data / place["source"])} for n, place in UNTRAINED.items()}
-    table |= {"seeds": given.seeds, "sizes": {SIZE: WIDTH}, "steps": [steps], "workers": 1}
-    table |= {
-        "seed": {"steps": given.parent_steps, "lr": 3e-3},
-        "probe": {"by": ["hand"]},
-        "test_windows": given.windows,
-    }
-    tree["optim"] = {**tree["optim"], "lr": lr}
+    table |= {"seeds": given.seeds, "sizes": {SIZE: WIDTH}, "steps": [given.steps], "workers": 1}
+    table |= {"seed": {"steps": given.parent_steps, "lr": 3e-3}, "probe": {"by": ["hand"]}}
+    table["test_windows"] = given.windows
     RUNS.mkdir(parents=True, exist_ok=True)
-    file = RUNS / f"{NAME}-{which}.toml"
+    file = RUNS / f"{NAME}-far.toml"
     file.write_text(tomli_w.dumps(tree))
     start(file, {"out": str(RUNS)}, dry_run=False, quiet=False)
     return file
 
 
-def arms(given: Any, run: Path, seed: SeedResult, trained: Sequence[str], texts: Texts) -> dict[str, Arm]:
-    """All arms of one seed."""
-    import torch
+def near_experts(
+    given: Any, run: Path, seed: int, parent: Path, names: Sequence[str], spec: ExpertsSpec, base: RunConfig
+) -> list[Path]:
+    """Experts of the same parent, a quarter of the steps at a tenth of the learning rate."""
+    from planaria.experts.domains import HELD_OUT, TRAINED
+    from planaria.experts.training import Training, configured, train_all
+    from planaria.observe.live.jobs_progress import JobsProgress
 
-    from planaria.experts.budget import SYNCHRONISED
+    def training(name: str) -> Training:
+        data = {"source": str(run / TRAINED / f"{name}.jsonl"), "field": "text", "validation": HELD_OUT}
+        own = {"name": name, "out": str(run / f"seed-{seed}" / "near"), "seed": seed, "model": {"hidden": WIDTH}}
+        own |= {"data": {**data, "tokenizer": str(run / "tokenizer.json")}, "optim": {"lr": base.optim.lr / 10}}
+        return Training(configured(base, {**own, "train": {"steps": given.near_steps, "start": str(parent)}}))
 
-    place, jobs = run / f"seed-{seed.seed}", {job.domain: job.name for job in seed.arms[SYNCHRONISED].experts}
-    if lost := [name for name in trained if name not in jobs]:
-        raise SystemExit(f"{place}: the expert of {lost[0]} could not be trained; run this again to take that up")
-    experts = [place / "experts" / jobs[name] / "model" for name in trained]
-    parent, read = place / "seeds" / SIZE / "model", [texts.read(expert) for expert in experts]
-    logps = {name: torch.stack([one.test[name] for one in read]).double() for name in texts.test}
-    found = {"parent": Arm(texts.read(parent).test)}
-    found["own expert"] = Arm({name: logps[name][n] for n, name in enumerate(trained)})
-    found["best single expert, known afterwards"] = Arm({d: own[own.mean((1, 2)).argmax()] for d, own in logps.items()})
-    found |= ensembles(read, logps) | ridge_priors(given, run, parent, trained, texts, logps)
-    found |= merges(given, run, experts, trained, texts)
-    if given.generalist is not None:
-        found["generalist"] = read_by(Path(given.generalist.format(seed=seed.seed)), texts)
-    return found
-
-
-def ensembles(read: Sequence[Readings], logps: Mapping[str, Tensor]) -> dict[str, Arm]:
-    """Who speaks is told by what the experts make of a text."""
-    import torch
-
-    from planaria.experts import posterior, prior, scoring
-    from planaria.experts.experts_spec import MixtureSpec
-
-    experts = len(read)
-    held_out = {n: torch.stack([one.held_out[n] for one in read]).double() for n in read[0].held_out}
-    beliefs = {"uniform": prior.uniform(experts), "cached": scoring.belief(MixtureSpec(prior="cached"), held_out)}
-    found = {}
-    for name, belief in beliefs.items():
-        for k in (0, 1, 2):
-            own = {}
-            for domain, given in logps.items():
-                log_w = posterior.speakers(posterior.log_weights(given, belief), k, PROMPT)
-                own[domain] = posterior.mixed(given, log_w)
-            tokens = next(iter(own.values())).shape[-1]
-            told = f"ensemble, {name} prior" + (f", top-{k} after {PROMPT} tokens" if k else "")
-            found[told] = Arm(own, posterior.passes(experts, tokens, k, PROMPT))
-    return found
-
-
-def ridge_priors(
-    given: Any, run: Path, parent: Path, trained: Sequence[str], texts: Texts, logps: Mapping[str, Tensor]
-) -> dict[str, Arm]:
-    """Who speaks is told by the parent."""
-    from planaria.experts import listening, posterior
-
-    listening.SAMPLES = given.samples
-    listener, found = listening.Listener.beside(parent, run, trained), {}
-    for temperature in given.temperatures:
-        mixed: dict[str, dict[str, Tensor]] = {}
-        switches: dict[str, list[float]] = {}
-        for domain, samples in texts.test.items():
-            prior = listener.priors(samples, trained, temperature)
-            log_w, own = posterior.log_weights(logps[domain], prior), logps[domain]
-            mixed.setdefault("all", {})[domain] = posterior.mixed(own, log_w)
-            for k in (1, 2):
-                once, again = kept(log_w, prior[..., PROMPT : PROMPT + 1], k), kept(log_w, prior, k)
-                mixed.setdefault(f"top-{k} after a prompt", {})[domain] = posterior.mixed(own, once)
-                mixed.setdefault(f"top-{k}, anew every 16 tokens", {})[domain] = posterior.mixed(own, again)
-                ever = (~again.isneginf()).any(-1).sum(0).double().mean()
-                switches.setdefault(f"top-{k}, anew every 16 tokens", []).append(float(ever))
-        for told, own_logps in mixed.items():
-            speaking = switches.get(told, [float(told[4]) if told != "all" else float(len(trained))])
-            listened = PROMPT / 128 if "prompt" in told else 1.0
-            found[f"ensemble, ridge prior (T = {temperature:g}), {told}"] = Arm(
-                own_logps, statistics.fmean(speaking) + listened
-            )
-    return found
-
-
-def kept(log_w: Tensor, prior: Tensor, k: int) -> Tensor:
-    """ln w [E, N, T] of those whom ``prior`` [E, N, T], or [E, N, 1] for all tokens, has among its first k."""
-    import torch
-
-    chosen = torch.zeros_like(prior, dtype=torch.bool).scatter(0, prior.topk(k, 0).indices, True)
-    return log_w.masked_fill(~chosen, -torch.inf).log_softmax(0)
-
-
-def merges(given: Any, run: Path, experts: Sequence[Path], trained: Sequence[str], texts: Texts) -> dict[str, Arm]:
-    """One model of all experts."""
-    from planaria.experts import merge
-    from planaria.experts.reading import domain_samples
-    from planaria.model.huggingface import import_model
-    from planaria.model.stages import Llama
-
-    models = [import_model(expert).eval() for expert in experts]
-    config, count = models[0].config, len(models)
-    mean = Llama(config, initialise=False).eval()
-    mean.load_global_state(merge.mean([model.global_state() for model in models]))
-    found = {"weight average": Arm(logps_of(mean, texts))}
-    model = merge.merged(models, 1, bias=True)
-    known = {}
-    for number, name in enumerate(trained):
-        with merge.forced(model, number):
-            known[name] = logps_of(model, texts, [name])[name]
-    found["DUME's blocks, routed by the known domain"] = Arm(known)
-    sums = []
-    for number, name in enumerate(trained):
-        samples = domain_samples(run, name, "learned", config.vocab, config.context, given.samples)
-        sums.append(merge.domain_sums(model, number, samples[:, :-1]))
-    tokens = sum(float(one[0, -1, -1]) for one in sums)
-    for k in sorted({1, 2, count}):
-        for temperature in (1.0, 0.1) if k > 1 else (1.0,):
-            told = f"DUME, k = {k}" + (f", T = {temperature:g}" if k > 1 else "")
-            found[told] = routed(model, sums, texts, k, temperature)
-    found["DUME, k = 1, no bias"] = routed(model, sums, texts, 1, bias=False)
-    found["DUME, k = 1, λ on means"] = routed(model, sums, texts, 1, lam=1e-2 * tokens)
-    found["DUME, k = 1, columns as they are"] = routed(model, sums, texts, 1, unit=False)
-    return found
-
-
-def routed(
-    model: Any, sums: Sequence[Tensor], texts: Texts, k: int, temperature: float = 1.0, lam: float = 1e-2,
-    bias: bool = True, unit: bool = True,
-) -> Arm:  # fmt: skip
-    """The merged model with such routers."""
-    from planaria.experts import ridge
-
-    for at, layer in enumerate(model.layers):
-        found = ridge.router([own[at] for own in sums], lam, bias, unit).float() / temperature
-        router, size = layer.mlp.router, model.config.dim
-        router.weight.data.copy_(found[:size].T)
-        router.bias.data.copy_(found[-1]) if bias else router.bias.data.zero_()
-        layer.mlp.top_k = k
-    return Arm(logps_of(model, texts))
-
-
-def read_by(folder: Path, texts: Texts) -> Arm:
-    from planaria.model.huggingface import import_model
-
-    return Arm(logps_of(import_model(folder).eval(), texts))
-
-
-def logps_of(model: Any, texts: Texts, names: Sequence[str] = ()) -> dict[str, Tensor]:
-    from planaria.experts.reading import token_logps
-
-    return {name: token_logps(model, texts.test[name]) for name in names or texts.test}
+    trainings = [training(name) for name in names]
+    with JobsProgress(quiet=True) as progress:
+        if lost := train_all(f"near experts of seed {seed}", trainings, spec, spec.retries, progress):
+            raise SystemExit(f"{run}: near expert {lost[0]} could not be trained; run this again to take that up")
+    return [one.model for one in trainings]
 
 
 def spread(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.3f} [{min(values):.3f} … {max(values):.3f}]" if values else "–"
 
 
-def table(found: Found, what: str) -> Iterator[Row]:
+def table(found: Found) -> Iterator[Row]:
     """Every arm over the full ensemble: trained domains, and beside them the others."""
     for arm, own in found.seeds[0].items():
         prompted = PROMPT if "after a prompt" in arm else 0
         domains = [name for name in found.untrained if name in own.logps]
         others = spread(found.ratios(arm, ALL, domains, prompted)) if domains else "–"
         beside = {"other domains": others, "passes": f"{own.passes:.2f}"}
-        yield Row(f"{what}{arm}", found.ratios(arm, ALL, found.trained, prompted), "", beside=beside)
+        yield Row(arm, found.ratios(arm, ALL, found.trained, prompted), "", beside=beside)
 
 
 def claims(found: Found, temperatures: Sequence[float]) -> Iterator[Row]:

@@ -156,7 +156,9 @@ def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
     elif prior == "ridge":
         names = with_text(folder)
     if domain not in names:
-        raise UserError(f"--domain {domain!r}: prior = {prior!r} needs a domain that is known; {nearest(domain, names)}")
+        raise UserError(
+            f"--domain {domain!r}: prior = {prior!r} needs a domain that is known; {nearest(domain, names)}"
+        )
     return sum(parameter.numel() for parameter in model.global_state().values())
 
 
