@@ -46,8 +46,8 @@ class Found:
     def ratios(self, arm: str, to: str, domains: Sequence[str], given: int = 0) -> list[float]:
         """One for each seed: geometric mean over the domains that both know."""
         found = []
-        for arms in self.seeds:
-            mine, theirs = arms[arm], arms[to]
+        for made in self.seeds:
+            mine, theirs = made[arm], made[to]
             both = [name for name in domains if name in mine.logps and name in theirs.logps]
             found.append(math.exp(statistics.fmean(mine.loss(d, given) - theirs.loss(d, given) for d in both)))
         return found

@@ -77,10 +77,14 @@ def ridge_priors(
     given: Any, run: Path, parent: Path, trained: Sequence[str], texts: Texts, logps: Mapping[str, Tensor]
 ) -> dict[str, Arm]:
     """Who speaks is told by the parent."""
-    from planaria.experts import listening, posterior
+    from planaria.experts import posterior
+    from planaria.experts.listening import Listener, heard
+    from planaria.experts.reading import domain_samples
+    from planaria.model.huggingface import import_model
 
-    listening.SAMPLES = given.samples
-    listener, found = listening.Listener.beside(parent, run, trained), {}
+    model, found = import_model(parent).eval(), {}
+    sizes = model.config.vocab, model.config.context, given.samples
+    listener = Listener(model, {name: heard(model, domain_samples(run, name, "learned", *sizes)) for name in trained})
     for temperature in given.temperatures:
         mixed: dict[str, dict[str, Tensor]] = {}
         switches: dict[str, list[float]] = {}

@@ -21,9 +21,13 @@ from safetensors.torch import load_file
 
 from planaria import cli
 from planaria.commands import ensemble as commands
+from planaria.config import DataConfig
+from planaria.data.shards import prepare
 from planaria.errors import UserError
 from planaria.experts.ensemble import Ensemble
 from planaria.experts.experts_results import Results
+from planaria.experts.reading import windows
+from planaria.experts.scoring import score
 from planaria.model.generate import generate
 from planaria.observe.trials.experts_report import show_results, write_experts_report
 from planaria.trials import identity
@@ -138,11 +142,6 @@ def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
     run = made / "runs" / "tiny"
     ensemble, best = Ensemble(run), min(results(run).runs[0].arms.values(), key=lambda arm: arm.held_out)
     assert [member.name for member in ensemble.manifest.members] == [job.name for job in best.experts]
-    from planaria.config import DataConfig
-    from planaria.data.shards import prepare
-    from planaria.experts.reading import windows
-    from planaria.experts.scoring import score
-
     data = DataConfig(
         source=str(run / "test" / "code.jsonl"), tokenizer=str(run / "tokenizer.json"), validation=0.0,
         cache=str(made / "cache"),
@@ -507,6 +506,33 @@ def test_one_body_of_text_is_cut_measured_by_size_and_the_text_so_far_chooses_wh
     (tmp_path / "cut" / "embedding.safetensors").unlink()
     with pytest.raises(UserError, match=r"embedding\.safetensors: missing or damaged"):
         Ensemble(tmp_path / "cut")
+
+
+@pytest.mark.slow
+def test_a_run_whose_parent_says_who_speaks_and_then_becomes_one_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = RECIPE
+    for old, new in (
+        ("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}"), ("steps = [4, 6, 8]", "steps = [30]"),
+        ("mixture = {{ prefix = 8 }}", 'mixture = {{ prior = "ridge", prefix = 0, top_k = 1 }}'),
+        ('topics = {{ source = "stdlib:pydoc_data/topics.py" }}\n', ""),
+    ):  # fmt: skip
+        assert old in recipe
+        recipe = recipe.replace(old, new)
+    (tmp_path / "told.toml").write_text(recipe.format(cache=tmp_path / "cache"))
+    assert cli.run(["experts", str(tmp_path / "told.toml"), "--quiet", "--out", str(tmp_path)]) == 0
+    run, (seed,) = tmp_path / "told", results(tmp_path / "told").runs
+    ensemble, arm = Ensemble(run), seed.arms["M_Ho-I_Ho"]
+    data = DataConfig(source=str(run / "test" / "code.jsonl"), tokenizer=str(run / "tokenizer.json"), validation=0.0)
+    samples = windows(prepare(data, 257), "train", 32, 8)
+    again = score(ensemble.logps(samples), ensemble.log_prior(samples), ensemble.manifest.mixture)
+    assert again.loss == pytest.approx(arm.scores["code"].loss, abs=1e-6)
+    assert list(ensemble.generate(ensemble.tokenizer.encode("import os"), 5)) and len(ensemble._models) == 1
+    assert cli.run(["experts", "merge", str(run), "--to", str(tmp_path / "merged")]) == 0
+    capsys.readouterr()
+    assert cli.run(["eval", str(tmp_path / "merged")]) == 0
+    assert [row[0] for row in _rows(capsys)] == ["asyncio", "code", "tables"]
 
 
 def test_another_recipe_does_not_go_on_with_this_run(made: Path, tmp_path: Path) -> None:

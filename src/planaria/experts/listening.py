@@ -31,11 +31,16 @@ def states(model: Llama, tokens: Tensor) -> Tensor:
     return torch.cat(found) / torch.arange(1, tokens.shape[1] + 1)[:, None]
 
 
+def heard(model: Llama, samples: Tensor) -> Tensor:
+    """:func:`ridge.sums` of the :func:`states` of a domain's samples [N, T + 1]."""
+    return ridge.sums(states(model, samples[:, :-1]).flatten(0, 1))
+
+
 class Listener:
     """A model that listens for experts of these domains."""
 
     def __init__(self, model: Llama, sums: Mapping[str, Tensor], lam: float = ridge.RIDGE) -> None:
-        """``sums``: domain → :func:`ridge.sums` of :func:`states` of its text.
+        """``sums``: domain → what was :func:`heard` of its text.
 
         :raises UserError: as :func:`ridge.router`.
         """
@@ -55,10 +60,10 @@ class Listener:
         whose = digest(parent / WEIGHTS)
         known = _opened(file, whose, size) if file.is_file() else {}
         missing = {
-            name: ridge.sums(states(model, domain_samples(run, name, "learned", vocab, context, SAMPLES, cache)[:, :-1])
-                             .flatten(0, 1))
-            for name in dict.fromkeys(domains) if name not in known
-        }  # fmt: skip
+            name: heard(model, domain_samples(run, name, "learned", vocab, context, SAMPLES, cache))
+            for name in dict.fromkeys(domains)
+            if name not in known
+        }
         if missing:
             known |= missing
             keep(file, known, {"model": whose})
