@@ -130,9 +130,9 @@ def test_everything_is_there_and_equal_compute_is_counted(made: Path) -> None:
     assert sorted(seed.tier["probe"].values()) == [0, 1, 2]
     assert len({round(arm.flops) for arm in seed.arms.values()}) == 1
     for arm in seed.arms.values():
-        for score in arm.scores.values():
-            assert score.loss <= score.averaged + 1e-9
-            assert sum(score.speaking) == pytest.approx(1)
+        for found_score in arm.scores.values():
+            assert found_score.loss <= found_score.averaged + 1e-9
+            assert sum(found_score.speaking) == pytest.approx(1)
     assert (run / "report.html").stat().st_size > 10_000
     assert found.speech is not None and len(found.speech.pieces) == len(found.speech.weights)
 
