@@ -37,11 +37,16 @@ ALL = "ensemble, uniform prior"
 
 @dataclass
 class Found:
-    """One run: its domains, and the arms of each seed."""
+    """The domains, and the arms of each seed."""
 
-    trained: list[str]
-    untrained: list[str]
+    trained: list[str] = field(default_factory=list)
+    untrained: list[str] = field(default_factory=list)
     seeds: list[dict[str, Arm]] = field(default_factory=list)
+
+    def add(self, trained: list[str], untrained: list[str], made: dict[str, Arm]) -> None:
+        """One seed more, of the same domains."""
+        self.trained, self.untrained = trained, untrained
+        self.seeds.append(made)
 
     def ratios(self, arm: str, to: str, domains: Sequence[str], given: int = 0) -> list[float]:
         """One for each seed: geometric mean over the domains that both know."""
@@ -62,48 +67,51 @@ def main() -> int:
     flags.add_argument(
         "--near-steps", type=int, default=50, help="of one that stays near its parent, at a tenth of the rate"
     )
+    flags.add_argument("--near-seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds that have such experts, too")
     flags.add_argument("--windows", type=int, default=100, help="test samples of each domain")
     flags.add_argument("--samples", type=int, default=256, help="of each domain, for routers and the ridge prior")
     flags.add_argument("--temperatures", type=float, nargs="+", default=[0.03, 0.1, 0.3], help="of the ridge prior")
     flags.add_argument("--generalist", metavar="FOLDER", help="an exported model for each {seed}")
     given = flags.parse_args()
     far, near = measured(given)
-    rows = [*table(far), *claims(far, given.temperatures), *by_domain(far), *nearness(near)]
+    rows = [*table(far), *claims(far, given.temperatures), *by_domain(far), *(nearness(near) if near.seeds else ())]
     return common.conclude(NAME, given, rows)
 
 
 def measured(given: Any) -> tuple[Found, Found]:
-    """Train what is not trained yet, and measure it: experts as usual, and some that stay near their parent."""
+    """Train what is not trained yet, and measure it: experts as usual, and some that stay near their parent.
+
+    Each seed is a run of its own, so that one can be added.
+    """
     import torch
 
-    from planaria.commands.experts import RESULTS
-    from planaria.experts.experts_results import Results
     from planaria.experts.experts_spec import load
     from planaria.experts.reading import Texts
 
     torch.set_num_threads(1)
-    spec, base = load(trained(given), {"out": str(RUNS)})
-    run = RUNS / base.name
-    texts, names = Texts(run, spec, base), list(spec.domains)
-    far, near = Found(names, list(spec.untrained)), Found(names, list(spec.untrained))
-    for seed in Results.model_validate_json((run / RESULTS).read_text()).runs:
-        place, parent = run / f"seed-{seed.seed}", run / f"seed-{seed.seed}" / "seeds" / SIZE / "model"
-        if seed.lost:
-            raise SystemExit(f"{place}: {seed.lost[0]} could not be trained; run this again to take that up")
+    far, near = Found(), Found()
+    for seed in given.seeds:
+        file = trained(given, seed)
+        spec, base = load(file, {"out": str(RUNS)})
+        run, names = RUNS / base.name, list(spec.domains)
+        texts, place = Texts(run, spec, base), run / f"seed-{seed}"
+        parent = place / "seeds" / SIZE / "model"
         experts = [place / "experts" / f"{name}-{SIZE}-{given.steps}" / "model" for name in names]
-        far.seeds.append(arms(given, run, seed.seed, parent, experts, names, texts))
-        experts = near_experts(given, run, seed.seed, parent, names, spec, base)
-        near.seeds.append(arms(given, run, seed.seed, parent, experts, names, texts))
+        far.add(names, list(spec.untrained), arms(given, run, seed, parent, experts, names, texts))
+        if seed in given.near_seeds:
+            experts = near_experts(given, run, seed, parent, names, spec, base)
+            near.add(names, list(spec.untrained), arms(given, run, seed, parent, experts, names, texts))
     return far, near
 
 
-def trained(given: Any) -> Path:
-    """The recipe, carried out as far as it has not been."""
+def trained(given: Any, seed: int) -> Path:
+    """The recipe with one seed, carried out as far as it has not been."""
     import tomli_w
 
     from benchmarks.experts import HAND, SOURCES, UNTRAINED
     from planaria import recipe
-    from planaria.commands.experts import start
+    from planaria.commands.experts import RESULTS, start
+    from planaria.experts.experts_results import Results
 
     tree = recipe.read(shipped.find("hdee"))
     table: dict[str, Any] = tree["experts"]
@@ -111,13 +119,15 @@ def trained(given: Any) -> Path:
     if (data / "dialogue").is_dir():
         table["domains"] = {name: {"source": SOURCES.get(name, str(data / name)), "hand": 0} for name in HAND}
         table["untrained"] = {n: {**place, "source": str(data / place["source"])} for n, place in UNTRAINED.items()}
-    table |= {"seeds": given.seeds, "sizes": {SIZE: WIDTH}, "steps": [given.steps], "workers": 1}
+    table |= {"seeds": [seed], "sizes": {SIZE: WIDTH}, "steps": [given.steps], "workers": 1}
     table |= {"seed": {"steps": given.parent_steps, "lr": 3e-3}, "probe": {"by": ["hand"]}}
     table["test_windows"] = given.windows
     RUNS.mkdir(parents=True, exist_ok=True)
-    file = RUNS / f"{NAME}-far.toml"
+    file = RUNS / f"{NAME}-{seed}.toml"
     file.write_text(tomli_w.dumps(tree))
     start(file, {"out": str(RUNS)}, dry_run=False, quiet=False)
+    if lost := Results.model_validate_json((file.with_suffix("") / RESULTS).read_text()).runs[0].lost:
+        raise SystemExit(f"{file.stem}: {lost[0]} could not be trained; run this again to take that up")
     return file
 
 
