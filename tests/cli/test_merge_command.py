@@ -235,9 +235,14 @@ def test_what_cannot_be_added_is_refused(made: Path, tmp_path: Path) -> None:
     refused("has changed since it was written", expert, moved)
     assert cli.run(["accept", str(moved)]) == 0
     refused(r"routers\.safetensors: missing or damaged", expert, moved)
-    save_file({"digits-expert": torch.zeros(2, 2)}, moved / "routers.safetensors")
-    assert cli.run(["accept", str(moved)]) == 0
-    refused("has no sums of expert 'digits-expert'", expert, moved)
+    for sums, complaint in (
+        ({"digits-expert": torch.zeros(2, 2)}, "digits-expert: not 2 × 17 × 17 finite numbers in fp64"),
+        ({"digits-expert": torch.full((2, 17, 17), torch.nan).double()}, "digits-expert: not 2 × 17 × 17 finite"),
+        ({"lower-expert": torch.ones(2, 17, 17).double()}, "has no sums of expert 'digits-expert'"),
+    ):
+        save_file(sums, moved / "routers.safetensors")
+        assert cli.run(["accept", str(moved)]) == 0
+        refused(complaint, expert, moved)
 
 
 def test_a_merged_model_is_not_taken_for_a_plain_one(made: Path, tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from planaria.commands.fuse import Gathered, add_up, gather, open_llama, part_of, require_child, require_free
@@ -24,7 +23,7 @@ from planaria.experts import merge as merging
 from planaria.experts.domains import TRAINED, with_text
 from planaria.experts.fused import FILE, Fused, Routers
 from planaria.experts.manifest import TOKENIZER
-from planaria.experts.reading import domain_samples, windows
+from planaria.experts.reading import domain_samples, kept_sums, windows
 from planaria.model.stages import Llama
 from planaria.swarm.policy.policies import LlamaPolicy
 
@@ -139,13 +138,10 @@ class _Opened:
 
 def _sums(file: Path, names: Sequence[str], shape: tuple[int, ...]) -> dict[str, Tensor]:
     mend = "bring it back, or merge again"
-    try:
-        found = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{file}: missing or damaged ({error}); {mend}") from None
+    found, _ = kept_sums(file, shape, mend)
     for name in names:
-        if name not in found or found[name].shape != shape or not found[name].isfinite().all():
-            raise UserError(f"{file}: has no sums of expert {name!r} for this model; {mend}")
+        if name not in found:
+            raise UserError(f"{file}: has no sums of expert {name!r}; {mend}")
     return found
 
 

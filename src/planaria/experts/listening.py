@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,7 +13,7 @@ from planaria.errors import UserError
 from planaria.experts import ridge
 from planaria.experts.embedding import EVERY
 from planaria.experts.manifest import WEIGHTS, digest
-from planaria.experts.reading import BATCH, domain_samples, keep
+from planaria.experts.reading import BATCH, domain_samples, keep, kept_sums
 from planaria.model.huggingface import import_model
 from planaria.model.stages import Llama
 
@@ -92,14 +91,7 @@ class Listener:
 
 def _opened(file: Path, whose: str, size: int) -> dict[str, Tensor]:
     mend = "remove it, and it is made anew"
-    try:
-        with safe_open(file, framework="pt") as opened:
-            if (opened.metadata() or {}).get("model") != whose:
-                raise UserError(f"{file}: was made with another model than the one beside it; {mend}")
-            found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: damaged ({error}); {mend}") from None
-    for name, sums in found.items():
-        if sums.shape != (size, size) or sums.dtype != torch.float64 or not sums.isfinite().all():
-            raise UserError(f"{file}: {name}: not {size} × {size} finite numbers in fp64; {mend}")
+    found, said = kept_sums(file, (size, size), mend)
+    if said.get("model") != whose:
+        raise UserError(f"{file}: was made with another model than the one beside it; {mend}")
     return found

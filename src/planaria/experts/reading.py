@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -105,6 +105,27 @@ def keep(file: Path, found: Mapping[str, Tensor], said: Mapping[str, str] | None
         save_file(dict(found), unfinished, metadata=None if said is None else dict(said))
     if sums := digests.read(file.parent):
         digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
+
+
+def kept_sums(file: Path, shape: tuple[int, ...], mend: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors [*shape] by name from a file of :func:`planaria.experts.ridge.sums`, and what is said of them.
+
+    Shapes are looked at first: a file that lies about them takes no memory.
+
+    :raises UserError: ending with ``mend``, when it is missing or damaged, or has others.
+    """
+    found = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (no mapping)
+                part = opened.get_slice(name)
+                if tuple(part.get_shape()) == shape and part.get_dtype() == "F64":
+                    found[name] = opened.get_tensor(name)
+                if name not in found or not found[name].isfinite().all():
+                    raise UserError(f"{file}: {name}: not {' × '.join(map(str, shape))} finite numbers in fp64; {mend}")
+            return found, dict(opened.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: missing or damaged ({error}); {mend}") from None
 
 
 def _kept(file: Path) -> dict[str, Tensor] | None:
