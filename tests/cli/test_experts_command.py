@@ -22,9 +22,13 @@ from safetensors.torch import load_file
 
 from planaria import cli
 from planaria.commands import ensemble as commands
+from planaria.config import DataConfig
+from planaria.data.shards import prepare
 from planaria.errors import UserError
 from planaria.experts.ensemble import Ensemble
 from planaria.experts.experts_results import ArmResult, Results
+from planaria.experts.reading import domain_samples, windows
+from planaria.experts.scoring import score
 from planaria.model.generate import generate
 from planaria.observe.trials.experts_report import show_results, write_experts_report
 from planaria.trials import identity
@@ -135,13 +139,13 @@ def test_everything_is_there_and_equal_compute_is_counted(made: Path) -> None:
     assert sorted(seed.tier["probe"].values()) == [0, 1, 2]
     assert len({round(arm.flops) for arm in seed.arms.values()}) == 1
     for arm in seed.arms.values():
-        for score in arm.scores.values():
-            assert score.loss <= score.averaged + 1e-9
-            assert sum(score.speaking) == pytest.approx(1)
+        for found_score in arm.scores.values():
+            assert found_score.loss <= found_score.averaged + 1e-9
+            assert sum(found_score.speaking) == pytest.approx(1)
     rival = seed.arms["generalist-M"]
     assert [job.name for job in rival.experts] == ["generalist-M-18"], "three experts of six steps"
     assert found.times("M_Ho-I_Ho", "generalist-M") == pytest.approx(3)
-    assert all(score.loss == score.best for score in rival.scores.values())
+    assert all(one.loss == one.best for one in rival.scores.values())
     assert not any("generalist" in member.name for member in Ensemble(run).manifest.members)
     verdict = (run / "report.html").read_text()
     assert "one model of the same training compute (generalist-M)" in verdict and "3.0" in verdict
@@ -154,11 +158,6 @@ def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
     run = made / "runs" / "tiny"
     ensemble, best = Ensemble(run), min(ensembles(run), key=lambda arm: arm.held_out)
     assert [member.name for member in ensemble.manifest.members] == [job.name for job in best.experts]
-    from planaria.config import DataConfig
-    from planaria.data.shards import prepare
-    from planaria.experts.reading import windows
-    from planaria.experts.scoring import score
-
     data = DataConfig(
         source=str(run / "test" / "code.jsonl"), tokenizer=str(run / "tokenizer.json"), validation=0.0,
         cache=str(made / "cache"),
@@ -561,6 +560,7 @@ def test_chains_of_experts_from_several_parents_that_read_other_text(tmp_path: P
         ("steps = [4, 6, 8]", "steps = [6]"),
         ("seed = {{ steps = 10 }}", 'seed = {{ steps = 10, text = {{ source = "stdlib:json/*.py" }} }}'),
         ("probe = {{ steps = 8 }}", 'probe = {{ by = ["seed_loss"] }}'),
+        ("mixture = {{ prefix = 8 }}", 'mixture = {{ prior = "ridge" }}'),
         ("train = {{", 'optim = {{ schedule = "cosine", warmup = 2 }}\ntrain = {{'),
         ("code = {{ source", 'mix = {{ of = ["tables", "topics"] }}\ncode = {{ after = "topics", source'),
     ):
@@ -577,7 +577,16 @@ def test_chains_of_experts_from_several_parents_that_read_other_text(tmp_path: P
         )
         assert [job.steps for job in one.arms["generalist-M"].experts] == [24], "four experts were paid for"
     assert len(set(found.luck("generalist-M"))) == 2
-    members = {member.domain: member for member in Ensemble(run).manifest.members}
+    for one in found.runs:
+        beside = load_file(run / "seed-1" / "seeds" / one.parents["M"] / "ridge.safetensors")
+        assert sorted(beside) == ["code", "mix", "tables"], "each line's own parent listens, for those who speak"
+    ensemble = Ensemble(run)
+    assert ensemble.manifest.parent == f"seed-1/seeds/{found.runs[0].parents['M']}/model"
+    samples = domain_samples(run, ["tables", "topics"], "test", 257, 32, 8)
+    again = score(ensemble.logps(samples), ensemble.log_prior(samples), ensemble.manifest.mixture)
+    assert again.loss == pytest.approx(found.runs[0].arms["M_Ho-I_Ho"].scores["mix"].loss, abs=1e-6)
+    assert cli.run(["experts", "merge", str(run), "--to", str(tmp_path / "merged")]) == 0
+    members = {member.domain: member for member in ensemble.manifest.members}
     assert members["code"].parent == "seed-1/experts/topics-M-6/model"
     recipes = {file.stem: tomllib.loads(file.read_text()) for file in (run / "seed-1" / "experts").glob("*.toml")}
     assert recipes["code-M-6.2"]["train"]["start"] == "./topics-M-6.2/model"
@@ -587,6 +596,33 @@ def test_chains_of_experts_from_several_parents_that_read_other_text(tmp_path: P
     assert recipes["mix-M-6"]["train"]["start"].startswith("../seeds/M")
     parent = tomllib.loads((run / "seed-1" / "seeds" / "M.2.toml").read_text())
     assert parent["data"]["source"] == "../../general" and parent["train"]["schedule_steps"] == 0
+
+
+@pytest.mark.slow
+def test_a_run_whose_parent_says_who_speaks_and_then_becomes_one_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = RECIPE
+    for old, new in (
+        ("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}"), ("steps = [4, 6, 8]", "steps = [30]"),
+        ("mixture = {{ prefix = 8 }}", 'mixture = {{ prior = "ridge", prefix = 0, top_k = 1 }}'),
+        (TOPICS, ""),
+    ):  # fmt: skip
+        assert old in recipe
+        recipe = recipe.replace(old, new)
+    (tmp_path / "told.toml").write_text(recipe.format(cache=tmp_path / "cache"))
+    assert cli.run(["experts", str(tmp_path / "told.toml"), "--quiet", "--out", str(tmp_path)]) == 0
+    run, (seed,) = tmp_path / "told", results(tmp_path / "told").runs
+    ensemble, arm = Ensemble(run), seed.arms["M_Ho-I_Ho"]
+    data = DataConfig(source=str(run / "test" / "code.jsonl"), tokenizer=str(run / "tokenizer.json"), validation=0.0)
+    samples = windows(prepare(data, 257), "train", 32, 8)
+    again = score(ensemble.logps(samples), ensemble.log_prior(samples), ensemble.manifest.mixture)
+    assert again.loss == pytest.approx(arm.scores["code"].loss, abs=1e-6)
+    assert list(ensemble.generate(ensemble.tokenizer.encode("import os"), 5)) and len(ensemble._models) == 1
+    assert cli.run(["experts", "merge", str(run), "--to", str(tmp_path / "merged")]) == 0
+    capsys.readouterr()
+    assert cli.run(["eval", str(tmp_path / "merged")]) == 0
+    assert [row[0] for row in _rows(capsys)] == ["asyncio", "code", "tables"]
 
 
 def test_another_recipe_does_not_go_on_with_this_run(made: Path, tmp_path: Path) -> None:

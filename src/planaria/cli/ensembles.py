@@ -1,4 +1,4 @@
-"""Commands for ensembles of experts: experts, experts add, remove, weigh, fuse."""
+"""Commands for ensembles of experts: experts, experts add, remove, weigh, fuse, merge."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 from planaria.cli.flags import add_fields, add_recipe, command, flagged
 from planaria.config import RunConfig
+from planaria.errors import UserError
 
 
 def add(commands: Any) -> None:
     experts = command(
         commands,
         "experts",
-        "train one expert per domain and combine them into one model; also: add, remove, weigh, fuse",
+        "train one expert per domain and combine them into one model; also: add, remove, weigh, fuse, merge",
         _experts,
     )
     add_recipe(experts, " with an [experts] table")
@@ -41,7 +42,32 @@ def add(commands: Any) -> None:
     fusing.add_argument("--safe", metavar="MODEL", help="the parent that all branched off, where the run does not say")
     fusing.add_argument("--seed", type=int, default=0, help="dare: of what is dropped")
 
+    _add_merge(commands)
     _add_weigh(commands)
+
+
+def _add_merge(commands: Any) -> None:
+    """One model that keeps every expert's blocks; and such a model with an expert more, or one fewer."""
+    merging = command(
+        commands, "experts merge", "merge an ensemble's experts into one mixture-of-experts model", _merge
+    )
+    merging.add_argument("run", type=Path, help="an ensemble; with --add or --remove, a merged model")
+    merging.add_argument("--to", type=Path, required=True, metavar="FOLDER")
+    ways = "keep all feed-forward blocks behind routers made without training, or plain mean (default dume)"
+    merging.add_argument("--by", choices=("average", "dume"), help=ways)
+    merging.add_argument("--top-k", type=int, metavar="K", help="blocks that a token passes; 0: all (default 1)")
+    merging.add_argument("--temperature", type=float, metavar="T", help="divides routers' logits (default 1)")
+    merging.add_argument(
+        "--lambda", dest="ridge", type=float, metavar="L", help="of the ridge regression (default .01)"
+    )
+    merging.add_argument("--samples", type=int, metavar="N", help="of each domain's text, at most (default 256)")
+    merging.add_argument("--no-bias", action="store_true", help="routers as Mixtral's: transformers loads the folder")
+    merging.add_argument("--safe", metavar="MODEL", help="the parent that all branched off, where the run does not say")
+    merging.add_argument("--add", metavar="MODEL", help="an expert to be added, with --as, --domain and --text")
+    merging.add_argument("--as", dest="called", metavar="NAME", help="with --add: its name (default: its folder's)")
+    merging.add_argument("--domain", help="with --add: its domain, for reports")
+    merging.add_argument("--text", metavar="SOURCE", help="with --add: text of its domain, from which routers are made")
+    merging.add_argument("--remove", metavar="NAME", help="an expert to be taken out")
 
 
 def _add_weigh(commands: Any) -> None:
@@ -83,3 +109,60 @@ def _fuse(given: argparse.Namespace) -> int:
     from planaria.commands.fuse import fuse
 
     return fuse(given.run, given.to, given.by, given.scale, given.safe, given.seed)
+
+
+def _merge(given: argparse.Namespace) -> int:
+    from planaria.commands import merge
+
+    making = ("by", "top_k", "temperature", "ridge", "samples", "safe")
+    adding = ("called", "domain", "text")
+    if given.add is not None and given.remove is not None:
+        raise UserError("--add and --remove: give one of them; what the first writes can be given to the second")
+    if given.add is not None or given.remove is not None:
+        _refuse(given, making, "is what the merged model was made with; merge the ensemble again to change it")
+        if given.no_bias:
+            raise UserError("--no-bias: is for making a merged model; leave it out, and the model stays as it is")
+    if given.add is None:
+        _refuse(given, adding, "goes with --add MODEL")
+    if given.remove is not None:
+        return merge.remove_expert(given.run, given.to, given.remove)
+    if given.add is not None:
+        if given.text is None:
+            raise UserError(f"--add {given.add}: of which text? give --text SOURCE, from which routers are made")
+        name = given.called or Path(given.add).resolve().name
+        return merge.add_expert(given.run, given.to, given.add, name, given.domain or "", given.text)
+    return merge.merge(given.run, given.to, _wanted(given), given.safe)
+
+
+def _wanted(given: argparse.Namespace) -> Any:
+    """What a merged model is to be; UserError when that cannot be."""
+    from planaria.commands.merge import Wanted
+    from planaria.experts.fused import Routers
+    from planaria.experts.listening import SAMPLES
+    from planaria.experts.ridge import RIDGE
+
+    if given.by == "average":
+        _refuse(given, ("top_k", "temperature", "ridge", "samples"), "is about routers, and an average has none")
+        if given.no_bias:
+            raise UserError("--no-bias: is about routers, and an average has none; leave it out")
+    ranges = {"top_k": (0, "0 (all) or more"), "ridge": (0, "0 or more"), "samples": (1, "1 or more")}
+    for name, (least, told) in ranges.items():
+        value = getattr(given, name)
+        if value is not None and not least <= value < float("inf"):
+            raise UserError(f"--{_FLAGS.get(name, name)} {value:g}: must be {told}")
+    if given.temperature is not None and not 0 < given.temperature < float("inf"):
+        raise UserError(f"--temperature {given.temperature:g}: must be above 0")
+    defaults = {"top_k": 1, "temperature": 1.0, "ridge": RIDGE, "samples": SAMPLES}
+    chosen = {name: getattr(given, name) if getattr(given, name) is not None else own for name, own in defaults.items()}
+    return Wanted(given.by or "dume", Routers.model_validate(chosen), not given.no_bias)
+
+
+_FLAGS = {"top_k": "top-k", "ridge": "lambda", "called": "as"}
+"""of what is called otherwise in the program"""
+
+
+def _refuse(given: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    """UserError naming the first of these flags that was given."""
+    for name in names:
+        if (value := getattr(given, name)) is not None:
+            raise UserError(f"--{_FLAGS.get(name, name)} {value}: {why}")

@@ -43,6 +43,7 @@ SECOND_WORDS = (
     "experts add",
     "experts remove",
     "experts fuse",
+    "experts merge",
     "experts weigh",
     "checkpoint show",
     "checkpoint verify",

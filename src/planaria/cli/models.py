@@ -47,9 +47,11 @@ def _add_generate(commands: Any) -> None:
 
 def _add_eval(commands: Any) -> None:
     evaluate = command(commands, "eval", "validation perplexity, whole and with stages left out", _eval)
-    evaluate.add_argument("run", type=Path, nargs="?")
+    evaluate.add_argument("run", type=Path, nargs="?", help="a run, or an exported model")
     evaluate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
-    evaluate.add_argument("--text", metavar="SOURCE", help="with --experts: evaluate on this file or folder")
+    evaluate.add_argument(
+        "--text", metavar="SOURCE", help="with --experts or an exported model: evaluate on this file or folder"
+    )
     evaluate.add_argument(
         "--omit",
         default="0.25,0.5",
@@ -64,7 +66,7 @@ def _add_eval(commands: Any) -> None:
 
 def _add_export(commands: Any) -> None:
     export = command(commands, "export", "export a run's model as a Hugging Face folder", _export)
-    export.add_argument("run", type=Path)
+    export.add_argument("run", type=Path, help="a run, or a merged model")
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
     export.add_argument("--peer", metavar="NAME", help="of a swarm's run: what this peer learned")
     export.add_argument("--round", type=int, metavar="N", help="with --peer: after N rounds (default: the newest kept)")
@@ -143,12 +145,16 @@ def _generate_program(given: argparse.Namespace) -> int:
 def _eval(given: argparse.Namespace) -> int:
     from planaria.commands import ensemble
     from planaria.commands.evaluate import evaluate
+    from planaria.commands.evaluate_model import evaluate_model
+    from planaria.model.huggingface import is_exported
 
     folder = _one_of(given.run, given.experts)
     if given.experts is not None:
         return ensemble.evaluate(folder, given.text)
+    if is_exported(folder):
+        return evaluate_model(folder, given.text)
     if given.text is not None:
-        raise UserError(f"--text {given.text}: goes with --experts RUN")
+        raise UserError(f"--text {given.text}: goes with --experts RUN, or with an exported model")
     return evaluate(folder, given.omit, given.subsets, given.microbatches)
 
 
@@ -164,12 +170,16 @@ def _one_of(run: Path | None, experts: Path | None) -> Path:
 
 def _export(given: argparse.Namespace) -> int:
     from planaria.api.export import export_run
+    from planaria.api.export_model import export_again
     from planaria.api.export_peer import export_peer
+    from planaria.model.huggingface import is_exported
 
     swarm = (given.run / "peers").is_dir()
     if given.peer is None and (swarm or given.round is not None):
         raise UserError(f"{given.run}: which peer's model? give --peer, such as --peer p0")
-    if given.peer is None:
+    if given.peer is None and is_exported(given.run):
+        print(export_again(given.run, given.to))
+    elif given.peer is None:
         print(export_run(given.run, given.to))
     else:
         print(export_peer(given.run, given.peer, given.to, given.round, print))

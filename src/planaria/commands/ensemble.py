@@ -20,14 +20,13 @@ from planaria.engine import runs
 from planaria.engine.weights import open_model
 from planaria.errors import UserError, nearest
 from planaria.experts import manifest
-from planaria.experts.domains import TEST
+from planaria.experts.domains import TEST, with_text
 from planaria.experts.embedding import Embedding
 from planaria.experts.ensemble import Ensemble
 from planaria.experts.experts_results import Score
 from planaria.experts.manifest import ADDED, TOKENIZER, Manifest, Member
 from planaria.experts.reading import windows
 from planaria.experts.scoring import score
-from planaria.model.stages import parameter_count
 from planaria.observe.tables import Table, show
 
 MOST_WINDOWS = 500
@@ -151,12 +150,16 @@ def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
         )
     if model.config.context < kept.context:
         raise UserError(f"{source}: reads {model.config.context} tokens at once, the ensemble {kept.context}")
-    known = Embedding.open(folder).centres.keys() if kept.mixture.prior == "clusters" else {domain}
-    if domain not in known:
+    prior, names = kept.mixture.prior, [domain]
+    if prior == "clusters":
+        names = list(Embedding.open(folder).centres)
+    elif prior == "ridge":
+        names = [*with_text(folder), *kept.mixes]
+    if domain not in names:
         raise UserError(
-            f"--domain {domain!r}: prior = 'clusters' needs a domain that is known; {nearest(domain, known)}"
+            f"--domain {domain!r}: prior = {prior!r} needs a domain that is known; {nearest(domain, names)}"
         )
-    return parameter_count(model.config)
+    return sum(parameter.numel() for parameter in model.global_state().values())
 
 
 def remove_expert(folder: Path, name: str) -> int:

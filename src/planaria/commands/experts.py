@@ -167,7 +167,12 @@ def _branched_off(job: Job, spec: ExpertsSpec, result: SeedResult) -> str:
     """Where the model lies that an expert branched off: a parent, or the expert before it."""
     if before := spec.after[job.domain]:
         return _trained(job.model_copy(update={"domain": before}), result)
-    return f"seed-{result.seed}/seeds/{result.parents[job.size]}/model"
+    return _parent(result, job.size)
+
+
+def _parent(result: SeedResult, size: str) -> str:
+    """Where the parent of a size lies, below the run's folder."""
+    return f"seed-{result.seed}/seeds/{result.parents[size]}/model"
 
 
 def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> Manifest:
@@ -194,4 +199,6 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
         context=base.model.context,
         mixture=spec.mixture,
         members=members,
+        parent=_parent(result, spec.middle),
+        mixes={name: domain.of for name, domain in spec.domains.items() if domain.of},
     )

@@ -99,8 +99,8 @@ def _of_swarm(given: Given) -> Found:
 
 
 def _of_folder(given: Given, needs_parent: bool) -> Found:
-    tuned = open_policy(given.model)
-    if (known := fused.read(Path(given.model))) is not None:
+    known, tuned = fused.read_whole(Path(given.model)), open_policy(given.model)
+    if known is not None:
         return _of_fused(given, known, tuned)
     if given.safe is None and needs_parent:
         raise UserError(f"{given.model}: which model does it descend from? give --safe MODEL, or repair it --by tune")

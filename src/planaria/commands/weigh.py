@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from planaria.commands.ensemble import MOST_WINDOWS
-from planaria.config import DataConfig
-from planaria.data.shards import prepare
 from planaria.errors import UserError
 from planaria.experts.domains import HELD_OUT, TEST
 from planaria.experts.ensemble import Ensemble
-from planaria.experts.manifest import TOKENIZER
-from planaria.experts.reading import windows
+from planaria.experts.reading import domain_samples
 from planaria.experts.weighing import weigh
 from planaria.experts.worst import FLOOR
 from planaria.experts.worst_solvers import TOLERANCE
@@ -56,14 +53,8 @@ def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
             f"{folder / HELD_OUT}: has no domains' texts, which weights are fitted on; bring them back, or run the "
             "recipe again under another --name"
         )
-    found = {}
-    for file in files:
-        source = folder / part / file.name
-        data = DataConfig(source=str(source), tokenizer=str(folder / TOKENIZER), validation=0.0)
-        try:
-            read = prepare(data, ensemble.manifest.vocab)
-            samples = windows(read, "train", ensemble.manifest.context, MOST_WINDOWS)
-        except UserError as error:
-            raise UserError(f"domain {file.stem!r} ({source}): {str(error).removeprefix('data.')}") from None
-        found[file.stem] = ensemble.logps(samples)
-    return found
+    known = ensemble.manifest
+    return {
+        file.stem: ensemble.logps(domain_samples(folder, [file.stem], part, known.vocab, known.context, MOST_WINDOWS))
+        for file in files
+    }

@@ -17,7 +17,7 @@ from planaria.control.saving import folder_name
 from planaria.data.shards import Data
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine.origin import Origin
-from planaria.engine.weights import FIXED, open_weights, require_same
+from planaria.engine.weights import FIXED, open_weights, require_dense, require_same
 from planaria.errors import UserError
 from planaria.model.foreign import Weights
 from planaria.recovery import recovery
@@ -37,6 +37,7 @@ def starting_weights(config: RunConfig) -> Weights | None:
             f"folded into fewer; leave model.share = {config.model.share} out"
         )
     weights = open_weights(config.train.start)
+    require_dense(config.train.start, weights)
     require_same(config.train.start, weights.config, {name: getattr(config.model, name) for name in FIXED})
     if weights.tokenizer is not None and _inherits(config, weights.tokenizer):
         ids, rows = Tokenizer.open(weights.tokenizer).vocab, weights.config.vocab

@@ -95,6 +95,7 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     if not start.startswith(HUB) and not located(start).exists():
         raise UserError(f"train.start = {start!r}: there is no such run, folder or file; is the path right?")
     weights = open_weights(start)
+    require_dense(start, weights)
     own, said = weights.config, {name: value for name, value in stated.items() if value is not None}
     require_same(start, own, {"kv" if name == "kv_heads" else name: value for name, value in said.items()})
     model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
@@ -102,6 +103,15 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
     beneath = {"model": model | said, "data": data | dict(tree.get("data", {}))}
     return {**tree, **beneath, "train": {**train, "start": str(located(start)) if start.startswith(HUB) else start}}
+
+
+def require_dense(start: str, weights: Weights) -> None:
+    """:raises UserError: when layers have several feed-forward blocks, which no recipe's model has."""
+    if weights.routing is not None:
+        raise UserError(
+            f"train.start = {start!r}: {weights.routing.experts} feed-forward blocks in each layer; only models with "
+            "one are trained, so start from an expert"
+        )
 
 
 def require_same(start: str, own: ModelConfig, stated: Mapping[str, object]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from torch import Tensor
+
 from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
@@ -22,6 +24,7 @@ from planaria.experts.domains import GENERAL, TRAINED
 from planaria.experts.experts_results import SeedResult
 from planaria.experts.experts_spec import ExpertsSpec
 from planaria.experts.lineage import called, chains, lineages, parent_seed, tiered
+from planaria.experts.listening import Listener
 from planaria.experts.reading import Readings, Texts, sources, token_logps
 from planaria.experts.scoring import arm_result
 from planaria.experts.training import Training, configured, train_all
@@ -79,7 +82,7 @@ class Campaign:
                 curves={name: [(point.step, point.loss) for point in curve] for name, curve in self.curves.items()},
                 parent=self._read(self.parents[line[self.spec.middle]]).losses,
                 branched={size: self._read(self.parents[name]).losses for size, name in line.items()},
-                **self._found(arms, cost, experts[n], lost),
+                **self._found(arms, cost, experts[n], lost, self._places(line)),
             )
             for n, line in enumerate(lines)
         ]
@@ -90,6 +93,7 @@ class Campaign:
         cost: Mapping[str, Spent],
         experts: Mapping[str, Training],
         lost: Sequence[str],
+        places: Mapping[str, Tensor],
     ) -> dict[str, Any]:
         """What the arms came to in one line of descent."""
         gone = [name for name, one in experts.items() if one.config.name in lost]
@@ -105,11 +109,20 @@ class Campaign:
             "single": {name: found.losses for name, found in readings.items()},
             "lost": [experts[name].config.name for name in gone],
             "arms": {
-                arm: arm_result(jobs, cost[arm], readings, self.spec, self.texts.places)
+                arm: arm_result(jobs, cost[arm], readings, self.spec, places)
                 for arm, jobs in heard.items()
                 if arm not in mute
             },
         }
+
+    def _places(self, line: Line) -> Mapping[str, Tensor]:
+        """What texts tell of a line's experts: by its parent of middle size, or the same for all lines and seeds."""
+        mixture, domains = self.spec.mixture, self.spec.speaking
+        if mixture.prior != "ridge":
+            return self.texts.places
+        parent, texts = self.parents[line[self.spec.middle]].model, {name: self.spec.parts(name) for name in domains}
+        listener = Listener.beside(parent, self.folder, texts, self.base.data.cache)
+        return self.texts.told(lambda samples: listener.priors(samples, domains, mixture.temperature))
 
     def _difficulty(self, by: str) -> dict[str, float]:
         """Domain → how hard it is, told by one of the ways there are."""

@@ -91,6 +91,11 @@ def parted(found: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
     return parts | dict.fromkeys(new[tenth : 2 * tenth], HELD_OUT)
 
 
+def with_text(folder: Path) -> list[str]:
+    """The domains whose text experts of the run in ``folder`` learn from."""
+    return sorted(file.stem for file in (folder / TRAINED).glob("*.jsonl"))
+
+
 def read_pieces(folder: Path, part: str, name: str) -> list[str]:
     """The pieces of a domain that were written into this part of a run."""
     return list(read_jsonl(folder / part / f"{name}.jsonl", "text"))

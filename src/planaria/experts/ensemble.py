@@ -12,10 +12,11 @@ from torch import Tensor
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.experts import manifest, posterior
-from planaria.experts.embedding import EVERY, Embedding
+from planaria.experts.embedding import EVERY
 from planaria.experts.experts_results import Speech
 from planaria.experts.manifest import TOKENIZER, Manifest, digest, place
 from planaria.experts.reading import Texts, token_logps
+from planaria.experts.text_prior import text_prior
 from planaria.model.decode import Reading, check_draws, pick
 from planaria.model.huggingface import import_model
 from planaria.model.stages import Llama
@@ -38,7 +39,7 @@ class Ensemble:
         self.tokenizer = Tokenizer.open(folder / TOKENIZER)
         self._folder, self._held = folder, held or self.manifest.mixture.top_k or len(self.manifest.members)
         self._models: OrderedDict[str, Llama] = OrderedDict()
-        self._places = Embedding.open(folder) if self.manifest.mixture.prior == "clusters" else None
+        self._told = text_prior(folder, self.manifest, self.tokenizer)
 
     def model(self, number: int) -> Llama:
         """Expert ``number``, loaded if need be.
@@ -61,17 +62,11 @@ class Ensemble:
 
     def log_prior(self, samples: Tensor) -> Tensor:
         """ln π of the experts over samples [N, T + 1]: [E, N, T] where the text before a token tells, else [E]."""
-        if self._places is None:
-            return self._belief()
-        domains = [member.domain for member in self.manifest.members]
-        return self._places.priors(samples, self.tokenizer.decode, domains, self.manifest.mixture.temperature)
+        return self._belief() if self._told is None else self._told.over(samples)
 
     def log_prior_after(self, prompt: Sequence[int]) -> Tensor:
         """ln π [E] of the experts by the text so far, whatever they make of it."""
-        if self._places is None:
-            return self._belief()
-        domains = [member.domain for member in self.manifest.members]
-        return self._places.prior([self.tokenizer.decode(prompt)], domains, self.manifest.mixture.temperature)[:, 0]
+        return self._belief() if self._told is None else self._told.after(prompt)
 
     def _belief(self) -> Tensor:
         beliefs = [member.belief for member in self.manifest.members]
@@ -182,7 +177,9 @@ class _Speech:
             self._said = self._ensemble.logps(torch.tensor(heard)[None], self._speaking)[:, 0].sum(-1)
 
     def _place(self, text: list[int]) -> None:
-        """The prior by the text as it was when it was last looked at."""
+        """The prior by the text as it was when it was last looked at; a single speaker needs none."""
+        if len(self._speaking) == 1:
+            return
         at = (len(text) - 1) // EVERY * EVERY
         if at == len(text) - 1 or not self._readings:
             self._prior = self._ensemble.log_prior_after(text[: at + 1])[self._speaking]

@@ -84,15 +84,16 @@ class ProbeSpec(Section):
 class MixtureSpec(Section):
     """How the experts of an arm speak with one voice."""
 
-    prior: Literal["uniform", "cached", "clusters", "worst"] = "uniform"
-    """what is believed of them before a text begins; ``worst``: what is best for the domain they do worst on"""
+    prior: Literal["uniform", "cached", "clusters", "worst", "ridge"] = "uniform"
+    """what is believed of them before a text begins; ``worst``: what is best for the domain they do worst on;
+    ``ridge``: what their parent makes of the text so far"""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.3
     """cached: weight of the newest held-out text in the moving average; what was believed before keeps 1 - decay, so
     that decay = 0.7 multiplies the old by 0.3, as HDEE's code does"""
     sequences: Positive = 100
     """cached: held-out texts that are looked at"""
     temperature: Annotated[float, Field(gt=0)] = 0.1
-    """clusters: T in exp(-distance² / T)"""
+    """clusters: T in exp(-distance² / T); ridge: in exp(estimated probability / T)"""
     top_k: Natural = 0
     """experts that go on speaking after a text's first ``prefix`` tokens; 0 is all"""
     prefix: Natural = 32

@@ -54,6 +54,29 @@ class Manifest(Record):
     members: list[Member]
     removed: list[str] = Field(default_factory=list)
     """of those that were trained with the ensemble, who was taken out of it by hand"""
+    parent: str = ""
+    """folder of the model of middle size that its experts descend from; empty: as its members say"""
+    mixes: dict[str, list[str]] = Field(default_factory=dict)
+    """domain that has no text of its own → those whose text it mixes"""
+
+    def parts(self, domain: str) -> list[str]:
+        """The domains whose text this one's experts learn from."""
+        return self.mixes.get(domain) or [domain]
+
+    def listener(self, folder: Path) -> str:
+        """Folder of the model that listens for prior = "ridge": the parent of middle size.
+
+        :raises UserError: when nobody knows one, or it is gone.
+        """
+        known = sorted((one for one in self.members if one.parent), key=lambda one: one.parameters)
+        found = self.parent or (known[len(known) // 2].parent if known else "")
+        if not found:
+            raise UserError(
+                f"{folder}: prior = 'ridge': its experts do not say which model they branched off; use another"
+            )
+        if not (folder / found / WEIGHTS).is_file():
+            raise UserError(f"{folder}: prior = 'ridge': there is no {folder / found / WEIGHTS}; bring it back")
+        return found
 
     def changed_like(self, before: Manifest) -> Manifest:
         """This manifest, made anew, with the changes that were made by hand to the one ``before`` it."""

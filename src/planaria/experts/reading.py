@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from planaria.experts import embedding
 from planaria.experts.domains import HELD_OUT, TEST, TRAINED, read_pieces
 from planaria.experts.embedding import Embedding
 from planaria.experts.experts_spec import ExpertsSpec
+from planaria.experts.manifest import TOKENIZER
 from planaria.model.huggingface import import_model
 from planaria.model.stages import Llama
 
@@ -55,11 +56,21 @@ class Texts:
 
         :raises UserError: when a domain's text is too short for one sample.
         """
-        self._folder, self._spec, self._base = folder, spec, base
-        self.test = {name: self._windows(TEST, name) for name in (*spec.domains, *spec.untrained)}
-        self.held_out = {name: self._windows(HELD_OUT, name) for name in spec.domains}
+        self._folder = folder
+
+        def samples(part: str, table: str, names: Iterable[str]) -> dict[str, Tensor]:
+            sizes, cache = (base.model.vocab, base.model.context, spec.test_windows), base.data.cache
+            return {
+                name: domain_samples(
+                    folder, spec.parts(name), part, *sizes, cache, f"experts.{table}.{name}: its {part} text"
+                )
+                for name in names
+            }
+
+        self.test = samples(TEST, "domains", spec.domains) | samples(TEST, "untrained", spec.untrained)
+        self.held_out = samples(HELD_OUT, "domains", spec.domains)
         self.places = self._places(spec) if spec.mixture.prior == "clusters" else {}
-        """part and domain → ln π [domains, N, T] of its samples by where the text before each token lies"""
+        """prior = "clusters": what :meth:`told` says of where the text before each token lies"""
 
     def read(self, model: Path) -> Readings:
         """What the exported ``model`` makes of them; kept in the folder it lies in."""
@@ -69,15 +80,18 @@ class Texts:
             read = import_model(model).eval()
             found = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
             found |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
-            with atomic.replacing(file) as unfinished:
-                save_file(found, unfinished)
-            if sums := digests.read(file.parent):
-                digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
+            keep(file, found)
             kept = found
         return Readings(
             {name: kept[f"test.{name}"] for name in self.test},
             {name: kept[f"held_out.{name}"] for name in self.held_out},
         )
+
+    def told(self, prior: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Part and domain ("test.law") → ln π [domains that speak, N, T] of its samples, told by the text."""
+        samples = {f"test.{name}": found for name, found in self.test.items()}
+        samples |= {f"held_out.{name}": found for name, found in self.held_out.items()}
+        return {part: prior(found) for part, found in samples.items()}
 
     def _places(self, spec: ExpertsSpec) -> dict[str, Tensor]:
         if not (self._folder / embedding.FILE).is_file():
@@ -87,33 +101,37 @@ class Texts:
             }
             Embedding.fitted(trained).save(self._folder)
         known, tokenizer = Embedding.open(self._folder), Tokenizer.open(self._folder / "tokenizer.json")
-        samples = {f"test.{name}": found for name, found in self.test.items()}
-        samples |= {f"held_out.{name}": found for name, found in self.held_out.items()}
-        temperature = spec.mixture.temperature
-        return {
-            part: known.priors(found, tokenizer.decode, list(spec.domains), temperature)
-            for part, found in samples.items()
-        }
-
-    def _windows(self, part: str, name: str) -> Tensor:
-        tokenizer, cache = str(self._folder / "tokenizer.json"), self._base.data.cache
-        told = sources(self._spec.parts(name), self._folder / part)
-        data = DataConfig(**told, tokenizer=tokenizer, validation=0.0, cache=cache)
-        try:
-            found = prepare(data, self._base.model.vocab)
-            return windows(found, "train", self._base.model.context, self._spec.test_windows)
-        except UserError as error:
-            where = f"experts.{'domains' if name in self._spec.domains else 'untrained'}.{name}"
-            raise UserError(f"{where}: its {part} text: {error}") from None
+        domains, temperature = spec.speaking, spec.mixture.temperature
+        return self.told(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
 
 
-def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:
-    """What of ``[data]`` makes a model read these domains, whose files are in ``folder``: as many samples of each."""
-    files = {name: str((folder / f"{name}.jsonl").absolute()) for name in domains}
-    if len(files) == 1:
-        return {"source": next(iter(files.values()))}
-    mixture = {name: {"source": file, "weight": 1.0} for name, file in files.items()}
-    return {"source": DataConfig().source, "mixture": mixture}
+def keep(file: Path, found: Mapping[str, Tensor], said: Mapping[str, str] | None = None) -> None:
+    """Write tensors beside a model, with a word on them, and into the list of its folder's digests."""
+    with atomic.replacing(file) as unfinished:
+        save_file(dict(found), unfinished, metadata=None if said is None else dict(said))
+    if sums := digests.read(file.parent):
+        digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
+
+
+def kept_sums(file: Path, shape: tuple[int, ...], mend: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors [*shape] by name from a file of :func:`planaria.experts.ridge.sums`, and what is said of them.
+
+    Shapes are looked at first: a file that lies about them takes no memory.
+
+    :raises UserError: ending with ``mend``, when it is missing or damaged, or has others.
+    """
+    found = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (no mapping)
+                part = opened.get_slice(name)
+                if tuple(part.get_shape()) == shape and part.get_dtype() == "F64":
+                    found[name] = opened.get_tensor(name)
+                if name not in found or not found[name].isfinite().all():
+                    raise UserError(f"{file}: {name}: not {' × '.join(map(str, shape))} finite numbers in fp64; {mend}")
+            return found, dict(opened.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: missing or damaged ({error}); {mend}") from None
 
 
 def _kept(file: Path) -> dict[str, Tensor] | None:
@@ -125,6 +143,41 @@ def _kept(file: Path) -> dict[str, Tensor] | None:
         return load_file(file)
     except SafetensorError:
         return None
+
+
+def domain_samples(
+    folder: Path,
+    domains: Sequence[str],
+    part: str,
+    vocab: int,
+    context: int,
+    most: int,
+    cache: str | None = None,
+    place: str = "",
+) -> Tensor:
+    """At most ``most`` samples [N, context + 1] of a ``part`` (``TRAINED``, ``HELD_OUT`` or ``TEST``) of a run's text.
+
+    Of one domain, or as many of each that another mixes. ``place``: how errors name it, if not by its files.
+
+    :raises UserError: when there is no such text, or less of it than one sample.
+    """
+    try:
+        told = sources(domains, folder / part)
+        data = DataConfig(**told, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
+        return windows(prepare(data, vocab), "train", context, most)
+    except UserError as error:
+        files = ", ".join(str(folder / part / f"{name}.jsonl") for name in domains)
+        place = place or f"domain {', '.join(map(repr, domains))} ({files})"
+        raise UserError(f"{place}: {str(error).removeprefix('data.')}") from None
+
+
+def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What of ``[data]`` makes a model read these domains, whose files are in ``folder``: as many samples of each."""
+    files = {name: str((folder / f"{name}.jsonl").absolute()) for name in domains}
+    if len(files) == 1:
+        return {"source": next(iter(files.values()))}
+    mixture = {name: {"source": file, "weight": 1.0} for name, file in files.items()}
+    return {"source": DataConfig().source, "mixture": mixture}
 
 
 def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:

@@ -25,7 +25,8 @@ def arm_result(
 ) -> ArmResult:
     """The ensemble of an arm's experts, as far as they were trained, on every domain's test text.
 
-    ``places``: for prior = "clusters", part and domain ("test.law") → ln π [domains, N, T] of its samples.
+    ``places``: for a prior that the text tells, part and domain ("test.law") → ln π [D, N, T] of its samples, D the
+    domains that speak.
     """
     there = [job for job in jobs if job.name in readings]
     found = _stacked([readings[job.name] for job in there])
@@ -33,8 +34,9 @@ def arm_result(
         belief(spec.mixture, {name: found[f"held_out.{name}"] for name in spec.domains}),
         dict[str, Tensor](),
     )
-    if spec.mixture.prior == "clusters":
-        rows = [0 if job.domain == GENERALIST else list(spec.domains).index(job.domain) for job in there]
+    if places:
+        speaking = spec.speaking
+        rows = [0 if job.domain == GENERALIST else speaking.index(job.domain) for job in there]
         by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in places.items()}
 
     def scores(part: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, Score]:

@@ -47,9 +47,9 @@ class Reading:
         check_prompts(model, prompts)
         self._model, self._config = model, model.config
         self._device = model.ends.embed_tokens.weight.device
-        blocks = [stage for stage in model.stages if isinstance(stage, BlockStage)]
-        self._layers = [*model.ends.layers, *(layer for stage in blocks for layer in stage.layers)]
-        self._tables = (blocks[0].cos, blocks[0].sin)
+        self._layers, (first, *_) = model.layers, model.stages
+        assert isinstance(first, BlockStage)
+        self._tables = (first.cos, first.sin)
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         place = {prompt: n for n, prompt in enumerate(distinct)}
         rows = self._tensor([place[tuple(prompt)] for prompt in prompts])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
+from planaria.model.routed import Routing
 from planaria.model.stages import Llama, require_shapes
 
 
@@ -28,11 +29,14 @@ class Weights:
     """one of them, of any type and finite or not"""
     tokenizer: Path | None = None
     """what :meth:`planaria.data.tokenizer.Tokenizer.open` opens; None: nothing is there"""
+    routing: Routing | None = None
+    """of layers with several feed-forward blocks"""
 
     def __post_init__(self) -> None:
         """:raises UserError: naming the file and the first tensor that is missing, of another shape, or unknown."""
         # On a model without memory: a lying header must not ask for terabytes.
-        own = {name: tuple(one.shape) for name, one in Llama(self.config, device="meta").global_state().items()}
+        model = Llama(self.config, device="meta", routing=self.routing)
+        own = {name: tuple(one.shape) for name, one in model.global_state().items()}
         try:
             require_shapes(own, self.shapes)
         except UserError as error:
@@ -51,7 +55,7 @@ class Weights:
 
     def model(self) -> Llama:
         """The whole model in memory; UserError as in :meth:`tensor`."""
-        model = Llama(self.config, initialise=False)
+        model = Llama(self.config, initialise=False, routing=self.routing)
         for name, own in model.global_state().items():
             own.copy_(self.tensor(name))
         return model

@@ -9,9 +9,20 @@ from typing import Any
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.foreign import checked_config
+from planaria.model.routed import Routing, to_keys
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-"""those that compute alike, but for what is refused"""
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "planaria_routed": "PlanariaRoutedForCausalLM",
+}
+"""those that compute alike, but for what is refused and, in the last two, what :mod:`planaria.model.routed` adds"""
+_STATED = {
+    "mistral": ("num_key_value_heads", "sliding_window"),
+    "mixtral": ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+}
+"""what a file of theirs leaves out has another meaning than in a Llama's, so it must be there"""
 PLAIN: Mapping[str, object] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -41,9 +52,9 @@ _ROPE = {"rope_type": "default", "type": "default", "factor": 1.0, "partial_rota
 """the same of its rotary positions"""
 
 
-def to_config(config: ModelConfig) -> dict[str, Any]:
-    """What ``transformers`` is to read of a model of ours."""
-    return {
+def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, Any]:
+    """What ``transformers`` is to read of a model of ours; with a bias in its ``routing`` it has no such model."""
+    found = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": config.vocab,
@@ -62,6 +73,7 @@ def to_config(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
     }
+    return found | (to_keys(routing) if routing else {})
 
 
 def from_config(place: Path, found: Mapping[str, Any]) -> ModelConfig:
@@ -96,8 +108,9 @@ def _refuse_unfit(place: Path, found: Mapping[str, Any]) -> None:
     if model not in ARCHITECTURES or found.get("architectures") not in (None, [ARCHITECTURES[model]]):
         kind = found.get("architectures") or model
         raise UserError(f"{place}: architecture {kind} is not supported; give a {' or '.join(ARCHITECTURES.values())}")
-    # What such a file leaves out has another meaning there than in a Llama's.
-    for key in ("num_key_value_heads", "sliding_window") if model == "mistral" else ():
+    if model == "mixtral" and "rope_theta" not in (found.get("rope_parameters") or found):
+        raise UserError(f"{place}: rope_theta is missing; download it again, or save it with transformers")
+    for key in _STATED.get(model, ()):
         if key not in found:
             raise UserError(f"{place}: {key} is missing; download it again, or save it with transformers")
     for key in ("rope_scaling", "rope_parameters"):
@@ -110,8 +123,9 @@ def _refuse_unfit(place: Path, found: Mapping[str, Any]) -> None:
                 also = "" if name in ("rope_type", "type") else f" with {name} = {rope[name]!r}"
                 mend = "only plain rotary positions are"
                 raise UserError(f"{place}: rope_scaling of type {kind!r}{also} is not supported; {mend}")
+    routed = {"num_local_experts"} if model in ("mixtral", "planaria_routed") else set[str]()
     for key, plain in PLAIN.items():
-        if found.get(key, plain) not in (plain, None):
+        if key not in routed and found.get(key, plain) not in (plain, None):
             shown = f"{found[key]!r:.80}"
             raise UserError(f"{place}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")
     if _slides(found):

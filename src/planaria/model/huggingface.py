@@ -20,6 +20,7 @@ from planaria.errors import UserError
 from planaria.model.foreign import Weights
 from planaria.model.hf_config import from_config, to_config
 from planaria.model.lora import merged
+from planaria.model.routed import Routing, from_file, from_keys, to_file
 from planaria.model.stages import Llama
 
 WEIGHTS, INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -36,10 +37,11 @@ def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None,
     """Write a model in memory as :func:`export_folder` does, in fp32; adapters are added to their matrices."""
 
     def write(made: Path) -> None:
-        state = {name: tensor.contiguous() for name, tensor in merged(model).items()}
+        named = to_file if model.routing else str
+        state = {named(name): tensor.contiguous() for name, tensor in merged(model).items()}
         save_file(state, made / WEIGHTS, metadata=METADATA)
 
-    export_folder(model.config, folder, write, tokenizer_file, end)
+    export_folder(model.config, folder, write, tokenizer_file, end, routing=model.routing)
 
 
 def export_folder(
@@ -49,6 +51,7 @@ def export_folder(
     tokenizer_file: Path | None = None,
     end: int | None = None,
     dtype: str = "float32",
+    routing: Routing | None = None,
 ) -> None:
     """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files.
 
@@ -63,7 +66,7 @@ def export_folder(
     token, ids = None if end is None else names.get(end), {"bos_token_id": None, "eos_token_id": end}
     try:
         with new_folder(folder) as made:
-            _write(made / "config.json", to_config(config) | {"torch_dtype": dtype} | ids)
+            _write(made / "config.json", to_config(config, routing) | {"torch_dtype": dtype} | ids)
             _write(made / "generation_config.json", ids)
             write(made)
             if tokenizer_file is not None:
@@ -75,16 +78,17 @@ def export_folder(
 
 
 def open_folder(folder: Path) -> Weights:
-    """The Llama in a Hugging Face folder: one safetensors file or several with an index.
+    """The Llama or Mixtral in a Hugging Face folder: one safetensors file or several with an index.
 
     :raises UserError: on missing or damaged files and on what this LLaMA does not have (``hf_config.py``).
     """
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
     place = folder / "config.json"
-    config = from_config(place, _read(place))
+    said = _read(place)
+    config, routing = from_config(place, said), from_keys(place, said)
     shapes: dict[str, tuple[int, ...]] = {}
-    files: dict[str, Path] = {}
+    files: dict[str, tuple[Path, str]] = {}
     for file in _weight_files(folder):
         with _opened(file) as opened:
             if not sums and LISTED.items() <= (opened.metadata() or {}).items():
@@ -97,15 +101,17 @@ def open_folder(folder: Path) -> Weights:
                 part = opened.get_slice(name)
                 if part.get_dtype() not in DTYPES:
                     raise UserError(f"{file}: {name} is {part.get_dtype()}; weights in {', '.join(DTYPES)} are read")
-                shapes[name], files[name] = tuple(part.get_shape()), file
+                ours = from_file(name) if routing else name
+                shapes[ours], files[ours] = tuple(part.get_shape()), (file, name)
 
     def read(name: str) -> Tensor:
-        with _opened(files[name]) as opened:  # closed again, it keeps no pages of the file in memory
-            found: Tensor = opened.get_tensor(name)
+        file, theirs = files[name]
+        with _opened(file) as opened:  # closed again, it keeps no pages of the file in memory
+            found: Tensor = opened.get_tensor(theirs)
             return found.clone()
 
     tokenizer = folder / TOKENIZER
-    return Weights(folder, config, shapes, read, tokenizer if tokenizer.is_file() else None)
+    return Weights(folder, config, shapes, read, tokenizer if tokenizer.is_file() else None, routing)
 
 
 def import_model(folder: Path) -> Llama:
@@ -126,13 +132,14 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether :func:`import_model` knows the architecture of a Hugging Face folder; its weights are not looked at."""
+    """Whether a Hugging Face folder's model is a plain LLaMA like ours; its weights are not looked at."""
     place = folder / "config.json"
     try:
-        from_config(place, _read(place))
+        said = _read(place)
+        from_config(place, said)
+        return from_keys(place, said) is None
     except UserError:
         return False
-    return True
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from planaria.model.chunked_loss import head_loss
 from planaria.model.family import Family
 from planaria.model.llama import Linear, matrix_numbers, rotary_tables, through
 from planaria.model.one_array import GAINS, SHARED, final_norm, hold_all, layers_of
+from planaria.model.routed import Routed, Routing
 from planaria.model.sharing import stored
 
 
@@ -207,20 +208,29 @@ class Llama(nn.Module):
         seed: int = 0,
         device: str | torch.device = "cpu",
         initialise: bool = True,
+        routing: Routing | None = None,
     ) -> None:
+        """``routing``: of layers with several feed-forward blocks; None: each has one."""
         super().__init__()
         if config.one_array:
             raise ValueError("stages of one array each hold the whole model; put together what dense_state gives")
-        self.config = config
+        self.config, self.routing = config, routing
         family = LlamaFamily()
         with torch.device(device):
             ends, *blocks = (family.build_stage(config, stages, stage) for stage in range(stages + 1))
+            assert isinstance(ends, Ends)
+            self.ends, self.stages = ends, nn.ModuleList(blocks)
+            if routing is not None:
+                for layer in self.layers:
+                    layer.mlp = Routed(config, routing)
         if initialise and torch.device(device).type != "meta":
             for stage, built in enumerate((ends, *blocks)):
                 family.initialise(built, config, stages, stage, seed)
-        assert isinstance(ends, Ends)
-        self.ends = ends
-        self.stages = nn.ModuleList(blocks)
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """All decoder layers, in the order in which a token passes them."""
+        return [layer for stage in (self.ends, *self.stages) for layer in stage.layers]
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → hidden states [B, T, D] as they return to the ends, before norm and head."""

@@ -1,0 +1,206 @@
+"""One model instead of an ensemble: DUME and weight averaging; and an ensemble in which the parent chooses who speaks.
+
+Experts of one parent, by the recipe hdee with one size. With the texts of PLANARIA_DATA (see `benchmarks.experts`)
+dialogue, encyclopaedia, law and code have an expert each and five domains none; without them the recipe's own texts are
+used, parts of Python's library. All arms of a seed have the same parent, experts, data order and test text. One value
+for each seed: the geometric mean over domains of perplexity over that of the full ensemble with a uniform prior. "After
+a prompt": the first 32 tokens of a text are given, and only the others count, on both sides of the ratio.
+
+A generalist of equal compute, from the same parent, stands beside. Trained models are kept in runs/benchmarks, so a
+repeat only measures.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import common
+from benchmarks.common import RUNS, Claim, Row
+from benchmarks.dume_arms import PROMPT, Arm, arms
+from planaria import shipped
+
+if TYPE_CHECKING:
+    from planaria.config import RunConfig
+    from planaria.experts.experts_spec import ExpertsSpec
+
+NAME = "dume"
+SIZE, WIDTH = "M", 256
+ALL = "ensemble, uniform prior"
+"""what everything is compared with"""
+
+
+@dataclass
+class Found:
+    """The domains, and the arms of each seed."""
+
+    trained: list[str] = field(default_factory=list)
+    untrained: list[str] = field(default_factory=list)
+    seeds: list[dict[str, Arm]] = field(default_factory=list)
+
+    def add(self, trained: list[str], untrained: list[str], made: dict[str, Arm]) -> None:
+        """One seed more, of the same domains."""
+        self.trained, self.untrained = trained, untrained
+        self.seeds.append(made)
+
+    def ratios(self, arm: str, to: str, domains: Sequence[str], given: int = 0) -> list[float]:
+        """One for each seed: geometric mean over the domains that both know."""
+        found = []
+        for made in self.seeds:
+            mine, theirs = made[arm], made[to]
+            both = [name for name in domains if name in mine.logps and name in theirs.logps]
+            found.append(math.exp(statistics.fmean(mine.loss(d, given) - theirs.loss(d, given) for d in both)))
+        return found
+
+
+def main() -> int:
+    flags = common.parser(NAME, __doc__)
+    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    flags.add_argument("--data", type=Path, default=Path(os.environ.get("PLANARIA_DATA", "data")), help="texts")
+    flags.add_argument("--parent-steps", type=int, default=400)
+    flags.add_argument("--steps", type=int, default=200, help="of an expert")
+    flags.add_argument(
+        "--near-steps", type=int, default=50, help="of one that stays near its parent, at a tenth of the rate"
+    )
+    flags.add_argument("--near-seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds that have such experts, too")
+    flags.add_argument("--windows", type=int, default=100, help="test samples of each domain")
+    flags.add_argument("--samples", type=int, default=256, help="of each domain, for routers and the ridge prior")
+    flags.add_argument("--temperatures", type=float, nargs="+", default=[0.03, 0.1, 0.3], help="of the ridge prior")
+    given = flags.parse_args()
+    far, near = measured(given)
+    rows = [*table(far), *claims(far, given.temperatures), *by_domain(far), *(nearness(near) if near.seeds else ())]
+    return common.conclude(NAME, given, rows)
+
+
+def measured(given: Any) -> tuple[Found, Found]:
+    """Train what is not trained yet, and measure it: experts as usual, and some that stay near their parent.
+
+    Each seed is a run of its own, so that one can be added.
+    """
+    import torch
+
+    from planaria.experts.experts_spec import load
+    from planaria.experts.reading import Texts
+
+    torch.set_num_threads(1)
+    far, near = Found(), Found()
+    for seed in given.seeds:
+        file = trained(given, seed)
+        spec, base = load(file, {"out": str(RUNS)})
+        run, names = RUNS / base.name, list(spec.domains)
+        texts, place = Texts(run, spec, base), run / f"seed-{seed}"
+        parent = place / "seeds" / SIZE / "model"
+        experts = [place / "experts" / f"{name}-{SIZE}-{given.steps}" / "model" for name in names]
+        far.add(names, list(spec.untrained), arms(given, run, parent, experts, names, texts, generalist(run, place)))
+        if seed in given.near_seeds:
+            experts = near_experts(given, run, seed, parent, names, spec, base)
+            near.add(names, list(spec.untrained), arms(given, run, parent, experts, names, texts))
+    return far, near
+
+
+def trained(given: Any, seed: int) -> Path:
+    """The recipe with one seed, carried out as far as it has not been."""
+    import tomli_w
+
+    from benchmarks.experts import texts
+    from planaria import recipe
+    from planaria.commands.experts import RESULTS, start
+    from planaria.experts.experts_results import Results
+
+    tree = recipe.read(shipped.find("hdee"))
+    table: dict[str, Any] = tree["experts"]
+    data = given.data.resolve()
+    if (data / "dialogue").is_dir():
+        table["domains"], table["untrained"] = texts(data)
+    table |= {"seeds": [seed], "sizes": {SIZE: WIDTH}, "steps": [given.steps], "workers": 1}
+    table |= {"seed": {"steps": given.parent_steps, "lr": 3e-3}, "probe": {"by": ["hand"]}}
+    table["test_windows"] = given.windows
+    RUNS.mkdir(parents=True, exist_ok=True)
+    file = RUNS / f"{NAME}-{seed}.toml"
+    file.write_text(tomli_w.dumps(tree))
+    start(file, {"out": str(RUNS)}, dry_run=False, quiet=False)
+    if lost := Results.model_validate_json((file.with_suffix("") / RESULTS).read_text()).runs[0].lost:
+        raise SystemExit(f"{file.stem}: {lost[0]} could not be trained; run this again to take that up")
+    return file
+
+
+def generalist(run: Path, place: Path) -> Path:
+    """The model of the seed in ``place`` that had the compute of all its experts."""
+    from planaria.commands.experts import RESULTS
+    from planaria.experts.experts_results import Results
+
+    found = Results.model_validate_json((run / RESULTS).read_text())
+    (job,) = found.runs[0].arms[found.generalists[0]].experts
+    return place / "experts" / job.name / "model"
+
+
+def near_experts(
+    given: Any, run: Path, seed: int, parent: Path, names: Sequence[str], spec: ExpertsSpec, base: RunConfig
+) -> list[Path]:
+    """Experts of the same parent, a quarter of the steps at a tenth of the learning rate."""
+    from planaria.experts.domains import TRAINED
+    from planaria.experts.training import Training, configured, train_all
+    from planaria.observe.live.jobs_progress import JobsProgress
+
+    def training(name: str) -> Training:
+        data = {"source": str(run / TRAINED / f"{name}.jsonl"), "field": "text", "validation": 0.0}
+        own = {"name": name, "out": str(run / f"seed-{seed}" / "near"), "seed": seed, "model": {"hidden": WIDTH}}
+        own |= {"data": {**data, "tokenizer": str(run / "tokenizer.json")}, "optim": {"lr": base.optim.lr / 10}}
+        return Training(configured(base, {**own, "train": {"steps": given.near_steps, "start": str(parent)}}))
+
+    trainings = [training(name) for name in names]
+    with JobsProgress(quiet=True) as progress:
+        if lost := train_all(f"near experts of seed {seed}", trainings, spec, spec.retries, progress):
+            raise SystemExit(f"{run}: near expert {lost[0]} could not be trained; run this again to take that up")
+    return [one.model for one in trainings]
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.3f} [{min(values):.3f} … {max(values):.3f}]" if values else "–"
+
+
+def table(found: Found) -> Iterator[Row]:
+    """Every arm over the full ensemble: trained domains, and beside them the others."""
+    for arm, own in found.seeds[0].items():
+        prompted = PROMPT if "after a prompt" in arm else 0
+        domains = [name for name in found.untrained if name in own.logps]
+        others = spread(found.ratios(arm, ALL, domains, prompted)) if domains else "–"
+        beside = {"other domains": others, "passes": f"{own.passes:.2f}"}
+        yield Row(arm, found.ratios(arm, ALL, found.trained, prompted), "", beside=beside)
+
+
+def claims(found: Found, temperatures: Sequence[float]) -> Iterator[Row]:
+    for temperature in temperatures:
+        for told, given in (("top-1 after a prompt", PROMPT), ("top-1, anew every 16 tokens", 0)):
+            arm = f"ensemble, ridge prior (T = {temperature:g}), {told}"
+            values = found.ratios(arm, ALL, found.trained, given)
+            yield Row(f"{arm}: over the full ensemble, trained domains", values, "", Claim(high=1.02), judged="worst")
+    for arm in [name for name in found.seeds[0] if name.startswith("DUME,")]:
+        values = found.ratios(arm, "weight average", found.trained)
+        yield Row(f"{arm}: over weight average, trained domains", values, "", Claim(high=1.0), judged="worst")
+    oracle = found.ratios("DUME's blocks, routed by the known domain", "own expert", found.trained)
+    yield Row("DUME's blocks, routed by the known domain: over own expert", oracle, "")
+
+
+def by_domain(found: Found) -> Iterator[Row]:
+    for arm in ("parent", "weight average", "DUME, k = 1", "DUME's blocks, routed by the known domain"):
+        for name in [*found.trained, *found.untrained]:
+            if name in found.seeds[0][arm].logps:
+                yield Row(f"{name}: {arm} over the full ensemble", found.ratios(arm, ALL, [name]), "")
+
+
+def nearness(found: Found) -> Iterator[Row]:
+    """Experts that stay near their parent."""
+    for arm in ("parent", "weight average", *[name for name in found.seeds[0] if name.startswith("DUME")]):
+        claim = Claim(high=1.05) if arm.startswith("DUME,") else None
+        values = found.ratios(arm, "own expert", found.trained)
+        yield Row(f"near experts: {arm} over own expert, trained domains", values, "", claim, judged="worst")
+
+
+if __name__ == "__main__":
+    common.start(main)

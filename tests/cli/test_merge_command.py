@@ -1,0 +1,261 @@
+"""``planaria experts merge``: one model, what can be done with it, and what is refused before anything is computed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.experts.made_ensemble import SHAPE, child, made_ensemble, text
+
+from planaria import cli, digests
+from planaria.engine.weights import open_model
+from planaria.errors import UserError
+from planaria.experts import manifest
+from planaria.experts.fused import Fused
+from planaria.model.huggingface import export_model, import_model
+from planaria.model.stages import Llama
+
+THREE = ("digits", "lower", "upper")
+TOKENS = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an ensemble of two, ``ensemble``, and what it becomes, ``merged``."""
+    folder = tmp_path_factory.mktemp("merging")
+    made_ensemble(folder)
+    merge(folder / "ensemble", folder / "merged")
+    return folder
+
+
+def merge(run: Path, to: Path, *words: object) -> None:
+    assert cli.run(["experts", "merge", str(run), "--to", str(to), *map(str, words)]) == 0
+
+
+def logits(folder: Path) -> torch.Tensor:
+    with torch.inference_mode():
+        return import_model(folder)(TOKENS)
+
+
+def rows(printed: str) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line.strip()) for line in printed.rpartition("──")[2].splitlines() if line.strip()]
+
+
+def test_one_model_is_measured_and_writes(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    merged = str(made / "merged")
+    assert cli.run(["eval", merged]) == 0
+    digits, lower = rows(capsys.readouterr().out)
+    for row, domain in ((digits, "digits"), (lower, "lower")):
+        assert row[0] == domain and row[2] == f"{domain}-expert" and float(row[3].rstrip("%")) > 90
+    assert cli.run(["eval", merged, "--text", str(made / "ensemble" / "test" / "digits.jsonl")]) == 0
+    assert rows(capsys.readouterr().out)[0][1] == digits[1]
+    words = ["generate", merged, "--prompt", "123", "--tokens", "10", "--seed", "1"]
+    assert cli.run(words) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("123") and cli.run(words) == 0 and capsys.readouterr().out == first
+
+
+def test_the_same_command_makes_the_same_model(made: Path, tmp_path: Path) -> None:
+    merge(made / "ensemble", tmp_path / "again")
+    for file in (file for file in (made / "merged").iterdir() if file.name not in (manifest.WEIGHTS, digests.FILE)):
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+    before, after = (import_model(folder).global_state() for folder in (made / "merged", tmp_path / "again"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_average_is_the_mean_and_is_measured(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merge(made / "ensemble", tmp_path / "mean", "--by", "average")
+    found = import_model(tmp_path / "mean").global_state()
+    experts = [import_model(made / "ensemble" / f"{name}/model").global_state() for name in ("digits", "lower")]
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, (experts[0][name] + experts[1][name]) / 2)
+    capsys.readouterr()
+    assert cli.run(["eval", str(tmp_path / "mean")]) == 0
+    assert [len(row) for row in rows(capsys.readouterr().out)] == [2, 2]
+
+
+def test_an_export_fits_transformers_or_says_what_does_not(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.layers\.0\.mlp\.router\.bias .*--no-bias"):
+        cli.run(["export", str(made / "merged"), "--to", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+    merge(made / "ensemble", tmp_path / "plain", "--no-bias", "--top-k", 2, "--temperature", "0.3")
+    assert cli.run(["export", str(tmp_path / "plain"), "--to", str(tmp_path / "out")]) == 0
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert type(theirs).__name__ == "MixtralForCausalLM"
+    with torch.no_grad():
+        assert float((theirs(TOKENS).logits - logits(tmp_path / "plain")).abs().max()) <= 1e-4
+
+
+def test_one_expert_more_and_one_fewer(made: Path, tmp_path: Path) -> None:
+    run = made_ensemble(tmp_path, names=THREE)
+    (source := tmp_path / "upper.txt").write_text(text("upper"))
+    words = ["--add", run / "upper" / "model", "--as", "third", "--domain", "upper", "--text", source]
+    merge(made / "merged", tmp_path / "more", *words)
+    record = Fused.model_validate_json((tmp_path / "more" / "fused.json").read_text())
+    assert [part.name for part in record.parts] == ["digits-expert", "lower-expert", "third"]
+    kept, sums = (
+        load_file(made / "merged" / "routers.safetensors"),
+        load_file(tmp_path / "more" / "routers.safetensors"),
+    )
+    assert all(torch.equal(kept[name], sums[name]) for name in kept) and set(sums) == {*kept, "third"}
+    merge(tmp_path / "more", tmp_path / "fewer", "--remove", "third")
+    assert torch.equal(logits(tmp_path / "fewer"), logits(made / "merged")), "as if it had never been there"
+    merge(tmp_path / "more", tmp_path / "other", "--remove", "digits-expert")
+    assert import_model(tmp_path / "other").routing == (2, 1, True)
+    merge(tmp_path / "other", tmp_path / "one", "--remove", "third")
+    for folder, name, complaint in (
+        ("one", "lower-expert", "is its only expert"),
+        ("more", "thrid", "did you mean 'third'"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            merge(tmp_path / folder, tmp_path / "none", "--remove", name)
+
+
+def test_all_blocks_stay_all_when_one_is_added(made: Path, tmp_path: Path) -> None:
+    run = made_ensemble(tmp_path, names=THREE)
+    (tmp_path / "upper.txt").write_text(text("upper"))
+    merge(made / "ensemble", tmp_path / "all", "--top-k", 0)
+    merge(tmp_path / "all", tmp_path / "more", "--add", run / "upper" / "model", "--text", tmp_path / "upper.txt")
+    assert import_model(tmp_path / "all").routing == (2, 2, True)
+    assert import_model(tmp_path / "more").routing == (3, 3, True)
+
+
+def test_experts_that_cannot_be_one_are_refused(made: Path, tmp_path: Path) -> None:
+    def refused(complaint: str, *words: object) -> None:
+        with pytest.raises(UserError, match=complaint) as caught:
+            merge(run, tmp_path / "out", *words)
+        assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+
+    run = made_ensemble(tmp_path)
+    known = manifest.read(run)
+    first, second = known.members
+
+    def changed(**changes: object) -> None:
+        manifest.write(run, known.model_copy(update={"members": [first, second.model_copy(update=changes)]}))
+
+    def replaced(model: Llama, **changes: object) -> None:
+        shutil.rmtree(run / "lower" / "model")
+        export_model(model, run / "lower" / "model", run / manifest.TOKENIZER, 256)
+        changed(sha256=manifest.digest(run / "lower" / "model" / manifest.WEIGHTS), **changes)
+
+    changed(parameters=5)
+    refused("experts of unequal size")
+    changed(parent="other/model")
+    refused("do not say which one model they branched off; give it with --safe MODEL")
+    changed(domain="law")
+    refused(r"expert 'lower-expert': its domain 'law' has no text, .*domains/law\.jsonl")
+    (run / "domains" / "law.jsonl").write_text('{"text": "short"}\n')
+    refused(r"domain 'law' \(.*law\.jsonl\)")
+    replaced(Llama(SHAPE, seed=9))
+    refused("expert 'lower-expert': its weights are .* that is not its parent")
+    replaced(Llama(SHAPE.model_copy(update={"hidden": 40}), seed=1))
+    refused("expert 'lower-expert': .*has shape")
+    replaced(Llama(SHAPE.model_copy(update={"vocab": 300}), seed=1))
+    refused("expert 'lower-expert': .*embed_tokens.* has shape")
+    replaced(child(Llama(SHAPE, seed=1), 1))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(UserError, match="exists and is not an empty folder"):
+        merge(run, tmp_path / "full")
+    merge(run, tmp_path / "out")
+
+
+def test_too_little_text_without_a_lambda(tmp_path: Path) -> None:
+    run = made_ensemble(tmp_path)
+    shape = SHAPE.model_copy(update={"dim": 80, "heads": 2})
+    parent = Llama(shape, seed=1)
+    known = manifest.read(run)
+    members = []
+    for name, model in (("parent", parent), ("digits", child(parent, 1)), ("lower", child(parent, 2))):
+        shutil.rmtree(run / name / "model")
+        export_model(model, run / name / "model", run / manifest.TOKENIZER, 256)
+    for member in known.members:
+        sha256 = manifest.digest(run / member.model / manifest.WEIGHTS)
+        members.append(member.model_copy(update={"sha256": sha256}))
+    manifest.write(run, known.model_copy(update={"members": members}))
+    with pytest.raises(UserError, match=r"λ = 0: 64 tokens for 81 numbers of a router leave more than one solution"):
+        merge(run, tmp_path / "out", "--lambda", 0, "--samples", 1)
+    assert not (tmp_path / "out").exists()
+    merge(run, tmp_path / "out", "--samples", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--top-k", "-1"], r"--top-k -1: must be 0 \(all\) or more"),
+        (["--temperature", "0"], "--temperature 0: must be above 0"),
+        (["--temperature", "nan"], "--temperature nan: must be above 0"),
+        (["--lambda", "-1"], "--lambda -1: must be 0 or more"),
+        (["--lambda", "inf"], "--lambda inf: must be 0 or more"),
+        (["--samples", "0"], "--samples 0: must be 1 or more"),
+        (["--by", "average", "--top-k", "1"], "--top-k 1: is about routers"),
+        (["--by", "average", "--no-bias"], "--no-bias: is about routers"),
+        (["--text", "x"], "--text x: goes with --add"),
+        (["--as", "x"], "--as x: goes with --add"),
+        (["--add", "x"], "--add x: of which text"),
+        (["--add", "x", "--remove", "y"], "--add and --remove: give one"),
+        (["--remove", "x", "--top-k", "2"], "--top-k 2: is what the merged model was made with"),
+        (["--remove", "x", "--no-bias"], "--no-bias: is for making"),
+        (["--remove", "x"], "is no model of `planaria experts merge --by dume`"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(words: list[str], complaint: str, made: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=complaint):
+        merge(made / "ensemble", tmp_path / "out", *words)
+
+
+def test_what_cannot_be_added_is_refused(made: Path, tmp_path: Path) -> None:
+    merged, expert, source = made / "merged", made / "ensemble" / "lower" / "model", tmp_path / "text.txt"
+    source.write_text(text("upper"))
+
+    def refused(
+        complaint: str, model: Path, folder: Path = merged, words: tuple[object, ...] = ("--text", source)
+    ) -> None:
+        with pytest.raises(UserError, match=complaint):
+            merge(folder, tmp_path / "out", "--add", model, *words)
+        assert not (tmp_path / "out").exists()
+
+    refused("has an expert 'lower-expert' already", expert, words=("--as", "lower-expert", "--text", source))
+    refused("there is no such folder", tmp_path / "nowhere")
+    export_model(Llama(SHAPE, seed=9), tmp_path / "stranger", made / "ensemble" / manifest.TOKENIZER, 256)
+    refused("that is not its parent", tmp_path / "stranger")
+    refused("is no LLaMA like planaria's|transformers cannot read it", merged)
+    (tmp_path / "short.txt").write_text("abc")
+    refused("short|few|sample", expert, words=("--text", tmp_path / "short.txt"))
+    moved = Path(shutil.copytree(merged, tmp_path / "moved"))
+    (moved / "routers.safetensors").write_bytes(b"rubbish")
+    refused("has changed since it was written", expert, moved)
+    assert cli.run(["accept", str(moved)]) == 0
+    refused(r"routers\.safetensors: missing or damaged", expert, moved)
+    for sums, complaint in (
+        ({"digits-expert": torch.zeros(2, 2)}, "digits-expert: not 2 × 17 × 17 finite numbers in fp64"),
+        ({"digits-expert": torch.full((2, 17, 17), torch.nan).double()}, "digits-expert: not 2 × 17 × 17 finite"),
+        ({"lower-expert": torch.ones(2, 17, 17).double()}, "has no sums of expert 'digits-expert'"),
+    ):
+        save_file(sums, moved / "routers.safetensors")
+        assert cli.run(["accept", str(moved)]) == 0
+        refused(complaint, expert, moved)
+
+
+def test_a_merged_model_is_not_taken_for_a_plain_one(made: Path, tmp_path: Path) -> None:
+    merged = str(made / "merged")
+    with pytest.raises(UserError, match="several blocks in each layer, which no repair knows"):
+        cli.run(["realign", merged, "--pairs", "x.jsonl", "--to", str(tmp_path / "out")])
+    with pytest.raises(UserError, match=r"train\.start = .*: 2 feed-forward blocks in each layer"):
+        cli.run(["train", "demo", "--train.start", merged, "--dry-run", "--out", str(tmp_path)])
+    with pytest.raises(UserError, match=r"no run of a swarm|peer"):
+        cli.run(["export", merged, "--peer", "p0", "--to", str(tmp_path / "out")])
+    with pytest.raises(UserError, match="knows no test texts; name a text"):
+        cli.run(["eval", str(made / "ensemble" / "digits" / "model")])
+    record = json.loads((made / "merged" / "fused.json").read_text())
+    assert record["by"] == "dume" and record["run"] == str(made / "ensemble")
+    model, tokenizer = open_model(made / "merged")
+    assert model.routing is not None and tokenizer.vocab == 257
