@@ -10,7 +10,7 @@ from planaria import recipe, shipped
 from planaria.config import RunConfig
 from planaria.errors import UserError
 
-SWARMS = ("arithmetic_swarm.toml", "drills.toml")
+SWARMS = ("arithmetic_swarm.toml", "code_swarm.toml", "drills.toml")
 """recipes of swarms: `tests/swarm/test_setting.py` reads them"""
 RECIPES = sorted(p for p in shipped.FOLDER.glob("*.toml") if p.name not in SWARMS)
 

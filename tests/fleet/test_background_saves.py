@@ -134,7 +134,8 @@ def test_a_worker_that_is_killed_while_it_writes_costs_that_checkpoint(tmp_path:
 @pytest.mark.parametrize("strategy", [pytest.param("redundant", marks=pytest.mark.slow), "checkpoint"])
 def test_a_worker_that_is_killed_with_its_file_written_costs_nothing(tmp_path: Path, strategy: str) -> None:
     """Another still writes. A rollback waits for it, and leads to what is sealed then."""
-    blows = [slow(step=4, stage=3), Fault(step=6, stage=2, moment="backward", offset=0.5)]
+    killed = Fault(step=11, stage=2, moment="backward", offset=0.5)  # its file had seven steps' time
+    blows = [slow(step=4, stage=3), killed]
     record = train(config(tmp_path, strategy), blows)
     assert ending(record).outcome == "finished"
     assert [f.signal for f in facts(record, e.FaultInjected)] == ["disk_slow", "SIGKILL"]

@@ -64,9 +64,16 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
 
 
 def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
-    """All that a field may hold; where a number is bounded, it is one of bytes."""
-    bounded = field.annotation is int and field.metadata
-    return st.integers(0, 2**40) if bounded else values(field.annotation)
+    """All that a field may hold; a bounded number is one of bytes, or within its bounds."""
+    bounds = {name: getattr(m, name) for m in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(m, name)}
+    if field.annotation is int and field.metadata:
+        least = bounds.get("ge", bounds.get("gt", -1) + 1)
+        return st.integers(least, min(2**40, bounds.get("le", bounds.get("lt", 2**40 + 1) - 1)))
+    if field.annotation is float and bounds:
+        least, most = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+        open_ends = {"exclude_min": "gt" in bounds, "exclude_max": "lt" in bounds}
+        return st.floats(least, most, allow_nan=False, allow_infinity=False, **open_ends)
+    return values(field.annotation)
 
 
 @pytest.mark.parametrize(
