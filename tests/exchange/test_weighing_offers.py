@@ -207,7 +207,7 @@ class Odd(Averaging):
             r"robust\.scope = 'replcia': no such choice; did you mean 'replica'",
         ),
         ("allreduce", {}, r"exchange\.robust: scope = 'replica' is for rounds, .*take exchange\.kind = 'diloco'"),
-        ("test_weighing:Odd", {}, r"does not say what its offers stand for"),
+        ("test_weighing_offers:Odd", {}, r"does not say what its offers stand for"),
         ("monna", {}, r"chooses whom it believes by itself"),
     ],
 )
