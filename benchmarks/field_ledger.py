@@ -6,6 +6,7 @@ update that a later one of the same or a lower number replaces was undone, and w
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -102,8 +103,8 @@ def rate(updates: Iterable[Update], begin: float, end: float, batch: int) -> flo
     return sum(update.used for update in before if update.t > begin) / batch / (end - begin)
 
 
-def next_steps(updates: Sequence[Update], kills: Sequence[float], end: float) -> list[float]:
-    """Seconds from each kill to the first new update that began after it; to the ``end`` where there is none.
+def next_steps(updates: Sequence[Update], kills: Sequence[float]) -> list[float]:
+    """Seconds from each kill to the first new update that began after it; infinite where there is none.
 
     New is an update that the model had not made before, so that what is only made again does not count. One that was
     under way is not the next one: it may have needed nothing more of the process that died.
@@ -111,8 +112,7 @@ def next_steps(updates: Sequence[Update], kills: Sequence[float], end: float) ->
     found = []
     for kill in kills:
         reached = max((update.step for update in updates if update.t <= kill), default=-1)
-        later = (u.t for u in updates if u.began > kill and u.t <= end and u.step > reached)
-        found.append(next(later, end) - kill)
+        found.append(next((u.t for u in updates if u.began > kill and u.step > reached), math.inf) - kill)
     return found
 
 
