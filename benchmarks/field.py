@@ -43,9 +43,10 @@ FIRST, APART = 3, 1e-4
 
 
 def first_losses(updates: Sequence[Update], batch: int) -> list[float]:
-    """Losses of the first updates, as far as all processes took part in them."""
+    """Losses of the first updates, as far as all processes took part in them and told of them."""
     stand, _ = standing(updates)
-    early = itertools.takewhile(lambda update: update.used == batch, stand[:FIRST])
+    most = max(update.by for update in updates)
+    early = itertools.takewhile(lambda update: (update.used, update.by) == (batch, most), stand[:FIRST])
     return [update.loss for update in early]
 
 

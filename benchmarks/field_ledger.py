@@ -47,6 +47,8 @@ class Update:
     used: int
     upto: int
     loss: float
+    by: int = 1
+    """processes that told of it: one that dies may not have come to that"""
 
 
 def updates_of(lines: Iterable[Line]) -> list[Update]:
@@ -75,6 +77,7 @@ def _update(group: Sequence[Line]) -> Update:
         used=max(line.used for line in group),
         upto=max(line.upto for line in group),
         loss=fmean(losses) if losses else float("nan"),
+        by=len(group),
     )
 
 
@@ -141,9 +144,12 @@ def loss_at(updates: Iterable[Update], step: int) -> float | None:
 
 
 def apart(one: Iterable[Update], other: Iterable[Update]) -> float:
-    """Largest difference of the losses of updates of the same number, in nats; of those that stand in both runs."""
-    first, second = ({update.step: update.loss for update in standing(run)[0]} for run in (one, other))
-    return max((abs(first[step] - second[step]) for step in first.keys() & second.keys()), default=0.0)
+    """Largest difference of losses, in nats, of updates of the same number that stand in both runs.
+
+    Only of those that as many processes told of in both: else the means are of other samples.
+    """
+    first, second = ({(u.step, u.by): u.loss for u in standing(run)[0]} for run in (one, other))
+    return max((abs(first[key] - second[key]) for key in first.keys() & second.keys()), default=0.0)
 
 
 @dataclass(frozen=True)

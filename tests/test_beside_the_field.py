@@ -166,6 +166,9 @@ def test_arms_that_do_other_work_are_not_measured() -> None:
     with pytest.raises(Exception, match="b: not all processes took part"):
         require_alike({"a": run_of(ours), "b": run_of([update(1, 0, used=2)])}, BATCH)
     assert first_losses([update(1, 0), update(2, 1, used=4), update(3, 2)], BATCH) == [1.0]
+    torn = [*updates_of([*told(1.0, 0), *told(2.0, 1)]), *updates_of(told(3.0, 2)[:2])]
+    assert first_losses(torn, BATCH) == [2.5, 2.5], "what a process could not tell of any more is no loss of all"
+    assert apart(torn, updates_of(told(3.0, 2))) == 0.0
 
 
 def pair(pause: float, undone: int = 0, used: int = BATCH) -> Pair:
