@@ -15,9 +15,10 @@ coordinators (planaria's controller, torch's agents, torchft's lighthouse) are s
 The time to the next step is from a kill to the first new update that began after it. The claims: planaria's is at most
 a fifth of torchft's, tuned or not, and planaria loses no sample. What else differs is shown: throughput, memory, idle
 processes. The trainers are benchmarks/field_torchrun.py and field_torchft.py. torchft lives in an environment of its
-own, and is never imported here. To make it, in the repository's root:
+own, and is never imported here; it is a nightly build, as its DistributedDataParallel of 0.2.0 takes all replicas down
+with one. To make it, in the repository's root:
 
-    python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft safetensors
+    python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft-nightly safetensors
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ from benchmarks.field_runs import NAME, Ran, ran
 from benchmarks.field_systems import versions
 from planaria.errors import RunStopped, UserError
 
-INSTALL = "python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft safetensors"
+INSTALL = "python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft-nightly safetensors"
 FIRST, APART = 3, 1e-4
 """the updates whose losses say whether all do the same work, and by how many nats sums in another order may differ"""
 
 
 def first_losses(updates: Sequence[Update], batch: int) -> list[float]:
-    """Losses of the first updates, as far as all processes took part in them."""
+    """Losses of the first updates, as far as all processes took part in them and told of them."""
     stand, _ = standing(updates)
-    early = itertools.takewhile(lambda update: update.used == batch, stand[:FIRST])
+    most = max(update.by for update in updates)
+    early = itertools.takewhile(lambda update: (update.used, update.by) == (batch, most), stand[:FIRST])
     return [update.loss for update in early]
 
 

@@ -6,6 +6,7 @@ update that a later one of the same or a lower number replaces was undone, and w
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -46,6 +47,8 @@ class Update:
     used: int
     upto: int
     loss: float
+    by: int = 1
+    """processes that told of it: one that dies may not have come to that"""
 
 
 def updates_of(lines: Iterable[Line]) -> list[Update]:
@@ -74,6 +77,7 @@ def _update(group: Sequence[Line]) -> Update:
         used=max(line.used for line in group),
         upto=max(line.upto for line in group),
         loss=fmean(losses) if losses else float("nan"),
+        by=len(group),
     )
 
 
@@ -102,8 +106,8 @@ def rate(updates: Iterable[Update], begin: float, end: float, batch: int) -> flo
     return sum(update.used for update in before if update.t > begin) / batch / (end - begin)
 
 
-def next_steps(updates: Sequence[Update], kills: Sequence[float], end: float) -> list[float]:
-    """Seconds from each kill to the first new update that began after it; to the ``end`` where there is none.
+def next_steps(updates: Sequence[Update], kills: Sequence[float]) -> list[float]:
+    """Seconds from each kill to the first new update that began after it; infinite where there is none.
 
     New is an update that the model had not made before, so that what is only made again does not count. One that was
     under way is not the next one: it may have needed nothing more of the process that died.
@@ -111,8 +115,7 @@ def next_steps(updates: Sequence[Update], kills: Sequence[float], end: float) ->
     found = []
     for kill in kills:
         reached = max((update.step for update in updates if update.t <= kill), default=-1)
-        later = (u.t for u in updates if u.began > kill and u.t <= end and u.step > reached)
-        found.append(next(later, end) - kill)
+        found.append(next((u.t for u in updates if u.began > kill and u.step > reached), math.inf) - kill)
     return found
 
 
@@ -141,9 +144,12 @@ def loss_at(updates: Iterable[Update], step: int) -> float | None:
 
 
 def apart(one: Iterable[Update], other: Iterable[Update]) -> float:
-    """Largest difference of the losses of updates of the same number, in nats; of those that stand in both runs."""
-    first, second = ({update.step: update.loss for update in standing(run)[0]} for run in (one, other))
-    return max((abs(first[step] - second[step]) for step in first.keys() & second.keys()), default=0.0)
+    """Largest difference of losses, in nats, of updates of the same number that stand in both runs.
+
+    Only of those that as many processes told of in both: else the means are of other samples.
+    """
+    first, second = ({(u.step, u.by): u.loss for u in standing(run)[0]} for run in (one, other))
+    return max((abs(first[key] - second[key]) for key in first.keys() & second.keys()), default=0.0)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Pair:
 
     @property
     def nexts(self) -> list[float]:
-        return next_steps(self.struck.updates, self.struck.kills, self.struck.end)
+        return next_steps(self.struck.updates, self.struck.kills)
 
 
 ByArm = Mapping[str, Sequence[Pair]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import RUNS
-from benchmarks.field_ledger import Strike, Update, updates_of
+from benchmarks.field_ledger import Strike, Update, next_steps, updates_of
 from benchmarks.field_systems import System, alive
 from benchmarks.trl_runs import bury, children
 from planaria.errors import RunStopped
@@ -37,6 +38,7 @@ class Ran:
     begin: float
     """the first update; monotonic seconds"""
     end: float
+    """when its time was up; it may have gone on a little"""
     kills: list[float]
     started: float
     """seconds from the command to the first update"""
@@ -120,10 +122,15 @@ def _watched(
     planned: Sequence[Strike],
     seconds: float,
 ) -> _Watched:
-    """Kill whoever is due, and look at memory. Whose place is empty is killed once it is taken again."""
+    """Kill whoever is due, and look at memory. Whose place is empty is killed once it is taken again.
+
+    It ends when the time is up, all kills are done and the system has gone on after the last.
+    """
     found, due, began = _Watched([], []), list(planned), time.monotonic()
-    before, weigh = _cpu(processes), began
-    while (now := time.monotonic()) < began + seconds:
+    before, weigh, over = _cpu(processes), began, began + seconds
+    while (now := time.monotonic()) < over or due or not _went_on(system, folder, found.kills):
+        if now > over + FIRST_S:
+            raise RunStopped(f"{folder.name}: does not go on; what it said is in {folder / 'out.txt'}")
         if due and now >= began + due[0].at:
             pid = system.living(folder)[due[0].place(system.places)]
             if pid is not None:
@@ -135,12 +142,16 @@ def _watched(
             weigh = now + WEIGH_S
             found.memory.append(sum(map(_memory, _family(processes))))
             _require_running(processes, folder)
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S if now < over else 10 * LOOK_S)
     after = _cpu(processes)
     found.cpu = sum(after[pid] - before[pid] for pid in before.keys() & after.keys())
-    if due:
-        raise RunStopped(f"{folder.name}: {len(due)} of {len(planned)} kills found nobody in time; give more --every")
     return found
+
+
+def _went_on(system: System, folder: Path, kills: Sequence[float]) -> bool:
+    """Has there been a new update since the last kill?"""
+    updates = updates_of(system.lines(folder)) if kills else []
+    return all(seconds < math.inf for seconds in next_steps(updates, kills[-1:]))
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], others: frozenset[int]) -> None:

@@ -212,8 +212,8 @@ def free_port() -> int:
 def versions(python: Path) -> dict[str, str] | None:
     """Of torch and torchft in an interpreter's environment; None where it lacks what the trainers need."""
     ask = (
-        "import json, importlib.metadata as m; import safetensors; "
-        "print(json.dumps({name: m.version(name) for name in ('torch', 'torchft')}))"
+        "import importlib.metadata as m, json, safetensors, torchft; found = m.packages_distributions(); "
+        "print(json.dumps({name: m.version(name) for name in ('torch', found['torchft'][0])}))"
     )
     try:
         found = subprocess.run([str(python), "-I", "-c", ask], capture_output=True, text=True)
