@@ -36,6 +36,7 @@ from benchmarks.field_rows import Pair, rows_of
 from benchmarks.field_runs import NAME, Ran, ran
 from benchmarks.field_systems import versions
 from planaria.errors import RunStopped, UserError
+from planaria.signals import interrupted
 
 INSTALL = "python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft-nightly safetensors"
 FIRST, APART = 3, 1e-4
@@ -138,7 +139,8 @@ def main() -> int:
     if "torchrun" in given.arms:
         given.interval, save_s = best_interval(given, given.seeds[0])
         notes.append(f"{TORCHRUN} saves every {given.interval} updates; a save takes {save_s * 1e3:.0f} ms")
-    pairs = [measured(given, seed) for seed in given.seeds]
+    with interrupted():  # or what was started would outlive this process
+        pairs = [measured(given, seed) for seed in given.seeds]
     by_arm = {name: [found[name] for found in pairs] for name in pairs[0]}
     return conclude(NAME, given, [*rows_of(given, by_arm), *left_out(given)], [", ".join(notes)])
 

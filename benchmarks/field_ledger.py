@@ -47,6 +47,7 @@ class Update:
     used: int
     upto: int
     loss: float
+    """nan where nobody came to tell it"""
     by: int = 1
     """processes that told of it: one that dies may not have come to that"""
 
@@ -132,8 +133,8 @@ def to_target(updates: Sequence[Update], begin: float, target: float) -> tuple[i
 
 def smoothed(updates: Sequence[Update]) -> float | None:
     """Mean loss of the last updates that stand."""
-    stand, _ = standing(updates)
-    return fmean(update.loss for update in stand[-SMOOTHED:]) if len(stand) >= SMOOTHED else None
+    losses = [update.loss for update in standing(updates)[0] if math.isfinite(update.loss)]
+    return fmean(losses[-SMOOTHED:]) if len(losses) >= SMOOTHED else None
 
 
 def loss_at(updates: Iterable[Update], step: int) -> float | None:
@@ -148,7 +149,8 @@ def apart(one: Iterable[Update], other: Iterable[Update]) -> float:
 
     Only of those that as many processes told of in both: else the means are of other samples.
     """
-    first, second = ({(u.step, u.by): u.loss for u in standing(run)[0]} for run in (one, other))
+    runs = ([u for u in standing(run)[0] if math.isfinite(u.loss)] for run in (one, other))
+    first, second = ({(u.step, u.by): u.loss for u in run} for run in runs)
     return max((abs(first[key] - second[key]) for key in first.keys() & second.keys()), default=0.0)
 
 

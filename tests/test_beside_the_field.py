@@ -147,6 +147,7 @@ def test_losses_are_held_against_those_of_the_same_updates() -> None:
     assert apart(made([0, 1, 2, 3]), other) == pytest.approx(0.1)
     again = [*other, update(6, 2), update(7, 3)]
     assert apart(made([0, 1, 2, 3]), again) == 0.0, "what was undone does not count"
+    assert apart(made([0, 1, 2]), [*made([0, 1]), update(3, 2, loss=math.nan)]) == 0.0, "nor what nobody told"
 
 
 @over(seed=st.integers(0, 99), kills=st.integers(1, 20), every=st.floats(1, 60))
