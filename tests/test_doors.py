@@ -25,6 +25,7 @@ LEVELS = (
         "memory_pool",
         "signals",
         "outlet",
+        "request_body",
         "options",
         "data_config",
         "fleet_config",

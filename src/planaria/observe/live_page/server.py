@@ -23,6 +23,7 @@ from planaria.observe.live_page.frames import SCHEMA
 from planaria.observe.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_STREAMS
 from planaria.observe.live_page.prometheus import exposition
 from planaria.observe.live_page.telling import Telling
+from planaria.request_body import read_body
 
 Strike = Callable[[Path, str, int, str], str]
 """injects a fault: the run's folder, a worker, its incarnation and the fault's name → what was done
@@ -163,15 +164,10 @@ class Page:
 
 async def _order(request: Request) -> tuple[str, int, str] | None:
     """Worker, incarnation and fault of a request; None if it is none."""
-    body = b""
+    body = await read_body(request.stream(), LARGEST_BODY, ASK_S)
     try:
-        async with asyncio.timeout(ASK_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > LARGEST_BODY:
-                    return None
-        said: Any = json.loads(body)
-    except (ValueError, RecursionError, TimeoutError):
+        said: Any = None if body is None else json.loads(body)
+    except (ValueError, RecursionError):
         return None
     match said:
         case {"worker": str(worker), "incarnation": int(incarnation), "fault": str(fault)} if fault in FAULTS:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from planaria.errors import UserError
+from planaria.request_body import read_body
 from planaria.swarm.audit.censor import Closed, Spent
 from planaria.swarm.serving.answering import Answering, parsed
 
@@ -52,7 +53,7 @@ class Service:
             return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_WAITING} requests wait already; try again later")
         self._waiting += 1
         try:
-            body = await _body(request)
+            body = await read_body(request.stream(), LARGEST_BODY, ASK_S)
             if body is None:
                 return _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {LARGEST_BODY} bytes")
             return await asyncio.to_thread(self._answer, body)
@@ -69,20 +70,6 @@ class Service:
         except Closed as closed:
             self._warn(str(closed))
             return _refused(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable: what was spent is not known")
-
-
-async def _body(request: Request) -> bytes | None:
-    """None: too large, or too late."""
-    body = b""
-    try:
-        async with asyncio.timeout(ASK_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > LARGEST_BODY:
-                    return None
-    except TimeoutError:
-        return None
-    return body
 
 
 def _refused(status: HTTPStatus, why: str) -> Response:
