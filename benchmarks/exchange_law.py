@@ -27,6 +27,7 @@ from planaria.exchange.lab import Replica, meet, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pairing import random_groups
 from planaria.exchange.stability import contraction, largest_gamma
+from planaria.network.collectives import Links, tree
 
 NAME = "exchange_law"
 MEMBERS = 64
@@ -135,16 +136,10 @@ def variance_rows(given: argparse.Namespace) -> list[Row]:
     ]
 
 
-def tree(times: np.random.Generator, members: int, sigma: float, trials: int) -> np.ndarray:
-    """Until all know the sum, [trials]: a binomial tree up, where each waits for its own half and the other's message,
-    and the same tree down."""
-    done = np.zeros((trials, members))
-    for _ in range(members.bit_length() - 1):
-        half = done.shape[1] // 2
-        done = np.maximum(done[:, :half], done[:, half:] + times.lognormal(0.0, sigma, (trials, half)))
-    while done.shape[1] < members:
-        done = np.concatenate([done, done + times.lognormal(0.0, sigma, done.shape)], 1)
-    return np.asarray(done.max(1))
+def along_a_tree(times: np.random.Generator, members: int, sigma: float, trials: int) -> np.ndarray:
+    """Until all know the sum, [trials], where messages take their latency alone."""
+    links = Links(np.full(members, np.inf), 1.0, sigma, times)
+    return np.asarray(tree(np.zeros((trials, members)), 0.0, links).max(1))
 
 
 def pair_mean_s(sigma: float) -> float:
@@ -153,7 +148,7 @@ def pair_mean_s(sigma: float) -> float:
 
 
 def tree_mean_s(members: int, sigma: float) -> float:
-    """The exact mean of :func:`tree`, without drawing. [ours]
+    """The exact mean of :func:`along_a_tree`, without drawing. [ours]
 
     On the way up, 2^k replicas have their sum when both halves have theirs and the one's message has arrived:
     U₀ = 0, Uₖ₊₁ = max(Uₖ, U'ₖ + T), all independent; so P(Uₖ₊₁ ≤ t) = P(Uₖ ≤ t) · P(Uₖ + T ≤ t). On the way down the
@@ -180,7 +175,7 @@ def doubling(times: np.random.Generator, members: int, sigma: float, trials: int
     return np.asarray(done.max(1))
 
 
-COLLECTIVES: dict[str, Collective] = {"tree": tree, "recursive doubling": doubling}
+COLLECTIVES: dict[str, Collective] = {"tree": along_a_tree, "recursive doubling": doubling}
 
 
 def latencies(given: argparse.Namespace) -> dict[tuple[str, float, int], list[float]]:

@@ -58,3 +58,9 @@ def test_the_slowest_link_sets_the_pace_of_a_ring() -> None:
     slow = Links(rate, 0.0, 0.0, np.random.default_rng(0))
     usual = ring(np.zeros(4), P, links(4, latency_s=0.0)).max()
     assert 7 * usual < ring(np.zeros(4), P, slow).max() <= 10 * usual
+
+
+@given(st.lists(st.lists(st.floats(0, 9), min_size=5, max_size=5), min_size=1, max_size=4))
+def test_trials_of_a_tree_are_trees(ready: list[list[float]]) -> None:
+    several = tree(np.array(ready), P, links(5))
+    assert several.tolist() == [tree(np.array(one), P, links(5)).tolist() for one in ready]

@@ -28,13 +28,16 @@ class Links:
     """standard deviation of its logarithm"""
     draw: np.random.Generator
 
-    def latency(self, count: int) -> np.ndarray:
+    def latency(self, count: int | tuple[int, ...]) -> np.ndarray:
         """Seconds of so many messages' latencies."""
         return np.asarray(self.latency_s * self.draw.lognormal(0.0, self.sigma, count))
 
-    def message_s(self, source: np.ndarray, target: np.ndarray, bytes: float) -> np.ndarray:
-        """Seconds of messages between these, pair by pair."""
-        return np.asarray(self.latency(len(source)) + bytes / np.minimum(self.rate[source], self.rate[target]))
+    def message_s(
+        self, source: np.ndarray, target: np.ndarray, bytes: float, trials: tuple[int, ...] = ()
+    ) -> np.ndarray:
+        """Seconds of messages between these, pair by pair, [trials…, pairs]."""
+        takes = bytes / np.minimum(self.rate[source], self.rate[target])
+        return np.asarray(self.latency((*trials, len(source))) + takes)
 
 
 def ring(ready: Times, bytes: float, links: Links) -> Times:
@@ -50,20 +53,24 @@ def ring(ready: Times, bytes: float, links: Links) -> Times:
 
 
 def tree(ready: Times, bytes: float, links: Links) -> Times:
-    """All-reduce along a binomial tree: up, where each waits for its own half and the other's message, and down."""
-    n = len(ready)
+    """All-reduce along a binomial tree: up, where each waits for its own half and the other's message, and down.
+
+    ``ready`` may have axes of trials before its last, [trials…, n].
+    """
+    lead, n = ready.shape[:-1], ready.shape[-1]
     done, spans = ready.copy(), []
     span = 1
     while span < n:
         upper = np.arange(span, n, 2 * span)
         spans.append(upper)
         lower = upper - span
-        done[lower] = np.maximum(done[lower], done[upper] + links.message_s(upper, lower, bytes))
+        told = done[..., upper] + links.message_s(upper, lower, bytes, lead)
+        done[..., lower] = np.maximum(done[..., lower], told)
         span *= 2
     for upper in reversed(spans):
         span //= 2
         lower = upper - span
-        done[upper] = done[lower] + links.message_s(lower, upper, bytes)
+        done[..., upper] = done[..., lower] + links.message_s(lower, upper, bytes, lead)
     return done
 
 
