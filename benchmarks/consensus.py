@@ -12,6 +12,7 @@ low       the same from a start that is right about half of the time
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -210,7 +211,10 @@ def fast(given: Any) -> Iterator[Row]:
     runs = [swarm("braked", seed, given.short, GOOD, optim, task=brake) for seed in given.seeds]
     best = [max(rate for _, rate in looks) for looks, *_ in runs]
     below = [sum(top - rate > 0.1 for _, rate in looks) for top, (looks, *_) in zip(best, runs, strict=True)]
-    lost = [max(top - dict(looks)[n] for n in kept) for top, (looks, _, kept) in zip(best, runs, strict=True)]
+    lost = [
+        max((top - dict(looks)[n] for n in kept), default=math.nan)
+        for top, (looks, _, kept) in zip(best, runs, strict=True)
+    ]
     ended = ", ".join(f"{looks[-1][0]} ({', '.join(map(str, kept))})" for looks, _, kept in runs)
     told = f"rounds until it stopped, of {given.short}, and those after which a state was kept: {ended}"
     yield Row("the same, braked: evaluations below the limit", below, told, Claim(high=1), judged="worst")
