@@ -89,22 +89,15 @@ class Late(Scratch):
         super().clear()
         cls.looks = {}
 
-    def age(self, path: str) -> int:
-        path = self._strip_protocol(path)
-        if path in self.store:
-            self.looks[path] = self.looks.get(path, 0) + 1
-        return self.looks.get(path, 0)
-
-    def info(self, path: str, **kwargs: Any) -> Any:
-        about = super().info(path, **kwargs)
-        age = self.age(path) if "/rounds/" in path and about["type"] == "file" else 9
-        if age < 4:
-            raise FileNotFoundError(path)
-        return about | ({"size": about["size"] // 2} if age < 7 else {})
-
     def cat_file(self, path: str, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
         data = super().cat_file(path, start, end, **kwargs)
-        return data[: len(data) // 2] if self.looks.get(self._strip_protocol(path), 9) < 7 else data
+        path = self._strip_protocol(path)
+        self.looks[path] = looks = self.looks.get(path, 0) + 1
+        if "/rounds/" not in path or looks >= 7:
+            return data
+        if looks < 4:
+            raise FileNotFoundError(path)
+        return data[: len(data) // 2]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         if self._strip_protocol(path) in self.store:

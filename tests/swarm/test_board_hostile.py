@@ -188,16 +188,6 @@ def test_what_a_stranger_called_its_rules_is_shown_in_plain_letters(tmp_path: Pa
     assert str(error.value).isascii() and str(error.value).isprintable() and len(str(error.value)) < 400
 
 
-def test_a_message_that_is_too_large_is_never_fetched(tmp_path: Path) -> None:
-    stores.Scratch.clear()
-    url = place("scratch", tmp_path)
-    board, one = member(url, limits=Limits(message_bytes=3000))
-    stores.Scratch().pipe_file(f"{url}/peers/{one.peer}/rounds/000000.json", b"x" * 3001)
-    stores.Scratch.calls.clear()
-    assert why(board, one) == "oversized"
-    assert {call for call, _ in stores.Scratch.calls} == {"info"}
-
-
 def test_a_file_that_is_too_large_is_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board, one = member(str(tmp_path), limits=Limits(message_bytes=3000))
     at(tmp_path, one, 0).write_bytes(b"x" * 3001)
@@ -205,13 +195,10 @@ def test_a_file_that_is_too_large_is_not_even_opened(tmp_path: Path, monkeypatch
     assert why(board, one) == "oversized"
 
 
-def test_no_more_than_the_limit_is_fetched_when_the_size_is_a_lie(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_more_than_the_limit_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stores.Scratch.clear()
     board, one = member(place("scratch", tmp_path), limits=Limits(message_bytes=3000))
     asked = []
-    monkeypatch.setattr(stores.Scratch, "info", lambda *_, **__: {"type": "file", "size": None})
     monkeypatch.setattr(
         stores.Scratch, "cat_file", lambda _, path, start, end, **__: asked.append((start, end)) or b"x" * (end - start)
     )

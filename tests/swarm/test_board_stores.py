@@ -85,10 +85,10 @@ def test_what_object_stores_raise_without_a_connection_is_a_failure_too(
     library.BotoCoreError = NoConnection  # type: ignore[attr-defined]
     board, one = member(place("scratch", tmp_path), retry=Retry(tries=3))
 
-    def info(*_: object) -> None:
+    def cat_file(*_: object, **__: object) -> None:
         raise NoConnection("no route to host")
 
-    monkeypatch.setattr(stores.Scratch, "info", info)
+    monkeypatch.setattr(stores.Scratch, "cat_file", cat_file)
     with pytest.raises(NoConnection):
         board.read(one.peer, 0)
     monkeypatch.setitem(sys.modules, "botocore.exceptions", library)

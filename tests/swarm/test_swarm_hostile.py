@@ -275,7 +275,7 @@ def test_whoever_tells_two_peers_two_things_is_set_aside_by_all_in_the_same_roun
     assert scene.heard(1, 0) == scene.heard(1, 1) == scene.heard(1, 2) == {0, 1, 2}
     found = scene.meetings[0].gather(1, False)
     assert found.refused[scene.who[3].peer] == "said two things in rounds/000000.json"
-    kept = scene.boards[2].closing(scene.who[0].peer, 1)
+    kept = scene.boards[2].closings(1, [scene.who[0].peer]).get(scene.who[0].peer)
     assert kept is not None and [proof.peer for proof in kept.proofs] == [scene.who[3].peer]
     before = scene.clock.now
     scene.publish(2, 0, 1, 2)

@@ -33,12 +33,12 @@ class Agreement:
 
     def look(self, number: int, authors: Iterable[str]) -> None:
         """Read the closings of a round by these peers, those of them that are there."""
-        for peer in sorted(authors):
-            if (peer, number) not in self._closings and (found := self._board.closing(peer, number)):
-                self._closings[peer, number] = found
-                for said in found.words:
-                    self._ledger.hear(said)
-                self._ledger.convict(found.proofs)
+        unread = [peer for peer in authors if (peer, number) not in self._closings]
+        for peer, found in sorted(self._board.closings(number, unread).items()):
+            self._closings[peer, number] = found
+            for said in found.words:
+                self._ledger.hear(said)
+            self._ledger.convict(found.proofs)
 
     def lists(self, number: int, authors: Iterable[str]) -> dict[str, Heard]:
         """Author → whom it heard in a round, without those who are proven to have said two things."""

@@ -25,10 +25,9 @@ from pydantic import JsonValue
 from planaria.errors import UserError
 from planaria.swarm.board.attendance import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 from planaria.swarm.board.difference import difference
-from planaria.swarm.board.envelope import Message
 from planaria.swarm.board.equivocation import Ledger
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.limits import LAST_ROUND, LIMITS, Limits
+from planaria.swarm.board.limits import LIMITS, Limits
 from planaria.swarm.board.message import (
     BadMessage,
     Closing,
@@ -38,7 +37,7 @@ from planaria.swarm.board.message import (
     Rollouts,
     Rules,
 )
-from planaria.swarm.board.pages import PEER, Pages, place_of
+from planaria.swarm.board.pages import PEER, Pages, of_round, place_of
 from planaria.swarm.board.pages import AlreadyThere as AlreadyThere
 from planaria.swarm.board.roster import Roster
 from planaria.swarm.board.store import Retry, Store
@@ -159,12 +158,9 @@ class Board:
         except (AlreadyThere, UserError):
             return
 
-    def closing(self, peer: str, round: int) -> Closing | None:
-        """Whom a peer says that it heard in a round; None if it does not, or not in words that can be read."""
-        try:
-            return self._pages.read(place_of(peer, f"closings/{round:06d}.json"), Closing, self._names, peer)
-        except BadMessage:
-            return None
+    def closings(self, round: int, peers: Iterable[str]) -> dict[str, Closing]:
+        """Whom each of these peers says that it heard in a round, those that do, in words that can be read."""
+        return self._pages.read_each(peers, of_round("closings", round), Closing, self._names)[0]
 
     def receipt(self, peer: str, about: str, round: int) -> tuple[Receipt, bytes] | None:
         """What a peer says that it found, with its envelope; None as :meth:`closing`."""
@@ -186,38 +182,28 @@ class Board:
         Once read, a hello or goodbye stands, whatever becomes of its file. Whom a look is for, at most
         ``Limits.peers``, is up to :mod:`planaria.swarm.board.roster`.
         """
-        refused: dict[str, str] = {}
-        roster = self._roster
+        roster, small = self._roster, self._pages.small
         names = set(self._store.folders("peers", PEER)) - roster.hellos.keys()
         drawn = roster.newcomers(names)
-        for peer in drawn:
-            self._take(peer, "hello.json", Hello, roster.hellos, refused)
-        for peer in roster.leavers():
-            self._take(peer, "goodbye.json", Goodbye, roster.goodbyes, refused)
-        return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), refused, len(names) - len(drawn))
+        hellos, refused = self._pages.read_each(drawn, "hello.json", Hello, small)
+        roster.hellos |= hellos
+        goodbyes, wrong = self._pages.read_each(roster.leavers(), "goodbye.json", Goodbye, small)
+        roster.goodbyes |= goodbyes
+        left_out = len(names) - len(drawn)
+        return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), refused | wrong, left_out)
 
     def read(self, peer: str, round: int) -> Rollouts | None:
         """A peer's completions of a round, None if they are not there yet.
 
         :raises BadMessage: when something else is there; "not JSON" may be a part of what will be there.
         """
-        if not 0 <= round <= LAST_ROUND:
-            raise ValueError(f"no round {round}")
-        return self._pages.read(place_of(peer, f"rounds/{round:06d}.json"), Rollouts, self._limits, peer)
+        return self._pages.read(place_of(peer, of_round("rounds", round)), Rollouts, self._limits, peer)
 
     def gather(self, round: int, peers: Iterable[str]) -> Gathered:
         """One look at what ``peers`` sent for a round."""
-        found, missing, refused = {}, [], {}
-        for peer in sorted(set(peers)):
-            try:
-                message = self.read(peer, round)
-            except BadMessage as error:
-                refused[peer] = error.reason
-                continue
-            if message is None:
-                missing.append(peer)
-            else:
-                found[peer] = message
+        asked = sorted(set(peers))
+        found, refused = self._pages.read_each(asked, of_round("rounds", round), Rollouts, self._limits)
+        missing = [peer for peer in asked if peer not in found and peer not in refused]
         self._roster.heard(found)
         return Gathered(found, tuple(missing), refused)
 
@@ -245,14 +231,3 @@ class Board:
     def pause(self, seconds: float) -> None:
         """Let time go by, on this board's clock."""
         self._sleep(seconds)
-
-    def _take(
-        self, peer: str, name: str, kind: type[Message], into: dict[str, Message], refused: dict[str, str]
-    ) -> None:
-        try:
-            message = self._pages.read(place_of(peer, name), kind, self._pages.small, peer)
-        except BadMessage as error:
-            refused[peer] = error.reason
-        else:
-            if message is not None:
-                into[peer] = message

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from planaria.errors import UserError
 from planaria.swarm.board.envelope import Message, attest, seal, unseal
 from planaria.swarm.board.equivocation import Ledger
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.limits import Limits
+from planaria.swarm.board.limits import LAST_ROUND, Limits
 from planaria.swarm.board.message import BadMessage, Rules
 from planaria.swarm.board.store import Store
 
@@ -72,6 +73,25 @@ class Pages:
         raw = self._store.read(path, limits.message_bytes)
         return None if raw is None else self.unsealed(raw, path, kind, limits, peer)
 
+    def read_each(
+        self, peers: Iterable[str], name: str, kind: type[Message], limits: Limits
+    ) -> tuple[dict[str, Message], dict[str, str]]:
+        """By peer, the messages of one name, and why others are none; neither where nothing is there."""
+        found: dict[str, Message] = {}
+        refused: dict[str, str] = {}
+        asked = sorted(set(peers))
+        places = [place_of(peer, name) for peer in asked]
+        answers = self._store.read_each(places, limits.message_bytes)
+        for peer, path, raw in zip(asked, places, answers, strict=True):
+            try:
+                if isinstance(raw, BadMessage):
+                    raise raw
+                if raw is not None:
+                    found[peer] = self.unsealed(raw, path, kind, limits, peer)
+            except BadMessage as error:
+                refused[peer] = error.reason
+        return found, refused
+
     def unsealed(self, raw: bytes, path: str, kind: type[Message], limits: Limits, peer: str | None) -> Message:
         """The message of an envelope; that its peer said it here is noted."""
         if kind is Rules:
@@ -114,3 +134,10 @@ def place_of(peer: str, name: str) -> str:
     if not PEER.fullmatch(peer):
         raise ValueError(f"{peer!r} is no peer id")
     return f"peers/{peer}/{name}"
+
+
+def of_round(folder: str, number: int) -> str:
+    """The name of a peer's message of a round; ValueError when there is no such round."""
+    if not 0 <= number <= LAST_ROUND:
+        raise ValueError(f"no round {number}")
+    return f"{folder}/{number:06d}.json"

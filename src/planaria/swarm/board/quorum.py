@@ -88,8 +88,7 @@ class Quorum:
         if not self._rounds.gather:
             return False
         awaited = self._awaited(number)
-        over = sum(self._over(peer, number) for peer in awaited - {self.me})
-        return over >= max(1, self._quorum(awaited))
+        return len(self._over(number, awaited - {self.me})) >= max(1, self._quorum(awaited))
 
     def publish(self, rollouts: Rollouts) -> None:
         """Append a round's completions. What this peer published before it was restarted stays as it was."""
@@ -265,11 +264,12 @@ class Quorum:
             furthest += 1
         return furthest
 
-    def _over(self, peer: str, number: int) -> bool:
-        """Whether a peer has closed a round, or gone on to the next."""
-        return self._board.closing(peer, number) is not None or (
-            number + 1 < self._rounds.count and self._there(peer, number + 1)
-        )
+    def _over(self, number: int, peers: Set[str]) -> Set[str]:
+        """Those that have closed a round, or gone on to the next."""
+        over = set(self._board.closings(number, peers))
+        if number + 1 < self._rounds.count:
+            over |= self._board.gather(number + 1, peers - over).found.keys()
+        return over
 
     def _there(self, peer: str, number: int) -> bool:
         return bool(self._board.gather(number, [peer]).found)

@@ -7,15 +7,16 @@ answer and no failure.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
 import re
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
@@ -28,6 +29,8 @@ _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectory
 _FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
 """what s3fs lets through when there is no connection: no OSError, and known only where s3fs is installed"""
 _LONGEST_PAUSE_S = 15.0
+AT_ONCE = 16
+"""reads of an object store; so many messages are in memory before they are checked"""
 T = TypeVar("T")
 
 
@@ -78,6 +81,32 @@ class Store:
         if len(data) > most:
             raise BadMessage("oversized")
         return data
+
+    def read_each(self, paths: Sequence[str], most: int) -> Iterator[bytes | BadMessage | None]:
+        """As :meth:`read` each, with what it raises in its place. An object store is asked for several at once."""
+        if self._local or not self._system.async_impl:
+            yield from (self._tell(path, most) for path in paths)
+            return
+        for first in range(0, len(paths), AT_ONCE):
+            batch = paths[first : first + AT_ONCE]
+            places = [f"{self._root}/{path}" for path in batch]
+            ask = functools.partial(self._system.cat_ranges, places, 0, most + 1, on_error="return")
+            for path, answer in zip(batch, self._try("reading", ask), strict=True):
+                yield self._answer(path, answer, most)
+
+    def _answer(self, path: str, answer: bytes | Exception, most: int) -> bytes | BadMessage | None:
+        """What one of many reads came to; one that failed is tried again by itself."""
+        if isinstance(answer, FileNotFoundError):
+            return None
+        if isinstance(answer, Exception):
+            return self._tell(path, most)
+        return BadMessage("oversized") if len(answer) > most else bytes(answer)
+
+    def _tell(self, path: str, most: int) -> bytes | BadMessage | None:
+        try:
+            return self.read(path, most)
+        except BadMessage as error:
+            return error
 
     def write(self, path: str, data: bytes) -> bool:
         """Whether ``data`` is now at ``path``; False, and nothing is written, if something was there already.
@@ -135,19 +164,23 @@ class Store:
             raise
 
     def _read_object(self, path: str, most: int) -> bytes:
-        self._system.invalidate_cache()
+        """One request of an object store, which has no folders and sends no more than the range asked for."""
         try:
-            about = self._system.info(path)
-            if about["type"] != "file":
+            if not self._system.async_impl and self._about(path)["type"] != "file":
                 raise BadMessage("not a file")
-            size = about.get("size")
-            if size is not None and size > most:
-                raise BadMessage("oversized")
-            if size == 0:  # there is no range of nothing
-                return b""
             return bytes(self._system.cat_file(path, start=0, end=most + 1))
         except PermissionError:
             raise BadMessage(NOT_READABLE) from None
+        except _ANSWERS:
+            raise
+        except OSError:
+            if self._about(path).get("size") == 0:  # there is no range of nothing
+                return b""
+            raise
+
+    def _about(self, path: str) -> dict[str, Any]:
+        self._system.invalidate_cache()
+        return self._system.info(path)  # type: ignore[no-any-return]
 
     def _write_file(self, path: str, data: bytes) -> bool:
         folder = Path(path).parent
@@ -164,11 +197,13 @@ class Store:
 
         The look before it is for stores that know no conditions, and for a put that failed although it arrived.
         """
-        self._system.invalidate_cache()
         try:
-            self._system.info(path)
-        except (FileNotFoundError, PermissionError):  # some stores deny what is not there
+            self._read_object(path, 0)
+        except FileNotFoundError:
             pass
+        except BadMessage as error:
+            if error.reason != NOT_READABLE:  # some stores deny what is not there
+                return False
         else:
             return False
         if not self._system.async_impl:  # others have no folders, or would make a bucket of a misspelt name
