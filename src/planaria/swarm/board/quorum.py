@@ -49,6 +49,8 @@ class Quorum:
         self._patience = Patience(frozenset())
         self._began = clock()
         self.receipts = Agreement(board, me, committee, self._poll_s)
+        self._known: tuple[int, frozenset[str]] = (-1, frozenset())
+        """a round, and who takes part in it"""
         self._open: dict[int, str] = {}
         """rounds without a certificate so far: whom this peer followed"""
         self._past: tuple[int, Patience] | None = None
@@ -87,6 +89,7 @@ class Quorum:
         self._began = self._clock()
         if not self._rounds.gather:
             return False
+        self._members(number)
         awaited = self._awaited(number)
         return len(self._over(number, awaited - {self.me})) >= max(1, self._quorum(awaited))
 
@@ -237,15 +240,22 @@ class Quorum:
         return found.only(found.found.keys() - guilty.keys(), guilty)
 
     def _members(self, number: int) -> frozenset[str]:
-        return self._board.peers().members(number)
+        """Those who take part, as far as the board tells by now."""
+        self._known = (number, self._board.peers().members(number))
+        return self._known[1]
+
+    def _here(self, number: int) -> frozenset[str]:
+        """The same as of this peer's last look in that round: a look is a request for each of many peers."""
+        round, members = self._known
+        return members if round == number else self._members(number)
 
     def _drawn(self, number: int) -> frozenset[str]:
         """Those of the members whose message of a round this peer looks for."""
-        return self._patience.drawn(self.run, number, self._members(number))
+        return self._patience.drawn(self.run, number, self._here(number))
 
     def _awaited(self, number: int) -> frozenset[str]:
         """Those of the members who have not let others wait lately; all in the first round."""
-        members = self._members(number) - self.receipts.guilty().keys()
+        members = self._here(number) - self.receipts.guilty().keys()
         if self._patience.fresh and number:
             committee = self.receipts.committee
             voters = committee.members if committee else self._patience.founders or members

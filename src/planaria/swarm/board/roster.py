@@ -15,7 +15,9 @@ from collections.abc import Iterable, Set
 from planaria.swarm.board.message import Goodbye, Hello
 
 AGAIN = 8
-"""strangers of each kind that a look asks for once more"""
+"""strangers without a hello that a look asks for once more"""
+LEFT = 2
+"""silent strangers that a look asks whether they have left: it only frees their seats"""
 
 
 class Roster:
@@ -53,7 +55,7 @@ class Roster:
         and a few of the silent strangers."""
         here = self.hellos.keys() - self.goodbyes.keys()
         silent = here - self.known - self._heard
-        again = heapq.nsmallest(AGAIN, silent, key=lambda peer: (self._asked[peer], self._lot(peer)))
+        again = heapq.nsmallest(LEFT, silent, key=lambda peer: (self._asked[peer], self._lot(peer)))
         self._asked.update(again)
         return sorted(here - silent) + again
 
