@@ -275,9 +275,9 @@ class Quorum:
         return furthest
 
     def _over(self, number: int, peers: Set[str]) -> Set[str]:
-        """Those that have closed a round, or gone on to the next."""
+        """Those that have closed a round, or gone on to the next; nobody has before anybody has closed it."""
         over = set(self._board.closings(number, peers))
-        if number + 1 < self._rounds.count:
+        if over and number + 1 < self._rounds.count:
             over |= self._board.gather(number + 1, peers - over).found.keys()
         return over
 
