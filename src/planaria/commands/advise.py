@@ -9,17 +9,19 @@ from pathlib import Path
 from planaria import recipe
 from planaria.commands.advise_coded import advise_coded
 from planaria.commands.advise_compress import advise_compress
-from planaria.compare.advice import Advice, BreakEven
+from planaria.compare.advice import Advice, BreakEven, unknown
 from planaria.compare.advice import advise as weigh_all
 from planaria.compare.experience import Experience
-from planaria.compare.predict import is_known, ways
 from planaria.config import RunConfig
 from planaria.engine.prepare import check
 from planaria.errors import UserError
+from planaria.model.families import parameters
 from planaria.observe.tables import Table, show
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
 """of a prediction, by how many of them an hour has"""
+SIZES = 2.0
+"""times smaller or larger than all models raced: experience is not of such ones"""
 CLOSE = 1.01
 """times the shortest: predictions this close are practically equal"""
 
@@ -96,24 +98,35 @@ def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str
     command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
     if best.background != config.checkpoint.background:
         command += f" --checkpoint.background {str(best.background).lower()}"
-    taken = _told_in(unit, best.prediction.hours.mean)
+    taken, doubts = _told_in(unit, best.prediction.hours.mean), unknown(config, known)
     lines = [f"advice        {best.prediction.name}: {taken} {unit} ({command})"]
     if advice.rivals:
         lines.append(
             f"how sure      not very: {', '.join(advice.rivals)} may be as good, within the spread of the races"
         )
     else:
-        lines.append("how sure      its worst case is better than the best case of every other")
+        of = "every other that is known" if doubts else "every other"
+        lines.append(f"how sure      its worst case is better than the best case of {of}")
     within = CLOSE * best.prediction.hours.mean
     if close := [way.prediction.name for way in advice.ways[1:] if way.prediction.hours.mean <= within]:
         lines.append(f"as good       {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
     lines += [f"break-even    {_told(config, point)}" for point in advice.break_evens]
-    if unknown := [name for name, way in ways(config).items() if not is_known(way, known)]:
-        lines.append(f"not compared  {', '.join(unknown)}: not measured yet")
+    lines += [f"don't know    {name}: {why}" for name, why in doubts.items()]
+    if size := _other_size(config, known):
+        lines.append(f"don't know    whether that holds at this size: {size}")
     lines.append(
         f"experience    {'; '.join(known.sources)}; {unit} count training to the recipe's last step at equal loss"
     )
     return lines
+
+
+def _other_size(config: RunConfig, known: Experience) -> str:
+    """How far the recipe's model is from those that were raced; empty if it is among them."""
+    own = parameters(config.model, config.pipeline.stages)
+    least, most = known.parameters
+    if least / SIZES <= own <= SIZES * most:
+        return ""
+    return f"it has {own / 1e6:.3g} million parameters, and models of {least / 1e6:.2g} to {most / 1e6:.2g} were raced"
 
 
 def _told(config: RunConfig, point: BreakEven) -> str:

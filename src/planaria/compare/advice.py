@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planaria.chaos.generating import per_step_probability
-from planaria.compare.clock import clock_of, step_bytes_and_memory
+from planaria.compare.clock import Clock, clock_of, step_bytes_and_memory
 from planaria.compare.experience import Experience
-from planaria.compare.predict import Failures, Prediction, is_known, predict, ways
+from planaria.compare.predict import Failures, Prediction, doubt, predict, ways
 from planaria.config import RunConfig
 
 SPAN = 100.0
@@ -54,15 +54,25 @@ def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
     """Every way of coping with the failures of a recipe's [network] that was raced or is exact; fewest hours first."""
     found = []
     for name, way in ways(config).items():
-        if not is_known(way, experience):
+        clock, failures = _met(way)
+        if doubt(way, failures, experience):
             continue
-        clock = clock_of(way)
-        rate = per_step_probability(config.network.hourly, clock.step_s)
-        failures = Failures(rate, frozenset(range(config.pipeline.stages + 1)))
         expected = predict(name, way, clock, failures, experience)
         costs, beside = step_bytes_and_memory(way), way.checkpoint.background
         found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
     return sorted(found, key=lambda w: w.prediction.hours.mean)
+
+
+def unknown(config: RunConfig, experience: Experience) -> dict[str, str]:
+    """The ways that cannot be weighed, each with the reason why."""
+    doubts = {name: doubt(way, _met(way)[1], experience) for name, way in ways(config).items()}
+    return {name: why for name, why in doubts.items() if why}
+
+
+def _met(way: RunConfig) -> tuple[Clock, Failures]:
+    clock = clock_of(way)
+    rate = per_step_probability(way.network.hourly, clock.step_s)
+    return clock, Failures(rate, frozenset(range(way.pipeline.stages + 1)))
 
 
 def advise(config: RunConfig, experience: Experience) -> Advice:
@@ -86,11 +96,12 @@ def advise(config: RunConfig, experience: Experience) -> Advice:
 
 
 def _break_evens(config: RunConfig, experience: Experience, best: str, what: str, value: float) -> list[BreakEven]:
-    """Going up and down from ``value``: the first numbers at which another way is better."""
+    """Going up and down from ``value``: the first numbers at which another way is better, where the best is known."""
 
     def winner(number: float) -> str:
         network = config.network.model_copy(update={what.partition(".")[2]: number})
-        return weigh(config.model_copy(update={"network": network}), experience)[0].prediction.name
+        names = [one.prediction.name for one in weigh(config.model_copy(update={"network": network}), experience)]
+        return names[0] if best in names else best
 
     found = []
     for factor in (1.0 / SPAN, SPAN):

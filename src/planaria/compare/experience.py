@@ -17,6 +17,10 @@ POWERS = [k / 20 for k in range(6, 25)]
 """0.3 to 1.2: what a curve's power may be"""
 WIDE = 2.0
 """rates that differ by less than this factor say nothing about the power"""
+FEWEST = 4
+"""races without which a curve has no spread worth the name"""
+BEYOND = 1.25
+"""times the highest rate raced: a curve is not believed further out"""
 
 
 class Range(Record):
@@ -44,13 +48,29 @@ class Curve(Record):
     scale: float
     power: float
     low: float
-    """the least that a race had, over the curve"""
+    """added: how far a race was below a curve fitted without it, at most (0 or less)"""
     high: float
+    """added: the same above (0 or more)"""
+    races: int
+    least: float
+    """the lowest rate raced, failures a step"""
+    most: float
 
     def extra(self, rate: float, side: str) -> float:
-        """At ``rate`` failures a step; ``side`` is mean, low or high."""
-        beside = {"mean": 1.0, "low": self.low, "high": self.high}[side]
-        return float(self.scale * rate**self.power * beside)
+        """At ``rate`` failures a step; ``side`` is mean, low or high.
+
+        Below the lowest rate raced the spread shrinks as that of a count does: what never fails has none.
+        """
+        beside = {"mean": 0.0, "low": self.low, "high": self.high}[side]
+        return float(self.scale * rate**self.power + beside * min(1.0, rate / self.least) ** 0.5)
+
+    def doubt(self, rate: float) -> str:
+        """Why the curve says nothing of so many failures a step; empty if it does."""
+        if self.races < FEWEST:
+            return f"{self.races} races, of which at least {FEWEST} are needed"
+        if rate > BEYOND * self.most:
+            return f"{rate:.2g} failures a step, raced with up to {self.most:.2g}"
+        return ""
 
 
 class Experience(Record):
@@ -61,6 +81,8 @@ class Experience(Record):
     swapped: Range
     """steps to a loss with swapped routing, over those with full routing, without failures"""
     observed: list[Observation]
+    parameters: tuple[int, int]
+    """of the smallest and the largest model raced"""
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
@@ -75,7 +97,23 @@ def way_of(name: str, strategy: Recovery) -> str:
 
 
 def fit(observed: Sequence[Observation]) -> Curve:
-    """The curve with the least squares of what it says the extra steps were; linear unless rates differ widely."""
+    """The curve with the least squares of what it says the extra steps were; linear unless rates differ widely.
+
+    Its spread is the jackknife's: what each race is off a curve that was fitted to all others.
+    """
+    scale, power = _least_squares(observed)
+    off = [0.0]
+    for left_out in observed:
+        others = [one for one in observed if one is not left_out] or [left_out]
+        own, bent = _least_squares(others)
+        off.append(left_out.extra - own * left_out.rate**bent)
+    rates = [one.rate for one in observed]
+    count, least, most = len(observed), min(rates), max(rates)
+    return Curve(scale=scale, power=power, low=min(off), high=max(off), races=count, least=least, most=most)
+
+
+def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
+    """Scale, which is not below 0, and power."""
     rates, extras = [one.rate for one in observed], [one.extra for one in observed]
     powers = POWERS if max(rates) >= WIDE * min(rates) else [1.0]
     found = []
@@ -85,32 +123,38 @@ def fit(observed: Sequence[Observation]) -> Curve:
         wrong = sum((scale * s - e) ** 2 for s, e in zip(shape, extras, strict=True))
         found.append((wrong, power, scale))
     _, power, scale = min(found)
-    beside = [max(0.0, e) / (scale * rate**power) for rate, e in zip(rates, extras, strict=True)] if scale else [0.0]
-    return Curve(scale=scale, power=power, low=min(beside), high=max(beside))
+    return scale, power
 
 
-def learn(found: Compared, source: str) -> Experience:
-    """What a comparison teaches, by its own seeds: what swapping costs, and every race that met failures.
+def learn(found: Compared, source: str) -> list[Observation]:
+    """What a comparison teaches, by its own seeds: every race that met failures.
 
-    A race counts for the first strategy of its arm's chain; exact strategies and controls teach nothing.
+    A race counts for the first strategy of its arm's chain, beside the arm that nothing struck and that differs in
+    nothing else; exact strategies and controls teach nothing, and arms without such a partner neither.
+
+    :raises UserError: when arms missed the target.
+    """
+    calm = [arm for arm in found.arms if not arm.faults]
+    observed = []
+    for arm in found.arms:
+        by, first = _first(arm)
+        unharmed = next((one for one in calm if one.alike == arm.alike), None)
+        if arm.faults and unharmed and not first.exact and not first.control:
+            observed += [_observation(way_of(by, first), arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
+    return observed
+
+
+def swapping(found: Compared, source: str) -> Range:
+    """Steps to the target with swapped routes over those with full ones, without failures.
 
     :raises UserError: when the comparison lacks an arm with swapped routes and no failures, or arms missed the target.
     """
     free = found.arms[0]
-    swapped = [arm for arm in found.arms if arm.routing == "swapped" and not arm.faults]
-    if not swapped:
+    swapped = next((arm for arm in found.arms if arm.routing == "swapped" and not arm.faults), None)
+    if swapped is None:
         raise UserError(f"{source}: no arm has swapped routing and faults = false; nothing tells what swapping costs")
-    observed = []
-    for arm in found.arms:
-        by, first = _first(arm)
-        if arm.faults and not first.exact and not first.control:
-            unharmed = swapped[0] if arm.routing == "swapped" else free
-            observed += [_observation(way_of(by, first), arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
-    ratios = [
-        _ticks(run, swapped[0].name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped[0], free)
-    ]
-    spread = Range(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios))
-    return Experience(sources=[source], swapped=spread, observed=observed)
+    ratios = [_ticks(run, swapped.name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped, free)]
+    return Range(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios))
 
 
 def _first(arm: Scored) -> tuple[str, Recovery]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,12 +16,6 @@ from planaria.recovery.checkpoint import best_interval, rollback_mean
 
 OLD = 1000
 """steps after which every copy is whole"""
-
-
-def is_known(config: RunConfig, experience: Experience) -> bool:
-    """Has every strategy of the recipe's chain been raced, or is it exact?"""
-    chain = recovery(config.recovery, config.pipeline.stages).strategies
-    return all(one.exact or way_of(name, one) in experience.curves for name, one in chain.items())
 
 
 @dataclass(frozen=True)
@@ -44,6 +38,17 @@ class Prediction:
     """nothing in it but arithmetic: no experience was needed"""
 
 
+def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
+    """Why experience does not say what a recipe's way of coping costs; empty if it does, or if that is arithmetic."""
+    chain = recovery(config.recovery, config.pipeline.stages).strategies
+    for name, one in chain.items():
+        if not one.exact and way_of(name, one) not in experience.curves:
+            return "not measured yet"
+    rebuilt = _rebuilt(config, _fates(config, failures.struck).values())
+    doubts = (experience.curves[way].doubt(n * failures.rate) for way, n in rebuilt.items() if way in experience.curves)
+    return next(filter(None, doubts), "")
+
+
 def predict(
     name: str, config: RunConfig, clock: Clock, failures: Failures, experience: Experience, interval: int | None = None
 ) -> Prediction:
@@ -51,7 +56,8 @@ def predict(
 
     With the stages that roll back apart from those that are rebuilt, for N useful steps:
 
-    - ticks = N · swap · (1 + Σ extra), for each way of rebuilding the extra steps that experience has at its rate;
+    - ticks = N · swap · (1 + Σ extra), for each way of rebuilding the extra steps that experience has at its rate,
+      and no fewer than N · swap / 2;
     - times the ticks that a step takes under rollbacks to every f-th one (``recovery.checkpoint.rollback_mean``);
     - seconds = ticks · step + saves · save + failures · (half a step again + replacement + state).
 
@@ -66,14 +72,13 @@ def predict(
     if chance and interval is None:
         interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
     interval = interval and max(interval, clock.behind)
-    chain = recovery(config.recovery, config.pipeline.stages).strategies
-    by = Counter(way_of(fate.by, chain[fate.by]) for fate in rebuilt if fate.by is not None)
+    by = _rebuilt(config, rebuilt)
     hours = {}
     for side in ("mean", "low", "high"):
         swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
         known = [(experience.curves[way], count) for way, count in by.items() if way in experience.curves]
         extra = sum(curve.extra(count * failures.rate, side) for curve, count in known)
-        ticks = config.train.steps * swap * (1.0 + extra)
+        ticks = config.train.steps * swap * max(0.5, 1.0 + extra)
         saves = 0.0
         if chance and interval:
             ticks *= rollback_mean(interval, chance, behind=clock.behind)
@@ -93,6 +98,12 @@ class _Fate(NamedTuple):
     """the strategy that rebuilds it; None if all roll back"""
     unready: int
     """steps after another failure during which it would roll back all the same"""
+
+
+def _rebuilt(config: RunConfig, fates: Iterable[_Fate]) -> Counter[str]:
+    """Way → how many stages it rebuilds."""
+    chain = recovery(config.recovery, config.pipeline.stages).strategies
+    return Counter(way_of(fate.by, chain[fate.by]) for fate in fates if fate.by is not None)
 
 
 def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _Fate]:

@@ -57,6 +57,11 @@ def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     return sum(parameter.numel() for parameter in build_stage(config, stages, stage, 0, "meta").parameters())
 
 
+def parameters(config: ModelConfig, stages: int) -> int:
+    """Parameters of a whole model."""
+    return sum(stage_parameters(config, stages, stage) for stage in range(stages + 1))
+
+
 def check_shapes(config: ModelConfig, stages: int) -> None:
     """Send one sample's shapes through all stages, without computing.
 

@@ -1,0 +1,73 @@
+"""What races teach: curves, how sure they are, and where they say that they do not know."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria import recipe, shipped
+from planaria.commands.advise import experience
+from planaria.compare.advice import unknown, weigh
+from planaria.compare.experience import BEYOND, FEWEST, Curve, Observation, fit
+from planaria.config import RunConfig
+
+RATES = [0.004, 0.01, 0.02, 0.05]
+
+
+def seen(rate: float, extra: float) -> Observation:
+    return Observation(way="echo (8 bits)", rate=rate, extra=extra)
+
+
+@given(scale=st.floats(0.1, 5.0), power=st.sampled_from([0.3, 0.5, 1.0, 1.2]))
+def test_races_on_a_curve_are_that_curve_and_leave_no_doubt(scale: float, power: float) -> None:
+    curve = fit([seen(rate, scale * rate**power) for rate in RATES])
+    assert curve.power == pytest.approx(power) and curve.scale == pytest.approx(scale)
+    assert max(-curve.low, curve.high) < 1e-9 and not curve.doubt(0.02)
+
+
+@given(st.lists(st.tuples(st.sampled_from(RATES), st.floats(-0.1, 0.3)), min_size=4, max_size=12))
+def test_every_race_is_within_the_spread_of_a_curve_that_has_not_seen_it(pairs: list[tuple[float, float]]) -> None:
+    observed = [seen(*pair) for pair in pairs]
+    curve = fit(observed)
+    for n, one in enumerate(observed):
+        alone = fit(observed[:n] + observed[n + 1 :])
+        off = one.extra - alone.scale * one.rate**alone.power
+        assert curve.low - 1e-12 <= off <= curve.high + 1e-12
+    assert curve.low <= 0.0 <= curve.high
+
+
+def test_copies_that_cost_nothing_in_the_mean_are_not_certain_to_cost_nothing() -> None:
+    curve = fit([seen(rate, extra) for rate, extra in zip(RATES, [-0.035, -0.009, 0.004, -0.01], strict=True)])
+    assert curve.extra(0.02, "mean") == pytest.approx(0.0, abs=0.005)
+    assert curve.extra(0.02, "low") <= -0.03 and curve.extra(0.02, "high") > 0.0
+
+
+def test_what_never_fails_costs_nothing_for_certain() -> None:
+    curve = Curve(scale=1.0, power=0.5, low=-0.04, high=0.05, races=8, least=0.01, most=0.05)
+    assert curve.extra(0.0, "low") == curve.extra(0.0, "mean") == curve.extra(0.0, "high") == 0.0
+    assert curve.extra(0.0001, "high") - curve.extra(0.0001, "mean") == pytest.approx(0.005)
+    assert curve.extra(0.03, "high") - curve.extra(0.03, "mean") == pytest.approx(0.05)
+
+
+def test_further_out_and_of_few_races_it_does_not_know() -> None:
+    curve = Curve(scale=1.0, power=0.5, low=0.0, high=0.0, races=FEWEST, least=0.01, most=0.04)
+    assert not curve.doubt(BEYOND * 0.04)
+    assert "0.06 failures a step, raced with up to 0.04" in curve.doubt(0.06)
+    assert f"at least {FEWEST}" in curve.model_copy(update={"races": FEWEST - 1}).doubt(0.02)
+
+
+def failing(hourly: float) -> RunConfig:
+    flags = {"network.hourly": str(hourly), "train.device": "cpu", "train.precision": "fp32"}
+    return recipe.load(shipped.find("llama_500m"), flags, "train")
+
+
+def test_beyond_what_was_raced_only_what_is_arithmetic_is_weighed() -> None:
+    usual, often = failing(0.1), failing(0.9)
+    assert "checkfree" in {one.prediction.name for one in weigh(usual, experience())}
+    assert {*unknown(often, experience())} >= {"checkfree", "checkfree_plus", "echo (2 bits)", "echo (8 bits)"}
+    rest = weigh(often, experience())
+    assert rest and all(one.prediction.certain for one in rest)
+    assert all(math.isfinite(one.prediction.hours.mean) for one in rest)
