@@ -123,7 +123,7 @@ def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Seq
         "benchmark": name,
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine_line(),
-        "flags": {key: _told(value) if isinstance(value, Path) else value for key, value in flags.items()},
+        "flags": {key: _flag(value) for key, value in flags.items()},
         "rows": [
             {
                 "what": row.what,
@@ -193,6 +193,13 @@ def start(main: Callable[[], int]) -> None:
         print(f"benchmark: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+def _flag(value: object) -> object:
+    """As it is saved: paths as they may be told, in lists too."""
+    if isinstance(value, list):
+        return [_flag(one) for one in value]
+    return _told(value) if isinstance(value, Path) else value
 
 
 def _told(path: Path) -> str:

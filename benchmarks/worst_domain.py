@@ -1,8 +1,9 @@
 """Weights for an ensemble's worst domain: what two solvers need, what the weights gain, and what they cost.
 
 The solvers are compared on made-up rows (6 experts, 4 domains), in passes: evaluations of single rows over their
-number. The gain is measured with experts: those of a run that is there (``--run``; by default the one that
-``benchmarks.realign`` trains, the recipe hdee with equal experts), fitted on held-out texts and shown on test texts.
+number. The gain is measured with experts: those of runs that are there (``--runs``; by default the ones that
+``benchmarks.experts --scale 0.5 --parents 3 --by probe`` trains, one for each seed), fitted on held-out texts and shown
+on test texts, also of domains that nobody was trained on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from benchmarks import common
 from benchmarks.common import RUNS, Cell, Claim, Row
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from planaria.experts.experts_results import Weighing
     from planaria.experts.worst import Array, Problem
     from planaria.experts.worst_solvers import Solver, Weights
@@ -25,6 +28,7 @@ NAME = "worst_domain"
 EXPERTS, DOMAINS, FLOOR, RESIDUAL = 6, 4, 0.01, 3e-3
 FIRST = (4, 8, 32, 128)
 """tokens of a text"""
+TRAINED = [RUNS / f"experts-data-0.5-3-1-all-{seed}" for seed in (1, 2, 3)]
 NEAR = 1e-4
 """nats from the best plain mixture"""
 
@@ -33,14 +37,18 @@ def main() -> int:
     flags = common.parser(NAME, __doc__)
     flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
     flags.add_argument("--rows", type=int, nargs="+", default=[1024, 4096, 16384])
-    flags.add_argument("--run", type=Path, default=RUNS / "fused-hdee", help="a folder of planaria experts")
+    flags.add_argument(
+        "--runs", type=Path, nargs="+", default=TRAINED, help="folders of planaria experts, same domains"
+    )
     given = flags.parse_args()
     rows, notes = list(solvers(given.rows, given.seeds)), list[str]()
     rows += plain_mixtures(given.seeds)
-    if (given.run / "experts.json").is_file():
-        rows += experts(given.run)
-    else:
-        notes.append(f"{given.run.name}: no ensemble there, so no gain was measured")
+    runs = [run for run in given.runs if (run / "experts.json").is_file()]
+    notes += [
+        f"{run.name}: no ensemble there, so it is not among those measured" for run in given.runs if run not in runs
+    ]
+    if runs:
+        rows += experts(runs)
     return common.conclude(NAME, given, rows, notes)
 
 
@@ -139,27 +147,43 @@ def _passes_to(given: Problem, solver: Solver, loss: float) -> float:
     return float("inf")
 
 
-def experts(run: Path) -> Iterator[Row]:
-    """Held-out fit, test text shown; no claim on the gain but the one that holds for any prior."""
+def experts(runs: list[Path]) -> Iterator[Row]:
+    """Held-out fit, test text shown, a value for each run; no claim but the one that holds for any prior."""
     for tokens in FIRST:
-        found = _weighed(run, tokens)
-        name = found.worst("uniform")
-        gain = found.held_out["uniform"][name] - found.value
-        test = {prior: max(losses.values()) for prior, losses in found.test.items()}
-        beside: dict[str, Cell] = {"tokens": found.tokens, "worst": name, "price": found.prices[name]}
-        limit = f"ln K / T = {found.most:.4f}"
-        yield Row("held out: gain on the worst domain", [gain], limit, Claim(high=found.most), beside)
-        yield Row("test: gain on the worst domain", [test["uniform"] - test["worst"]], limit, None, beside)
-        yield Row("test: worst domain, cached over uniform", [test["cached"] - test["uniform"]], "", None, beside)
-        for other, cost in found.costs.items():
-            if other != name:
-                yield Row(f"test: {other} pays", [cost], "", None, beside)
-        yield Row("gap, nats per token", [found.gap], "0", Claim(low=0.0), beside)
+        all_found = [_weighed(run, tokens) for run in runs]
+        worst = [found.worst("uniform") for found in all_found]
+        gains = [found.held_out["uniform"][name] - found.value for found, name in zip(all_found, worst, strict=True)]
+        prices = [found.prices[name] for found, name in zip(all_found, worst, strict=True)]
+        shown = [_worst_on_test(found) for found in all_found]
+        limit = f"ln K / T = {all_found[0].most:.4f}"
+        beside: dict[str, Cell] = {"tokens": all_found[0].tokens}
+        named: dict[str, Cell] = beside | {"worst": ", ".join(worst)}
+        yield Row("held out: gain on the worst domain", gains, limit, Claim(high=all_found[0].most), named, "worst")
+        yield Row("its price", prices, "1", None, named)
+        yield Row(
+            "test: gain on the worst domain", [one["uniform"] - one["worst"] for one in shown], limit, None, beside
+        )
+        yield Row(
+            "test: worst domain, cached over uniform",
+            [one["cached"] - one["uniform"] for one in shown],
+            "",
+            None,
+            beside,
+        )
+        for other in all_found[0].test["uniform"]:
+            costs = [found.test["worst"][other] - found.test["uniform"][other] for found in all_found]
+            never = "" if other in all_found[0].prices else ", never trained"
+            yield Row(f"test: {other}{never} pays", costs, "", None, beside)
+        yield Row("gap, nats per token", [found.gap for found in all_found], "0", Claim(low=0.0), beside, "least")
+
+
+def _worst_on_test(found: Weighing) -> dict[str, float]:
+    """By prior, of the domains that have an expert."""
+    return {prior: max(losses[name] for name in found.prices) for prior, losses in found.test.items()}
 
 
 def _weighed(run: Path, tokens: int) -> Weighing:
     """What the run's experts made of its texts when they were trained, weighed."""
-    import torch
     from safetensors.torch import load_file
 
     from planaria.experts import manifest
@@ -167,12 +191,20 @@ def _weighed(run: Path, tokens: int) -> Weighing:
 
     known = manifest.read(run)
     read = [load_file((run / member.model).with_name("readings.safetensors")) for member in known.members]
-    names = [member.domain for member in known.members]
-    held_out, test = (
-        {name: torch.stack([one[f"{part}.{name}"] for one in read]).double() for name in names}
-        for part in ("held_out", "test")
-    )
+    held_out, test = ({name: logps(read, part, name) for name in texts(read[0], part)} for part in ("held_out", "test"))
     return weigh([member.name for member in known.members], held_out, test, known.mixture, tokens)
+
+
+def texts(read: dict[str, Tensor], part: str) -> list[str]:
+    """The domains of which there is text of that part."""
+    return [key.partition(".")[2] for key in read if key.startswith(f"{part}.")]
+
+
+def logps(read: list[dict[str, Tensor]], part: str, name: str) -> Tensor:
+    """What each expert makes of a domain's texts, [E, N, T]."""
+    import torch
+
+    return torch.stack([one[f"{part}.{name}"] for one in read]).double()
 
 
 if __name__ == "__main__":
