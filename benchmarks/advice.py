@@ -18,31 +18,27 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start
+from benchmarks.advice_races import TRAINED, Courses, hours_of, raced, recipe_of, target_of
+from benchmarks.common import ROOT, Claim, Row, conclude, parser, start
 from planaria import shipped
 from planaria.api.arm_clocks import clock_config
 from planaria.chaos.generating import per_step_probability
 from planaria.commands.advise import experience
-from planaria.compare.clock import Clock, clock_of
+from planaria.compare.clock import clock_of
 from planaria.compare.experience import Experience, Observation, Range, learn, swapping
-from planaria.compare.predict import Failures, Prediction, doubt, predict, ways
+from planaria.compare.predict import Failures, doubt, predict, ways
 from planaria.compare.race import Course
-from planaria.compare.race_job import Race, run_races
-from planaria.compare.race_results import Compared, loss_at, ticks_to
-from planaria.compare.race_spec import Arm, Comparison, load, trace_for
+from planaria.compare.race_results import Compared, ticks_to
+from planaria.compare.race_spec import Arm, Comparison
 from planaria.config import RunConfig
-from planaria.data.shards import prepare
 from planaria.model.families import parameters
-from planaria.observe.live.jobs_progress import JobsProgress
-from planaria.recovery.checkpoint import rollback
 
 NAME = "advice"
 EXPERIENCE = ROOT / "src" / "planaria" / "compare" / "experience.json"
-TRAINED = ("checkfree", "checkfree_plus", "echo (2 bits)", "echo (8 bits)")
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ def main() -> int:
     rows, found = [], []
     for recipe in dict.fromkeys(setting.recipe for setting in SETTINGS):
         settings = [setting for setting in SETTINGS if setting.recipe == recipe]
-        comparison, base = _recipe(given, recipe)
+        comparison, base = recipe_of(given, recipe)
         courses = raced(given.seeds, sorted({setting.hourly for setting in settings}), comparison, base, recipe)
         for setting in settings:
             row, judgement = judged(given, comparison, base, setting, courses)
@@ -130,13 +126,6 @@ class Judgement:
     """1 for each way that needed experience whose raced hours were within the range told, else 0"""
 
 
-def _recipe(given: argparse.Namespace, name: str) -> tuple[Comparison, RunConfig]:
-    """All block stages fail, whoever is exempt in the race of that name."""
-    comparison, arms = load(shipped.find(name), {"train.steps": str(given.steps)} if given.steps else {})
-    trace = comparison.trace.model_copy(update={"exempt": ()})
-    return comparison.model_copy(update={"trace": trace}), arms[0].config
-
-
 def relearn(given: argparse.Namespace) -> int:
     """Write what comparisons and the races of some seeds teach into the package."""
     given.steps = 0
@@ -148,17 +137,17 @@ def relearn(given: argparse.Namespace) -> int:
         observed += learn(found, source)
         if any(arm.routing == "swapped" and not arm.faults for arm in found.arms):
             swapped = swapping(found, source)
-        base = _recipe(given, found.name)[1]
+        base = recipe_of(given, found.name)[1]
         sizes.append(parameters(base.model, base.pipeline.stages))
     if swapped is None:
         raise SystemExit("none of these comparisons tells what swapped routes cost")
-    comparison, base = _recipe(given, "recovery")
+    comparison, base = recipe_of(given, "recovery")
     courses = raced(given.lessons, LESSONS, comparison, base, "recovery-lessons")
     learnt = Experience(sources=sources, swapped=swapped, observed=observed, parameters=(min(sizes), max(sizes)))
     more = [
         seen
         for (name, rate, seed), course in courses.items()
-        if rate and (seen := lesson(name, course, *_target(comparison, courses, seed), learnt))
+        if rate and (seen := lesson(name, course, *target_of(comparison, courses, seed), learnt))
     ]
     rates = ", ".join(f"{100 * rate:g}" for rate in LESSONS)
     source = f"races at {rates} % an hour, seeds {', '.join(map(str, given.lessons))}"
@@ -183,44 +172,12 @@ def lesson(name: str, course: Course, steps: float, target: float, learnt: Exper
     return Observation(way=name, rate=len(mended) / useful, extra=useful / alone - 1)
 
 
-def raced(
-    seeds: Sequence[int], rates: Sequence[float], comparison: Comparison, base: RunConfig, of: str
-) -> dict[tuple[str, float, int], Course]:
-    """The courses that must be trained: (way, failure rate, seed); the fault-free one has the rate 0."""
-    dataset = prepare(base.data, base.model.vocab)
-    races, keys = [], []
-    for seed in seeds:
-        config = base.model_copy(update={"seed": seed})
-        for rate in (0.0, *rates):
-            spec = comparison.trace.model_copy(update={"hourly": rate or 0.1})
-            trace = trace_for(comparison.model_copy(update={"trace": spec}), base, seed)
-            for name in TRAINED if rate else ("fault-free",):
-                way = ways(config)[name] if rate else config
-                if "checkpoint" in way.recovery.strategy:
-                    checkpoint = way.checkpoint.model_copy(update={"every": FALLBACK})
-                    way = way.model_copy(update={"checkpoint": checkpoint})
-                races.append(Race(arm=name, config=way, dataset=str(dataset.folder), trace=trace, faults=bool(rate)))
-                keys.append((name, rate, seed))
-    found: dict[tuple[str, float, int], Course] = {}
-    for rate in sorted({key[1] for key in keys}):
-        chosen = {key: race for key, race in zip(keys, races, strict=True) if key[1] == rate}
-        folder = RUNS / NAME / of / f"{100 * rate:g}"
-        courses = run_races(list(chosen.values()), folder, comparison, JobsProgress(quiet=True))
-        found |= dict(zip(chosen, courses, strict=True))
-        print(f"{of}: raced at {100 * rate:g} % an hour", flush=True)
-    return found
-
-
-FALLBACK = 5
-"""steps between the checkpoints that back up CheckFree's outer stages, in all races alike"""
-
-
 def judged(
     given: argparse.Namespace,
     comparison: Comparison,
     base: RunConfig,
     setting: Setting,
-    courses: Mapping[tuple[str, float, int], Course],
+    courses: Courses,
 ) -> tuple[Row, Judgement]:
     """A setting's row, and what became of the advice for it."""
     predicted: dict[str, Range] = {}
@@ -235,8 +192,10 @@ def judged(
         clock = clock_of(config)
         useful = config.model_copy(update={"train": config.train.model_copy(update={"steps": 1})})
         prediction = predict(name, useful, clock, failures, experience())
-        hours = [_hours(name, comparison, base, setting, courses, seed, clock, prediction) for seed in given.seeds]
-        steps = statistics.fmean(_target(comparison, courses, seed)[0] for seed in given.seeds)
+        hours = [
+            hours_of(name, comparison, base, setting.hourly, courses, seed, clock, prediction) for seed in given.seeds
+        ]
+        steps = statistics.fmean(target_of(comparison, courses, seed)[0] for seed in given.seeds)
         if all(value is not None for value in hours):
             measured[name] = statistics.fmean(value for value in hours if value is not None)
             told = prediction.hours
@@ -261,61 +220,6 @@ def _circumstances(comparison: Comparison, base: RunConfig, setting: Setting) ->
     config = clock_config(shipped.find(setting.recipe), comparison, Arm(name="", config=base), base)
     network = config.network.model_copy(update={**setting.network, "hourly": setting.hourly})
     return config.model_copy(update={"network": network})
-
-
-def _target(comparison: Comparison, courses: Mapping[tuple[str, float, int], Course], seed: int) -> tuple[float, float]:
-    """Ticks and loss of the fault-free arm at the target."""
-    free = courses["fault-free", 0.0, seed]
-    target = loss_at(free.points, comparison.target_at * free.ticks)
-    ticks = ticks_to(free.points, target)
-    assert ticks is not None
-    return ticks, target
-
-
-def _hours(
-    name: str,
-    comparison: Comparison,
-    base: RunConfig,
-    setting: Setting,
-    courses: Mapping[tuple[str, float, int], Course],
-    seed: int,
-    clock: Clock,
-    prediction: Prediction,
-) -> float | None:
-    """Hours to the target of one way with one seed; None if it did not get there."""
-    steps, target = _target(comparison, courses, seed)
-    scale = clock.donated_s * clock.bandwidth / (4 * _block_parameters(base))
-    if name in TRAINED:
-        course = courses[name, setting.hourly, seed]
-        ticks = ticks_to(course.points, target)
-        return None if ticks is None else _raced_hours(course, ticks, clock, scale, prediction.interval)
-    spec = comparison.trace.model_copy(update={"hourly": setting.hourly})
-    trace = trace_for(comparison.model_copy(update={"trace": spec}), base, seed)
-    struck = {fault.step for fault in trace.faults}
-    if name.startswith("checkpoint"):
-        assert prediction.interval is not None
-        done = rollback(round(steps), prediction.interval, struck, behind=clock.behind)
-        each = clock.step_s / 2 + clock.replacement_s + clock.load_s
-        return (done.ticks * clock.step_s + done.saves * clock.save_s + done.rollbacks * each) / 3600
-    met = sum(1 for tick in struck if 0 < tick < steps)
-    each = clock.step_s / 2 + clock.replacement_s + 3 * clock.donated_s
-    return (steps * clock.step_s + met * each) / 3600
-
-
-def _raced_hours(course: Course, ticks: float, clock: Clock, scale: float, interval: int | None) -> float:
-    """Hours of a race, its saves and rollbacks as they were at checkpoints every ``interval`` steps."""
-    unsaved = clock.seconds(course.model_copy(update={"saved": []}), ticks, scale)
-    if interval is None:
-        return unsaved / 3600
-    rolled = sum(1 for met in course.met if met.rolled_back and met.tick < ticks)
-    more = rolled * max(0.0, (interval - FALLBACK) / 2)
-    return (unsaved + more * clock.step_s + (ticks + more) / interval * clock.save_s) / 3600
-
-
-def _block_parameters(config: RunConfig) -> int:
-    from planaria.model.families import stage_parameters
-
-    return stage_parameters(config.model, config.pipeline.stages, 1)
 
 
 if __name__ == "__main__":

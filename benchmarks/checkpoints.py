@@ -157,7 +157,7 @@ def saving(place: Path, config: RunConfig, repeats: int) -> Row:
         import torch.distributed.checkpoint as dcp
 
         tree = {str(stage): {**one.weights, **_flat(one)} for stage, one in held.items()}
-        dcp.save(tree, checkpoint_id=place / "torch", no_dist=True)
+        dcp.save(tree, checkpoint_id=place / "torch", no_dist=True)  # type: ignore[attr-defined]
 
     sides = [lambda work=work: timed(work) for work in (save, plainly, torchs)]
     saved, plain, other = interleaved(sides, repeats)

@@ -57,7 +57,7 @@ def recipe(given: argparse.Namespace, name: str, seed: int) -> SwarmConfig:
     return SwarmConfig.model_validate(plain)
 
 
-def options(given: argparse.Namespace) -> dict[str, int]:
+def options(given: argparse.Namespace) -> dict[str, Any]:
     return {key: getattr(given, key) for key in ("shards", "data", "distance", "weight", "degree", "shown")}
 
 
@@ -81,7 +81,7 @@ def ran(given: argparse.Namespace, config: SwarmConfig, arm: str, problems: Sequ
     from planaria.swarm.records.lines import LOG, Evaluated, read_log
     from planaria.tasks.codes import Codes
 
-    task = task_of(config)
+    task: Any = task_of(config)
     policy = policy_of(config, task, print)  # one school for both arms
     before = drawn_best(given, config, policy, problems, task)
     if arm == "right alone":

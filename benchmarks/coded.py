@@ -16,6 +16,7 @@ import argparse
 import random
 import time
 from statistics import fmean
+from typing import Any
 
 from benchmarks import coded_lab as lab
 from benchmarks.coded_choice import choice
@@ -115,7 +116,8 @@ def bursts(given: argparse.Namespace) -> list[Row]:
     from planaria.exchange.coded.spare import best_stack, stacked
     from planaria.exchange.coded.uncoded import Dropping
 
-    rows, costs = [], {"compute-bound": {}, "fixed cost": {"fixed": 1.0, "per_load": 2.0}}
+    rows = list[Row]()
+    costs: dict[str, dict[str, Any]] = {"compute-bound": {}, "fixed cost": {"fixed": 1.0, "per_load": 2.0}}
     for cost, n in [("compute-bound", n) for n in given.sizes] + [("fixed cost", max(given.sizes))]:
         for published in (True, False):
             arms, claimed = lab.best(n, published, **costs[cost]), cost == "compute-bound"
@@ -155,7 +157,7 @@ def long(given: argparse.Namespace) -> list[Row]:
 
     rows, n, jobs = [], 8, 512
     for leave in (0.9, 0.3, 0.1):
-        kind = {"enter": leave * 0.04 / 0.9, "leave": leave}
+        kind: dict[str, Any] = {"enter": leave * 0.04 / 0.9, "leave": leave}
         delays, msgc = [lab.bursts(jobs, n, seed, **kind) for seed in given.seeds], lab.best(n, False, **kind)["msgc"]
         none = [replay(Uncoded(), profile, jobs).seconds for profile in delays]
         arms = {

@@ -46,7 +46,7 @@ def bursts(
     return Profile(seconds, 1 / n, per)
 
 
-def best(n: int, published: bool, **kind: float) -> dict[str, Scheme]:
+def best(n: int, published: bool, **kind: Any) -> dict[str, Scheme]:
     """Of each name the scheme that is quickest on a probe of 80 rounds."""
     from planaria.exchange.coded.choose import grid
     from planaria.exchange.coded.simulate import replay
@@ -224,7 +224,8 @@ def _awaited(
             break
         of = {pipes[worker]: worker for worker in missing}
         for pipe in wait(list(of), timeout=None if deadline == float("inf") or not left else left):
-            if pipe.recv() == now:  # type: ignore[union-attr]
-                missing.discard(of[pipe])  # type: ignore[index]
+            assert isinstance(pipe, Connection)
+            if pipe.recv() == now:
+                missing.discard(of[pipe])
                 deadline = min(deadline, start + patience * (time.monotonic() - start))
     return frozenset(missing)

@@ -80,14 +80,16 @@ def flipped(layout: Layout) -> tuple[int, int]:
     states = [np.random.default_rng(n).integers(0, 256, size, dtype=np.uint8) for n, size in enumerate(layout.sizes)]
     there = layout.parities(states)
     there.update({(t, who): block for who, state in enumerate(states) for t, block in layout.cut(who, state).items()})
-    sums = {key: crc32(block) for key, block in there.items()}
+    sums = {key: crc32(block.data) for key, block in there.items()}
     bits = missed = 0
     for (stripe, who), block in there.items():
         for bit in range(0, 8 * block.size, 8 * block.size // 7 or 1):
             damaged = block.copy()
             damaged[bit // 8] ^= 1 << bit % 8
-            found = crc32(damaged) != sums[stripe, who]
-            donors = layout.reads([who], who)[stripe]
+            found = crc32(damaged.data) != sums[stripe, who]
+            reads = layout.reads([who], who)
+            assert not isinstance(reads, str), reads
+            donors = reads[stripe]
             back = layout.rebuild(stripe, who, {each: there[stripe, each] for each in donors})[: block.size]
             bits, missed = bits + 1, missed + (not found or back.tobytes() != block.tobytes())
     return bits, missed
@@ -157,7 +159,9 @@ def speed(kinds: dict[str, Code], size: int, repeats: int) -> list[Row]:
     for name, code in chosen.items():
         everything = shards(code, size // code.data // 64 * 64)
         data, whole = everything[: code.data], code.data * everything[0].size
-        one = {n: everything[n] for n in code.plan([0])}
+        plan = code.plan([0])
+        assert not isinstance(plan, str), plan
+        one = {n: everything[n] for n in plan}
         sides = [
             lambda code=code, data=data, whole=whole: timed(lambda: code.encode(data), whole),
             lambda code=code, one=one, data=data: timed(lambda: code.repair(one, [0]), data[0].size),

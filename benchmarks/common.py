@@ -62,7 +62,8 @@ class Row:
         """The number that is judged; with nothing measured, nan, which no claim holds for."""
         if not self.values:
             return float("nan")
-        return {"median": statistics.median, "worst": max, "least": min}[self.judged](self.values)
+        judge: dict[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "worst": max, "least": min}
+        return judge[self.judged](self.values)
 
     @property
     def verdict(self) -> str:

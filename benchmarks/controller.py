@@ -160,8 +160,8 @@ class Obedient:
 
         match decision:
             case d.Spawn():
-                who = {"worker": decision.worker, "incarnation": decision.incarnation}
-                self._reports.append(e.WorkerJoined(**who, pid=1))
+                joined = e.WorkerJoined(worker=decision.worker, incarnation=decision.incarnation, pid=1)
+                self._reports.append(joined)
             case d.Form():
                 self._members[decision.replica] = [
                     {"worker": m.worker, "node": m.node, "stage": m.stage} for m in decision.members

@@ -178,6 +178,10 @@ class Sent:
     def __init__(self, inner: Observer) -> None:
         self._inner, self.bytes = inner, 0
 
+    @property
+    def trouble(self) -> str:
+        return self._inner.trouble
+
     def on_event(self, t: float, event: Event) -> None:
         self._inner.on_event(t, event)
 

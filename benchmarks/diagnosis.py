@@ -126,7 +126,7 @@ def carry_out(episode: Episode) -> Outcome:
     ]
     wrong = tuple(f"{episode.blamed or 'nothing'}: {fact.fault} {fact.nodes}, step {fact.step}"
                   for fact in blamed if fact not in right)  # fmt: skip
-    first = {fact.fault: fact.step - episode.onset for fact in reversed(right)}
+    first: dict[str, float] = {fact.fault: fact.step - episode.onset for fact in reversed(right)}
     after = max((first.get(what, math.inf) for what in episode.blamed), default=math.inf)
     replayed = not replay(fact for _, fact in record.history).problems
     return Outcome(len(right), wrong, after, deeds, replayed)

@@ -126,7 +126,8 @@ class Llama(nn.Module):
     def forward(self, windows: Tensor) -> Tensor:
         """Windows of tokens and the one after them, int64 [B, context + 1] → a scalar."""
         x = self.model["embed_tokens"](windows[:, :-1])
-        for block in self.model["layers"]:
+        layers: Any = self.model["layers"]
+        for block in layers:
             x = block(x, self.cos, self.sin)
         logits = self.lm_head(self.model["norm"](x))
         return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())

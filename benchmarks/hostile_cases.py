@@ -206,15 +206,15 @@ def _kinds() -> Iterator[Case]:
 
 
 def _topologies(draw: random.Random) -> Iterator[Case]:
-    plan = ("plan", "HOME/train.toml", "--network.topology", "HOME/bad.toml", "--routing.data_nodes", "2")
-    plan = (*plan, "--budget", "50moves", "--quiet", "--to", "HOME/out.json")
+    of = ("plan", "HOME/train.toml", "--network.topology", "HOME/bad.toml", "--routing.data_nodes", "2")
+    plan = (*of, "--budget", "50moves", "--quiet", "--to", "HOME/out.json")
     for name, content in _documents(TOPOLOGY).items():
         yield Case(f"topology: {name}", plan, (("bad.toml", content),), name != "large")
     for key in ("count", "speed", "memory", "site", "role"):
         for value in ("1000000000", "-1", "0", "1e308", "1e-300", "nan", "9" * 5000, '""', '"\\u0000"', "[]"):
-            content = f'matrix = "twelve_cities"\n[[nodes]]\nsite = "London"\ncount = 8\n{key} = {value}\n'
-            content = content.replace("count = 8\ncount", "count").replace('site = "London"\nsite', "site")
-            yield Case(f"topology: {key} = {value[:10]}", plan, (("bad.toml", content.encode()),))
+            told = f'matrix = "twelve_cities"\n[[nodes]]\nsite = "London"\ncount = 8\n{key} = {value}\n'
+            told = told.replace("count = 8\ncount", "count").replace('site = "London"\nsite', "site")
+            yield Case(f"topology: {key} = {value[:10]}", plan, (("bad.toml", told.encode()),))
     table = 'matrix = { latency_ms = "l.csv", bandwidth_mbit = "b.csv" }\n'
     table += "".join(f'[[nodes]]\nsite = "{site}"\ncount = 3\n' for site in "AB")
     good = b",A,B\nA,,1\nB,1,\n"
@@ -262,16 +262,19 @@ def _schedules(home: Path) -> Iterator[Case]:
         yield Case(f"schedule: {content[:8]!r}", words, (("bad.json", content),), True)
 
 
+def _words(said: dict[str, str]) -> tuple[str, ...]:
+    return tuple(word for key, text in said.items() for word in (f"--{key}", text))
+
+
 def _further() -> Iterator[Case]:
     """Flags of commands that read no recipe, and runs that are none."""
     trace = {"hourly": "0.1", "step-seconds": "10", "stages": "4", "steps": "100"}
     for flag in trace:
         for value in ("1000000000", "-1", "nan", "inf", "1e-300", "9" * 5000, "", "x"):
-            given = [word for key, text in (trace | {flag: value}).items() for word in (f"--{key}", text)]
+            given = _words(trace | {flag: value})
             yield Case(f"trace --{flag} {value[:12]}", ("trace", "HOME/out.json", *given))
     for seed in ("-1", "9" * 30, "9" * 5000):
-        words = [word for key, text in trace.items() for word in (f"--{key}", text)]
-        yield Case(f"trace --seed {seed[:6]}", ("trace", "HOME/out.json", *words, f"--seed={seed}"))
+        yield Case(f"trace --seed {seed[:6]}", ("trace", "HOME/out.json", *_words(trace), f"--seed={seed}"))
     for command in ("report", "replay", "export", "eval", "generate", "chaos", "join", "accept", "swarm explain"):
         more = FURTHER.get(command, ())
         for path in PATHS:

@@ -143,7 +143,8 @@ def swarm(config: SwarmConfig, folder: Path) -> tuple[list[float], dict[str, lis
 def below(pid: int) -> list[int]:
     """All processes under one."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
-    parents = dict(tuple(map(int, line.split())) for line in listed.splitlines())
+    pairs = (map(int, line.split()) for line in listed.splitlines())
+    parents = dict[int, int](tuple(pair) for pair in pairs)  # type: ignore[arg-type]
     found, queue = [], [pid]
     while queue:
         here = queue.pop()

@@ -39,15 +39,15 @@ from planaria.transport.wire import Content, OfferPart
 TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
 class TwoTensors(NoLoCo):
-    """NoLoCo as released: every member sends φ and Δ, in ``dtype``, when its inner steps are done."""
+    """NoLoCo as released: every member sends φ and Δ when its inner steps are done."""
 
-    dtype: torch.dtype = torch.float32
+    half: bool = False
+    """in bf16, else in fp32"""
 
-    def offer(self, outer: Outer, fast: Weights) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         parts = (message.pack(outer["slow"]), message.pack(pseudo_gradient(outer["slow"], fast)))
-        return Offer(torch.cat(parts).to(self.dtype))
+        return Offer(torch.cat(parts).to(torch.bfloat16 if self.half else torch.float32))
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
@@ -59,8 +59,11 @@ class TwoTensors(NoLoCo):
             mean({member: message.unpack(half[part], outer["slow"]) for member, half in halves.items()}, equal(halves))
             for part in (0, 1)
         )
+        before = outer["momentum"]
         momentum = {
-            name: self.alpha * outer["momentum"][name] - self.beta * drifts[name] - self.gamma * (slow - slows[name])
+            name: self.alpha * before.get(name, torch.zeros_like(slow))
+            - self.beta * drifts[name]
+            - self.gamma * (slow - slows[name])
             for name, slow in outer["slow"].items()
         }
         slow = {name: tensor + momentum[name] for name, tensor in outer["slow"].items()}
@@ -70,7 +73,7 @@ class TwoTensors(NoLoCo):
 FULL, HALF, ONE, EIGHT, FOUR = "two in fp32", "two in bf16", "one", "8 bits", "4 bits"
 ARMS: dict[str, NoLoCo] = {
     FULL: TwoTensors(),
-    HALF: TwoTensors(dtype=torch.bfloat16),
+    HALF: TwoTensors(half=True),
     ONE: NoLoCo(),
     "φ ahead": NoLoCo(prefetch=True),
     "16 bits": NoLoCo(bits=16),

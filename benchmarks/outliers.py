@@ -44,13 +44,13 @@ def clipping() -> Iterator[None]:
     from planaria.model import quantise
 
     def fitted(grouped: Tensor, count: int, bits: int) -> Tensor:
-        return real(grouped, count, 2) * (NORMAL_STEPS[bits] / quantise.NORMAL_STEP)
+        return inside(grouped, count, 2) * (NORMAL_STEPS[bits] / quantise.NORMAL_STEP)
 
-    real, quantise.steps = quantise.steps, fitted
+    inside, quantise.steps = quantise.steps, fitted
     try:
         yield
     finally:
-        quantise.steps = real
+        quantise.steps = inside
 
 
 def weights_file(given: argparse.Namespace) -> Path | None:

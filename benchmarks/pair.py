@@ -80,11 +80,11 @@ class End:
         from planaria.transport import channel
         from planaria.transport.edge import Edge, EdgeSpec
 
-        inside, channel.stays_here = channel.stays_here, lambda _: name != "edge tls"  # type: ignore[assignment]
+        inside, channel.stays_here = channel.stays_here, lambda raw: name != "edge tls"  # type: ignore[attr-defined]
         at = self._there if self._rank else ""
         edge = Edge(EdgeSpec(name, at, self._other, max_bytes, _TIMEOUT_S), self._port, self._inbox)
         self._expect("Opened")
-        channel.stays_here = inside
+        channel.stays_here = inside  # type: ignore[attr-defined]
         return edge
 
     def _send(self, side: Side, payload: Tensor) -> None:
@@ -93,7 +93,7 @@ class End:
         if side == "gloo":
             self._group.send([payload], self._other, _TAG).wait()
         elif side in self._raw:
-            self._raw[side].sendall(payload.numpy())
+            self._raw[side].sendall(payload.numpy().data)
         else:
             self._edges[side].send(Ping(1, Content.PING), payload)
 
@@ -101,7 +101,7 @@ class End:
         if side == "gloo":
             self._group.recv([into], self._other, _TAG).wait()
         elif side in self._raw:
-            view = memoryview(into.numpy())
+            view = into.numpy().data
             while view:
                 view = view[self._raw[side].recv_into(view) :]
         else:

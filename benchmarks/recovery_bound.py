@@ -10,7 +10,6 @@ microbatch's passes at the fastest that the run ever did it, nothing else on the
 from __future__ import annotations
 
 import time
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from benchmarks.pair import opened
@@ -18,6 +17,7 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 
 if TYPE_CHECKING:
+    from planaria.fleet.base import ControlLine
     from planaria.record.logs import RunRecord
 
 _PASSES = 5
@@ -87,7 +87,7 @@ def detect_s() -> float:
     return min(took)
 
 
-def idle(connection: Connection, worker: str, incarnation: int) -> None:
+def idle(connection: ControlLine, worker: str, incarnation: int) -> None:
     """A worker that says it is there, and nothing more."""
     connection.send_bytes(b"here")
     time.sleep(60.0)

@@ -28,7 +28,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.common import Claim, Row, conclude, parser, start
+from benchmarks.common import Cell, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import bytes_data
 from benchmarks.moments import fresh_moments
 
@@ -254,7 +254,7 @@ def apart(found: Losses, expected: Losses, first: int) -> float:
 
 
 def differing(found: Atoms, expected: Atoms) -> int:
-    return sum(found.get(at) != expected.get(at) for at in found | expected)
+    return sum(found.get(at) != expected.get(at) for at in {*found, *expected})
 
 
 def _name(step: int) -> str:
@@ -271,7 +271,7 @@ def _rows(pairs: Sequence[Pair], forgotten: float) -> Iterator[Row]:
             continue
         how = f"{'same' if same else 'other'} replicas, {'same' if engines else 'other'} engine"
         found, controls = ([x / MILLIONTH for x in xs] for xs in ([p.apart for p in kind], [p.control for p in kind]))
-        beside = {
+        beside: dict[str, Cell] = {
             "pairs": len(kind),
             "losses equal": sum(p.apart == 0 for p in kind),
             "unbroken, both": f"{max(controls):.3f}",
@@ -279,7 +279,7 @@ def _rows(pairs: Sequence[Pair], forgotten: float) -> Iterator[Row]:
         claim = NONE if same else Claim(high=1.0)
         yield Row(f"losses apart / 1e-6: {how}", found, "", claim, beside, "worst")
         if same:
-            ends, count = [p.ended for p in kind], {"pairs": len(kind)}
+            ends, count = [p.ended for p in kind], dict[str, Cell](pairs=len(kind))
             yield Row(f"tensors apart at the end: {how}", ends, tensors, NONE, count, "worst")
     yield Row("losses apart / 1e-6: moments begun anew", [forgotten / MILLIONTH], "", Claim(low=100.0))
 

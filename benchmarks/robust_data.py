@@ -110,12 +110,14 @@ def main() -> int:
     unlike = Setting(given.workers, given.liars, given.steps, lr=1.0, momentum=0.9, spread=0.1)
     alike = Setting(given.workers, given.liars, given.honest_steps)
     first = [(unlike, what, name) for what, name in product(lies(), SHOWN)]
-    runs = [(*run, seed) for run in [*first, *((alike, "none", name) for name in SHOWN)] for seed in given.seeds]
+    runs: list[tuple[Setting, str, str, int]] = [
+        (*run, seed) for run in [*first, *((alike, "none", name) for name in SHOWN)] for seed in given.seeds
+    ]
     settings, whats, names, seeds = zip(*runs, strict=True)
     found = each(_learnt, settings, seeds, names, whats, processes=given.processes)
     by_run: dict[tuple[Setting, str, str], list[Outcome]] = {}
-    for (*run, _), outcome in zip(runs, found, strict=True):
-        by_run.setdefault((run[0], run[1], run[2]), []).append(outcome)
+    for (setting, what, name, _), outcome in zip(runs, found, strict=True):
+        by_run.setdefault((setting, what, name), []).append(outcome)
     rows = [
         *differing({(what, name): values for (setting, what, name), values in by_run.items() if setting == unlike}),
         *honest({name: values for (setting, _, name), values in by_run.items() if setting == alike}),

@@ -86,7 +86,7 @@ def recipe(name: str, seed: int, rounds: int, mute: int, pass_s: float) -> Any:
     )  # fmt: skip
 
 
-def settled(config: Any, faults: Sequence[Any] = ()) -> tuple[dict[int, float], list[tuple[float, Any]]]:
+def settled(config: Any, faults: Sequence[Any] = ()) -> tuple[dict[int, float], Sequence[tuple[float, Any]]]:
     """(round → when the last of the replicas that speak and live had settled it; the run's history), by its clock."""
     from benchmarks.fleet_run import require_finished, run_fleet
     from planaria.record import decisions as d

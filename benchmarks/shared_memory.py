@@ -89,7 +89,7 @@ def computing(width: int, tokens: int) -> float:
     """Processor seconds of one layer's forward and backward pass, by which two frames leave."""
     torch.set_num_threads(1)
     config = ModelConfig(vocab=8, dim=width, layers=1, heads=8, hidden=width * 11 // 4, context=512)
-    stage = BlockStage(config, 1)
+    stage = BlockStage(config, range(1))
     for parameter in stage.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     x = torch.randn(tokens // 512, 512, width, requires_grad=True)

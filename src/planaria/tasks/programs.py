@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from planaria.errors import UserError
 from planaria.tasks import calls as calling
@@ -72,8 +72,8 @@ class Programs(Task):
     """a JSON Lines file, or a folder with train*.jsonl"""
     seconds: Annotated[float, Field(gt=0)] = LIMITS.seconds
     """that one program may take"""
-    _checked: list[Checked]
-    _training: int
+    _checked: list[Checked] = PrivateAttr()
+    _training: int = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
         """:raises UserError: where programs cannot be locked up, and naming file and line for a bad record."""
