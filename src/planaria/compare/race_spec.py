@@ -35,7 +35,7 @@ RULES = Rules(
     RunConfig,
     free=(
         "recovery", "checkpoint", "exchange", "optim.lr", "optim.beta2", "pipeline.microbatches", "routing.kind",
-        "routing.mixed",
+        "routing.mixed", "model.share", "model.share_over",
     ),
 )  # fmt: skip
 
