@@ -188,6 +188,21 @@ def test_what_a_stranger_called_its_rules_is_shown_in_plain_letters(tmp_path: Pa
     assert str(error.value).isascii() and str(error.value).isprintable() and len(str(error.value)) < 400
 
 
+def test_where_ranges_may_not_hold_a_message_that_is_too_large_is_never_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stores.Scratch.clear()
+    url = place("scratch", tmp_path)
+    _, one = member(url, limits=Limits(message_bytes=3000))
+    stores.Scratch().pipe_file(f"{url}/peers/{one.peer}/rounds/000000.json", b"x" * 3001)
+    monkeypatch.setattr(stores.Scratch, "async_impl", False)
+    late = Board.open(url, limits=Limits(message_bytes=3000))
+    late.rules  # noqa: B018 (read before calls are counted)
+    stores.Scratch.calls.clear()
+    assert why(late, one) == "oversized"
+    assert {call for call, _ in stores.Scratch.calls} == {"info"}
+
+
 def test_a_file_that_is_too_large_is_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board, one = member(str(tmp_path), limits=Limits(message_bytes=3000))
     at(tmp_path, one, 0).write_bytes(b"x" * 3001)

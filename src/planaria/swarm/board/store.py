@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from planaria.errors import RunStopped, UserError
@@ -64,6 +65,8 @@ class Store:
             raise UserError(f"{self.place}: a board cannot lie behind another file system; name the store itself")
         self._system, root = self._try("opening", lambda: filesystem(url, "board"))
         self._local = isinstance(self._system, LocalFileSystem)
+        self._objects = bool(self._system.async_impl) and not {"http", "https"} & {*_protocols(self._system)}
+        """an object store: it has no folders, and sends no more than the range it is asked for"""
         self._root = os.path.realpath(root) if self._local else root.rstrip("/")
 
     def read(self, path: str, most: int) -> bytes | None:
@@ -84,7 +87,7 @@ class Store:
 
     def read_each(self, paths: Sequence[str], most: int) -> Iterator[bytes | BadMessage | None]:
         """As :meth:`read` each, with what it raises in its place. An object store is asked for several at once."""
-        if self._local or not self._system.async_impl:
+        if not self._objects:
             yield from (self._tell(path, most) for path in paths)
             return
         for first in range(0, len(paths), AT_ONCE):
@@ -164,10 +167,14 @@ class Store:
             raise
 
     def _read_object(self, path: str, most: int) -> bytes:
-        """One request of an object store, which has no folders and sends no more than the range asked for."""
+        """One request, of an object store; elsewhere a look at what is there goes before it."""
         try:
-            if not self._system.async_impl and self._about(path)["type"] != "file":
-                raise BadMessage("not a file")
+            if not self._objects:
+                about = self._about(path)
+                if about["type"] != "file":
+                    raise BadMessage("not a file")
+                if (about.get("size") or 0) > most:
+                    raise BadMessage("oversized")
             return bytes(self._system.cat_file(path, start=0, end=most + 1))
         except PermissionError:
             raise BadMessage(NOT_READABLE) from None
@@ -199,13 +206,12 @@ class Store:
         """
         try:
             self._read_object(path, 0)
+            return False
         except FileNotFoundError:
             pass
         except BadMessage as error:
             if error.reason != NOT_READABLE:  # some stores deny what is not there
                 return False
-        else:
-            return False
         if not self._system.async_impl:  # others have no folders, or would make a bucket of a misspelt name
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._system.pipe_file(path, data, mode="create")
@@ -222,6 +228,10 @@ class Store:
         entries = self._system.ls(path, detail=True)
         names = {e["name"].rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory"}
         return [name for name in names if pattern.fullmatch(name)]
+
+
+def _protocols(system: AbstractFileSystem) -> tuple[str, ...]:
+    return (system.protocol,) if isinstance(system.protocol, str) else tuple(system.protocol)
 
 
 def _failures() -> tuple[type[Exception], ...]:
