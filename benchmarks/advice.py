@@ -80,7 +80,7 @@ def main() -> int:
         metavar="FILE",
         help="take experience from these comparisons and races, and stop",
     )
-    flags.add_argument("--lessons", type=int, nargs="+", default=[5, 6], metavar="SEED", help="seeds of those races")
+    flags.add_argument("--lessons", type=int, nargs="*", default=[5, 6], metavar="SEED", help="seeds of those races")
     given = flags.parse_args()
     if given.learn:
         return relearn(given)
@@ -127,36 +127,41 @@ class Judgement:
 
 
 def relearn(given: argparse.Namespace) -> int:
-    """Write what comparisons and the races of some seeds teach into the package."""
+    """Write what comparisons and the races of some seeds teach into the package; without seeds, beside those known."""
     given.steps = 0
-    sources, observed, sizes, swapped = [], [], [], None
+    known = experience()
+    swapped, observed, sizes = known.swapped, dict(known.observed), list[int]()
     for file in given.learn:
         found = Compared.model_validate_json(file.read_bytes())
         source = f"{found.name}, seeds {', '.join(str(one.seed) for one in found.failures)}"
-        sources.append(source)
-        observed += learn(found, source)
+        observed = {old: seen for old, seen in observed.items() if not old.startswith(f"{found.name}, ")}
+        observed[source] = learn(found, source)
         if any(arm.routing == "swapped" and not arm.faults for arm in found.arms):
             swapped = swapping(found, source)
         base = recipe_of(given, found.name)[1]
         sizes.append(parameters(base.model, base.pipeline.stages))
-    if swapped is None:
-        raise SystemExit("none of these comparisons tells what swapped routes cost")
-    comparison, base = recipe_of(given, "recovery")
-    courses = raced(given.lessons, LESSONS, comparison, base, "recovery-lessons")
-    learnt = Experience(sources=sources, swapped=swapped, observed=observed, parameters=(min(sizes), max(sizes)))
-    more = [
-        seen
-        for (name, rate, seed), course in courses.items()
-        if rate and (seen := lesson(name, course, *target_of(comparison, courses, seed), learnt))
-    ]
-    rates = ", ".join(f"{100 * rate:g}" for rate in LESSONS)
-    source = f"races at {rates} % an hour, seeds {', '.join(map(str, given.lessons))}"
-    learnt = learnt.model_copy(update={"sources": [*sources, source], "observed": [*observed, *more]})
+    learnt = Experience(swapped=swapped, observed=observed, parameters=(min(sizes), max(sizes)))
+    if given.lessons:
+        learnt = taught(given, learnt)
     EXPERIENCE.write_text(learnt.model_dump_json(indent=1) + "\n")
     for way, curve in learnt.curves.items():
         beside = f"{curve.low:+.3f} to {curve.high:+.3f}, {curve.races} races, up to {curve.most:.3f} failures a step"
         print(f"{way}: {curve.scale:.3g} · rate ^ {curve.power:.2f}, {beside}")
     return 0
+
+
+def taught(given: argparse.Namespace, learnt: Experience) -> Experience:
+    """With what races at further failure rates teach."""
+    comparison, base = recipe_of(given, "recovery")
+    courses = raced(given.lessons, LESSONS, comparison, base, "recovery-lessons")
+    seen = [
+        lesson(name, course, *target_of(comparison, courses, seed), learnt)
+        for (name, rate, seed), course in courses.items()
+        if rate
+    ]
+    rates = ", ".join(f"{100 * rate:g}" for rate in LESSONS)
+    source = f"races at {rates} % an hour, seeds {', '.join(map(str, given.lessons))}"
+    return learnt.model_copy(update={"observed": learnt.observed | {source: [one for one in seen if one]}})
 
 
 def lesson(name: str, course: Course, steps: float, target: float, learnt: Experience) -> Observation | None:

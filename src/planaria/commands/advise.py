@@ -115,7 +115,7 @@ def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str
     if size := _other_size(config, known):
         lines.append(f"don't know    whether that holds at this size: {size}")
     lines.append(
-        f"experience    {'; '.join(known.sources)}; {unit} count training to the recipe's last step at equal loss"
+        f"experience    {'; '.join(known.observed)}; {unit} count training to the recipe's last step at equal loss"
     )
     return lines
 

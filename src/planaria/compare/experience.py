@@ -76,19 +76,19 @@ class Curve(Record):
 class Experience(Record):
     """What failures cost in races that were run: the part of a prediction that cannot be calculated."""
 
-    sources: list[str]
-    """the races it was taken from"""
     swapped: Range
     """steps to a loss with swapped routing, over those with full routing, without failures"""
-    observed: list[Observation]
+    observed: dict[str, list[Observation]]
+    """by the races that they were taken from"""
     parameters: tuple[int, int]
     """of the smallest and the largest model raced"""
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
         """Way → its curve; exact ways, and those nobody has raced yet, have none."""
-        ways = dict.fromkeys(one.way for one in self.observed)
-        return {way: fit([one for one in self.observed if one.way == way]) for way in ways}
+        everything = [one for found in self.observed.values() for one in found]
+        ways = dict.fromkeys(one.way for one in everything)
+        return {way: fit([one for one in everything if one.way == way]) for way in ways}
 
 
 def way_of(name: str, strategy: Recovery) -> str:
