@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from planaria import recipe, shipped
 from planaria.commands.advise import experience
 from planaria.compare.advice import unknown, weigh
-from planaria.compare.experience import BEYOND, FEWEST, Curve, Observation, fit
+from planaria.compare.experience import BEYOND, FEWEST, Curve, Observation, fit, learn, swapping
+from planaria.compare.race_results import Compared
 from planaria.config import RunConfig
 
+ROOT = Path(__file__).parents[2]
 RATES = [0.004, 0.01, 0.02, 0.05]
 
 
@@ -71,3 +74,12 @@ def test_beyond_what_was_raced_only_what_is_arithmetic_is_weighed() -> None:
     rest = weigh(often, experience())
     assert rest and all(one.prediction.certain for one in rest)
     assert all(math.isfinite(one.prediction.hours.mean) for one in rest)
+
+
+@pytest.mark.parametrize("name", ["recovery"])
+def test_what_ships_is_what_the_saved_comparison_teaches(name: str) -> None:
+    found = Compared.model_validate_json((ROOT / f"docs/results/{name}.json").read_bytes())
+    shipped_too = [seen for source, seen in experience().observed.items() if source.startswith(f"{name}, ")]
+    assert [learn(found, name)] == shipped_too
+    if name == "recovery":
+        assert swapping(found, name) == experience().swapped

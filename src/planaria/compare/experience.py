@@ -161,9 +161,17 @@ def _first(arm: Scored) -> tuple[str, Recovery]:
     """The first strategy of an arm's chain, with the options that the arm gives it."""
     place = "recovery.options."
     said = {key.removeprefix(place): value for key, value in arm.changes.items() if key.startswith(place)}
-    options = {key: documents.parse_toml(f"value = {value.lower()}", place)["value"] for key, value in said.items()}
+    options = {key: _value(text) for key, text in said.items()}
     by = arm.changes.get("recovery.strategy", "checkfree").split(",")[0].strip()
     return by, RECOVERIES.make(by, RECOVERIES.declared([by], options))
+
+
+def _value(text: str) -> object:
+    """What a recipe's option was, of the word that a comparison keeps."""
+    try:
+        return documents.parse_toml(f"value = {text.lower()}", "an option")["value"]
+    except UserError:
+        return text
 
 
 def _observation(way: str, arm: str, run: Run, unharmed: Run, source: str) -> Observation:
