@@ -39,6 +39,21 @@ def test_steps_are_told_over_reset_of_arms_that_differ_in_nothing_else(held: Com
                zip(both["checkfree-plus"].runs, other, strict=True))  # fmt: skip
 
 
+def test_moments_lost_alone_are_held_against_what_differs_in_nothing_else() -> None:
+    changes = {"optim.beta2": "0.95"}
+    more = {
+        "calm-95": Manner(changes, faults=False, slower=1.2),
+        "reset-95": Manner({**changes, "recovery.strategy": "reset"}, slower=1.2, control="reset"),
+    }
+    found = compared({**HELD, **more})
+    by = {arm.name: arm for arm in found.arms}
+    alone = found.alone(by["reset-95"])
+    assert alone is not None and alone.mean == pytest.approx(1.0, abs=0.02)
+    assert (own := found.alone(by["reset"])) is not None and own.mean == pytest.approx(0.95, abs=0.02)
+    without = found.model_copy(update={"arms": [arm for arm in found.arms if arm.name != "calm-95"]})
+    assert without.alone(by["reset-95"]) is None
+
+
 def test_an_arm_that_missed_has_no_ratio_to_reset(held: Compared) -> None:
     arms = list(held.arms)
     runs = [arms[3].runs[0].model_copy(update={"ticks": None}), *arms[3].runs[1:]]
@@ -56,6 +71,7 @@ def test_the_table_has_the_column_the_floor_and_what_losing_moments_does(
     ratio = reset.spread("ratio")
     assert ratio is not None and ratio.mean < 0.97
     assert f"moments       lost alone, with nothing else: reset × {ratio.mean:.3f}" in said
+    assert "of the steps without failures" in said
     assert "× reset" in said and "reset (control)" in said and "oracle (control)" in said
     floor = held.arms[1].spread("hours")
     assert floor is not None and f"floor         {floor.mean:.2f} h, ×" in said

@@ -223,6 +223,13 @@ class Compared(Record):
         """The arm that lost nothing but the time of replacements, if it was raced as the recipe is."""
         return next((arm for arm in self.arms if arm.control == "oracle" and not arm.alike), None)
 
+    def alone(self, reset: Scored) -> Spread | None:
+        """Of a control that loses moments alone: its steps over those of the arm that differs from it in losing none;
+        None where there is no such arm, or one of them missed the target."""
+        calm = next((arm for arm in self.arms if not arm.faults and arm.alike == reset.alike), None)
+        pairs = zip(reset.runs, calm.runs, strict=True) if calm else ()
+        return spread(_over(run, other.ticks).reset_ratio for run, other in pairs)
+
     @property
     def machines_differ(self) -> bool:
         """Do some arms train on more machines than others?"""

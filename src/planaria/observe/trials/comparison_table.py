@@ -133,9 +133,9 @@ def floor(found: Compared) -> str:
 
 def resets(found: Compared) -> str:
     """What losing moments alone does to the steps, by which ratios to the fault-free arm mislead."""
-    told = [f"{arm.name} × {shown(arm.spread('ratio'))}" for arm in found.arms if arm.control == "reset"]
+    told = [f"{arm.name} × {shown(found.alone(arm))}" for arm in found.arms if arm.control == "reset"]
     if told:
-        return f"moments       lost alone, with nothing else: {'; '.join(told)} of the fault-free steps"
+        return f"moments       lost alone, with nothing else: {'; '.join(told)} of the steps without failures"
     if any(arm.exact is False for arm in found.contestants):
         return (
             "moments       some arms lose moments, and no arm shows what that alone does; race reset beside them "

@@ -48,9 +48,9 @@ def _held(found: Compared) -> str:
     said = ""
     held = [(arm, spread) for arm in found.contestants if (spread := arm.spread("reset_ratio")) is not None]
     inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in held if not arm.exact]
-    reset = next((arm for arm in found.arms if arm.control == "reset" and arm.spread("ratio") is not None), None)
-    if inexact and reset is not None and (alone := reset.spread("ratio")) is not None:
-        said += f" Losing moments alone takes × {alone.mean:.3f} of the fault-free steps (reset)"
+    alone = [f"× {ratio.mean:.3f} ({arm.name})" for arm in found.arms if arm.control and (ratio := _alone(found, arm))]
+    if inexact and alone:
+        said += f" Losing moments alone takes {listed(alone)} of the steps without failures"
         said += f"; over that, steps of {listed(inexact)}."
     elif any(arm.exact is False for arm in found.contestants):
         said += (
@@ -60,6 +60,10 @@ def _held(found: Compared) -> str:
     if floor is not None and found.priced and (least := floor.spread("hours")) is not None:
         said += f" The floor is {_shown(least.mean, 'h')}: failures that lose nothing but the time of a replacement."
     return said
+
+
+def _alone(found: Compared, control: Scored) -> Spread | None:
+    return found.alone(control) if control.control == "reset" else None
 
 
 def _shown(number: float, unit: str) -> str:
