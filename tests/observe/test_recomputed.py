@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from synthetic_comparison import HELD, MANNERS, Manner, compared
@@ -10,6 +11,8 @@ from synthetic_comparison import HELD, MANNERS, Manner, compared
 from planaria.compare.race_results import Compared
 from planaria.observe.trials.comparison_table import columns, rows
 from recomputed import recomputed
+
+ROOT = Path(__file__).parents[2]
 
 
 def printed(found: Compared) -> dict[str, dict[str, str]]:
@@ -31,6 +34,12 @@ def differences(found: Compared, but: tuple[str, ...] = ()) -> list[tuple[str, s
 def test_steps_and_hours_of_a_made_comparison_are_what_its_json_says(manners: dict[str, Manner]) -> None:
     found = compared(manners)
     assert differences(found, but=("traffic",)) == []
+
+
+@pytest.mark.parametrize("name", ["race_small"])
+def test_steps_hours_and_traffic_of_the_saved_race_are_what_its_json_says(name: str) -> None:
+    found = Compared.model_validate_json((ROOT / f"docs/results/{name}.json").read_bytes())
+    assert len(found.arms) > 8 and differences(found) == []
 
 
 def test_another_digit_is_noticed() -> None:
