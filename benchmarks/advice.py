@@ -130,7 +130,7 @@ def relearn(given: argparse.Namespace) -> int:
     """Write what comparisons and the races of some seeds teach into the package; without seeds, beside those known."""
     given.steps = 0
     known = experience()
-    swapped, observed, sizes = known.swapped, dict(known.observed), list[int]()
+    swapped, observed, sizes = known.swapped, dict(known.observed), list(known.parameters)
     for file in given.learn:
         found = Compared.model_validate_json(file.read_bytes())
         source = f"{found.name}, seeds {', '.join(str(one.seed) for one in found.failures)}"
