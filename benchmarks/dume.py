@@ -74,7 +74,7 @@ def main() -> int:
     given = flags.parse_args()
     far, near = measured(given)
     rows = [*table(far), *claims(far, given.temperatures), *by_domain(far), *(nearness(near) if near.seeds else ())]
-    return common.conclude(NAME, given, rows)
+    return common.conclude(NAME if _dialogue(given) else f"{NAME}_stdlib", given, rows)
 
 
 def measured(given: Any) -> tuple[Found, Found]:
@@ -103,6 +103,11 @@ def measured(given: Any) -> tuple[Found, Found]:
     return far, near
 
 
+def _dialogue(given: Any) -> bool:
+    """Are the benchmark's texts there?"""
+    return bool((given.data / "dialogue").is_dir())
+
+
 def trained(given: Any, seed: int) -> Path:
     """The recipe with one seed, carried out as far as it has not been."""
     import tomli_w
@@ -114,9 +119,8 @@ def trained(given: Any, seed: int) -> Path:
 
     tree = recipe.read(shipped.find("hdee"))
     table: dict[str, Any] = tree["experts"]
-    data = given.data.resolve()
-    if (data / "dialogue").is_dir():
-        table["domains"], table["untrained"] = texts(data)
+    if _dialogue(given):
+        table["domains"], table["untrained"] = texts(given.data.resolve())
     table |= {"seeds": [seed], "sizes": {SIZE: WIDTH}, "steps": [given.steps], "workers": 1}
     table |= {"seed": {"steps": given.parent_steps, "lr": 3e-3}, "probe": {"by": ["hand"]}}
     table["test_windows"] = given.windows
