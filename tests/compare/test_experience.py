@@ -76,7 +76,7 @@ def test_beyond_what_was_raced_only_what_is_arithmetic_is_weighed() -> None:
     assert all(math.isfinite(one.prediction.hours.mean) for one in rest)
 
 
-@pytest.mark.parametrize("name", ["recovery", "race_small"])
+@pytest.mark.parametrize("name", ["recovery", "race_small", "race_large"])
 def test_what_ships_is_what_the_saved_comparison_teaches(name: str) -> None:
     found = Compared.model_validate_json((ROOT / f"docs/results/{name}.json").read_bytes())
     shipped_too = [seen for source, seen in experience().observed.items() if source.startswith(f"{name}, ")]
