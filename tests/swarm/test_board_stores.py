@@ -75,6 +75,17 @@ def test_that_nothing_is_there_is_an_answer(tmp_path: Path) -> None:
     assert not clock.naps
 
 
+def test_each_message_is_one_request_whether_it_is_there_or_not(tmp_path: Path) -> None:
+    stores.Scratch.clear()
+    url = place("scratch", tmp_path)
+    (board, one), (_, two) = member(url), member(url)
+    board.publish(rollouts(one, board.rules.run, 0))
+    stores.Scratch.calls.clear()
+    found = board.gather(0, [one.peer, two.peer])
+    assert set(found.found) == {one.peer} and found.missing == (two.peer,)
+    assert [call for call, _ in stores.Scratch.calls] == ["cat", "cat"]
+
+
 def test_what_object_stores_raise_without_a_connection_is_a_failure_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

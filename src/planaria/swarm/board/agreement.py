@@ -10,7 +10,7 @@ from planaria.swarm.board.closing import Heard, text_of
 from planaria.swarm.board.equivocation import Ledger
 from planaria.swarm.board.message import Closing, Receipt
 from planaria.swarm.board.receipts import About, Committee, agreed, heard_in, hopeless
-from planaria.swarm.board.word import digest_of
+from planaria.swarm.board.word import digest_of, of_round
 
 LOOKS = 10
 """at what another peer is about to say"""
@@ -60,10 +60,10 @@ class Agreement:
     def close(self, number: int, heard: Heard) -> None:
         """Say whom this peer heard, and what else it has read."""
         ledger = self._board.ledger
-        places = [(peer, f"rounds/{number:06d}.json") for peer in sorted(heard)]
-        places += [(p, f"closings/{n:06d}.json") for p, n in sorted(self._closings) if n == number - 1]
+        places = [(peer, of_round("rounds", number)) for peer in sorted(heard)]
+        places += [(p, of_round("closings", n)) for p, n in sorted(self._closings) if n == number - 1]
         places += [
-            (peer, f"receipts/round/{number - 1:06d}.json") for peer in sorted(self._receipts["round", number - 1])
+            (peer, of_round("receipts/round", number - 1)) for peer in sorted(self._receipts["round", number - 1])
         ]
         words = tuple(said for place in places if (said := ledger.said(*place)) is not None)
         proofs = tuple((dict(ledger.proofs) | dict(self._ledger.proofs)).values())[:256]

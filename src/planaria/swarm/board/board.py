@@ -37,10 +37,11 @@ from planaria.swarm.board.message import (
     Rollouts,
     Rules,
 )
-from planaria.swarm.board.pages import PEER, Pages, of_round, place_of
+from planaria.swarm.board.pages import PEER, Pages, place_of
 from planaria.swarm.board.pages import AlreadyThere as AlreadyThere
 from planaria.swarm.board.roster import Roster
 from planaria.swarm.board.store import Retry, Store
+from planaria.swarm.board.word import of_round
 
 _RETRY = Retry()
 _NAMES = 2**20
@@ -163,8 +164,8 @@ class Board:
         return self._pages.read_each(peers, of_round("closings", round), Closing, self._names)[0]
 
     def receipt(self, peer: str, about: str, round: int) -> tuple[Receipt, bytes] | None:
-        """What a peer says that it found, with its envelope; None as :meth:`closing`."""
-        path = place_of(peer, f"receipts/{about}/{round:06d}.json")
+        """What a peer says that it found, with its envelope; None if it says nothing that can be read."""
+        path = place_of(peer, of_round(f"receipts/{about}", round))
         try:
             raw = self._store.read(path, self._limits.message_bytes)
             return None if raw is None else (self._pages.unsealed(raw, path, Receipt, self._limits, peer), raw)

@@ -25,6 +25,7 @@ from planaria.swarm.board.word import (
     TokenId,
     Word,
     digest_of,
+    of_round,
 )
 
 VERSION: Final = 2
@@ -136,7 +137,7 @@ class Rollouts(Word):
 
     @property
     def place(self) -> str:
-        return f"rounds/{self.round:06d}.json"
+        return of_round("rounds", self.round)
 
     @model_validator(mode="after")
     def _each_once(self) -> Rollouts:
@@ -175,12 +176,12 @@ class Closing(Word):
 
     @property
     def place(self) -> str:
-        return f"closings/{self.round:06d}.json"
+        return of_round("closings", self.round)
 
     @property
     def heard(self) -> dict[str, str]:
         """Peer → digest of its message of the round."""
-        return {said.peer: said.digest for said in self.words if said.place == f"rounds/{self.round:06d}.json"}
+        return {said.peer: said.digest for said in self.words if said.place == of_round("rounds", self.round)}
 
     @model_validator(mode="after")
     def _each_once(self) -> Closing:
@@ -205,7 +206,7 @@ class Receipt(Word):
 
     @property
     def place(self) -> str:
-        return f"receipts/{self.about}/{self.round:06d}.json"
+        return of_round(f"receipts/{self.about}", self.round)
 
     @model_validator(mode="after")
     def _of_the_text(self) -> Receipt:

@@ -10,7 +10,7 @@ from planaria.errors import UserError
 from planaria.swarm.board.envelope import Message, attest, seal, unseal
 from planaria.swarm.board.equivocation import Ledger
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.limits import LAST_ROUND, Limits
+from planaria.swarm.board.limits import Limits
 from planaria.swarm.board.message import BadMessage, Rules
 from planaria.swarm.board.store import Store
 
@@ -134,10 +134,3 @@ def place_of(peer: str, name: str) -> str:
     if not PEER.fullmatch(peer):
         raise ValueError(f"{peer!r} is no peer id")
     return f"peers/{peer}/{name}"
-
-
-def of_round(folder: str, number: int) -> str:
-    """The name of a peer's message of a round; ValueError when there is no such round."""
-    if not 0 <= number <= LAST_ROUND:
-        raise ValueError(f"no round {number}")
-    return f"{folder}/{number:06d}.json"

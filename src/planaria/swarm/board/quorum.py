@@ -21,7 +21,7 @@ from planaria.swarm.board.closing import Heard, followed, text_of
 from planaria.swarm.board.message import Goodbye, Hello, Rollouts
 from planaria.swarm.board.patience import Patience
 from planaria.swarm.board.receipts import Committee, Completed, rewards_in, rewards_text
-from planaria.swarm.board.word import digest_of
+from planaria.swarm.board.word import digest_of, of_round
 from planaria.swarm.config import RoundsConfig
 
 POLL_S = 0.02
@@ -215,7 +215,7 @@ class Quorum:
 
     def _heard(self, number: int, found: Gathered) -> Heard:
         """By digest."""
-        ledger, place = self._board.ledger, f"rounds/{number:06d}.json"
+        ledger, place = self._board.ledger, of_round("rounds", number)
         return {peer: said.digest for peer in found.found if (said := ledger.said(peer, place)) is not None}
 
     def _followed(self, number: int, heard: Heard | None, found: Gathered) -> Gathered:

@@ -59,6 +59,13 @@ Place = Annotated[str, Field(pattern=r"^[a-z]{1,16}(/[a-z]{1,16})?(/[0-9]{6})?\.
 """of a message, in its peer's folder"""
 
 
+def of_round(folder: str, number: int) -> str:
+    """The place of a message of a round; ValueError when there is no such round."""
+    if not 0 <= number <= LAST_ROUND:
+        raise ValueError(f"no round {number}")
+    return f"{folder}/{number:06d}.json"
+
+
 class Word(BaseModel):
     """Base of all: immutable, nothing unknown in it, no number that is none."""
 
