@@ -28,6 +28,7 @@ from planaria import shipped
 from planaria.api.arm_clocks import clock_config
 from planaria.chaos.generating import per_step_probability
 from planaria.commands.advise import experience
+from planaria.compare.advice import may_be_as_good
 from planaria.compare.clock import clock_of
 from planaria.compare.experience import Experience, Observation, Range, learn, swapping
 from planaria.compare.predict import Failures, doubt, predict, ways
@@ -207,7 +208,7 @@ def judged(
             predicted[name] = Range(mean=told.mean * steps, low=told.low * steps, high=told.high * steps)
             arithmetic |= {name} if prediction.certain else set()
     expected, won = min(predicted, key=lambda n: predicted[n].mean), min(measured, key=lambda n: measured[n])
-    rivals = [n for n in predicted if n != expected and predicted[n].low < predicted[expected].high]
+    rivals = [n for n in predicted if n != expected and may_be_as_good(predicted[n], predicted[expected])]
     off = [100 * abs(predicted[name].mean / measured[name] - 1) for name in measured]
     within = [
         float(predicted[name].low <= hours <= predicted[name].high)

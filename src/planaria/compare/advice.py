@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planaria.chaos.generating import per_step_probability
 from planaria.compare.clock import Clock, clock_of, step_bytes_and_memory
-from planaria.compare.experience import Experience
+from planaria.compare.experience import Experience, Range
 from planaria.compare.predict import Failures, Prediction, doubt, predict, ways
 from planaria.config import RunConfig
 
@@ -79,7 +79,7 @@ def advise(config: RunConfig, experience: Experience) -> Advice:
     """Weigh all ways, and look for the nearest numbers at which the best would no longer be the best."""
     found = weigh(config, experience)
     best = found[0].prediction
-    rivals = [w.prediction.name for w in found[1:] if w.prediction.hours.low < best.hours.high]
+    rivals = [w.prediction.name for w in found[1:] if may_be_as_good(w.prediction.hours, best.hours)]
     network = config.network
     dials: list[tuple[str, float | None]] = [
         ("network.hourly", network.hourly),
@@ -93,6 +93,11 @@ def advise(config: RunConfig, experience: Experience) -> Advice:
         if value is not None:
             breaks += _break_evens(config, experience, best.name, what, value)
     return Advice(found, rivals, breaks)
+
+
+def may_be_as_good(other: Range, best: Range) -> bool:
+    """Whether hours in the range ``other`` may be fewer than hours in ``best``."""
+    return other.low < best.high
 
 
 def _break_evens(config: RunConfig, experience: Experience, best: str, what: str, value: float) -> list[BreakEven]:

@@ -48,7 +48,8 @@ def _held(found: Compared) -> str:
     said = ""
     held = [(arm, spread) for arm in found.contestants if (spread := arm.spread("reset_ratio")) is not None]
     inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in held if not arm.exact]
-    alone = [f"× {ratio.mean:.3f} ({arm.name})" for arm in found.arms if arm.control and (ratio := _alone(found, arm))]
+    resets = [(arm, found.alone(arm)) for arm in found.arms if arm.control == "reset"]
+    alone = [f"× {ratio.mean:.3f} ({arm.name})" for arm, ratio in resets if ratio is not None]
     if inexact and alone:
         said += f" Losing moments alone takes {listed(alone)} of the steps without failures"
         said += f"; over that, steps of {listed(inexact)}."
@@ -60,10 +61,6 @@ def _held(found: Compared) -> str:
     if floor is not None and found.priced and (least := floor.spread("hours")) is not None:
         said += f" The floor is {_shown(least.mean, 'h')}: failures that lose nothing but the time of a replacement."
     return said
-
-
-def _alone(found: Compared, control: Scored) -> Spread | None:
-    return found.alone(control) if control.control == "reset" else None
 
 
 def _shown(number: float, unit: str) -> str:
