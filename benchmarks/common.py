@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -129,8 +130,8 @@ def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Seq
             {
                 "what": row.what,
                 "judged": row.judged,
-                "value": row.value if row.values else None,
-                "values": list(row.values),
+                "value": _finite(row.value),
+                "values": [_finite(value) for value in row.values],
                 "limit": row.limit,
                 "claim": str(row.claim or ""),
                 "verdict": row.verdict,
@@ -194,6 +195,11 @@ def start(main: Callable[[], int]) -> None:
         print(f"benchmark: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no word for what was never reached, or not measured."""
+    return value if math.isfinite(value) else None
 
 
 def _flag(value: object) -> object:
