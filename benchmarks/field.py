@@ -8,8 +8,8 @@ coordinators (planaria's controller, torch's agents, torchft's lighthouse) are s
 
     pipeline   planaria: ends and three block stages, each with a twin at its neighbour, and a spare
     replicas   planaria: two replicas of two processes that average gradients in every step, and a spare
-    torchft    four replicas of the whole model; lighthouse and samples as its own pages have them
-    tuned      the same with a shorter limit of silence, and samples given out so that none is passed over
+    torchft    four replicas of the whole model; lighthouse, limits and samples as its own pages have them
+    tuned      the same with shorter limits, and samples given out so that none is passed over
     torchrun   DistributedDataParallel, all started again from the newest checkpoint; Daly's best interval
 
 The time to the next step is from a kill to the first new update that began after it. The claims: planaria's is at most
@@ -121,7 +121,9 @@ def main() -> int:
     flags.add_argument("--kills", type=int, default=10, help="of each run that is struck")
     flags.add_argument("--every", type=float, default=15.0, metavar="S", help="seconds from one kill to the next")
     flags.add_argument("--free", type=float, default=30.0, metavar="S", help="seconds of a run without kills")
-    flags.add_argument("--heartbeat-ms", type=int, default=1000, help="tuned: who is silent for so long is dead")
+    flags.add_argument("--heartbeat-ms", type=int, default=500, help="tuned: who is silent for so long is dead")
+    flags.add_argument("--join-ms", type=int, default=1000, help="tuned: how long a quorum waits for who was there")
+    flags.add_argument("--gloo-s", type=float, default=0.3, metavar="S", help="tuned: in which an average must be done")
     flags.add_argument("--save-every", type=int, default=100, help="planaria: steps between checkpoints")
     flags.add_argument("--source", default="stdlib", help="what is learned, as data.source of a recipe")
     flags.add_argument("--dim", type=int, default=256, help="width of the model")

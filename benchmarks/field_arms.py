@@ -44,7 +44,7 @@ MOST_RATE = 25
 """updates a second for which samples are laid out"""
 DOCUMENTED = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000")
 """as torchft's own page starts its lighthouse; who is silent for 5 s is dead"""
-SHORT = ("--min_replicas", "1", "--quorum_tick_ms", "10", "--join_timeout_ms", "10000", "--heartbeat_timeout_ms")
+SHORT = ("--min_replicas", "1", "--quorum_tick_ms", "10")
 PROBE_S = 10.0
 
 
@@ -143,12 +143,13 @@ def groups(layers: int, weights: Path) -> list[list[str]]:
 def systems(given: argparse.Namespace, seed: int) -> dict[str, System]:
     """The arms that are asked for, by name."""
     told = job(given, seed)
-    tuned = (*SHORT, str(given.heartbeat_ms))
+    tuned = (*SHORT, "--join_timeout_ms", str(given.join_ms), "--heartbeat_timeout_ms", str(given.heartbeat_ms))
+    short = replace(told, tuned=True, limits=(given.gloo_s, told.limits[1]))
     made: dict[str, System] = {
         PIPELINE: Planaria(PIPELINE, PLACES, recipe(given, seed, PIPELINE)),
         REPLICAS: Planaria(REPLICAS, PLACES, recipe(given, seed, REPLICAS)),
         TORCHFT: Torchft(TORCHFT, PLACES, told, given.python, DOCUMENTED),
-        TUNED: Torchft(TUNED, PLACES, replace(told, tuned=True), given.python, tuned),
+        TUNED: Torchft(TUNED, PLACES, short, given.python, tuned),
         TORCHRUN: Torchrun(TORCHRUN, PLACES, told, given.torchrun),
     }
     return {name: made[name] for flag, name in ARMS.items() if flag in given.arms}

@@ -56,13 +56,16 @@ class Job:
     """torchrun: updates between checkpoints"""
     ranks: int = 1
     """torchft: replicas that there may be"""
+    limits: tuple[float, float] = (5.0, 30.0)
+    """torchft: seconds in which an average over gloo, and all else that its manager waits for, must be done"""
     tuned: bool = False
     """torchft: one tensor is averaged, and samples follow from the batches committed so far"""
 
 
 def job_of(path: str) -> Job:
     told = json.loads(Path(path).read_text())
-    return Job(**told | {"sizes": Sizes(**told["sizes"]), "betas": tuple(told["betas"])})
+    pairs = {name: tuple(told[name]) for name in ("betas", "limits")}
+    return Job(**told | pairs | {"sizes": Sizes(**told["sizes"])})
 
 
 class Block(nn.Module):

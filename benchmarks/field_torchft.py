@@ -1,16 +1,17 @@
 """torchft's side of ``benchmarks.field``: one replica, a process that torchrun starts again when it dies.
 
-The loop is that of torchft's own example: a quorum for every update, which is taken where all agree to commit; a
-replica that comes back is given the state of another. As documented, gradients are averaged by its
-DistributedDataParallel, and each replica has the samples of its own number, as its sampler gives them out, which nobody
-uses while it is away. Tuned, one flat tensor is averaged by its manager, and samples follow from what the manager
-counts: the next batches after those that were committed, by rank among the replicas that take part.
+The loop and its limits of time are those of torchft's own example (train_ddp.py): a quorum for every update, which is
+taken where all agree to commit; a replica that comes back is given the state of another. As documented, gradients are
+averaged by its DistributedDataParallel, and each replica has the samples of its own number, as its sampler gives them
+out, which nobody uses while it is away. Tuned, one flat tensor is averaged by its manager, and samples follow from what
+the manager counts: the next batches after those that were committed, by rank among the replicas that take part.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ def main(path: str) -> None:
         trainer.model.load_state_dict(given["model"])
         trainer.optimizer.load_state_dict(given["optimizer"])
 
+    # Without limits both wait 60 s, and one replica whose neighbours gave up sooner waits for all of it.
+    averages, others = (timedelta(seconds=limit) for limit in job.limits)
     manager = Manager(
-        pg=ProcessGroupGloo(),
+        pg=ProcessGroupGloo(timeout=averages),
+        timeout=others,
         load_state_dict=load,
         state_dict=state,
         min_replica_size=1,
