@@ -26,7 +26,7 @@ SETTLED = 8
 
 def arms(given: argparse.Namespace, seed: int) -> dict[str, float]:
     """Seconds of a step, measured and simulated."""
-    from benchmarks.planned_run import problem, with_exchange
+    from benchmarks.planned_run import problem, summed_s
     from planaria.planner.replan import WORK, measured
     from planaria.planner.search import Budget, improve, search
 
@@ -37,10 +37,10 @@ def arms(given: argparse.Namespace, seed: int) -> dict[str, float]:
     usual = float(asked.link[asked.site[source], asked.site[target]]) / 1e9
     slower = measured(asked, {(source, target): given.times * usual})
     true = search(slower, seed, Budget(moves=given.moves))
-    told = {"simulated, old plan": with_exchange(slower, found.solution)}
-    told["simulated, plan for the slow link"] = with_exchange(slower, true.solution)
+    told = {"simulated, old plan": summed_s(slower, found.solution)}
+    told["simulated, plan for the slow link"] = summed_s(slower, true.solution)
     routes = improve(slower, found.solution, seed, 16 * WORK // (slower.count * (slower.visits + 2)))
-    told["simulated, best routes"] = with_exchange(slower, routes.solution)
+    told["simulated, best routes"] = summed_s(slower, routes.solution)
     more = (source, target, (given.times - 1) * usual)
     for diagnose in ("tell", "act"):
         told[diagnose] = step_s(given, asked, found, diagnose, more)

@@ -70,6 +70,8 @@ class RoutingConfig(Section):
     """skipping and `planaria plan`: places a route may go beyond its furthest stage at once"""
     data_nodes: Positive = 1
     """`planaria plan`: ends workers, each of which lets in its share of the step's microbatches"""
+    sums: bool = False
+    """`planaria plan`: a step is over when all nodes have their stage's gradient sums, not with its passes"""
     routes: list[list[Natural]] = Field(default_factory=list)
     """given: the stages that each microbatch of a step visits, from 0 to 0"""
     schedule: str | None = None

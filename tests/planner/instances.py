@@ -13,6 +13,7 @@ from planaria import recipe, shipped
 from planaria.network import topology
 from planaria.planner.problem import ROLES, Problem, Solution, problem_of
 from planaria.planner.start import random_routes
+from planaria.planner.tables import NO_SUMS
 
 RECIPE = shipped.find("twelve_cities")
 
@@ -139,6 +140,7 @@ def problems(draw: st.DrawFn, least: int = 0) -> Problem:
         transmit=transmit if queueing and transmit.any() else np.zeros_like(transmit),
         slots=table(1, nodes, 1, most)[0],
         role=np.array(_roles(data, nodes, chance), np.int64),
+        sums=np.stack([table(sites, sites, 0, 50), table(sites, sites, 0, 50)]) if draw(st.booleans()) else NO_SUMS,
     )
 
 

@@ -23,9 +23,9 @@ from planaria.routing.skipping import disorder
 
 
 @settings(max_examples=100)
-@given(problems(least=1), st.integers(0, 2**32))
-def test_no_random_plan_beats_the_certificate(problem: Problem, seed: int) -> None:
-    assert certificate(problem, looks=3).step_s <= step_ns(problem, random_plan(problem, seed)) / 1e9
+@given(problems(least=1), st.integers(0, 2**32), st.booleans())
+def test_no_random_plan_beats_the_certificate(problem: Problem, seed: int, exact: bool) -> None:
+    assert certificate(problem, 3, exact).step_s <= step_ns(problem, random_plan(problem, seed)) / 1e9
 
 
 @settings(max_examples=60)
@@ -93,7 +93,7 @@ def test_all_plans_there_are_and_the_search_finds_the_best(seed: int) -> None:
     problem = tiny(seed)
     steps = [step_ns(problem, plan) for plan in all_plans(problem)]
     best = min(steps) / 1e9
-    assert certificate(problem).step_s <= best
+    assert certificate(problem, exact=False).step_s <= best
     assert search(problem, seed, Budget(moves=5000)).step_s == best
     assert len(set(steps)) > 1
 
@@ -109,7 +109,7 @@ def test_the_best_of_all_plans_does_not_beat_the_certificate(seed: int, shape: t
     for plan in all_plans(problem):
         data = tuple(np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size)).tolist())
         best[data] = min(best.get(data, NEVER), step_ns(problem, plan))
-    bound = certificate(problem, looks=20)
+    bound = certificate(problem, 20, exact=False)
     assert bound.step_s <= min(best.values()) / 1e9
     assert max(bound.terms.values()) == bound.step_s
     if shape == (1, 1):
@@ -168,7 +168,7 @@ def step_of(problem: Problem) -> int:
     ],
 )
 def test_what_binds(problem: Problem, ticks: int, binds: str) -> None:
-    bound = certificate(problem)
+    bound = certificate(problem, exact=False)
     assert round(bound.step_s * 1e9) == ticks
     assert bound.binds.startswith(binds)
     assert bound.step_s <= step_of(problem) / 1e9
@@ -182,8 +182,8 @@ def test_it_is_reached_where_nothing_is_left_to_choose(problem: Problem, link: i
     """One after the other, or one node always at work; a node cannot visit itself, however near it is."""
     apart = replace(problem, link=np.array([[min(within, link), link], [link, min(within, link)]]))
     if link == 10 or within:
-        assert step_of(apart) / 1e9 == certificate(apart).step_s
-    assert certificate(apart).step_s <= step_of(apart) / 1e9
+        assert step_of(apart) / 1e9 == certificate(apart, exact=False).step_s
+    assert certificate(apart, exact=False).step_s <= step_of(apart) / 1e9
 
 
 def test_faster_nodes_and_nearer_sites_lower_it() -> None:

@@ -24,8 +24,8 @@ CROSSING = Solution(np.array([0, 0, 1, 2] + [3] * 16), np.array([0, 1]), np.arra
 
 def compare(problem: Problem, plan: Solution) -> int:
     """Runs both clocks, holds every microbatch's end against the other's, and returns the step."""
-    done = np.zeros(len(plan.origin), np.int64)
-    step = makespan(problem.tables, plan.origin, plan.path, done)
+    done, over = np.zeros(len(plan.origin), np.int64), np.zeros(problem.nodes, np.int64)
+    step = makespan(problem.tables, plan.origin, plan.path, done, over)
     try:
         clock = first_come(plan.routes, problem.memory, problem.prices)
     except UserError as error:
@@ -33,6 +33,8 @@ def compare(problem: Problem, plan: Solution) -> int:
         assert step == NEVER
         return step
     assert step == clock.now
+    last = {node: max((clock.ends[n] for n in ran), default=0) for node, ran in clock.ran.items()}
+    assert over.tolist() == [last.get(node, 0) for node in range(problem.nodes)]
     through = {action.key: end for action, end in zip(clock.graph.actions, clock.ends, strict=True)}
     assert done.tolist() == [through[Key("backward", i, 0)] for i in range(len(plan.origin))]
     return step

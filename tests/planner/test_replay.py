@@ -23,7 +23,8 @@ PUBLISHED = {
 
 
 def step_s(problem: Problem, plan: Solution) -> float:
-    return makespan(problem.tables, plan.origin, plan.path, np.zeros(len(plan.origin), np.int64)) / 1e9
+    done, over = np.zeros(len(plan.origin), np.int64), np.zeros(problem.nodes, np.int64)
+    return makespan(problem.tables, plan.origin, plan.path, done, over) / 1e9
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -73,6 +73,8 @@ def _require_same(problem: Problem, schedule: Schedule) -> None:
         what = f"its nodes are not those of network.topology ({odd[0]})"
     elif tuple(rules.sizes) != problem.sizes or rules.visits != problem.visits:
         what = "its stages or visits are not the recipe's (pipeline.stages, routing.data_nodes, routing.skip)"
+    elif problem.summed != (schedule.sums_s is not None):
+        what = "it was planned " + ("without gradient sums" if problem.summed else "with them") + " (routing.sums)"
     elif rules.microbatches != problem.microbatches:
         what = "its microbatches are not the recipe's (pipeline.microbatches)"
     else:

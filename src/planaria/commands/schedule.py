@@ -111,6 +111,7 @@ def _show(problem: Problem, schedule: Schedule) -> None:
         *([f"  {name}", _seconds(seconds), ""] for name, seconds in terms if name != schedule.bound.binds),
     ]
     title = f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages"
+    title += ", then gradient sums" if problem.summed else ""
     show([Table(title, ["", "seconds", "this plan ÷ it"], rows)])
     search = schedule.search
     if schedule.paths is not None:

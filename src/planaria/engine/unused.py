@@ -54,6 +54,7 @@ RULES: dict[str, tuple[Used, str]] = {
     "routing.swaps": (_skips, SKIPPING),
     "routing.jump": (_skips, SKIPPING),
     "routing.data_nodes": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
+    "routing.sums": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
     "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
     "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
     "exchange.strikes": (_refuses, "no replica refuses what another says here and goes on"),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planaria.compiled import compiled
 from planaria.planner.evaluate import NEVER, makespan
+from planaria.planner.sums import summed
 from planaria.planner.tables import Ints, Tables
 
 Floats = NDArray[np.float64]
@@ -52,8 +53,8 @@ def anneal(
     """
     count, nodes = path.shape[0], stage.shape[0]
     members = _members(stage, tables.sizes)
-    done, last = np.zeros(count, np.int64), np.zeros(nodes, np.int64)
-    now = _cost(tables, origin, path, done, last)
+    done, last, over = np.zeros(count, np.int64), np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    now, _ = _cost(tables, origin, path, stage, done, last, over)
     worst = int(np.argmax(last))
     new_origin, new_path = origin.copy(), path.copy()
     new_stage = stage.copy()
@@ -78,7 +79,7 @@ def anneal(
             _change_places(new_origin, new_path, x, y)
         elif not _reroute(tables, kind, r, i, j, stage, members, path, new_path):
             continue
-        cost = _cost(tables, new_origin, new_path, done, last)
+        cost, time = _cost(tables, new_origin, new_path, new_stage, done, last, over)
         if cost <= now or r[8] < np.exp((now - cost) / temperature[move]):
             now, worst = cost, int(np.argmax(last))
             if kind == PLACE:
@@ -86,7 +87,6 @@ def anneal(
                 members = _members(stage, tables.sizes)
             else:
                 path[i], path[j] = new_path[i], new_path[j]
-            time = last.max()
             if time < best:
                 best = time
                 best_origin[:], best_path[:], best_stage[:] = origin, path, stage
@@ -104,15 +104,20 @@ def _late(origin: Ints, worst: int, random: float) -> int:
 
 
 @compiled
-def _cost(tables: Tables, origin: Ints, path: Ints, done: Ints, last: Ints) -> float:
-    """What annealing minimises, nanoseconds; fills ``last`` [nodes] with when each data node is through."""
-    if makespan(tables, origin, path, done) == NEVER:
-        return float(NEVER)
+def _cost(
+    tables: Tables, origin: Ints, path: Ints, stage: Ints, done: Ints, last: Ints, over: Ints
+) -> tuple[float, int]:
+    """What annealing minimises, and the step, nanoseconds; fills ``last`` [nodes] with when each data node is
+    through."""
+    if makespan(tables, origin, path, done, over) == NEVER:
+        return float(NEVER), NEVER
+    step, sums = summed(tables, stage, over)
     last[:] = 0
     for i in range(done.shape[0]):
         last[origin[i]] = max(last[origin[i]], done[i])
     origins = max(1, (last > 0).sum())
-    return float(last.max() + SPREAD * last.sum() / origins + FLOW * done.sum() / done.shape[0])
+    slope = SPREAD * last.sum() / origins + FLOW * done.sum() / done.shape[0] + SPREAD * sums
+    return float(step + slope), step
 
 
 @compiled

@@ -28,8 +28,9 @@ Anneal = Callable[[Problem, Solution, int, np.random.Generator], tuple[Solution,
 def by_cells(
     problem: Problem, chance: random.Random, rng: np.random.Generator, anneal: Anneal
 ) -> Iterator[Solution] | None:
-    """Plans that are never worse than those before, without end; None in a small network."""
-    begun = celled(problem, chance) if problem.nodes >= LEAST else None
+    """Plans that are never worse than those before, without end; None in a small network, and where gradients are
+    summed: stages reach over all cells."""
+    begun = celled(problem, chance) if problem.nodes >= LEAST and not problem.summed else None
     return None if begun is None else _better(problem, *begun, rng, anneal)
 
 

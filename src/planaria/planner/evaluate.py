@@ -19,10 +19,11 @@ _URGENT, _PATIENT = range(2)
 
 
 @compiled
-def makespan(tables: Tables, origin: Ints, path: Ints, done: Ints) -> int:
-    """Nanoseconds of the step in which microbatch ``i`` goes ``origin[i]`` → ``path[i, 0]`` → … → ``origin[i]``.
+def makespan(tables: Tables, origin: Ints, path: Ints, done: Ints, over: Ints) -> int:
+    """Nanoseconds of the passes in which microbatch ``i`` goes ``origin[i]`` → ``path[i, 0]`` → … → ``origin[i]``.
 
-    Fills ``done`` [count] with the time at which each microbatch is through; NEVER if memory deadlocks.
+    Fills ``done`` [count] with the time at which each microbatch is through, and ``over`` [nodes] with the end of each
+    node's last pass; NEVER if memory deadlocks.
     """
     # One long function over plain arrays: bundled into a state for smaller functions, it takes five times as long.
     count, nodes, last = origin.shape[0], tables.slots.shape[0], path.shape[1] + 1
@@ -37,6 +38,7 @@ def makespan(tables: Tables, origin: Ints, path: Ints, done: Ints) -> int:
     woken, wake = np.empty(2 * count, np.int64), count
     woken[:count] = origin
     now, left = 0, count
+    over[:] = 0
     for i in range(count):
         tails[_PATIENT, origin[i]] += _line_up(queue, since, heads, tails, begins, _PATIENT, origin[i], i, 0)
     while True:
@@ -61,7 +63,7 @@ def makespan(tables: Tables, origin: Ints, path: Ints, done: Ints) -> int:
             woken[wake] = n
             wake += 1
             if runs[i]:  # a pass ends
-                idle[n], runs[i] = True, False
+                idle[n], runs[i], over[n] = True, False, now
                 free[n] += phase[i] > last + 1  # a backward frees what its forward took; the loss took nothing
                 phase[i] += 1
                 if phase[i] == 2 * last + 2:

@@ -51,7 +51,7 @@ def planned_passes(problem: Problem, solution: Solution) -> Passes:
 
 def broken(problem: Problem, solution: Solution, passes: Passes | None = None) -> list[Broken]:
     """Every rule that a plan breaks; its planned times are simulated unless given, and only if the routes are sound."""
-    found = [*_arrangement(problem, solution), *_routes(problem, solution), *_use(problem, solution)]
+    found = [*_arrangement(problem, solution), *_routes(problem, solution), *unequal_use(problem, solution)]
     if found:
         return found
     try:
@@ -88,7 +88,8 @@ def _routes(problem: Problem, solution: Solution) -> Iterator[Broken]:
             yield Broken("CC3", f"microbatch {i} {wrong}")
 
 
-def _use(problem: Problem, solution: Solution) -> Iterator[Broken]:
+def unequal_use(problem: Problem, solution: Solution) -> Iterator[Broken]:
+    """CC2."""
     used = np.bincount(solution.stage[solution.path].ravel(), minlength=len(problem.sizes))[1:].tolist()
     uneven = 0 if sum(used) % len(used) == 0 else 1
     if max(used) - min(used) > uneven:

@@ -105,7 +105,9 @@ class OverPaths:
                 )
             link[a, b] = round(seconds * 1e9)
             transmit[a, b] = round(taken * 1e9) * topology.queueing
-        return replace(problem, sites=problem.names, site=np.arange(problem.nodes), link=link, transmit=transmit)
+        sums = problem.sums[:, problem.site][:, :, problem.site] if problem.summed else problem.sums
+        own = np.arange(problem.nodes)
+        return replace(problem, sites=problem.names, site=own, link=link, transmit=transmit, sums=sums)
 
     def search(self, problem: Problem, seed: int, budget: Budget, watch: Watch = lambda found: None) -> Found:
         """The best plan, on its paths, of several searches that share the ``budget``; ``watch`` is told after each."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
@@ -14,12 +14,15 @@ from planaria.errors import UserError
 from planaria.network.costs import Prices, message_bytes
 from planaria.network.topology import Topology
 from planaria.plan.actions import Route
-from planaria.planner.tables import Ints, Tables
+from planaria.planner.sums import round_trip
+from planaria.planner.tables import NO_SUMS, Ints, Tables
 from planaria.routing.skipping import disorder, visits
 
 ENTRY, BLOCK, RETURN = range(3)
 """rows of ``Problem.forward`` and ``Problem.backward``: the visits at the origin, and those between"""
 ROLES = ("any", "data", "worker")
+GRADIENT_BYTES = 4
+"""of each parameter, as the fleet sends sums"""
 LONGEST_S = 1e6
 """seconds of one pass or one message that still count as whole nanoseconds"""
 
@@ -51,6 +54,9 @@ class Problem:
     """index into ROLES"""
     more: int = 0
     """data nodes that let in one microbatch more"""
+    sums: Ints = field(default_factory=lambda: NO_SUMS)
+    """[2, sites, sites]: a message with all gradients of an ends node, and of a node of a block stage; empty if a step
+    is over with its passes"""
 
     @property
     def nodes(self) -> int:
@@ -60,6 +66,11 @@ class Problem:
     def count(self) -> int:
         """Microbatches in one step."""
         return self.sizes[0] * self.microbatches + self.more
+
+    @property
+    def summed(self) -> bool:
+        """Is a step over only when all nodes have the gradients of their whole stage?"""
+        return bool(self.sums.size)
 
     @property
     def tables(self) -> Tables:
@@ -72,6 +83,7 @@ class Problem:
             self.transmit,
             self.slots,
             self.role,
+            self.sums,
             self.swaps,
             self.jump,
         )
@@ -151,7 +163,25 @@ def problem_of(config: RunConfig, topology: Topology) -> Problem:
         transmit=np.array(taken, np.int64) * topology.queueing,
         slots=np.array([node.memory for node in nodes], np.int64),
         role=np.array([ROLES.index(node.role) for node in nodes], np.int64),
+        sums=_sums(config, topology, sites) if routing.sums else NO_SUMS,
     )
+
+
+def _sums(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
+    """:raises UserError: when a message of gradients takes too long."""
+    from planaria.model.families import stage_parameters  # needs torch
+
+    found = []
+    for what, stage in (("ends", 0), ("block stage's", 1)):
+        size = GRADIENT_BYTES * stage_parameters(config.model, config.pipeline.stages, stage)
+        for a, b in product(sites, repeat=2):
+            if (seconds := topology.carry_s(a, b, size)) > LONGEST_S:
+                raise UserError(
+                    f"routing.sums: {a} - {b}: the {what} gradients, {size} bytes, take {seconds:.3g} s, more than "
+                    f"{LONGEST_S:g} s; raise the link's bandwidth, or leave routing.sums out"
+                )
+        found.append([[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites])
+    return np.array(found, np.int64)
 
 
 def _require_fit(config: RunConfig, topology: Topology) -> None:
@@ -181,16 +211,11 @@ def _require_fit(config: RunConfig, topology: Topology) -> None:
             )
 
 
-def central_first(problem: Problem, nodes: list[int]) -> list[int]:
-    """``nodes`` of one stage by how soon each could have added up what all of them have, and sent it back."""
-    link, site = problem.link, problem.site
-
-    def takes(hub: int) -> tuple[int, int]:
-        others = [site[node] for node in nodes if node != hub]
-        there = max((link[other, site[hub]] for other in others), default=0)
-        return int(there + max((link[site[hub], other] for other in others), default=0)), hub
-
-    return sorted(nodes, key=takes)
+def central_first(problem: Problem, solution: Solution, stage: int) -> list[int]:
+    """The nodes of a stage by how soon each could have added up what all of them have, and sent it back."""
+    carry = problem.sums[min(stage, 1)] if problem.summed else problem.link
+    nodes = np.flatnonzero(solution.stage == stage)
+    return sorted(nodes.tolist(), key=lambda hub: (round_trip(carry, problem.site, nodes, hub), hub))
 
 
 def broken_order(problem: Problem, solution: Solution, microbatch: int) -> str:

@@ -17,6 +17,7 @@ from planaria.bounds import Natural, Positive, Seconds
 from planaria.config import Section
 from planaria.errors import UserError
 from planaria.planner.problem import LONGEST_S, ROLES, Problem, Solution, central_first
+from planaria.planner.tables import NO_SUMS
 
 MAX_BYTES = 256 << 20
 Span = Annotated[float, Field(ge=0, le=LONGEST_S)]
@@ -109,6 +110,8 @@ class Schedule(Section):
     compared: dict[str, Seconds]
     """simulated steps of other ways, on the same nodes and as many microbatches"""
     search: Search
+    sums_s: list[list[list[Span]]] | None = None
+    """[2, sites, sites]: a message with all gradients of an ends node, of a block stage's; null: passes end the step"""
     paths: SeveralPaths | None = None
     """then every node is a site of its own, and link_s and transmit_s are those of the edges' paths"""
 
@@ -131,6 +134,7 @@ class Schedule(Section):
             transmit=np.rint(np.array(self.transmit_s or np.zeros_like(self.link_s)) * 1e9).astype(np.int64),
             slots=np.array([machine.slots for machine in self.nodes], np.int64),
             role=np.array([ROLES.index(machine.role) for machine in self.nodes], np.int64),
+            sums=np.rint(np.array(self.sums_s) * 1e9).astype(np.int64) if self.sums_s else NO_SUMS,
         )
 
     @property
@@ -174,12 +178,13 @@ def schedule_of(
             swaps=problem.swaps,
             jump=problem.jump,
         ),
-        stages=[central_first(problem, solution.members(stage)) for stage in range(len(problem.sizes))],
+        stages=[central_first(problem, solution, stage) for stage in range(len(problem.sizes))],
         routes=[list(route) for route in solution.routes],
         step_s=step_s,
         bound=bound,
         compared=compared,
         search=search,
+        sums_s=(problem.sums / 1e9).tolist() if problem.summed else None,
         paths=paths,
     )
 
@@ -187,7 +192,7 @@ def schedule_of(
 def write(schedule: Schedule, path: Path) -> None:
     """Write the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    absent = {"paths"} if schedule.paths is None else None
+    absent = {name for name in ("sums_s", "paths") if getattr(schedule, name) is None}
     atomic.write_text(path, schedule.model_dump_json(indent=1, exclude=absent))
 
 
@@ -207,7 +212,12 @@ def read(path: Path) -> Schedule:
 def _out_of_range(found: Schedule) -> str:
     """What refers to something that is not there; empty if nothing does."""
     nodes, sites = range(len(found.nodes)), len(found.sites)
-    for name, table in (("link_s", found.link_s), ("transmit_s", found.transmit_s or found.link_s)):
+    tables = {"link_s": found.link_s, "transmit_s": found.transmit_s or found.link_s}
+    if found.sums_s is not None:
+        if len(found.sums_s) != 2:
+            return f"sums_s: has {len(found.sums_s)} tables, not one for the ends and one for block stages"
+        tables |= {f"sums_s.{n}": table for n, table in enumerate(found.sums_s)}
+    for name, table in tables.items():
         if len(table) != sites or any(len(row) != sites for row in table):
             return f"{name}: is not a table of {sites} × {sites} sites"
     for n, machine in enumerate(found.nodes):

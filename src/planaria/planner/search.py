@@ -18,6 +18,7 @@ from planaria.planner.by_cells import by_cells
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.start import greedy
+from planaria.planner.sums import summed
 
 HOT, COLD = 0.1, 0.001
 """temperatures at the beginning and the end of a round, in step times of the round's beginning per data node: a move
@@ -145,8 +146,10 @@ def _warm(problem: Problem) -> None:
 
 
 def step_ns(problem: Problem, solution: Solution) -> int:
-    """The simulated step of a plan, nanoseconds."""
-    return int(makespan(problem.tables, solution.origin, solution.path, np.zeros(problem.count, np.int64)))
+    """The simulated step of a plan, nanoseconds: its passes, and the sums of gradients if they are planned too."""
+    done, over, tables = np.zeros(problem.count, np.int64), np.zeros(problem.nodes, np.int64), problem.tables
+    passes = int(makespan(tables, solution.origin, solution.path, done, over))
+    return passes if passes == NEVER else int(summed(tables, solution.stage, over)[0])
 
 
 def chunk(problem: Problem) -> int:

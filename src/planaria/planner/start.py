@@ -78,18 +78,23 @@ class Near:
 
 
 def _dealt(problem: Problem, rng: random.Random) -> list[list[int]]:
-    """The nodes of each stage, dealt out along a tour of the sites in proportion to the stages' sizes."""
+    """The nodes of each stage, dealt out along a tour of the sites in proportion to the stages' sizes; where gradients
+    are summed, as often one stage after the other, so that its nodes are near one another."""
     left = list(problem.sizes)
     fixed = np.bincount(problem.role, minlength=len(ROLES))
     left[0] -= int(fixed[ROLES.index("data")])
     stages: list[list[int]] = [[] for _ in left]
+    one_by_one = rng.sample(range(len(left)), len(left)) if problem.summed and rng.random() < 0.5 else []
     for node in tour(problem, rng):
         role = ROLES[problem.role[node]]
         if role == "data":
             stages[0].append(node)
             continue
         open_to = [s for s in range(len(left)) if left[s] and (s or role == "any")] or [0]
-        s = max(open_to, key=lambda s: (left[s] / problem.sizes[s], rng.random()))
+        if one_by_one:
+            s = min(open_to, key=one_by_one.index)
+        else:
+            s = max(open_to, key=lambda s: (left[s] / problem.sizes[s], rng.random()))
         left[s] -= 1
         stages[s].append(node)
     return _mended(problem, stages)

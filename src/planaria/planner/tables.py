@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+NO_SUMS: Ints = np.zeros((0, 0, 0), np.int64)
+"""of a problem whose step is over with its passes"""
 
 
 class Tables(NamedTuple):
@@ -21,5 +23,6 @@ class Tables(NamedTuple):
     transmit: Ints
     slots: Ints
     role: Ints
+    sums: Ints
     swaps: int
     jump: int

@@ -26,6 +26,10 @@ from planaria.planner.schedule import Schedule
 
 ROUTES = 60
 """routes that are listed"""
+SUMMED = (
+    "After its last pass each node sends its gradients to one node of its stage, which sends back the sum; the step is "
+    "over when all have it. The chart of the step and the shares of work are of the passes alone."
+)
 
 
 def write_page(schedule: Schedule, path: Path) -> Path:
@@ -41,7 +45,7 @@ def body(schedule: Schedule, step: Step) -> Iterator[str]:
     wrong = broken(step.problem, step.solution, step.times)
     name = f"Plan for {counted(len(schedule.nodes), 'node')}"
     yield page.heading(name, verdict(schedule, step, wrong), _summary(schedule))
-    yield page.cards(_facts(schedule))
+    yield page.cards(_facts(schedule, step))
     yield _compared(schedule)
     yield page.section("The planned step", _gantt_caption(step), page.chart(gantt_figure(step), "step"))
     yield from _use(schedule, step)
@@ -59,13 +63,16 @@ def _summary(schedule: Schedule) -> str:
         f"Each microbatch visits {rules.visits} of {counted(len(rules.sizes) - 1, 'block stage')}, going back at most "
         f"{counted(rules.swaps, 'time')} by one place and forward at most {counted(rules.jump, 'place')} at once. A "
         f"node takes backward passes and losses first, then what came first and has a slot. {queue}"
+        + (f" {SUMMED}" if schedule.sums_s else "")
     )
 
 
-def _facts(schedule: Schedule) -> Iterator[tuple[str, str, str]]:
+def _facts(schedule: Schedule, step: Step) -> Iterator[tuple[str, str, str]]:
     bound, search, rules = schedule.bound, schedule.search, schedule.rules
     gap = Certificate(bound.step_s, bound.binds).gap(schedule.step_s)
     yield "step", f"{amount(schedule.step_s)} s", "simulated"
+    if schedule.sums_s:
+        yield "gradient sums", f"{amount(schedule.step_s - step.makespan / 1e9)} s", "of it, after the last pass"
     yield "lower bound", f"{amount(bound.step_s)} s", bound.binds
     yield "gap", f"{100 * gap:.1f} %", "1 − bound ÷ step: no plan is better by more"
     yield "search", f"{search.seconds:.1f} s", f"{counted(search.moves, 'move')}, seed {search.seed}"

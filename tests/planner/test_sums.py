@@ -1,0 +1,175 @@
+"""A step with its gradient sums: timed as messages go, searched for, bounded, and kept in schedules."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import RECIPE, problems, published, random_plan
+
+from planaria import recipe
+from planaria.cli import main
+from planaria.errors import UserError
+from planaria.model.families import stage_parameters
+from planaria.network import topology
+from planaria.plan.planned import first_come
+from planaria.planner.bound import certificate
+from planaria.planner.evaluate import NEVER
+from planaria.planner.exhaustive import best_of_all, plans
+from planaria.planner.guidelines import broken
+from planaria.planner.problem import ROLES, Problem, Solution, central_first, problem_of
+from planaria.planner.schedule import read
+from planaria.planner.search import Budget, search, step_ns
+from planaria.planner.tables import NO_SUMS
+
+seeds = st.integers(0, 2**32)
+
+
+def told(problem: Problem, plan: Solution) -> int:
+    """The step by the other clock: every node's last pass, then messages to the first of its stage and back."""
+    clock = first_come(plan.routes, problem.memory, problem.prices)
+    ends = {node: max((clock.ends[n] for n in ran), default=0) for node, ran in clock.ran.items()}
+    if not problem.summed:
+        return max(ends.values())
+    last = 0
+    for stage in range(len(problem.sizes)):
+        first, *others = central_first(problem, plan, stage)
+
+        def carry(a: int, b: int, row: int = min(stage, 1)) -> int:
+            return int(problem.sums[row, problem.site[a], problem.site[b]])
+
+        whole = max([ends.get(first, 0), *(ends.get(n, 0) + carry(n, first) for n in others)])
+        last = max([last, whole, *(whole + carry(first, n) for n in others)])
+    return last
+
+
+@settings(max_examples=150)
+@given(problems(), seeds)
+def test_a_step_is_over_when_all_have_their_sums(problem: Problem, seed: int) -> None:
+    plan = random_plan(problem, seed)
+    if (step := step_ns(problem, plan)) != NEVER:
+        assert step == told(problem, plan)
+
+
+@settings(max_examples=25)
+@given(problems(least=1), seeds)
+def test_a_search_tells_the_step_of_its_plan(problem: Problem, seed: int) -> None:
+    found = search(problem, seed % 100, Budget(moves=500))
+    assert found.step_s == step_ns(problem, found.solution) / 1e9
+    assert not broken(problem, found.solution)
+
+
+def two_sites(block: int) -> Problem:
+    """A data node and two workers here, two workers there; two stages of two, so both are split or neither is."""
+    passes = np.ones((3, 5), np.int64)
+    sums = np.zeros((2, 2, 2), np.int64)
+    sums[1] = [[0, block], [block, 0]]
+    return Problem(
+        names=tuple("abcde"), sites=("here", "there"), site=np.array([0, 0, 0, 1, 1]), sizes=(1, 2, 2), microbatches=1,
+        visits=1, swaps=0, jump=2, forward=passes, backward=passes, link=np.array([[0, 10], [10, 0]]),
+        transmit=np.zeros((2, 2), np.int64), slots=np.ones(5, np.int64),
+        role=np.array([ROLES.index("data"), *[ROLES.index("worker")] * 4]), sums=sums,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [1, 1000])
+def test_far_sums_bring_the_nodes_of_a_stage_together(block: int) -> None:
+    problem = two_sites(block)
+    found = search(problem, 1, Budget(moves=3000))
+    together = found.solution.stage[1] == found.solution.stage[2]
+    assert together or block == 1
+    assert round(found.step_s * 1e9) == 6
+    assert certificate(problem).step_s == found.step_s
+    assert certificate(problem, exact=False).step_s <= found.step_s
+
+
+def test_the_node_that_is_far_from_all_others_is_in_some_stage() -> None:
+    """Three workers here, one there: whatever stage it is in, gradients go there and back."""
+    problem = replace(two_sites(1000), site=np.array([0, 0, 0, 0, 1]))
+    assert round(certificate(problem, exact=False).step_s * 1e9) == 2000
+    assert certificate(problem).step_s == search(problem, 1, Budget(moves=3000)).step_s >= 2000 / 1e9
+
+
+def tiny(seed: int) -> Problem:
+    problem, rng = two_sites(0), np.random.default_rng(seed)
+    passes = rng.integers(1, 9, (2, 3, 5))
+    roles = np.array([ROLES.index("worker"), *[ROLES.index("any")] * 4])
+    return replace(
+        problem, sizes=(1 + seed % 2, 2 - seed % 2, 2), microbatches=2 - seed % 2, forward=passes[0],
+        backward=passes[1], link=rng.integers(0, 20, (2, 2)), slots=rng.integers(1, 3, 5), role=roles,
+        sums=rng.integers(0, 30, (2, 2, 2)) if seed % 3 else NO_SUMS,
+    )  # fmt: skip
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds)
+def test_few_plans_are_all_tried(seed: int) -> None:
+    """Each keeps all rules, none is tried twice, no random one is left out, and none is below the other bounds."""
+    problem = tiny(seed)
+    tried = list(plans(problem))
+    keys = {(*plan.stage.tolist(), *plan.origin.tolist(), *plan.path.ravel().tolist()) for plan in tried}
+    assert len(keys) == len(tried)
+    assert not any(rule.rule != "TC1" for plan in tried for rule in broken(problem, plan))
+    drawn = random_plan(problem, seed)
+    assert (*drawn.stage.tolist(), *drawn.origin.tolist(), *drawn.path.ravel().tolist()) in keys
+    best = best_of_all(problem)
+    assert best == min(step_ns(problem, plan) for plan in tried)
+    assert certificate(problem).step_s == best / 1e9
+    assert certificate(problem, exact=False).step_s <= best / 1e9
+
+
+def test_many_plans_are_not() -> None:
+    assert best_of_all(published()) is None
+
+
+def planned(scale: float = 1.0) -> Problem:
+    asked = recipe.load(RECIPE, {"model.layers": "5", "routing.sums": "true"})
+    assert asked.network.topology
+    return problem_of(asked, topology.read(RECIPE.parent / asked.network.topology, scale))
+
+
+def test_messages_are_as_long_as_a_node_s_gradients() -> None:
+    asked = recipe.load(RECIPE, {"model.layers": "5"})
+    sites = topology.read(RECIPE.parent / "topologies" / "twelve_cities.toml")
+    problem = planned()
+    for stage in (0, 1):
+        size = 4 * stage_parameters(asked.model, 5, stage)
+        one, other = problem.sites[0], problem.sites[5]
+        assert problem.sums[stage, 0, 5] == round(sites.carry_s(one, other, size) * 1e9)
+    assert not replace(problem, sums=NO_SUMS).summed
+
+
+def test_gradients_that_take_for_ever_are_refused() -> None:
+    with pytest.raises(UserError, match=r"routing.sums: \S.* bytes, take .* raise the link's bandwidth"):
+        planned(1e5)
+
+
+def planaria(*words: str) -> int | str | None:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
+def test_a_schedule_has_the_times_of_its_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "s.json"
+    asked = ["plan", str(RECIPE), "--budget", "300moves", "--quiet", "--to", str(file), "--model.layers", "5"]
+    assert planaria(*asked, "--routing.sums", "true") == 0
+    schedule = read(file)
+    assert schedule.sums_s is not None
+    assert step_ns(schedule.problem, schedule.solution) == round(schedule.step_s * 1e9)
+    alone = replace(schedule.problem, sums=NO_SUMS)
+    assert step_ns(alone, schedule.solution) < step_ns(schedule.problem, schedule.solution)
+    assert "gradient sums" in file.with_suffix(".html").read_text()
+    assert planaria(*asked) == 0
+    assert "sums_s" not in json.loads(file.read_text())
+    tree = json.loads(file.read_text()) | {"sums_s": [schedule.link_s]}
+    file.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="sums_s: has 1 tables"):
+        read(file)
+    capsys.readouterr()
