@@ -5,10 +5,11 @@ Searches end by moves, not by the clock: the same plans and gaps on any machine,
 - The published instance, with its data nodes given and with the planner free to choose them.
 - A thousand nodes at twenty sites, by cells.
 - The networks of ``benchmarks.planner``: 10 to 50 nodes, speeds 1 and 2.
-- Tiny problems of one or two data nodes whose plans are all tried: how far below the best the bound is.
+- Tiny problems of one or two data nodes, all of whose plans are tried here, by a program of its own: how far below the
+  best the bound is, and how far it would be if it did not try them all itself.
 
-The claims: ≤ 5 % with data nodes given, ≤ 15 % free, ≤ 25 % with 1,000 nodes; no plan of a tiny problem beats its
-bound.
+The claims: ≤ 5 % with data nodes given, ≤ 15 % free, ≤ 25 % with 1,000 nodes; the bound of a tiny problem is the best
+of its plans, and no plan at all beats what the bound would be otherwise.
 """
 
 from __future__ import annotations
@@ -78,21 +79,23 @@ def plans(problem: Problem) -> Iterator[Solution]:
             for way in permutations(workers, problem.visits)
             if not disorder(stage[list(way)].tolist(), problem.swaps, problem.jump)
         ]
-        origin = np.array(np.flatnonzero(stage == 0).tolist() * problem.microbatches)
-        for path in product(ways, repeat=problem.count):
+        letting = np.flatnonzero(stage == 0).tolist() * problem.microbatches
+        for origin, path in product({*permutations(letting)}, product(ways, repeat=problem.count)):
             used = np.bincount(stage[np.array(path)].ravel(), minlength=3)[1:]
             if used.max() - used.min() <= used.sum() % 2:
-                yield Solution(stage, origin, np.array(path))
+                yield Solution(stage, np.array(origin), np.array(path))
 
 
 def tiny_rows(count: int) -> list[Row]:
-    gaps = []
-    for seed in range(count):
-        problem = tiny(seed)
-        best = min((step_ns(problem, plan) for plan in plans(problem)), default=NEVER) / 1e9
-        gaps.append(certificate(problem).gap(best))
-    met = {"bound is the optimum": f"{sum(gap < 1e-9 for gap in gaps)} of {count}"}
-    return [Row(f"{count} tiny problems, over the best of all plans", gaps, "0", Claim(low=0.0), met, "least")]
+    problems = [tiny(seed) for seed in range(count)]
+    best = [min((step_ns(problem, plan) for plan in plans(problem)), default=NEVER) / 1e9 for problem in problems]
+    found = []
+    for what, exact, claim in (("the bound", True, Claim(0.0, 1e-9)), ("without trying all plans", False, Claim(0.0))):
+        gaps = [certificate(problem, exact=exact).gap(step) for problem, step in zip(problems, best, strict=True)]
+        met = {"bound is the optimum": f"{sum(abs(gap) < 1e-9 for gap in gaps)} of {count}"}
+        for judged in ("least", "worst") if exact else ("least",):
+            found.append(Row(f"{count} tiny problems, {what}", gaps, "0", claim, met, judged))
+    return found
 
 
 def rows(given: argparse.Namespace) -> Iterator[Row]:
