@@ -39,7 +39,7 @@ def arms(given: argparse.Namespace, seed: int) -> dict[str, float]:
     true = search(slower, seed, Budget(moves=given.moves))
     told = {"simulated, old plan": summed_s(slower, found.solution)}
     told["simulated, plan for the slow link"] = summed_s(slower, true.solution)
-    routes = improve(slower, found.solution, seed, 16 * WORK // (slower.count * (slower.visits + 2)))
+    routes = improve(slower, found.solution, seed, 16 * WORK // slower.work)
     told["simulated, best routes"] = summed_s(slower, routes.solution)
     more = (source, target, (given.times - 1) * usual)
     for diagnose in ("tell", "act"):

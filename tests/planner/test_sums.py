@@ -18,11 +18,12 @@ from planaria.errors import UserError
 from planaria.model.families import stage_parameters
 from planaria.network import topology
 from planaria.plan.planned import first_come
-from planaria.planner.bound import certificate
+from planaria.planner.bound import ALL, certificate
 from planaria.planner.evaluate import NEVER
 from planaria.planner.exhaustive import best_of_all, plans
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import ROLES, Problem, Solution, central_first, problem_of
+from planaria.planner.replan import measured
 from planaria.planner.schedule import read
 from planaria.planner.search import Budget, search, step_ns
 from planaria.planner.tables import NO_SUMS
@@ -168,8 +169,81 @@ def test_a_schedule_has_the_times_of_its_sums(tmp_path: Path, capsys: pytest.Cap
     assert "gradient sums" in file.with_suffix(".html").read_text()
     assert planaria(*asked) == 0
     assert "sums_s" not in json.loads(file.read_text())
+    capsys.readouterr()
+    # Training needs no sums; a recipe that asks for them is told that these routes were not planned so.
+    assert planaria("train", str(RECIPE), "--routing.schedule", str(file), "--routing.sums", "true", "--dry-run") == 2
+    assert "was planned without gradient sums" in capsys.readouterr().err
     tree = json.loads(file.read_text()) | {"sums_s": [schedule.link_s]}
     file.write_text(json.dumps(tree))
     with pytest.raises(UserError, match="sums_s: has 1 tables"):
         read(file)
-    capsys.readouterr()
+
+
+def test_sums_without_a_topology_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert planaria("plan", "demo", "--routing.sums", "true") == 2
+    assert "network.topology: not given" in capsys.readouterr().err
+
+
+LINKS = """
+link = [
+    { id = "a", sites = ["A", "B"], latency_ms = 20, bandwidth_mbit = 1 },
+    { id = "b", sites = ["A", "B"], latency_ms = 100, bandwidth_mbit = 1 },
+]
+nodes = [{ site = "A", speed = 2, memory = 2 }, { site = "A", speed = 3, memory = 1 }, { site = "B", memory = 1 }]
+"""
+PATHS = """
+[pipeline]
+stages = 1
+microbatches = 4
+microbatch_size = 2
+[routing]
+data_nodes = 2
+sums = true
+[network]
+topology = "links.toml"
+forward_s = [0.0, 0.5]
+backward_s = [0.0, 0.3]
+entry_forward_s = 0.3
+"""
+
+
+def test_plans_on_paths_of_their_own_are_not_bounded_by_trying_all(tmp_path: Path) -> None:
+    """A longer message can shorten a step that is carried out first come, first served: what all plans take on links
+    that nobody shares is no bound."""
+    (tmp_path / "links.toml").write_text(LINKS)
+    (tmp_path / "r.toml").write_text(PATHS)
+    to = tmp_path / "s.json"
+    assert planaria("plan", str(tmp_path / "r.toml"), "--budget", "2000moves", "--quiet", "--to", str(to)) == 0
+    schedule = read(to)
+    assert 0 < schedule.bound.step_s <= schedule.step_s
+    assert schedule.bound.binds != ALL
+    tree = json.loads(to.read_text())
+    to.write_text(json.dumps(tree | {"stages": [[0, 1, 2], []]}))
+    with pytest.raises(UserError, match=r"stages\.0: has 3 nodes, and rules\.sizes\.0 = 2"):
+        read(to)
+
+
+def test_the_longest_row_of_microbatches_is_not_tried_in_all_orders() -> None:
+    assert best_of_all(replace(two_nodes(), microbatches=5000)) is None
+    assert best_of_all(two_nodes()) == step_ns(two_nodes(), Solution(*map(np.array, ([0, 1], [0, 0], [[1], [1]]))))
+
+
+def two_nodes() -> Problem:
+    """A worker and a data node, or the other way round; nothing takes any time there."""
+    none = np.zeros((3, 2), np.int64)
+    return replace(
+        two_sites(0), names=("a", "b"), site=np.array([0, 1]), sizes=(1, 1), microbatches=2, forward=none,
+        backward=none, link=np.zeros((2, 2), np.int64), slots=np.ones(2, np.int64), role=np.array([0, 2]),
+        sums=NO_SUMS,
+    )  # fmt: skip
+
+
+def test_a_network_in_which_nothing_takes_time_is_searched_too() -> None:
+    idle = replace(two_nodes(), role=np.array([ROLES.index("worker"), ROLES.index("any")]))
+    assert search(idle, 1, Budget(moves=500)).step_s == 0
+
+
+def test_links_that_are_slower_than_planned_are_so_for_gradients_too() -> None:
+    slower = measured(two_sites(1000), {(1, 3): 30e-9})
+    assert slower.link[0, 1] == 30
+    assert slower.sums[1].tolist() == [[0, 3000], [1000, 0]]

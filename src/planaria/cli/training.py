@@ -122,7 +122,7 @@ def _plan(given: argparse.Namespace) -> int:
 
     flags = flagged(given) | ({"routing.skip": given.skip} if given.skip is not None else {})
     config = recipe.load(given.recipe, flags, "train")
-    if config.network.topology is not None or given.skip is not None:
+    if config.network.topology is not None or given.skip is not None or config.routing.sums:
         from planaria.commands.schedule import plan_routes
 
         return plan_routes(config, given.recipe, given.budget, given.to, given.quiet)

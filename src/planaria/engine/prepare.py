@@ -121,6 +121,8 @@ def placed(config: RunConfig, recipe: Path | None) -> RunConfig:
             f"{file}: has routes for {len(schedule.routes)} microbatches; pipeline.microbatches = "
             f"{pipeline.microbatches}"
         )
+    if config.routing.sums and schedule.sums_s is None:
+        raise UserError(f"{file}: was planned without gradient sums; plan again with routing.sums, or leave it out")
     return on_schedule(config, file)
 
 

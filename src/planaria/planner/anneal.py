@@ -99,8 +99,10 @@ def anneal(
 
 @compiled
 def _late(origin: Ints, worst: int, random: float) -> int:
-    """A microbatch of the data node ``worst``, by a random number."""
-    return int(np.flatnonzero(origin == worst)[int(random * (origin == worst).sum())])
+    """A microbatch of the data node ``worst``, by a random number; any one where nothing takes time, and so nobody is
+    late."""
+    own = np.flatnonzero(origin == worst)
+    return int(own[int(random * len(own))]) if len(own) else int(random * len(origin))
 
 
 @compiled

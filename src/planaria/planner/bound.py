@@ -1,4 +1,8 @@
-"""A certificate: a time below which no plan of a problem can be, whatever the arrangement, routes and order of work."""
+"""A certificate: a time below which no plan of a problem can be, whatever the arrangement, routes and order of work.
+
+Where all plans are tried, the order is that of every simulation: a node takes first what comes first. Some order with
+waits in it may be quicker, but no plan is carried out so.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ TURNS = "turns: a data node's microbatches, alone in the network"
 SHARED = "shared: slots and time of near nodes"
 SUMS = "sums: all passes, then the ends' gradients among the nearest nodes"
 FARTHEST = "sums: the gradients of the node farthest from all others"
-ALL = "all plans were tried"
+ALL = "all plans were tried, each node taking first what comes first"
 RELAXED = "queues at nodes, when slots are free, that microbatches are whole, stages but for their visits"
 """what a plan must obey and the bound does not ask"""
 

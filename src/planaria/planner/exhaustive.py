@@ -18,11 +18,13 @@ from planaria.routing.skipping import disorder
 
 MOST = 10_000 if COMPILED else 300
 """plans that are all tried"""
+DEEPEST = 100
+"""microbatches of such a plan: few nodes have few plans of any length, but then the other bounds are near"""
 
 
 def best_of_all(problem: Problem) -> int | None:
     """The least simulated step, nanoseconds; None where there are too many plans, or none at all."""
-    if problem.more or _at_most(problem) > MOST:
+    if problem.more or problem.count > DEEPEST or _at_most(problem) > MOST:
         return None
     return min((step_ns(problem, plan) for plan in plans(problem)), default=None)
 
@@ -44,10 +46,13 @@ def plans(problem: Problem) -> Iterator[Solution]:
 
 
 def _at_most(problem: Problem) -> int:
-    """No fewer than there are plans."""
-    arrangements = math.factorial(problem.nodes) // math.prod(math.factorial(size) for size in problem.sizes)
+    """No fewer than there are plans: ways of any order count, and uneven use of stages."""
+    data, free = (int((problem.role == ROLES.index(role)).sum()) for role in ("data", "any"))
+    workers = problem.nodes - problem.sizes[0]
+    chosen = math.comb(free, problem.sizes[0] - data)
+    arrangements = chosen * math.factorial(workers) // math.prod(math.factorial(size) for size in problem.sizes[1:])
     orders = math.factorial(problem.count) // math.factorial(problem.microbatches) ** problem.sizes[0]
-    ways = math.perm(problem.nodes - problem.sizes[0], problem.visits)
+    ways = math.perm(workers, problem.visits)
     return int(arrangements * orders * ways**problem.count)
 
 

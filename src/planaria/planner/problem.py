@@ -68,6 +68,11 @@ class Problem:
         return self.sizes[0] * self.microbatches + self.more
 
     @property
+    def work(self) -> int:
+        """What it comes to to simulate a plan once, in visits of microbatches."""
+        return self.count * (self.visits + 2) + self.summed * sum(size**2 for size in self.sizes)
+
+    @property
     def summed(self) -> bool:
         """Is a step over only when all nodes have the gradients of their whole stage?"""
         return bool(self.sums.size)

@@ -23,13 +23,16 @@ WORK = 1_000_000 if COMPILED else 5_000
 
 def measured(problem: Problem, ways: Mapping[tuple[int, int], float]) -> Problem:
     """The problem when activations take so many seconds from one node to another: between their sites, since nodes of
-    one site share its links. Ways within a site are left as they are."""
-    link = problem.link.copy()
+    one site share its links, and gradients as many times longer than planned. Ways within a site are left as they
+    are."""
+    link, sums = problem.link.copy(), problem.sums.copy()
     for (source, target), seconds in ways.items():
         pair = problem.site[source], problem.site[target]
         if pair[0] != pair[1]:
             link[pair] = round(seconds * 1e9)
-    return replace(problem, link=link)
+            if problem.summed:
+                sums[:, *pair] = np.rint(problem.sums[:, *pair] * (link[pair] / max(1, problem.link[pair])))
+    return replace(problem, link=link, sums=sums)
 
 
 def replan(problem: Problem, solution: Solution, nodes: Collection[int], seed: int) -> tuple[Solution, float, float]:
@@ -37,7 +40,7 @@ def replan(problem: Problem, solution: Solution, nodes: Collection[int], seed: i
     old routes, mended where nodes are gone."""
     kept = sorted(nodes)
     left, mended = remaining(problem, solution, kept), _mended(problem, solution, kept)
-    found = improve(left, mended, seed, max(1, WORK // (problem.count * (problem.visits + 2))))
+    found = improve(left, mended, seed, max(1, WORK // problem.work))
     old = np.array(kept)
     better = Solution(solution.stage, old[found.solution.origin], old[found.solution.path])
     return better, found.step_s, step_ns(left, mended) / 1e9

@@ -235,6 +235,9 @@ def _out_of_range(found: Schedule) -> str:
         return f"stages: every one of the {len(nodes)} nodes must be in exactly one stage"
     if not found.stages or len(found.stages) != len(found.rules.sizes):
         return f"stages: there are {len(found.stages)}, and rules.sizes has {len(found.rules.sizes)}"
+    for s, (members, size) in enumerate(zip(found.stages, found.rules.sizes, strict=True)):
+        if len(members) != size:
+            return f"stages.{s}: has {len(members)} nodes, and rules.sizes.{s} = {size}"
     if len(found.routes) != found.rules.sizes[0] * found.rules.microbatches:
         return (
             f"routes: there are {len(found.routes)}; {found.rules.sizes[0]} data nodes with "

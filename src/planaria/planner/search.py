@@ -154,7 +154,7 @@ def step_ns(problem: Problem, solution: Solution) -> int:
 
 def chunk(problem: Problem) -> int:
     """Moves between two looks at the clock."""
-    return max(1, CHUNK_WORK // (problem.count * (problem.visits + 2)))
+    return max(1, CHUNK_WORK // problem.work)
 
 
 def _rounds(size: int) -> Iterator[int]:

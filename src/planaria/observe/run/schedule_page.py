@@ -20,7 +20,7 @@ from planaria.observe.run.schedule_figures import (
 from planaria.observe.run.schedule_verdict import verdict
 from planaria.observe.theme import CARRIED, DELAYED
 from planaria.observe.words import amount, counted
-from planaria.planner.bound import Certificate
+from planaria.planner.bound import ALL, Certificate
 from planaria.planner.guidelines import broken
 from planaria.planner.schedule import Schedule
 
@@ -88,10 +88,11 @@ def _compared(schedule: Schedule) -> str:
         [name, f"{amount(seconds)} s", f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
         for name, seconds in [("this plan", schedule.step_s), *others]
     ]
+    order = "" if schedule.bound.binds == ALL else ", in any order of work"
     return page.section(
         "Beside other ways",
         "Simulated steps on the same nodes, with as many microbatches. The dotted line is the lower bound: no "
-        f"arrangement, routes or order of work take less. What binds it: {schedule.bound.binds}.",
+        f"arrangement and routes take less{order}. What binds it: {schedule.bound.binds}.",
         page.chart(compared_figure(schedule), "compared"),
         page.table("step-times", ["", "step", "this plan ÷ it"], rows, numbers_from=1),
     )
