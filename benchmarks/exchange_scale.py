@@ -118,13 +118,13 @@ def place_rows(given: argparse.Namespace, place: Place) -> Iterator[Row]:
 
 
 def over_rows(rows: Sequence[Row], given: argparse.Namespace, place: Place) -> Iterator[Row]:
-    """Hours to the target of pairs over those of each way in which all hear all, seed by seed."""
+    """Hours to the target of pairs over those of ways in which all hear all, with seeds with which both get there."""
     hours = {row.what.split(":")[0]: row.values for row in rows if "hours" in row.what}
     for rival, n in product(("all-reduce, ring", "DiLoCo, ring"), TRAINED):
         if n <= given.most and n in given.replicas:
             mine, other = (hours[f"{place.name}, {name}, {n}"] for name in ("NoLoCo, pairs", rival))
-            ratios = [a / b for a, b in zip(mine, other, strict=True)]
-            yield Row(f"{place.name}, {n}: hours of NoLoCo over {rival}", ratios, "1")
+            ratios = [a / b for a, b in zip(mine, other, strict=True) if max(a, b) < math.inf]
+            yield Row(f"{place.name}, {n}: hours of NoLoCo over {rival}", ratios, f"1; {len(ratios)} seeds get there")
 
 
 def growth_rows(given: argparse.Namespace) -> Iterator[Row]:
