@@ -57,6 +57,13 @@ def traffic(arm: Json) -> float:
         sent += FP32 * sum(given["parameters"])
     if "checkfree_plus" in chain:  # embedding, norm and head, each at the stage that it feeds
         sent += FP32 * given["parameters"][0]
+    state = 3 * FP32 * sum(given["parameters"])  # weights and both moments
+    if "snapshot" in chain:
+        sent += state * int(changes.get("recovery.options.tolerate", 1))
+    if "whole_copies" in chain:
+        sent += state / int(changes["recovery.options.every"])
+    if given["replicas"] > 1:  # gradients in a ring, of all replicas
+        sent += 2 * (given["replicas"] - 1) * FP32 * sum(given["parameters"])
     return sent / passed
 
 
