@@ -148,6 +148,7 @@ def main() -> int:
     rows = []
     for name in given.presets:
         rows += rows_of(preset(name, given.microbatches), given.repeats, given.peak * 1e12)
+        print(*(f"{row.what}: {row.value:.3f}" for row in rows[-2:]), sep="\n", flush=True)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     rows += routed(given.presets[0], given.microbatches, given.repeats)

@@ -54,7 +54,7 @@ def test_torch_sees_the_devices_that_were_found(devices: tuple[Device, ...]) -> 
 
 
 def test_workers_have_a_device_each_while_there_are_enough(tmp_path: Path, devices: tuple[Device, ...]) -> None:
-    record = train(tiny(tmp_path, stages=1, steps=8, train=ON_GPU), [Fault(step=3, stage=1)])
+    record = train(tiny(tmp_path, stages=3, steps=8, train=ON_GPU), [Fault(step=3, stage=2)])
     first = [fact.device for fact in facts(record, e.WorkerJoined) if fact.incarnation == 1]
     assert len(set(first)) == min(len(first), len(devices)) and set(first) <= {device.name for device in devices}
     assert outcomes(record) == ["started", "recovered"]
