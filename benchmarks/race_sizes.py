@@ -1,12 +1,16 @@
 """Does the order of strategies hold at larger models? A line through the two sizes of the race, and how sure it is.
 
-Read from the saved races (``docs/results/race_small.json`` and ``race_large.json``), nothing is trained. For two arms,
-each seed of a size says ln(hours of one ÷ hours of the other), on the same failures. The means of the two sizes lie on
-a line over the logarithm of the model's parameters; at a third size, ten times the larger one, the line says what to
-expect. A mean's error is Student's, with the degrees of freedom of Welch and Satterthwaite for a sum of two unlike
-errors. What is told is the probability that the first arm is the quicker one, by this fit: the line is assumed.
+Read from the saved races (``race_small.json``, ``race_large.json`` and ``race_gpu.json`` in ``docs/results``), nothing
+is trained. For two arms, each seed of a size says ln(hours of one ÷ hours of the other), on the same failures. The
+means of the two sizes lie on a line over the logarithm of the model's parameters; at a third size, ten times the larger
+one, the line says what to expect. A mean's error is Student's, with the degrees of freedom of Welch and Satterthwaite
+for a sum of two unlike errors. What is told is the probability that the first arm is the quicker one, by this fit: the
+line is assumed.
 
-The claim: none. A rank that the fit holds with 95 % would be worth one.
+A third race, of a model of that size, was run when the line had been drawn: what it measured is told beside what the
+line expects of it, the line's errors and the race's own added.
+
+The claim: the means of the third race lie within the 95 % that the line expects.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import NamedTuple
 
-from benchmarks.common import RESULTS, Row, conclude, parser, start
+from benchmarks.common import RESULTS, Claim, Row, conclude, parser, start
 from planaria import recipe, shipped
 from planaria.compare.race_results import Compared
 from planaria.errors import UserError
@@ -67,6 +71,19 @@ def expected(small: Size, large: Size, at: float) -> Expected:
     return Expected(mean, math.sqrt(sum(errors)), sum(errors) ** 2 / below if below else math.inf)
 
 
+def interval(line: Expected, logs: Sequence[float]) -> tuple[float, float]:
+    """Where the mean of further races lies with 95 %, if the line holds; ``logs`` tell how far such races scatter.
+
+    mean ± t · √(e² + s² / n), with Welch's and Satterthwaite's degrees of freedom for the sum.
+    """
+    from scipy.stats import t
+
+    own, fitted, n = variance(logs) / len(logs), line.error**2, len(logs)
+    below = (fitted**2 / line.freedom if fitted else 0.0) + own**2 / (n - 1)
+    half = math.sqrt(own + fitted) * float(t.ppf(0.975, (own + fitted) ** 2 / below)) if below else 0.0
+    return line.mean - half, line.mean + half
+
+
 def saved(name: str) -> tuple[Compared, int]:
     """A saved race, and the parameters of its model."""
     found = Compared.model_validate_json((RESULTS / f"{name}.json").read_bytes())
@@ -81,34 +98,55 @@ def size(found: Compared, count: int, pair: tuple[str, str], of: str) -> Size:
     return Size(count, [math.log(a / b) for a, b in both if a is not None and b is not None])
 
 
-def rows(given: argparse.Namespace) -> Iterator[Row]:
+def compared(races: Sequence[Compared]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """What is counted, and the arms that all races have, two at a time."""
+    first, *others = ([arm.name for arm in race.contestants if not arm.alike] for race in races)
+    names = [name for name in first if all(name in other for other in others)]
+    return ((of, pair) for of in OF for pair in combinations(names, 2))
+
+
+def lines(given: argparse.Namespace) -> Iterator[Row]:
+    """The first arm over the second at the two sizes, and how sure the line is of their order at all three."""
     (small, few), (large, many) = (saved(name) for name in given.races)
-    both = {arm.name for arm in large.contestants} & {arm.name for arm in small.contestants}
-    names = [arm.name for arm in small.contestants if arm.name in both and not arm.alike]
-    for of in OF:
-        for pair in combinations(names, 2):
-            ends = size(small, few, pair, of), size(large, many, pair, of)
-            sure = {
-                f"{at / 1e6:.3g} M": round(expected(*ends, at).first_is_quicker, 3)
-                for at in (few, many, given.times * many)
-            }
-            means = [math.exp(fmean(one.logs)) for one in ends]
-            what = f"{'hours' if of == 'hours' else 'steps'}: {pair[0]} over {pair[1]}, small and large"
-            yield Row(what, means, "equal: 1", None, sure)
+    at = (few, many, saved(given.then)[1])
+    for of, pair in compared([small, large]):
+        ends = size(small, few, pair, of), size(large, many, pair, of)
+        sure = {f"{n / 1e6:.3g} M": round(expected(*ends, n).first_is_quicker, 3) for n in at}
+        means = [math.exp(fmean(one.logs)) for one in ends]
+        yield Row(f"{told(of, pair)}, small and large", means, "equal: 1", None, sure)
+
+
+def measured(given: argparse.Namespace) -> Iterator[Row]:
+    """The same at the third size, by its own race, beside what the line expects there."""
+    races = [saved(name) for name in (*given.races, given.then)]
+    for of, pair in compared([found for found, _ in races]):
+        small, large, third = (size(found, count, pair, of) for found, count in races)
+        line = expected(small, large, third.parameters)
+        low, high = (math.exp(end) for end in interval(line, third.logs))
+        ratios = [math.exp(one) for one in third.logs]
+        what = f"{told(of, pair)}, measured at {third.parameters / 1e6:.3g} M"
+        beside = {"least": round(min(ratios), 3), "most": round(max(ratios), 3), "seeds": len(ratios)}
+        limit = f"by the line: {math.exp(line.mean):.3f}"
+        yield Row(what, [math.exp(fmean(third.logs))], limit, Claim(low=round(low, 3), high=round(high, 3)), beside)
+
+
+def told(of: str, pair: tuple[str, str]) -> str:
+    return f"{'hours' if of == 'hours' else 'steps'}: {pair[0]} over {pair[1]}"
 
 
 def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--races", nargs=2, metavar=("SMALL", "LARGE"), default=["race_small", "race_large"])
-    flags.add_argument("--times", type=float, default=10.0, help="of the larger model: where the line is followed to")
+    flags.add_argument("--then", metavar="LARGER", default="race_gpu", help="the race that the line is held against")
     given = flags.parse_args()
-    for name in given.races:
+    for name in (*given.races, given.then):
         if not Path(RESULTS / f"{name}.json").is_file():
-            raise UserError(
-                f"--races {name}: docs/results/{name}.json is not there; run `planaria compare {name}` first"
-            )
-    notes = ["columns of parameters: the probability that the first arm is the quicker one, by the line through both"]
-    return conclude(NAME, given, list(rows(given)), notes)
+            raise UserError(f"{name}: docs/results/{name}.json is not there; run `planaria compare {name}` first")
+    notes = [
+        "columns of parameters: the probability that the first arm is the quicker one, by the line through both races",
+        "claims: where the line and the scatter of the race's own seeds expect its mean with 95 %",
+    ]
+    return conclude(NAME, given, [*lines(given), *measured(given)], notes)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from benchmarks.race_sizes import Expected, Size, expected
+from benchmarks.race_sizes import Expected, Size, expected, interval
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,3 +44,18 @@ def test_what_it_says_with_95_per_cent_is_so_in_about_as_many_cases() -> None:
         small, large = ([drawn.gauss(mean, 0.05) for _ in range(5)] for mean in (-0.06, -0.03))
         wrong += expected(Size(1e6, small), Size(1e7, large), 1e8).first_is_quicker > 0.95
     assert 0.02 < wrong / 2000 < 0.07
+
+
+def test_the_mean_of_further_races_lies_where_it_is_expected_in_about_95_of_100_cases() -> None:
+    drawn, inside = random.Random(2), 0
+    for _ in range(1000):
+        small, large, further = (
+            [drawn.gauss(mean, 0.05) for _ in range(n)] for mean, n in ((0, 5), (0.03, 5), (0.06, 3))
+        )
+        low, high = interval(expected(Size(1e6, small), Size(1e7, large), 1e8), further)
+        inside += low <= sum(further) / 3 <= high
+    assert 0.92 < inside / 1000 < 0.98
+
+
+def test_without_scatter_the_line_says_one_number() -> None:
+    assert interval(Expected(0.25, 0.0, math.inf), [0.1, 0.1, 0.1]) == (0.25, 0.25)
