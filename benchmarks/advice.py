@@ -31,7 +31,7 @@ from planaria.commands.advise import experience
 from planaria.compare.advice import may_be_as_good
 from planaria.compare.clock import clock_of
 from planaria.compare.experience import Experience, Observation, Range, learn, swapping
-from planaria.compare.predict import Failures, doubt, predict, ways
+from planaria.compare.predict import Failures, doubt, far, predict, ways
 from planaria.compare.race import Course
 from planaria.compare.race_results import Compared, ticks_to
 from planaria.compare.race_spec import Arm, Comparison
@@ -131,24 +131,26 @@ def relearn(given: argparse.Namespace) -> int:
     """Write what comparisons and the races of some seeds teach into the package; without seeds, beside those known."""
     given.steps = 0
     known = experience()
-    swapped, observed, sizes = known.swapped, dict(known.observed), list(known.parameters)
+    swapped, observed = known.swapped, dict(known.observed)
     for file in given.learn:
         found = Compared.model_validate_json(file.read_bytes())
         source = f"{found.name}, seeds {', '.join(str(one.seed) for one in found.failures)}"
         observed = {old: seen for old, seen in observed.items() if not old.startswith(f"{found.name}, ")}
-        observed[source] = learn(found, source)
+        observed[source] = learn(found, source, size_of(recipe_of(given, found.name)[1]))
         if any(arm.routing == "swapped" and not arm.faults for arm in found.arms):
             swapped = swapping(found, source)
-        base = recipe_of(given, found.name)[1]
-        sizes.append(parameters(base.model, base.pipeline.stages))
-    learnt = Experience(swapped=swapped, observed=observed, parameters=(min(sizes), max(sizes)))
+    learnt = Experience(swapped=swapped, observed=observed)
     if given.lessons:
         learnt = taught(given, learnt)
     EXPERIENCE.write_text(learnt.model_dump_json(indent=1) + "\n")
-    for way, curve in learnt.curves.items():
+    for way, curve in ((way, curve) for way, curves in learnt.curves.items() for curve in curves):
         beside = f"{curve.low:+.3f} to {curve.high:+.3f}, {curve.races} races, up to {curve.most:.3f} failures a step"
-        print(f"{way}: {curve.scale:.3g} · rate ^ {curve.power:.2f}, {beside}")
+        print(f"{way}, {curve.parameters / 1e6:.2g} M: {curve.scale:.3g} · rate ^ {curve.power:.2f}, {beside}")
     return 0
+
+
+def size_of(base: RunConfig) -> int:
+    return parameters(base.model, base.pipeline.stages)
 
 
 def taught(given: argparse.Namespace, learnt: Experience) -> Experience:
@@ -156,7 +158,7 @@ def taught(given: argparse.Namespace, learnt: Experience) -> Experience:
     comparison, base = recipe_of(given, "recovery")
     courses = raced(given.lessons, LESSONS, comparison, base, "recovery-lessons")
     seen = [
-        lesson(name, course, *target_of(comparison, courses, seed), learnt)
+        lesson(name, course, *target_of(comparison, courses, seed), learnt, size_of(base))
         for (name, rate, seed), course in courses.items()
         if rate
     ]
@@ -165,7 +167,7 @@ def taught(given: argparse.Namespace, learnt: Experience) -> Experience:
     return learnt.model_copy(update={"observed": learnt.observed | {source: [one for one in seen if one]}})
 
 
-def lesson(name: str, course: Course, steps: float, target: float, learnt: Experience) -> Observation | None:
+def lesson(name: str, course: Course, steps: float, target: float, learnt: Experience, size: int) -> Observation | None:
     """What one race teaches of its first strategy: the failures that it mended, and the steps that rollbacks did not
     take; None if the target was missed."""
     ticks = ticks_to(course.points, target)
@@ -175,7 +177,7 @@ def lesson(name: str, course: Course, steps: float, target: float, learnt: Exper
     mended = [one for one in met if not one.rolled_back]
     useful = ticks - sum(one.steps_lost for one in met)
     alone = steps * (learnt.swapped.mean if "plus" in name else 1.0)
-    return Observation(way=name, rate=len(mended) / useful, extra=useful / alone - 1)
+    return Observation(way=name, rate=len(mended) / useful, extra=useful / alone - 1, parameters=size)
 
 
 def judged(
@@ -193,11 +195,12 @@ def judged(
     rate = per_step_probability(setting.hourly, comparison.trace.step_s)
     failures = Failures(rate, frozenset(range(1, base.pipeline.stages + 1)))
     for name, config in clocks.items():
-        if (name.startswith("echo") and name not in TRAINED) or doubt(config, failures, experience()):
+        asked = config, failures, experience(), size_of(base)
+        if (name.startswith("echo") and name not in TRAINED) or doubt(*asked) or far(*asked):
             continue
         clock = clock_of(config)
         useful = config.model_copy(update={"train": config.train.model_copy(update={"steps": 1})})
-        prediction = predict(name, useful, clock, failures, experience())
+        prediction = predict(name, useful, clock, failures, experience(), size_of(base))
         hours = [
             hours_of(name, comparison, base, setting.hourly, courses, seed, clock, prediction) for seed in given.seeds
         ]

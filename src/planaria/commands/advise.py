@@ -15,13 +15,10 @@ from planaria.compare.experience import Experience
 from planaria.config import RunConfig
 from planaria.engine.prepare import check
 from planaria.errors import UserError
-from planaria.model.families import parameters
 from planaria.observe.tables import Table, show
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
 """of a prediction, by how many of them an hour has"""
-SIZES = 2.0
-"""times smaller or larger than all models raced: experience is not of such ones"""
 CLOSE = 1.01
 """times the shortest: predictions this close are practically equal"""
 
@@ -111,22 +108,13 @@ def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str
     if close := [way.prediction.name for way in advice.ways[1:] if way.prediction.hours.mean <= within]:
         lines.append(f"as good       {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
     lines += [f"break-even    {_told(config, point)}" for point in advice.break_evens]
-    lines += [f"don't know    {name}: {why}" for name, why in doubts.items()]
-    if size := _other_size(config, known):
-        lines.append(f"don't know    whether that holds at this size: {size}")
+    for name, one in doubts.items():
+        would = f"; at the same cost {_told_in(unit, one.hours.mean)} {unit}" if one.hours else ""
+        lines.append(f"don't know    {name}: {one.why}{would}")
     lines.append(
         f"experience    {'; '.join(known.observed)}; {unit} count training to the recipe's last step at equal loss"
     )
     return lines
-
-
-def _other_size(config: RunConfig, known: Experience) -> str:
-    """How far the recipe's model is from those that were raced; empty if it is among them."""
-    own = parameters(config.model, config.pipeline.stages)
-    least, most = known.parameters
-    if least / SIZES <= own <= SIZES * most:
-        return ""
-    return f"it has {own / 1e6:.3g} million parameters, and models of {least / 1e6:.2g} to {most / 1e6:.2g} were raced"
 
 
 def _told(config: RunConfig, point: BreakEven) -> str:

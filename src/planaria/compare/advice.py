@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planaria.chaos.generating import per_step_probability
 from planaria.compare.clock import Clock, clock_of, step_bytes_and_memory
 from planaria.compare.experience import Experience, Range
-from planaria.compare.predict import Failures, Prediction, doubt, predict, ways
+from planaria.compare.predict import Failures, Prediction, doubt, far, predict, ways
 from planaria.config import RunConfig
+from planaria.model.families import parameters
 
 SPAN = 100.0
 """break-evens are looked for within this factor of the recipe's own number, either way"""
@@ -29,6 +31,14 @@ class Weighed:
     """of copies, over all stages' weights and moments"""
     background: bool = False
     """are checkpoints written while training goes on?"""
+
+
+class Unknown(NamedTuple):
+    """Of a way that cannot be weighed."""
+
+    why: str
+    hours: Range | None
+    """what it would take if failures cost what they cost in the races with another size of model"""
 
 
 @dataclass(frozen=True)
@@ -51,22 +61,33 @@ class Advice:
 
 
 def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
-    """Every way of coping with the failures of a recipe's [network] that was raced or is exact; fewest hours first."""
-    found = []
+    """Every way of coping with the failures of a recipe's [network] that is exact, or was raced with models about as
+    large; fewest hours first."""
+    found, size = [], _size(config)
     for name, way in ways(config).items():
         clock, failures = _met(way)
-        if doubt(way, failures, experience):
+        if doubt(way, failures, experience, size) or far(way, failures, experience, size):
             continue
-        expected = predict(name, way, clock, failures, experience)
+        expected = predict(name, way, clock, failures, experience, size)
         costs, beside = step_bytes_and_memory(way), way.checkpoint.background
         found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
     return sorted(found, key=lambda w: w.prediction.hours.mean)
 
 
-def unknown(config: RunConfig, experience: Experience) -> dict[str, str]:
-    """The ways that cannot be weighed, each with the reason why."""
-    doubts = {name: doubt(way, _met(way)[1], experience) for name, way in ways(config).items()}
-    return {name: why for name, why in doubts.items() if why}
+def unknown(config: RunConfig, experience: Experience) -> dict[str, Unknown]:
+    """The ways that cannot be weighed."""
+    found, size = {}, _size(config)
+    for name, way in ways(config).items():
+        clock, failures = _met(way)
+        if why := doubt(way, failures, experience, size):
+            found[name] = Unknown(why, None)
+        elif why := far(way, failures, experience, size):
+            found[name] = Unknown(why, predict(name, way, clock, failures, experience, size).hours)
+    return found
+
+
+def _size(config: RunConfig) -> int:
+    return parameters(config.model, config.pipeline.stages)
 
 
 def _met(way: RunConfig) -> tuple[Clock, Failures]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from functools import cached_property
@@ -21,6 +22,8 @@ FEWEST = 4
 """races without which a curve has no spread worth the name"""
 BEYOND = 1.25
 """times the highest rate raced: a curve is not believed further out"""
+SIZES = 2.0
+"""times smaller or larger than all models with which a way was raced: experience is not of such ones"""
 
 
 class Range(Record):
@@ -40,6 +43,8 @@ class Observation(Record):
     """failures met per step"""
     extra: float
     """steps to the target over those without failures on the same routes, less 1; noise can make it negative"""
+    parameters: int
+    """of the model"""
 
 
 class Curve(Record):
@@ -55,6 +60,8 @@ class Curve(Record):
     least: float
     """the lowest rate raced, failures a step"""
     most: float
+    parameters: int
+    """of the model raced"""
 
     def extra(self, rate: float, side: str) -> float:
         """At ``rate`` failures a step; ``side`` is mean, low or high.
@@ -80,15 +87,31 @@ class Experience(Record):
     """steps to a loss with swapped routing, over those with full routing, without failures"""
     observed: dict[str, list[Observation]]
     """by the races that they were taken from"""
-    parameters: tuple[int, int]
-    """of the smallest and the largest model raced"""
 
     @cached_property
-    def curves(self) -> dict[str, Curve]:
-        """Way → its curve; exact ways, and those nobody has raced yet, have none."""
-        everything = [one for found in self.observed.values() for one in found]
-        ways = dict.fromkeys(one.way for one in everything)
-        return {way: fit([one for one in everything if one.way == way]) for way in ways}
+    def curves(self) -> dict[str, list[Curve]]:
+        """Way → its curves, one for each size of model, smallest first; exact ways, and those not raced, have none."""
+        by: dict[str, dict[int, list[Observation]]] = {}
+        for one in (one for found in self.observed.values() for one in found):
+            by.setdefault(one.way, {}).setdefault(one.parameters, []).append(one)
+        return {way: [fit(sizes[size]) for size in sorted(sizes)] for way, sizes in by.items()}
+
+    def curve(self, way: str, size: int) -> Curve | None:
+        """What the races with the model nearest to ``size`` parameters say of a way; None if nobody has raced it."""
+        return min(self._told(way), key=lambda curve: abs(math.log(size / curve.parameters)), default=None)
+
+    def far(self, way: str, size: int) -> str:
+        """Why the races say little of a way with a model of ``size`` parameters; empty if they do, or if none did."""
+        sizes = [curve.parameters for curve in self._told(way)]
+        if not sizes or sizes[0] / SIZES <= size <= SIZES * sizes[-1]:
+            return ""
+        raced = " to ".join(dict.fromkeys(f"{one / 1e6:.2g}" for one in (sizes[0], sizes[-1])))
+        return f"raced with {raced} million parameters, and this model has {size / 1e6:.3g}"
+
+    def _told(self, way: str) -> list[Curve]:
+        """A way's curves; a size with too few races counts only where there is no other."""
+        found = self.curves.get(way, [])
+        return [curve for curve in found if curve.races >= FEWEST] or found
 
 
 def way_of(name: str, strategy: Recovery) -> str:
@@ -98,6 +121,8 @@ def way_of(name: str, strategy: Recovery) -> str:
 
 def fit(observed: Sequence[Observation]) -> Curve:
     """The curve with the least squares of what it says the extra steps were; linear unless rates differ widely.
+
+    All were seen with models of one size.
 
     Its spread is the jackknife's: what each race is off a curve that was fitted to all others.
     """
@@ -109,7 +134,10 @@ def fit(observed: Sequence[Observation]) -> Curve:
         off.append(left_out.extra - own * left_out.rate**bent)
     rates = [one.rate for one in observed]
     count, least, most = len(observed), min(rates), max(rates)
-    return Curve(scale=scale, power=power, low=min(off), high=max(off), races=count, least=least, most=most)
+    size = observed[0].parameters
+    return Curve(
+        scale=scale, power=power, low=min(off), high=max(off), races=count, least=least, most=most, parameters=size
+    )
 
 
 def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
@@ -126,8 +154,8 @@ def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
     return scale, power
 
 
-def learn(found: Compared, source: str) -> list[Observation]:
-    """What a comparison teaches, by its own seeds: every race that met failures.
+def learn(found: Compared, source: str, size: int) -> list[Observation]:
+    """What a comparison of models with ``size`` parameters teaches, by its own seeds: every race that met failures.
 
     A race counts for the first strategy of its arm's chain, beside the arm that nothing struck and that differs in
     nothing else; exact strategies and controls teach nothing, and arms without such a partner neither.
@@ -140,7 +168,8 @@ def learn(found: Compared, source: str) -> list[Observation]:
         by, first = _first(arm)
         unharmed = next((one for one in calm if one.alike == arm.alike), None)
         if arm.faults and unharmed and not first.exact and not first.control:
-            observed += [_observation(way_of(by, first), arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
+            way = way_of(by, first)
+            observed += [_observation(way, size, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
     return observed
 
 
@@ -174,9 +203,10 @@ def _value(text: str) -> object:
         return text
 
 
-def _observation(way: str, arm: str, run: Run, unharmed: Run, source: str) -> Observation:
+def _observation(way: str, size: int, arm: str, run: Run, unharmed: Run, source: str) -> Observation:
     ticks = _ticks(run, arm, source)
-    return Observation(way=way, rate=run.failures / ticks, extra=ticks / _ticks(unharmed, arm, source) - 1)
+    extra = ticks / _ticks(unharmed, arm, source) - 1
+    return Observation(way=way, rate=run.failures / ticks, extra=extra, parameters=size)
 
 
 def _pairs(one: Scored, other: Scored) -> Sequence[tuple[Run, Run]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from planaria.compare.clock import Clock
-from planaria.compare.experience import Experience, Range, way_of
+from planaria.compare.experience import Curve, Experience, Range, way_of
 from planaria.config import RunConfig
 from planaria.options import Options
 from planaria.recovery import names, recovery, with_strategy
@@ -38,26 +38,40 @@ class Prediction:
     """nothing in it but arithmetic: no experience was needed"""
 
 
-def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
-    """Why experience does not say what a recipe's way of coping costs; empty if it does, or if that is arithmetic."""
+def doubt(config: RunConfig, failures: Failures, experience: Experience, size: int) -> str:
+    """Why experience does not say what a recipe's way of coping costs; empty if it does, or if that is arithmetic.
+
+    ``size``: the model's parameters.
+    """
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     for name, one in chain.items():
-        if not one.exact and way_of(name, one) not in experience.curves:
+        if not one.exact and experience.curve(way_of(name, one), size) is None:
             return "not measured yet"
-    rebuilt = _rebuilt(config, _fates(config, failures.struck).values())
-    doubts = (experience.curves[way].doubt(n * failures.rate) for way, n in rebuilt.items() if way in experience.curves)
-    return next(filter(None, doubts), "")
+    return next((why for _, curve, met in _used(config, failures, experience, size) if (why := curve.doubt(met))), "")
+
+
+def far(config: RunConfig, failures: Failures, experience: Experience, size: int) -> str:
+    """Why experience is not of models of ``size`` parameters, for a way without other doubts; empty if it is."""
+    used = _used(config, failures, experience, size)
+    return next((why for way, _, _ in used if (why := experience.far(way, size))), "")
 
 
 def predict(
-    name: str, config: RunConfig, clock: Clock, failures: Failures, experience: Experience, interval: int | None = None
+    name: str,
+    config: RunConfig,
+    clock: Clock,
+    failures: Failures,
+    experience: Experience,
+    size: int,
+    interval: int | None = None,
 ) -> Prediction:
-    """What training ``config.train.steps`` useful steps takes if stages fail one at a time.
+    """What training ``config.train.steps`` useful steps of a model with ``size`` parameters takes if stages fail one
+    at a time.
 
     With the stages that roll back apart from those that are rebuilt, for N useful steps:
 
-    - ticks = N · swap · (1 + Σ extra), for each way of rebuilding the extra steps that experience has at its rate,
-      and no fewer than N · swap / 2;
+    - ticks = N · swap · (1 + Σ extra), for each way of rebuilding the extra steps that experience has at its rate with
+      the nearest size of model, and no fewer than N · swap / 2;
     - times the ticks that a step takes under rollbacks to every f-th one (``recovery.checkpoint.rollback_mean``);
     - seconds = ticks · step + saves · save + failures · (half a step again + replacement + state).
 
@@ -72,12 +86,11 @@ def predict(
     if chance and interval is None:
         interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
     interval = interval and max(interval, clock.behind)
-    by = _rebuilt(config, rebuilt)
+    used = _used(config, failures, experience, size)
     hours = {}
     for side in ("mean", "low", "high"):
         swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
-        known = [(experience.curves[way], count) for way, count in by.items() if way in experience.curves]
-        extra = sum(curve.extra(count * failures.rate, side) for curve, count in known)
+        extra = sum(curve.extra(met, side) for _, curve, met in used)
         ticks = config.train.steps * swap * max(0.5, 1.0 + extra)
         saves = 0.0
         if chance and interval:
@@ -87,8 +100,8 @@ def predict(
         moved = clock.load_s * len(rolled) + clock.donated_s * len(rebuilt)
         down = struck * (len(fates) * (clock.again * clock.step_s + clock.replacement_s) + moved)
         hours[side] = (ticks * clock.step_s + saves * clock.save_s + down) / 3600
-    used = bool(by.keys() & experience.curves.keys()) or config.routing.kind == "swapped"
-    return Prediction(name, Range(**hours), interval if chance else None, not used)
+    certain = not used and config.routing.kind != "swapped"
+    return Prediction(name, Range(**hours), interval if chance else None, certain)
 
 
 class _Fate(NamedTuple):
@@ -100,10 +113,13 @@ class _Fate(NamedTuple):
     """steps after another failure during which it would roll back all the same"""
 
 
-def _rebuilt(config: RunConfig, fates: Iterable[_Fate]) -> Counter[str]:
-    """Way → how many stages it rebuilds."""
+def _used(config: RunConfig, failures: Failures, experience: Experience, size: int) -> list[tuple[str, Curve, float]]:
+    """The ways of rebuilding with a curve that a recipe uses, their curves, and the failures a step that each mends."""
     chain = recovery(config.recovery, config.pipeline.stages).strategies
-    return Counter(way_of(fate.by, chain[fate.by]) for fate in fates if fate.by is not None)
+    by = [fate.by for fate in _fates(config, failures.struck).values() if fate.by is not None]
+    rebuilt = Counter(way_of(name, chain[name]) for name in by)
+    curves = ((way, experience.curve(way, size), count * failures.rate) for way, count in rebuilt.items())
+    return [(way, curve, met) for way, curve, met in curves if curve is not None]
 
 
 def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _Fate]:
