@@ -41,7 +41,7 @@ def test_the_prediction_has_an_interval_that_is_possible_and_what_is_lost_by_bei
     found = {}
     for name, way in ways(recipe(False)).items():
         if name.startswith("checkpoint"):
-            found[name] = predict(name, way, clock_of(way), Failures(0.01, frozenset(range(5))), experience(), 342848)
+            found[name] = predict(name, way, clock_of(way), Failures(0.01, frozenset(range(5))), experience())
     waiting, beside = found["checkpoint"], found["checkpoint, in the background"]
     clock = clock_of(recipe(True))
     assert beside.interval is not None and waiting.interval is not None

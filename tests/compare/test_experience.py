@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planaria import recipe, shipped
 from planaria.commands.advise import experience
 from planaria.compare.advice import unknown, weigh
-from planaria.compare.experience import BEYOND, FEWEST, Curve, Experience, Observation, Range, fit, learn, swapping
+from planaria.compare.experience import BEYOND, FEWEST, Curve, Observation, fit, learn, swapping
 from planaria.compare.race_results import Compared
 from planaria.config import RunConfig
 from planaria.model.families import parameters
@@ -26,6 +26,11 @@ SHAPE = {"vocab": 1024, "dim": 64, "layers": 6, "heads": 4, "kv_heads": 2, "hidd
 
 def seen(rate: float, extra: float, size: int = SMALL) -> Observation:
     return Observation(way="echo (8 bits)", rate=rate, extra=extra, parameters=size)
+
+
+def with_spread(low: float, high: float, races: int, most: float) -> Curve:
+    rest = {"scale": 1.0, "power": 0.5, "least": 0.01, "smallest": SMALL, "largest": SMALL}
+    return Curve.model_validate({"low": low, "high": high, "races": races, "most": most, **rest})
 
 
 @given(scale=st.floats(0.1, 5.0), power=st.sampled_from([0.3, 0.5, 1.0, 1.2]))
@@ -53,28 +58,25 @@ def test_copies_that_cost_nothing_in_the_mean_are_not_certain_to_cost_nothing() 
 
 
 def test_what_never_fails_costs_nothing_for_certain() -> None:
-    curve = Curve(scale=1.0, power=0.5, low=-0.04, high=0.05, races=8, least=0.01, most=0.05, parameters=SMALL)
+    curve = with_spread(low=-0.04, high=0.05, races=8, most=0.05)
     assert curve.extra(0.0, "low") == curve.extra(0.0, "mean") == curve.extra(0.0, "high") == 0.0
     assert curve.extra(0.0001, "high") - curve.extra(0.0001, "mean") == pytest.approx(0.005)
     assert curve.extra(0.03, "high") - curve.extra(0.03, "mean") == pytest.approx(0.05)
 
 
 def test_further_out_and_of_few_races_it_does_not_know() -> None:
-    curve = Curve(scale=1.0, power=0.5, low=0.0, high=0.0, races=FEWEST, least=0.01, most=0.04, parameters=SMALL)
+    curve = with_spread(low=0.0, high=0.0, races=FEWEST, most=0.04)
     assert not curve.doubt(BEYOND * 0.04)
     assert "0.06 failures a step, raced with up to 0.04" in curve.doubt(0.06)
     assert f"at least {FEWEST}" in curve.model_copy(update={"races": FEWEST - 1}).doubt(0.02)
 
 
-def test_the_races_with_the_nearest_model_count_and_no_others() -> None:
-    some = [seen(rate, 2 * rate) for rate in RATES] + [seen(rate, 3 * rate, LARGE) for rate in RATES]
-    known = Experience(swapped=Range(mean=1, low=1, high=1), observed={"races": [*some, seen(0.01, 9.0, 10 * LARGE)]})
-    for size, scale in ((SMALL // 9, 2), (SMALL, 2), (2 * SMALL, 2), (LARGE // 2, 3), (10 * LARGE, 3)):
-        curve = known.curve("echo (8 bits)", size)
-        assert curve is not None and curve.scale * 0.01**curve.power == pytest.approx(scale * 0.01)
-        assert bool(known.far("echo (8 bits)", size)) is (size in (SMALL // 9, 10 * LARGE))
-    assert "raced with 0.34 to 2.8 million parameters, and this model has 28" in known.far("echo (8 bits)", 10 * LARGE)
-    assert known.curve("checkfree", SMALL) is None and not known.far("checkfree", SMALL)
+def test_models_of_other_sizes_than_those_raced_are_doubted_and_those_between_are_not() -> None:
+    both = fit([seen(rate, rate) for rate in RATES] + [seen(0.02, 0.02, LARGE)])
+    assert not any(both.far(size) for size in (SMALL // 2, SMALL, 1_000_000, LARGE, 2 * LARGE))
+    assert both.far(SMALL // 3) and both.far(3 * LARGE)
+    assert both.far(10 * LARGE) == "raced with 0.34 to 2.8 million parameters, and this model has 28"
+    assert "raced with 0.34 million" in fit([seen(rate, rate) for rate in RATES]).far(LARGE)
 
 
 def failing(hourly: float, **shape: int) -> RunConfig:
@@ -86,11 +88,14 @@ def failing(hourly: float, **shape: int) -> RunConfig:
 def test_of_models_that_were_not_raced_it_says_what_it_does_not_know() -> None:
     small, usual = failing(0.1, **SHAPE), failing(0.1)
     assert all(one.prediction.certain for one in weigh(usual, experience()))
-    for name, one in unknown(usual, experience()).items():
+    ranked = {one.prediction.name: one.prediction.hours.mean for one in weigh(small, experience())}
+    doubted = unknown(usual, experience())
+    assert unknown(small, experience()) == {} and {*doubted} == {*ranked} - {
+        one.prediction.name for one in weigh(usual, experience())
+    }
+    for name, one in doubted.items():
         assert "million parameters, and this model has 468" in one.why
-        ratio = next(w for w in weigh(small, experience()) if w.prediction.name == name).prediction.hours.mean
-        assert one.hours is not None and one.hours.mean > ratio > 0
-    assert {*unknown(usual, experience())} > {*unknown(small, experience())} == set()
+        assert one.hours is not None and one.hours.mean > ranked[name] > 0, "its messages are longer"
 
 
 def test_beyond_what_was_raced_only_what_is_arithmetic_is_weighed() -> None:

@@ -38,7 +38,7 @@ class Unknown(NamedTuple):
 
     why: str
     hours: Range | None
-    """what it would take if failures cost what they cost in the races with another size of model"""
+    """what it would take if failures cost what they cost in the races with models of other sizes"""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Advice:
 def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
     """Every way of coping with the failures of a recipe's [network] that is exact, or was raced with models about as
     large; fewest hours first."""
-    found, size = [], _size(config)
+    found, size = [], parameters(config.model, config.pipeline.stages)
     for name, way in ways(config).items():
         clock, failures = _met(way)
-        if doubt(way, failures, experience, size) or far(way, failures, experience, size):
+        if doubt(way, failures, experience) or far(way, failures, experience, size):
             continue
-        expected = predict(name, way, clock, failures, experience, size)
+        expected = predict(name, way, clock, failures, experience)
         costs, beside = step_bytes_and_memory(way), way.checkpoint.background
         found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
     return sorted(found, key=lambda w: w.prediction.hours.mean)
@@ -76,18 +76,14 @@ def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
 
 def unknown(config: RunConfig, experience: Experience) -> dict[str, Unknown]:
     """The ways that cannot be weighed."""
-    found, size = {}, _size(config)
+    found, size = {}, parameters(config.model, config.pipeline.stages)
     for name, way in ways(config).items():
         clock, failures = _met(way)
-        if why := doubt(way, failures, experience, size):
+        if why := doubt(way, failures, experience):
             found[name] = Unknown(why, None)
         elif why := far(way, failures, experience, size):
-            found[name] = Unknown(why, predict(name, way, clock, failures, experience, size).hours)
+            found[name] = Unknown(why, predict(name, way, clock, failures, experience).hours)
     return found
-
-
-def _size(config: RunConfig) -> int:
-    return parameters(config.model, config.pipeline.stages)
 
 
 def _met(way: RunConfig) -> tuple[Clock, Failures]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,7 +22,7 @@ FEWEST = 4
 BEYOND = 1.25
 """times the highest rate raced: a curve is not believed further out"""
 SIZES = 2.0
-"""times smaller or larger than all models with which a way was raced: experience is not of such ones"""
+"""times smaller or larger than all models raced: a curve is not of such ones"""
 
 
 class Range(Record):
@@ -60,8 +59,9 @@ class Curve(Record):
     least: float
     """the lowest rate raced, failures a step"""
     most: float
-    parameters: int
-    """of the model raced"""
+    smallest: int
+    """parameters of the smallest model raced"""
+    largest: int
 
     def extra(self, rate: float, side: str) -> float:
         """At ``rate`` failures a step; ``side`` is mean, low or high.
@@ -79,6 +79,13 @@ class Curve(Record):
             return f"{rate:.2g} failures a step, raced with up to {self.most:.2g}"
         return ""
 
+    def far(self, size: int) -> str:
+        """Why the curve says little of a model with ``size`` parameters; empty if about such ones were raced."""
+        if self.smallest / SIZES <= size <= SIZES * self.largest:
+            return ""
+        raced = " to ".join(dict.fromkeys(f"{one / 1e6:.2g}" for one in (self.smallest, self.largest)))
+        return f"raced with {raced} million parameters, and this model has {size / 1e6:.3g}"
+
 
 class Experience(Record):
     """What failures cost in races that were run: the part of a prediction that cannot be calculated."""
@@ -89,29 +96,14 @@ class Experience(Record):
     """by the races that they were taken from"""
 
     @cached_property
-    def curves(self) -> dict[str, list[Curve]]:
-        """Way → its curves, one for each size of model, smallest first; exact ways, and those not raced, have none."""
-        by: dict[str, dict[int, list[Observation]]] = {}
-        for one in (one for found in self.observed.values() for one in found):
-            by.setdefault(one.way, {}).setdefault(one.parameters, []).append(one)
-        return {way: [fit(sizes[size]) for size in sorted(sizes)] for way, sizes in by.items()}
+    def curves(self) -> dict[str, Curve]:
+        """Way → its curve; exact ways, and those nobody has raced yet, have none.
 
-    def curve(self, way: str, size: int) -> Curve | None:
-        """What the races with the model nearest to ``size`` parameters say of a way; None if nobody has raced it."""
-        return min(self._told(way), key=lambda curve: abs(math.log(size / curve.parameters)), default=None)
-
-    def far(self, way: str, size: int) -> str:
-        """Why the races say little of a way with a model of ``size`` parameters; empty if they do, or if none did."""
-        sizes = [curve.parameters for curve in self._told(way)]
-        if not sizes or sizes[0] / SIZES <= size <= SIZES * sizes[-1]:
-            return ""
-        raced = " to ".join(dict.fromkeys(f"{one / 1e6:.2g}" for one in (sizes[0], sizes[-1])))
-        return f"raced with {raced} million parameters, and this model has {size / 1e6:.3g}"
-
-    def _told(self, way: str) -> list[Curve]:
-        """A way's curves; a size with too few races counts only where there is no other."""
-        found = self.curves.get(way, [])
-        return [curve for curve in found if curve.races >= FEWEST] or found
+        Models of all sizes share one: races of one size alone are too few, and scatter too much.
+        """
+        everything = [one for found in self.observed.values() for one in found]
+        ways = dict.fromkeys(one.way for one in everything)
+        return {way: fit([one for one in everything if one.way == way]) for way in ways}
 
 
 def way_of(name: str, strategy: Recovery) -> str:
@@ -122,8 +114,6 @@ def way_of(name: str, strategy: Recovery) -> str:
 def fit(observed: Sequence[Observation]) -> Curve:
     """The curve with the least squares of what it says the extra steps were; linear unless rates differ widely.
 
-    All were seen with models of one size.
-
     Its spread is the jackknife's: what each race is off a curve that was fitted to all others.
     """
     scale, power = _least_squares(observed)
@@ -132,11 +122,17 @@ def fit(observed: Sequence[Observation]) -> Curve:
         others = [one for one in observed if one is not left_out] or [left_out]
         own, bent = _least_squares(others)
         off.append(left_out.extra - own * left_out.rate**bent)
-    rates = [one.rate for one in observed]
-    count, least, most = len(observed), min(rates), max(rates)
-    size = observed[0].parameters
+    rates, sizes = [one.rate for one in observed], [one.parameters for one in observed]
     return Curve(
-        scale=scale, power=power, low=min(off), high=max(off), races=count, least=least, most=most, parameters=size
+        scale=scale,
+        power=power,
+        low=min(off),
+        high=max(off),
+        races=len(observed),
+        least=min(rates),
+        most=max(rates),
+        smallest=min(sizes),
+        largest=max(sizes),
     )
 
 

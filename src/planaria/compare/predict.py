@@ -38,40 +38,30 @@ class Prediction:
     """nothing in it but arithmetic: no experience was needed"""
 
 
-def doubt(config: RunConfig, failures: Failures, experience: Experience, size: int) -> str:
-    """Why experience does not say what a recipe's way of coping costs; empty if it does, or if that is arithmetic.
-
-    ``size``: the model's parameters.
-    """
+def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
+    """Why experience does not say what a recipe's way of coping costs; empty if it does, or if that is arithmetic."""
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     for name, one in chain.items():
-        if not one.exact and experience.curve(way_of(name, one), size) is None:
+        if not one.exact and way_of(name, one) not in experience.curves:
             return "not measured yet"
-    return next((why for _, curve, met in _used(config, failures, experience, size) if (why := curve.doubt(met))), "")
+    used = _used(config, failures, experience)
+    return next((why for curve, met in used if (why := curve.doubt(met))), "")
 
 
 def far(config: RunConfig, failures: Failures, experience: Experience, size: int) -> str:
-    """Why experience is not of models of ``size`` parameters, for a way without other doubts; empty if it is."""
-    used = _used(config, failures, experience, size)
-    return next((why for way, _, _ in used if (why := experience.far(way, size))), "")
+    """Why experience is not of models with ``size`` parameters, for a way without other doubts; empty if it is."""
+    return next((why for curve, _ in _used(config, failures, experience) if (why := curve.far(size))), "")
 
 
 def predict(
-    name: str,
-    config: RunConfig,
-    clock: Clock,
-    failures: Failures,
-    experience: Experience,
-    size: int,
-    interval: int | None = None,
+    name: str, config: RunConfig, clock: Clock, failures: Failures, experience: Experience, interval: int | None = None
 ) -> Prediction:
-    """What training ``config.train.steps`` useful steps of a model with ``size`` parameters takes if stages fail one
-    at a time.
+    """What training ``config.train.steps`` useful steps takes if stages fail one at a time.
 
     With the stages that roll back apart from those that are rebuilt, for N useful steps:
 
-    - ticks = N · swap · (1 + Σ extra), for each way of rebuilding the extra steps that experience has at its rate with
-      the nearest size of model, and no fewer than N · swap / 2;
+    - ticks = N · swap · (1 + Σ extra), for each way of rebuilding the extra steps that experience has at its rate,
+      and no fewer than N · swap / 2;
     - times the ticks that a step takes under rollbacks to every f-th one (``recovery.checkpoint.rollback_mean``);
     - seconds = ticks · step + saves · save + failures · (half a step again + replacement + state).
 
@@ -86,11 +76,11 @@ def predict(
     if chance and interval is None:
         interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
     interval = interval and max(interval, clock.behind)
-    used = _used(config, failures, experience, size)
+    used = _used(config, failures, experience)
     hours = {}
     for side in ("mean", "low", "high"):
         swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
-        extra = sum(curve.extra(met, side) for _, curve, met in used)
+        extra = sum(curve.extra(met, side) for curve, met in used)
         ticks = config.train.steps * swap * max(0.5, 1.0 + extra)
         saves = 0.0
         if chance and interval:
@@ -113,13 +103,13 @@ class _Fate(NamedTuple):
     """steps after another failure during which it would roll back all the same"""
 
 
-def _used(config: RunConfig, failures: Failures, experience: Experience, size: int) -> list[tuple[str, Curve, float]]:
-    """The ways of rebuilding with a curve that a recipe uses, their curves, and the failures a step that each mends."""
+def _used(config: RunConfig, failures: Failures, experience: Experience) -> list[tuple[Curve, float]]:
+    """The curves that a recipe's way of coping is predicted by, each with the failures a step that it mends."""
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     by = [fate.by for fate in _fates(config, failures.struck).values() if fate.by is not None]
     rebuilt = Counter(way_of(name, chain[name]) for name in by)
-    curves = ((way, experience.curve(way, size), count * failures.rate) for way, count in rebuilt.items())
-    return [(way, curve, met) for way, curve, met in curves if curve is not None]
+    curves = experience.curves
+    return [(curves[way], count * failures.rate) for way, count in rebuilt.items() if way in curves]
 
 
 def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _Fate]:
