@@ -8,7 +8,8 @@ for a sum of two unlike errors. What is told is the probability that the first a
 line is assumed.
 
 A third race, of a model of that size, was run when the line had been drawn: what it measured is told beside what the
-line expects of it, the line's errors and the race's own added.
+line expects of it, the line's errors and the race's own added. All races meet the same failures with the same seed, and
+three pairs of arms are not independent: both are left out of the errors.
 
 The claim: the means of the third race lie within the 95 % that the line expects.
 """
@@ -19,9 +20,10 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean, variance
 from typing import NamedTuple
+
+from pydantic import ValidationError
 
 from benchmarks.common import RESULTS, Claim, Row, conclude, parser, start
 from planaria import recipe, shipped
@@ -91,11 +93,34 @@ def saved(name: str) -> tuple[Compared, int]:
     return found, parameters(config.model, config.pipeline.stages)
 
 
+def check(given: argparse.Namespace) -> None:
+    """:raises UserError: naming the race that cannot be an end of the line, or cannot be held against it."""
+    seen: dict[int, str] = {}
+    for name in (*given.races, given.then):
+        file = RESULTS / f"{name}.json"
+        if not file.is_file():
+            raise UserError(f"{name}: docs/results/{name}.json is not there; run `planaria compare {name}` first")
+        try:
+            found, count = saved(name)
+        except ValidationError as error:
+            raise UserError(f"{name}: docs/results/{name}.json is no comparison; name a race") from error
+        if count in seen:
+            raise UserError(f"{name}: its model is as large as that of {seen[count]}; name races of three sizes")
+        if len(found.failures) < 2:
+            raise UserError(f"{name}: one seed says nothing of how far seeds scatter; race more")
+        seen[count] = name
+
+
 def size(found: Compared, count: int, pair: tuple[str, str], of: str) -> Size:
     arms = {arm.name: arm for arm in found.arms}
     runs = zip(*(arms[name].runs for name in pair), strict=True)
     both = [(getattr(a, of), getattr(b, of)) for a, b in runs]
-    return Size(count, [math.log(a / b) for a, b in both if a is not None and b is not None])
+    logs = [math.log(a / b) for a, b in both if a is not None and b is not None]
+    if len(logs) < 2:
+        raise UserError(
+            f"{found.name}: {pair[0]} and {pair[1]} reached the target together with too few seeds; race more"
+        )
+    return Size(count, logs)
 
 
 def compared(races: Sequence[Compared]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -139,9 +164,7 @@ def main() -> int:
     flags.add_argument("--races", nargs=2, metavar=("SMALL", "LARGE"), default=["race_small", "race_large"])
     flags.add_argument("--then", metavar="LARGER", default="race_gpu", help="the race that the line is held against")
     given = flags.parse_args()
-    for name in (*given.races, given.then):
-        if not Path(RESULTS / f"{name}.json").is_file():
-            raise UserError(f"{name}: docs/results/{name}.json is not there; run `planaria compare {name}` first")
+    check(given)
     notes = [
         "columns of parameters: the probability that the first arm is the quicker one, by the line through both races",
         "claims: where the line and the scatter of the race's own seeds expect its mean with 95 %",

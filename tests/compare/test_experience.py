@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from planaria import recipe, shipped
 from planaria.commands.advise import experience
-from planaria.compare.advice import unknown, weigh
+from planaria.compare.advice import advise, unknown, weigh
 from planaria.compare.experience import BEYOND, FEWEST, Curve, Observation, fit, learn, swapping
 from planaria.compare.race_results import Compared
 from planaria.config import RunConfig
+from planaria.errors import UserError
 from planaria.model.families import parameters
 
 ROOT = Path(__file__).parents[2]
@@ -72,11 +73,14 @@ def test_further_out_and_of_few_races_it_does_not_know() -> None:
 
 
 def test_models_of_other_sizes_than_those_raced_are_doubted_and_those_between_are_not() -> None:
-    both = fit([seen(rate, rate) for rate in RATES] + [seen(0.02, 0.02, LARGE)])
+    some = [seen(rate, rate) for rate in RATES]
+    both = fit([*some, *(seen(rate, rate, LARGE) for rate in RATES), seen(0.02, 0.02, 100 * LARGE)])
     assert not any(both.far(size) for size in (SMALL // 2, SMALL, 1_000_000, LARGE, 2 * LARGE))
     assert both.far(SMALL // 3) and both.far(3 * LARGE)
-    assert both.far(10 * LARGE) == "raced with 0.34 to 2.8 million parameters, and this model has 28"
-    assert "raced with 0.34 million" in fit([seen(rate, rate) for rate in RATES]).far(LARGE)
+    assert both.far(10 * LARGE) == "raced with 0.34 to 2.8 million parameters, and this model has 28 million"
+    assert both.far(1000 * LARGE).endswith("this model has 2.8 billion"), "one race of a size is not enough"
+    assert "raced with 0.34 million" in fit(some).far(LARGE) and not fit(some[:1]).far(SMALL)
+    assert experience().swapped.far(LARGE) and not experience().swapped.far(SMALL)
 
 
 def failing(hourly: float, **shape: int) -> RunConfig:
@@ -94,8 +98,45 @@ def test_of_models_that_were_not_raced_it_says_what_it_does_not_know() -> None:
         one.prediction.name for one in weigh(usual, experience())
     }
     for name, one in doubted.items():
-        assert "million parameters, and this model has 468" in one.why
+        assert "million parameters, and this model has 468 million" in one.why
         assert one.hours is not None and one.hours.mean > ranked[name] > 0, "its messages are longer"
+
+
+OWN = {"recovery.strategy": "snapshot, checkpoint", "recovery.options": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "way", "why"),
+    [
+        (OWN | {"routing.kind": "swapped"}, "snapshot, checkpoint", "raced with 0.34 million"),
+        (
+            OWN | {"routing.kind": "skipping", "routing.skip": "0.3"},
+            "snapshot, checkpoint",
+            "how many steps its routes",
+        ),
+        (
+            {"recovery.strategy": "echo, checkpoint", "recovery.options": "{ bits = 4 }"},
+            "echo (4 bits)",
+            "not measured",
+        ),
+    ],
+)
+def test_what_a_recipe_does_itself_is_doubted_like_everything_else(flags: dict[str, str], way: str, why: str) -> None:
+    plain = {"train.device": "cpu", "train.precision": "fp32"}
+    config = recipe.load(shipped.find("llama_500m"), plain | flags, "train")
+    assert why in unknown(config, experience())[way].why
+    assert way not in {one.prediction.name for one in weigh(config, experience())}
+
+
+def test_where_nothing_is_ever_done_it_says_so() -> None:
+    network = {"store_bandwidth": 1.0, "bandwidth": 1.0}
+    usual = failing(0.1, **SHAPE)
+    slow = usual.model_copy(update={"network": usual.network.model_copy(update=network)})
+    with pytest.raises(UserError, match=r"^network: with 0.1 failures an hour and worker, no strategy that is known"):
+        advise(slow, experience())
+    assert {one.why for one in unknown(slow, experience()).values()} >= {
+        "between failures it gets nothing done that lasts"
+    }
 
 
 def test_beyond_what_was_raced_only_what_is_arithmetic_is_weighed() -> None:
@@ -116,4 +157,4 @@ def test_what_ships_is_what_the_saved_comparison_teaches(name: str) -> None:
     model = recipe.load(shipped.find(name), {"train.device": "cpu"}).model
     assert [learn(found, name, parameters(model, found.stages))] == shipped_too
     if name == "recovery":
-        assert swapping(found, name) == experience().swapped
+        assert swapping(found, name, SMALL) == experience().swapped

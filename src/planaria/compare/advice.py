@@ -12,6 +12,7 @@ from planaria.compare.clock import Clock, clock_of, step_bytes_and_memory
 from planaria.compare.experience import Experience, Range
 from planaria.compare.predict import Failures, Prediction, doubt, far, predict, ways
 from planaria.config import RunConfig
+from planaria.errors import UserError
 from planaria.model.families import parameters
 
 SPAN = 100.0
@@ -69,6 +70,8 @@ def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
         if doubt(way, failures, experience) or far(way, failures, experience, size):
             continue
         expected = predict(name, way, clock, failures, experience)
+        if not math.isfinite(expected.hours.mean):
+            continue
         costs, beside = step_bytes_and_memory(way), way.checkpoint.background
         found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
     return sorted(found, key=lambda w: w.prediction.hours.mean)
@@ -82,7 +85,10 @@ def unknown(config: RunConfig, experience: Experience) -> dict[str, Unknown]:
         if why := doubt(way, failures, experience):
             found[name] = Unknown(why, None)
         elif why := far(way, failures, experience, size):
-            found[name] = Unknown(why, predict(name, way, clock, failures, experience).hours)
+            hours = predict(name, way, clock, failures, experience).hours
+            found[name] = Unknown(why, hours if math.isfinite(hours.mean) else None)
+        elif not math.isfinite(predict(name, way, clock, failures, experience).hours.mean):
+            found[name] = Unknown("between failures it gets nothing done that lasts", None)
     return found
 
 
@@ -93,8 +99,16 @@ def _met(way: RunConfig) -> tuple[Clock, Failures]:
 
 
 def advise(config: RunConfig, experience: Experience) -> Advice:
-    """Weigh all ways, and look for the nearest numbers at which the best would no longer be the best."""
+    """Weigh all ways, and look for the nearest numbers at which the best would no longer be the best.
+
+    :raises UserError: when none would ever be done.
+    """
     found = weigh(config, experience)
+    if not found:
+        raise UserError(
+            f"network: with {config.network.hourly:.3g} failures an hour and worker, no strategy that is known gets "
+            "anything done that lasts: steps, saves or repairs take too long; look at [network]"
+        )
     best = found[0].prediction
     rivals = [w.prediction.name for w in found[1:] if may_be_as_good(w.prediction.hours, best.hours)]
     network = config.network

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -22,7 +23,7 @@ FEWEST = 4
 BEYOND = 1.25
 """times the highest rate raced: a curve is not believed further out"""
 SIZES = 2.0
-"""times smaller or larger than all models raced: a curve is not of such ones"""
+"""times smaller or larger than all models raced: what they taught is not of such ones"""
 
 
 class Range(Record):
@@ -31,6 +32,17 @@ class Range(Record):
     mean: float
     low: float
     high: float
+
+
+class Swapped(Range):
+    """Steps to a loss with swapped routing, over those with full routing, without failures."""
+
+    parameters: int
+    """of the model raced"""
+
+    def far(self, size: int) -> str:
+        """Like :meth:`Curve.far`."""
+        return _far(size, self.parameters, self.parameters)
 
 
 class Observation(Record):
@@ -60,7 +72,7 @@ class Curve(Record):
     """the lowest rate raced, failures a step"""
     most: float
     smallest: int
-    """parameters of the smallest model raced"""
+    """parameters of the smallest model with races enough"""
     largest: int
 
     def extra(self, rate: float, side: str) -> float:
@@ -81,17 +93,13 @@ class Curve(Record):
 
     def far(self, size: int) -> str:
         """Why the curve says little of a model with ``size`` parameters; empty if about such ones were raced."""
-        if self.smallest / SIZES <= size <= SIZES * self.largest:
-            return ""
-        raced = " to ".join(dict.fromkeys(f"{one / 1e6:.2g}" for one in (self.smallest, self.largest)))
-        return f"raced with {raced} million parameters, and this model has {size / 1e6:.3g}"
+        return _far(size, self.smallest, self.largest)
 
 
 class Experience(Record):
     """What failures cost in races that were run: the part of a prediction that cannot be calculated."""
 
-    swapped: Range
-    """steps to a loss with swapped routing, over those with full routing, without failures"""
+    swapped: Swapped
     observed: dict[str, list[Observation]]
     """by the races that they were taken from"""
 
@@ -122,7 +130,8 @@ def fit(observed: Sequence[Observation]) -> Curve:
         others = [one for one in observed if one is not left_out] or [left_out]
         own, bent = _least_squares(others)
         off.append(left_out.extra - own * left_out.rate**bent)
-    rates, sizes = [one.rate for one in observed], [one.parameters for one in observed]
+    rates, of_size = [one.rate for one in observed], Counter(one.parameters for one in observed)
+    sizes = [size for size, races in of_size.items() if races >= FEWEST] or [*of_size]
     return Curve(
         scale=scale,
         power=power,
@@ -134,6 +143,14 @@ def fit(observed: Sequence[Observation]) -> Curve:
         smallest=min(sizes),
         largest=max(sizes),
     )
+
+
+def _far(size: int, smallest: int, largest: int) -> str:
+    if smallest / SIZES <= size <= SIZES * largest:
+        return ""
+    raced = " to ".join(dict.fromkeys(f"{one / 1e6:.2g}" for one in (smallest, largest)))
+    own = f"{size / 1e6:.3g} million" if size < 1e9 else f"{size / 1e9:.3g} billion"
+    return f"raced with {raced} million parameters, and this model has {own}"
 
 
 def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
@@ -169,7 +186,7 @@ def learn(found: Compared, source: str, size: int) -> list[Observation]:
     return observed
 
 
-def swapping(found: Compared, source: str) -> Range:
+def swapping(found: Compared, source: str, size: int) -> Swapped:
     """Steps to the target with swapped routes over those with full ones, without failures.
 
     :raises UserError: when the comparison lacks an arm with swapped routes and no failures, or arms missed the target.
@@ -179,7 +196,7 @@ def swapping(found: Compared, source: str) -> Range:
     if swapped is None:
         raise UserError(f"{source}: no arm has swapped routing and faults = false; nothing tells what swapping costs")
     ratios = [_ticks(run, swapped.name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped, free)]
-    return Range(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios))
+    return Swapped(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios), parameters=size)
 
 
 def _first(arm: Scored) -> tuple[str, Recovery]:

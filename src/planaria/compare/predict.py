@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from planaria.compare.clock import Clock
-from planaria.compare.experience import Curve, Experience, Range, way_of
+from planaria.compare.experience import Curve, Experience, Range, Swapped, way_of
 from planaria.config import RunConfig
 from planaria.options import Options
 from planaria.recovery import names, recovery, with_strategy
@@ -40,6 +40,8 @@ class Prediction:
 
 def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
     """Why experience does not say what a recipe's way of coping costs; empty if it does, or if that is arithmetic."""
+    if config.routing.kind not in ("full", "swapped"):
+        return "nobody has raced how many steps its routes cost"
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     for name, one in chain.items():
         if not one.exact and way_of(name, one) not in experience.curves:
@@ -50,7 +52,10 @@ def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
 
 def far(config: RunConfig, failures: Failures, experience: Experience, size: int) -> str:
     """Why experience is not of models with ``size`` parameters, for a way without other doubts; empty if it is."""
-    return next((why for curve, _ in _used(config, failures, experience) if (why := curve.far(size))), "")
+    used: list[Curve | Swapped] = [curve for curve, _ in _used(config, failures, experience)]
+    if config.routing.kind == "swapped":
+        used.append(experience.swapped)
+    return next((why for one in used if (why := one.far(size))), "")
 
 
 def predict(
@@ -127,7 +132,7 @@ def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _Fate]:
 
 
 def ways(config: RunConfig) -> Mapping[str, RunConfig]:
-    """The ways of coping that advice weighs, each a change of ``config``; the recipe's own is one of them."""
+    """The ways of coping that advice weighs, each a change of ``config``; the recipe's own first strategy is in one."""
     chains: dict[str, tuple[str, dict[str, Any]]] = {
         "checkpoint": ("checkpoint", {}),
         "checkfree": ("checkfree, checkpoint", {}),
@@ -142,11 +147,16 @@ def ways(config: RunConfig) -> Mapping[str, RunConfig]:
     for name, beside in (("checkpoint", False), ("checkpoint, in the background", True)):
         checkpoint = plain.checkpoint.model_copy(update={"background": beside})
         found[name] = plain.model_copy(update={"checkpoint": checkpoint})
-    firsts = {names(way.recovery)[0] for way in found.values()}
     own = recovery(config.recovery, config.pipeline.stages)
-    if names(config.recovery)[0] not in firsts and not own.control:  # nobody can choose a control
-        found[config.recovery.strategy] = config
+    if (first := _first(config)) not in map(_first, found.values()) and not own.control:  # nobody can choose a control
+        known = names(config.recovery)[0] in {names(way.recovery)[0] for way in found.values()}
+        found[first if known else config.recovery.strategy] = config
     return {name: way for name, way in found.items() if way.routing.kind != "swapped" or config.pipeline.stages >= 4}
+
+
+def _first(config: RunConfig) -> str:
+    """The first strategy of a recipe's chain, as experience calls it."""
+    return next(way_of(*one) for one in recovery(config.recovery, config.pipeline.stages).strategies.items())
 
 
 def _changed(config: RunConfig, chain: str, changes: dict[str, Any]) -> RunConfig:

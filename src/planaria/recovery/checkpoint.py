@@ -9,6 +9,9 @@ from typing import ClassVar, Literal, NamedTuple
 from planaria.model.state import StageState
 from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
+MOST = 700.0
+"""e to a higher power is more than a float holds"""
+
 
 class Checkpoint(Recovery):
     """Whole-model rollback: every loss is within its reach, and costs the steps since the last checkpoint."""
@@ -131,7 +134,8 @@ def rollback_mean(every: int, p: float, counted: Literal["steps", "ticks"] = "st
 
     Saves that are d = ``behind`` ticks late, d ≤ f: from one that is durable to the next, f ticks, or those until one
     is struck, (1 − q^f) / p on average; if so, with 1 − q^f, all go back and need f + d steps, one and then f + d − 1
-    in a row. Together (1 − q^f) · q^(1−f−d) / p ticks for f steps; the above for d = 0.
+    in a row. Together (1 − q^f) · q^(1−f−d) / p ticks for f steps; the above for d = 0. Infinite where that is more
+    than a float holds.
 
     :raises ValueError: when saves are later than the next, or are counted in ticks.
     """
@@ -142,4 +146,5 @@ def rollback_mean(every: int, p: float, counted: Literal["steps", "ticks"] = "st
     q = 1.0 - p
     if counted == "ticks":
         return every * p / (1.0 - q**every)
-    return (1.0 - q**every) * q ** (1 - every - behind) / (p * every)
+    exponent = (1 - every - behind) * math.log(q) if q > 0.0 else math.inf
+    return (1.0 - q**every) * math.exp(exponent) / (p * every) if exponent < MOST else math.inf
