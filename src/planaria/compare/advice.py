@@ -143,7 +143,7 @@ def _break_evens(config: RunConfig, experience: Experience, best: str, what: str
     for factor in (1.0 / SPAN, SPAN):
         far = value * factor
         if what == "network.hourly":
-            far = min(far, 0.99)
+            far = min(far, max(0.99, value))
         if (at := first_change(winner, best, value, far)) is not None:
             found.append(BreakEven(what, at, winner(at)))
     return found
