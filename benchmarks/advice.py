@@ -13,7 +13,8 @@ advice says that it was not raced at this size can win like any other, and then 
 11 of 12, the worst hours of a setting within 15 % in 10 of 12, and 80 % of raced hours within the range told, both of
 those ways that advice ranks; of the others, what it would have said is told too.
 
-``--learn`` writes what comparisons teach into the package: ``--learn recovery.json race_small.json race_large.json``.
+``--learn`` writes what comparisons teach into the package: those of ``recovery``, ``race_small``, ``race_large`` and
+``race_gpu`` in ``docs/results``.
 """
 
 from __future__ import annotations
@@ -139,11 +140,12 @@ def relearn(given: argparse.Namespace) -> int:
     swapped, observed = known.swapped, dict(known.observed)
     for file in given.learn:
         found = Compared.model_validate_json(file.read_bytes())
+        size = size_of(recipe_of(given, found.name)[1])
         source = f"{found.name}, seeds {', '.join(str(one.seed) for one in found.failures)}"
         observed = {old: seen for old, seen in observed.items() if not old.startswith(f"{found.name}, ")}
-        observed[source] = learn(found, source, size_of(recipe_of(given, found.name)[1]))
+        observed[source] = learn(found, source, size)
         if any(arm.routing == "swapped" and not arm.faults for arm in found.arms):
-            swapped = swapping(found, source, size_of(recipe_of(given, found.name)[1]))
+            swapped = swapping(found, source, size)
     learnt = Experience(swapped=swapped, observed=observed)
     if given.lessons:
         learnt = taught(given, learnt)
@@ -198,22 +200,22 @@ def judged(
     arithmetic = set()
     clocks = ways(_circumstances(comparison, base, setting))
     unknown: dict[str, str] = {}
+    known, size = experience(), size_of(base)
     rate = per_step_probability(setting.hourly, comparison.trace.step_s)
     failures = Failures(rate, frozenset(range(1, base.pipeline.stages + 1)))
     for name, config in clocks.items():
-        if (name.startswith("echo") and name not in TRAINED) or doubt(config, failures, experience()):
+        if (name.startswith("echo") and name not in TRAINED) or doubt(config, failures, known):
             continue
-        unsure = far(config, failures, experience(), size_of(base))
         clock = clock_of(config)
         useful = config.model_copy(update={"train": config.train.model_copy(update={"steps": 1})})
-        prediction = predict(name, useful, clock, failures, experience())
+        prediction = predict(name, useful, clock, failures, known)
         hours = [
             hours_of(name, comparison, base, setting.hourly, courses, seed, clock, prediction) for seed in given.seeds
         ]
         steps = statistics.fmean(target_of(comparison, courses, seed)[0] for seed in given.seeds)
         if all(value is not None for value in hours):
             measured[name] = statistics.fmean(value for value in hours if value is not None)
-            if unsure:
+            if far(config, failures, known, size):
                 unknown[name] = f"{prediction.hours.mean * steps:.1f} / {measured[name]:.1f}"
                 continue
             told = prediction.hours

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planaria.chaos.generating import per_step_probability
-from planaria.compare.clock import Clock, clock_of, step_bytes_and_memory
+from planaria.compare.clock import clock_of, step_bytes_and_memory
 from planaria.compare.experience import Experience, Range
 from planaria.compare.predict import Failures, Prediction, doubt, far, predict, ways
 from planaria.config import RunConfig
@@ -64,38 +64,32 @@ class Advice:
 def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
     """Every way of coping with the failures of a recipe's [network] that is exact, or was raced with models about as
     large; fewest hours first."""
-    found, size = [], parameters(config.model, config.pipeline.stages)
+    found = []
     for name, way in ways(config).items():
-        clock, failures = _met(way)
-        if doubt(way, failures, experience) or far(way, failures, experience, size):
-            continue
-        expected = predict(name, way, clock, failures, experience)
-        if not math.isfinite(expected.hours.mean):
-            continue
-        costs, beside = step_bytes_and_memory(way), way.checkpoint.background
-        found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
+        expected = _expected(name, way, experience)
+        if isinstance(expected, Prediction):
+            costs, beside = step_bytes_and_memory(way), way.checkpoint.background
+            found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
     return sorted(found, key=lambda w: w.prediction.hours.mean)
 
 
 def unknown(config: RunConfig, experience: Experience) -> dict[str, Unknown]:
     """The ways that cannot be weighed."""
-    found, size = {}, parameters(config.model, config.pipeline.stages)
-    for name, way in ways(config).items():
-        clock, failures = _met(way)
-        if why := doubt(way, failures, experience):
-            found[name] = Unknown(why, None)
-        elif why := far(way, failures, experience, size):
-            hours = predict(name, way, clock, failures, experience).hours
-            found[name] = Unknown(why, hours if math.isfinite(hours.mean) else None)
-        elif not math.isfinite(predict(name, way, clock, failures, experience).hours.mean):
-            found[name] = Unknown("between failures it gets nothing done that lasts", None)
-    return found
+    found = {name: _expected(name, way, experience) for name, way in ways(config).items()}
+    return {name: one for name, one in found.items() if isinstance(one, Unknown)}
 
 
-def _met(way: RunConfig) -> tuple[Clock, Failures]:
+def _expected(name: str, way: RunConfig, experience: Experience) -> Prediction | Unknown:
     clock = clock_of(way)
     rate = per_step_probability(way.network.hourly, clock.step_s)
-    return clock, Failures(rate, frozenset(range(way.pipeline.stages + 1)))
+    failures = Failures(rate, frozenset(range(way.pipeline.stages + 1)))
+    if why := doubt(way, failures, experience):
+        return Unknown(why, None)
+    found = predict(name, way, clock, failures, experience)
+    ends = math.isfinite(found.hours.mean)
+    if why := far(way, failures, experience, parameters(way.model, way.pipeline.stages)):
+        return Unknown(why, found.hours if ends else None)
+    return found if ends else Unknown("between failures it gets nothing done that lasts", None)
 
 
 def advise(config: RunConfig, experience: Experience) -> Advice:

@@ -46,13 +46,14 @@ def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
     for name, one in chain.items():
         if not one.exact and way_of(name, one) not in experience.curves:
             return "not measured yet"
-    used = _used(config, failures, experience)
+    used = _used(config, _fates(config, failures.struck), failures.rate, experience)
     return next((why for curve, met in used if (why := curve.doubt(met))), "")
 
 
 def far(config: RunConfig, failures: Failures, experience: Experience, size: int) -> str:
     """Why experience is not of models with ``size`` parameters, for a way without other doubts; empty if it is."""
-    used: list[Curve | Swapped] = [curve for curve, _ in _used(config, failures, experience)]
+    fates = _fates(config, failures.struck)
+    used: list[Curve | Swapped] = [curve for curve, _ in _used(config, fates, failures.rate, experience)]
     if config.routing.kind == "swapped":
         used.append(experience.swapped)
     return next((why for one in used if (why := one.far(size))), "")
@@ -81,7 +82,7 @@ def predict(
     if chance and interval is None:
         interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
     interval = interval and max(interval, clock.behind)
-    used = _used(config, failures, experience)
+    used = _used(config, fates, failures.rate, experience)
     hours = {}
     for side in ("mean", "low", "high"):
         swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
@@ -108,13 +109,15 @@ class _Fate(NamedTuple):
     """steps after another failure during which it would roll back all the same"""
 
 
-def _used(config: RunConfig, failures: Failures, experience: Experience) -> list[tuple[Curve, float]]:
+def _used(
+    config: RunConfig, fates: Mapping[int, _Fate], rate: float, experience: Experience
+) -> list[tuple[Curve, float]]:
     """The curves that a recipe's way of coping is predicted by, each with the failures a step that it mends."""
     chain = recovery(config.recovery, config.pipeline.stages).strategies
-    by = [fate.by for fate in _fates(config, failures.struck).values() if fate.by is not None]
+    by = [fate.by for fate in fates.values() if fate.by is not None]
     rebuilt = Counter(way_of(name, chain[name]) for name in by)
     curves = experience.curves
-    return [(curves[way], count * failures.rate) for way, count in rebuilt.items() if way in curves]
+    return [(curves[way], count * rate) for way, count in rebuilt.items() if way in curves]
 
 
 def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _Fate]:
