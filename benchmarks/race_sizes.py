@@ -16,7 +16,6 @@ The claim: the means of the third race lie within the 95 % that the line expects
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -86,29 +85,28 @@ def interval(line: Expected, logs: Sequence[float]) -> tuple[float, float]:
     return line.mean - half, line.mean + half
 
 
-def saved(name: str) -> tuple[Compared, int]:
-    """A saved race, and the parameters of its model."""
-    found = Compared.model_validate_json((RESULTS / f"{name}.json").read_bytes())
-    config = recipe.load(shipped.find(name), {})
-    return found, parameters(config.model, config.pipeline.stages)
+def saved(names: Sequence[str]) -> list[tuple[Compared, int]]:
+    """The saved races of these names, each with the parameters of its model.
 
-
-def check(given: argparse.Namespace) -> None:
-    """:raises UserError: naming the race that cannot be an end of the line, or cannot be held against it."""
-    seen: dict[int, str] = {}
-    for name in (*given.races, given.then):
+    :raises UserError: naming the one that cannot be an end of the line, or cannot be held against it.
+    """
+    found: dict[int, Compared] = {}
+    for name in names:
         file = RESULTS / f"{name}.json"
         if not file.is_file():
             raise UserError(f"{name}: docs/results/{name}.json is not there; run `planaria compare {name}` first")
         try:
-            found, count = saved(name)
+            race = Compared.model_validate_json(file.read_bytes())
         except ValidationError as error:
             raise UserError(f"{name}: docs/results/{name}.json is no comparison; name a race") from error
-        if count in seen:
-            raise UserError(f"{name}: its model is as large as that of {seen[count]}; name races of three sizes")
-        if len(found.failures) < 2:
+        config = recipe.load(shipped.find(name), {})
+        count = parameters(config.model, config.pipeline.stages)
+        if count in found:
+            raise UserError(f"{name}: its model is as large as that of {found[count].name}; name races of three sizes")
+        if len(race.failures) < 2:
             raise UserError(f"{name}: one seed says nothing of how far seeds scatter; race more")
-        seen[count] = name
+        found[count] = race
+    return [(race, count) for count, race in found.items()]
 
 
 def size(found: Compared, count: int, pair: tuple[str, str], of: str) -> Size:
@@ -130,20 +128,18 @@ def compared(races: Sequence[Compared]) -> Iterator[tuple[str, tuple[str, str]]]
     return ((of, pair) for of in OF for pair in combinations(names, 2))
 
 
-def lines(given: argparse.Namespace) -> Iterator[Row]:
+def lines(races: Sequence[tuple[Compared, int]]) -> Iterator[Row]:
     """The first arm over the second at the two sizes, and how sure the line is of their order at all three."""
-    (small, few), (large, many) = (saved(name) for name in given.races)
-    at = (few, many, saved(given.then)[1])
+    (small, few), (large, many), _ = races
     for of, pair in compared([small, large]):
         ends = size(small, few, pair, of), size(large, many, pair, of)
-        sure = {f"{n / 1e6:.3g} M": round(expected(*ends, n).first_is_quicker, 3) for n in at}
+        sure = {f"{n / 1e6:.3g} M": round(expected(*ends, n).first_is_quicker, 3) for _, n in races}
         means = [math.exp(fmean(one.logs)) for one in ends]
         yield Row(f"{told(of, pair)}, small and large", means, "equal: 1", None, sure)
 
 
-def measured(given: argparse.Namespace) -> Iterator[Row]:
+def measured(races: Sequence[tuple[Compared, int]]) -> Iterator[Row]:
     """The same at the third size, by its own race, beside what the line expects there."""
-    races = [saved(name) for name in (*given.races, given.then)]
     for of, pair in compared([found for found, _ in races]):
         small, large, third = (size(found, count, pair, of) for found, count in races)
         line = expected(small, large, third.parameters)
@@ -164,12 +160,12 @@ def main() -> int:
     flags.add_argument("--races", nargs=2, metavar=("SMALL", "LARGE"), default=["race_small", "race_large"])
     flags.add_argument("--then", metavar="LARGER", default="race_gpu", help="the race that the line is held against")
     given = flags.parse_args()
-    check(given)
+    races = saved([*given.races, given.then])
     notes = [
         "columns of parameters: the probability that the first arm is the quicker one, by the line through both races",
         "claims: where the line and the scatter of the race's own seeds expect its mean with 95 %",
     ]
-    return conclude(NAME, given, [*lines(given), *measured(given)], notes)
+    return conclude(NAME, given, [*lines(races), *measured(races)], notes)
 
 
 if __name__ == "__main__":
