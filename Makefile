@@ -19,7 +19,7 @@ BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' b
 # Hundreds of processes are started, and each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-swarm test test-gpu hunt docs bench clean
+.PHONY: demo demo-swarm test lint types unit test-gpu hunt docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/planaria train demo
@@ -27,10 +27,18 @@ demo: $(VENV)/.installed
 demo-swarm: $(VENV)/.installed
 	$(BIN)/planaria swarm arithmetic_swarm
 
-test: $(VENV)/.installed-dev
+# Types are checked while tests wait for processes.
+test: lint
+	$(MAKE) --no-print-directory -j2 types unit
+
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+unit: $(VENV)/.installed-dev
 	$(BIN)/pytest -n 2 --dist loadfile --durations=30 --durations-min=5
 
 test-gpu: $(VENV)/.installed-dev
@@ -64,13 +72,13 @@ $(BIN)/pip:
 
 # The stamps say what was installed; they are older than these two files when it must be done again.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install --no-compile -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
 	touch $(VENV)/.installed $@
 
 $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/pip
-	$(PIP) install -c constraints.txt -e '.[docs]'
+	$(PIP) install --no-compile -c constraints.txt -e '.[docs]'
 	touch $(VENV)/.installed $@

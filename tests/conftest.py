@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from checkout import checkout_files
+
 # One thread per process: with two and a busy neighbour, steps take many times as long.
 torch.set_num_threads(1)
 
@@ -18,6 +20,41 @@ torch.set_num_threads(1)
 settings.register_profile("planaria", deadline=None, derandomize=True)
 settings.register_profile("hunt", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("PLANARIA_EXAMPLES", "planaria"))
+
+CHECKOUT = pytest.StashKey[dict[str, tuple[int, int]]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember the checkout's files before the first test; parallel workers leave this to their parent."""
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[CHECKOUT] = checkout_files(session.config.rootpath)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if a test has created, changed or removed a file of the checkout."""
+    before = session.config.stash.get(CHECKOUT, None)
+    if before is None:
+        return
+    after = checkout_files(session.config.rootpath)
+    changed = sorted(path for path in before | after if before.get(path) != after.get(path))
+    if changed:
+        names = ", ".join(changed[:8]) + (", …" if len(changed) > 8 else "")
+        print(f"\nERROR: {len(changed)} files of the checkout have changed while the tests ran: {names}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _away_from_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Set up fixtures of modules and of the session in a folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("cwd"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _in_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test in its own temporary folder, so that relative paths reach nothing else."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="session")

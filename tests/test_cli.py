@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planaria import cli, recipe
-from planaria.errors import UserError
+from planaria.errors import RunStopped, UserError
 from planaria.shipped import find
 
 
@@ -73,14 +73,29 @@ def test_help_waits_neither_for_torch_nor_for_completion() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-@pytest.fixture(autouse=True)
-def _in_the_repository(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.chdir(request.config.rootpath)
-
-
 def test_what_is_wrong_with_an_arm_is_said_of_that_arm(tmp_path: Path) -> None:
     shipped = find("exchange").read_text(encoding="utf-8")
     recipe = tmp_path / "mine.toml"
     recipe.write_text(f'{shipped}\n[compare.arms.wrong.exchange]\nkind = "noloco"\noptions.evry = 5\n')
     with pytest.raises(UserError, match=r"mine\.toml: compare\.arms\.wrong: exchange\.options\.evry: no option of"):
         cli.run(["compare", str(recipe)])
+
+
+def test_messages_name_the_reason_without_a_number_of_the_operating_system() -> None:
+    with pytest.raises(OSError) as missing:
+        Path("nowhere").read_text()
+    assert str(missing.value).startswith("[Errno 2]")
+    for kind in (UserError, RunStopped):
+        shown = str(kind(f"cannot read it ({missing.value}); create it"))
+        assert shown == "cannot read it (No such file or directory: 'nowhere'); create it"
+
+
+def test_a_report_of_no_run_lists_the_runs_beside_it_as_resume_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("mine", "yours"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").write_text("{}")
+    expected = "runs/nope: not a run (no such folder); runs in runs: mine, yours"
+    for command in (["report", "runs/nope"], ["train", "--resume", "runs/nope"]):
+        assert refused(capsys, *command) == expected

@@ -1,24 +1,36 @@
-"""Errors that are the user's to mend: one clear line, exit code 2, no traceback."""
+"""Errors that end a command with one line and an exit code, without a traceback."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 
+def without_numbers(text: str) -> str:
+    """Return ``text`` without the ``[Errno N]`` that Python puts before the reason of an operating system's error."""
+    return re.sub(r"\[Errno -?\d+\] ", "", text)
+
+
 class UserError(Exception):
-    """Something the user gave is wrong. The message names the thing, the place and the mend."""
+    """An error that the user can fix. The message names the thing, the place and the fix, in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_numbers(message))
 
     folder: Path | None = None
     """of the run that it ended, if one had begun"""
 
 
 class RunStopped(Exception):
-    """A run ended before its last step for a reason that is nobody's mistake (exit code 1).
+    """A run ended before its last step without a mistake of the user (exit code 1).
 
-    Raised after everything that could be saved was saved; the message says what was lost and how to go on.
+    Raised after everything that could be saved was saved; the message states what was lost and how to resume.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_numbers(message))
 
     folder: Path | None = None
     """of the run, which can be loaded and resumed"""

@@ -29,7 +29,7 @@ def run(folder: Path) -> Path:
 
 def test_what_is_no_run_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "no such folder" in said(capfd, "watch", str(tmp_path / "nowhere"))
-    assert "not a run's folder" in said(capfd, "watch", str(tmp_path))
+    assert "not a run (no config.json)" in said(capfd, "watch", str(tmp_path))
     for name, what in sources.OTHERS.items():
         folder = tmp_path / f"with {name}"
         (folder / name).mkdir(parents=True)

@@ -56,8 +56,10 @@ def scripted(said: dict[str, str]) -> Scripted:
     return found
 
 
-def gate(code: int, folder: Path, *words: object) -> Audit:
-    assert cli.run(["audit", *map(str, words), "--to", str(folder)]) == code
+def gate(code: int, folder: Path | None, *words: object) -> Audit:
+    """Audit a model; ``folder`` None leaves out ``--to``."""
+    assert cli.run(["audit", *map(str, words), *(["--to", str(folder)] if folder else [])]) == code
+    folder = folder or Path("runs", f"audit-{Path(str(words[0])).name}")
     return Audit.model_validate_json((folder / "audit.json").read_text())
 
 
@@ -130,7 +132,8 @@ def test_what_a_reader_cannot_read_is_said_with_both_lengths() -> None:
 def test_a_plain_model_passes_and_says_what_was_not_asked(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = gate(0, tmp_path, model)
+    found = gate(0, None, model)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"], "the working directory gains one folder"
     assert {part.name: part.verdict for part in found.parts} == {
         "behaviour": "not asked",
         "leakage": "not asked",
@@ -140,7 +143,7 @@ def test_a_plain_model_passes_and_says_what_was_not_asked(
     }
     said = capsys.readouterr().out
     assert "That the model is safe is not said" in said and "the wrapper protects a service" in said
-    shown = (tmp_path / "audit.html").read_text()
+    shown = Path("runs", "audit-model", "audit.html").read_text()
     assert "That the model is safe is not said" in shown[: shown.index("</header>")], "on the first screen"
 
 

@@ -43,8 +43,8 @@ def _add_audit(commands: Any) -> None:
     audit.add_argument("--most-success", type=float, default=0.02, metavar="SHARE", help=success)
     audit.add_argument("--show", action="store_true", help="write parts and replies of protected questions down, too")
     audit.add_argument("--seed", type=int, default=0)
-    where = "folder of audit.html and audit.json (default: this one)"
-    audit.add_argument("--to", type=Path, default=Path(), metavar="FOLDER", help=where)
+    where = "folder of audit.html and audit.json (default: runs/audit-NAME, with the name of the model or run)"
+    audit.add_argument("--to", type=Path, metavar="FOLDER", help=where)
 
 
 def _add_serve(commands: Any) -> None:
@@ -86,7 +86,7 @@ def _audit(given: argparse.Namespace) -> int:
         given.show,
         given.seed,
     )
-    return audit(asked, given.to)
+    return audit(asked, given.to or Path("runs", f"audit-{Path(given.run_or_model).resolve().name}"))
 
 
 def _serve(given: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from planaria.config import RunConfig
 from planaria.engine.prepare import check
 from planaria.errors import UserError
 from planaria.observe.tables import Table, show
+from planaria.observe.words import counted
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
 """of a prediction, by how many of them an hour has"""
@@ -83,10 +84,10 @@ def _show(config: RunConfig, advice: Advice, unit: str) -> None:
     for way in advice.ways:
         hours = way.prediction.hours
         spread = "calculated" if way.prediction.certain else _told_in(unit, hours.low, hours.high)
-        interval = "–" if way.prediction.interval is None else f"{way.prediction.interval} steps"
+        interval = "–" if way.prediction.interval is None else counted(way.prediction.interval, "step")
         costs = [spread, interval, f"{way.step_bytes / 1e6:.1f}", f"{100 * way.memory:.0f} %"]
         rows.append([way.prediction.name, way.chain, way.routing, _told_in(unit, hours.mean), *costs])
-    title = f"{config.name}: {config.train.steps} steps, failures at {rate}"
+    title = f"{config.name}: {counted(config.train.steps, 'step')}, failures at {rate}"
     show([Table(title, head, rows, numbers_from=3)])
 
 

@@ -19,6 +19,7 @@ from planaria.config import RunConfig
 from planaria.data.shards import Data
 from planaria.errors import UserError
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
+from planaria.record.logs import not_a_run
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
@@ -143,9 +144,7 @@ def config_of(folder: Path, *further: str) -> RunConfig:
     """
     path = folder / CONFIG
     if not path.is_file():
-        others = sorted(p.parent.name for p in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
-        mend = f"runs here: {', '.join(others)}" if others else "start one with `planaria train`"
-        raise UserError(f"{folder}: not a run (no config.json); {mend}")
+        raise not_a_run(folder)
     require(folder, CONFIG, *further)
     return recipe.parse(documents.text(path), str(path))
 

@@ -204,12 +204,20 @@ class Followed:
             yield line
 
 
+def not_a_run(folder: Path) -> UserError:
+    """Return the error for a folder without a run's files; it lists the runs beside that folder."""
+    lacks = f"no {CONFIG}" if folder.is_dir() else "no such folder"
+    runs = sorted(path.parent.name for path in folder.parent.glob(f"*/{CONFIG}"))
+    return UserError(
+        f"{folder}: not a run ({lacks}); "
+        + (f"runs in {folder.parent}: {', '.join(runs)}" if runs else "start one with `planaria train`")
+    )
+
+
 def _config(folder: Path) -> RunConfig:
     path = folder / CONFIG
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give the folder of a run, such as runs/NAME")
     if not path.is_file():
-        raise UserError(f"{folder}: not a run's folder ({CONFIG} is missing); give one such as runs/NAME")
+        raise not_a_run(folder)
     try:
         return RunConfig.model_validate_json(documents.data(path))
     except ValidationError as error:
