@@ -133,6 +133,19 @@ def test_a_lead_that_some_seeds_do_not_show_is_called_close() -> None:
     assert "one seed does not tell whether that is chance" in of_comparison(single).said
 
 
+@pytest.mark.parametrize(("met", "ranked"), [(0, False), (1, False), (2, True)])
+def test_arms_are_not_ranked_after_a_few_failures(met: int, ranked: bool) -> None:
+    """Three seeds with ``met`` failures each."""
+    found = compared({name: MANNERS[name] for name in ("fault-free", "checkpoint-50", "redundant")})
+    few = [
+        arm.model_copy(update={"runs": [r.model_copy(update={"failures": met}) for r in arm.runs]})
+        for arm in found.arms
+    ]
+    said = of_comparison(found.model_copy(update={"arms": few})).said
+    assert ("reached the target first" in said) == ranked
+    assert ("Too few failures to rank" in said) != ranked
+
+
 def test_a_plan_is_good_unless_something_quicker_is_known() -> None:
     plan = planned()
     step = step_of(plan)
@@ -169,6 +182,17 @@ def test_a_swarm_tells_of_what_it_lost() -> None:
     assert found.good is False and found.badge == "1 peer did not finish"
     assert "2 of 9 poisoned completions were let through" in found.lost and "p1 did not finish" in found.lost
     assert "1 of 40 completions of honest peers were refused" in found.lost
+    assert "of 4 rounds over all honest peers: all layers in 2" in found.lost
+
+
+def test_a_swarm_reports_that_accuracy_fell_and_does_not_count_the_start_as_the_end() -> None:
+    start, end = peer("p0", 60).points[0], peer("p0", 20).points[0]
+    points = [start.model_copy(update={"round": 0}), end.model_copy(update={"round": 2})]
+    fallen = peer("p0", 20).model_copy(update={"points": points})
+    assert fallen.last(4).accuracy == end.accuracy
+    found = of_swarm(Outcome(peers=[fallen], layers={}, rounds=2, seconds=1.0), 4)
+    assert "Accuracy fell: 0.60 at the start, 0.20 in the end." in found.said
+    assert fallen.model_copy(update={"points": points[:1]}).last(4).accuracy == start.accuracy
 
 
 def test_a_drill_is_good_when_some_arm_held_the_attack() -> None:

@@ -11,6 +11,7 @@ from planaria.config import RunConfig
 from planaria.control.cadence import PROBE
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.needs import needs, work
+from planaria.engine.provenance import provenance
 from planaria.exchange import exchange
 from planaria.network.costs import MBIT
 from planaria.record.events import Recut, RunStarted, Standing
@@ -92,6 +93,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         standings=dict(origin.standings),
         exchange=config.exchange,
         wall_time=time.time(),
+        provenance=provenance(),
         load=dict(origin.load),
         recalled=origin.recalled,
         remembering=list(origin.remembering),

@@ -68,6 +68,17 @@ class Recut(Fact):
         return f"{self.checkpoint}: {self.was}, now {self.now}{rows}"
 
 
+class Provenance(Fact):
+    """What started a run: shown in its report, and without effect on any decision."""
+
+    version: str
+    """of planaria, Python and PyTorch"""
+    machine: str
+    """name, architecture and number of processors of the controller's machine"""
+    command: str
+    """the command line, without the secrets of addresses"""
+
+
 class RunStarted(Fact):
     """The controller is up: everything of the configuration that its decisions depend on."""
 
@@ -96,6 +107,9 @@ class RunStarted(Fact):
     """replica → where it takes up, unless all do at ``first_step``"""
     exchange: ExchangeConfig = ExchangeConfig()
     wall_time: float
+    """seconds since 1970, UTC"""
+    provenance: Provenance | None = None
+    """None in logs of versions before 0.2"""
     load: dict[int, str] = {}
     """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
     recalled: int = -1

@@ -30,7 +30,9 @@
     if (typeof value === "string") {
       return value.replace(/#[0-9a-f]{6}\b|rgba\([\d., ]+\)/gi, (colour) => colours[colour.toLowerCase()] ?? colour);
     }
-    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map((one) => recoloured(one, colours));
+    if (Array.isArray(value)) { // a colour scale has numbers and colours
+      return value.every((one) => typeof one === "number") ? value : value.map((one) => recoloured(one, colours));
+    }
     if (value && typeof value === "object") {
       return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, recoloured(one, colours)]));
     }

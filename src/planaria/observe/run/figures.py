@@ -50,6 +50,16 @@ def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, Line]]) 
     return theme.whole(fig, [step for curve in (kept, undone, validations) for step, _ in curve])
 
 
+def speed_figure(metrics: Iterable[Metric]) -> go.Figure:
+    """Tokens a second over steps; a step that a fault delayed stands out."""
+    fig = figure(260, x="step", y="tokens a second", hovermode="closest")
+    speeds: Curve = sorted({m.step: m.tokens_per_s for m in metrics if isinstance(m, StepMetric)}.items())
+    line = {"color": GREEN, "width": 2}
+    theme.add_curve(fig, speeds, "step %{x}: %{y:,.0f} tokens/s", mode="lines", line=line)
+    fig.update_yaxes(rangemode="tozero")
+    return theme.whole(fig, [step for step, _ in speeds])
+
+
 def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:
     """By step: the training losses that count, those that a rollback or a resumption made void, validation losses."""
     trained: dict[int, float] = {}

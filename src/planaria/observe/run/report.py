@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +19,7 @@ from planaria.observe.run.figures import (
     loss_figure,
     recovery_figure,
     recovery_name,
+    speed_figure,
 )
 from planaria.observe.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
@@ -53,6 +55,7 @@ def body(record: RunRecord) -> Iterator[str]:
     timings = recoveries(record)
     found = verdict(facts_of(record, wall_time(record)))
     yield page.heading(record.config.name, found, _summary(record))
+    yield page.note(_origin(record))
     yield page.cards(_facts(record, timings))
     if any(True for _ in record.trained):
         every = " Both are means over the replicas." if naming_of(record).several else ""
@@ -60,6 +63,11 @@ def body(record: RunRecord) -> Iterator[str]:
             "Loss",
             f"Mean cross-entropy of each step, and of the validation set.{every} A cross marks a step with a fault.",
             page.chart(loss_figure(record.metrics, story(record)), "loss"),
+        )
+        yield page.section(
+            "Speed",
+            "Tokens since the step before, over the seconds that it took, recoveries included.",
+            page.chart(speed_figure(record.metrics), "speed"),
         )
     yield from replica_section(record)
     if record.config.exchange.coded:
@@ -100,6 +108,23 @@ def _summary(record: RunRecord) -> str:
         f"{model.context} tokens a step, {ways}; "
         f"recovery by {config.recovery.strategy}; engine {config.engine}; seed {config.seed}."
     )
+
+
+def _origin(record: RunRecord) -> str:
+    """When, where and by which command the run was started, and when it was last resumed."""
+    started = [fact for _, fact in record.starts]
+    if not started:
+        return "Not started yet."
+    begun, latest = started[0], started[-1]
+    dates = f"Started {_date(begun.wall_time)}"
+    if latest is not begun:
+        dates += f", last resumed {_date(latest.wall_time)}"
+    made = latest.provenance
+    return f"{dates}." if made is None else f"{dates} with {made.version} on {made.machine}: {made.command}"
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def wall_time(record: RunRecord) -> float:

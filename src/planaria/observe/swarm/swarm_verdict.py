@@ -53,7 +53,15 @@ def _said(outcome: Outcome, last: int, signs: Sequence[int], shadowed: Sequence[
     than = "than alone" if shadowed else "than at the start"
     whose = f"Of {counted(len(signs), 'honest peer')}"
     said += f" {whose}, {signs.count(1)} clearly solved more {than}, {signs.count(-1)} clearly less."
+    said += _fallen(outcome, last)
     return said if shadowed else f"{said} None learned alone beside it (shadow = true), so what caused that is unknown."
+
+
+def _fallen(outcome: Outcome, last: int) -> str:
+    """Return a sentence if the honest peers solve fewer problems than at the start."""
+    starts = [peer.points[0].accuracy.rate or 0.0 for peer in outcome.honest if peer.points]
+    before, now = sum(starts) / len(starts), outcome.accuracy(last)
+    return f" Accuracy fell: {before:.2f} at the start, {now:.2f} in the end." if now < before else ""
 
 
 def _numbers(
@@ -85,7 +93,8 @@ def _lost(outcome: Outcome, stopped: Sequence[str]) -> str:
         parts.append(f"{refused.hits:,} of {counted(refused.eligible, 'completion')} of honest peers were refused")
     rounds = {layer: sum(one.off.values()) for layer, one in outcome.layers.items() if one.off}
     if rounds:
-        off = listed([f"{layer} in {counted(count, 'round')}" for layer, count in rounds.items()])
-        parts.append(f"layers switched themselves off: {off}")
+        whole = counted(outcome.rounds * len(outcome.honest), "round")
+        off = listed([f"{layer} in {count:,}" for layer, count in rounds.items()])
+        parts.append(f"layers switched themselves off, of {whole} over all honest peers: {off}")
     nothing = "Nothing was lost: no poison is known, and no honest work was refused."
     return f"Lost: {'; '.join(parts)}." if parts else nothing

@@ -8,6 +8,15 @@ from planaria.observe.words import amount, counted, listed
 from planaria.trials.spread import Spread
 
 
+LEAST_FAILURES = 5
+"""failures over all seeds, below which the order of two arms is not reported as a ranking"""
+
+
+def failures(arm: Scored) -> int:
+    """Return the failures that an arm met before the target, over all seeds."""
+    return sum(run.failures for run in arm.runs)
+
+
 def verdict(found: Compared) -> Verdict:
     """Good: every arm reached the target. Arms are ordered by hours, or by steps where the clock has no prices."""
     of, unit = ("hours", "h") if found.priced else ("ticks", "steps")
@@ -35,6 +44,12 @@ def _said(found: Compared, struck: list[tuple[Scored, Spread]], unit: str) -> st
         return f"{said}; no other arm that failures struck reached it with every seed."
     second, theirs = rest[0]
     gap = _shown(theirs.mean - mine.mean, unit)
+    if (met := min(failures(first), failures(second))) < LEAST_FAILURES:
+        return (
+            f"Too few failures to rank: {second.name} and {first.name} met at least {counted(met, 'failure')} before the "
+            f"target over {counted(len(first.runs), 'seed')}; a ranking needs {LEAST_FAILURES} or more. "
+            f"{first.name} took {_shown(mine.mean, unit)}, {second.name} {gap} more."
+        )
     seeds = len(first.runs)
     if seeds == 1:
         return f"{said}, {gap} before {second.name}; one seed does not tell whether that is chance."

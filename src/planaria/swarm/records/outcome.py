@@ -56,8 +56,11 @@ class PeerOutcome(Record):
         return self.attack == "none"
 
     def last(self, count: int) -> Point:
-        """The last ``count`` evaluations together; an empty one if there are none yet."""
-        points = self.points[-count:]
+        """Return the last ``count`` evaluations together; an empty one if there are none yet.
+
+        The evaluation before the first round counts only where it is the only one.
+        """
+        points = [point for point in self.points if point.round > 0][-count:] or self.points[-1:]
         if not points:
             return Point(round=0, accuracy=Tally(), alone=None, tokens=math.nan, watch={})
         alone = [point.alone for point in points if point.alone is not None]
