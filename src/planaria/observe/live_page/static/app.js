@@ -275,6 +275,7 @@ function panels(player, state, t) {
   verdicts($("#verdicts"), state);
   workers($("#workers"), state, (kind, name) => choose(page.shown, kind, name));
   links($("#links"), state);
+  $("#hint").hidden = !page.faults.length || !page.clock.live || Boolean(page.chosen);
   selected($("#selected"), page.chosen, state, page.faults, page.clock.live, strike);
   marks(player);
   charts(player, t);

@@ -5,9 +5,10 @@ const PHASES = [
   ["noticed", "noticed", "the others find out"],
   ["replaced", "replaced", "a spare takes the place"],
   ["linked", "linked", "edges are made"],
-  ["rebuilt", "rebuilt", "weights are sent and merged"],
+  ["rebuilt", "rebuilt", "the lost stage is rebuilt"],
   ["redone", "redone", "the step begins again"],
 ];
+const REBUILT = { "rolled back": "every stage loads the checkpoint", recalled: "every stage returns to its snapshot", relinked: "no weights were lost" };
 const HOLD_S = 3.5; // an important sentence stays that long before calm ones take its place
 
 export const $ = (query, root = document) => root.querySelector(query);
@@ -76,12 +77,13 @@ export function recovery(card, found, t, state, number) {
   const over = moments(found, t);
   const left = found.outcome === "disbanded" && !state.replicas?.[found.replica];
   let open = !left;
-  for (const [name] of PHASES) {
+  for (const [name, , what] of PHASES) {
     const item = $(`[data-phase=${name}]`, list), done = over[name] <= t && found.phases[name] !== undefined;
     const untold = name === "noticed" && found.phases.noticed === undefined && found.lost <= t; // nobody wrote down the fault
     const how = done ? "done" : open && !untold ? "now" : "next";
     if (how === "now") open = false;
     if (item.className !== how) item.className = how;
+    if (name === "rebuilt") say($(".what", item), REBUILT[found.outcome] ?? what);
     say($(".took", item), done ? seconds(found.phases[name]) : untold ? "–" : how === "now" ? "…" : "");
   }
   strip($(".bar", card), found, over, t);

@@ -123,7 +123,8 @@ export class Fleet {
   _node(element, node, state, about, player, t, chosen) {
     const said = state.nodes[node], worker = said.worker && state.workers?.[said.worker], place = this._places.get(node);
     const struck = worker?.struck;
-    const kind = said.state === "empty" ? "empty" : said.state === "waits" ? "waits" : struck ? "frozen" : "holds";
+    const started = about.generation > 0; // before the first formation no stage has been lost yet
+    const kind = said.state === "empty" ? (started ? "empty" : "unstarted") : said.state === "waits" ? "waits" : struck ? "frozen" : "holds";
     const ready = about.done?.includes(Number(node)) && about.phase !== "link" && about.phase !== "broken";
     const births = player.birthsAt(node, t), slow = kind === "holds" && slowNodes(state).has(Number(node));
     set(element, {
@@ -138,9 +139,9 @@ export class Fleet {
     const words = room > 92 && thick > 40 ? (said.stage ? `stage ${said.stage}` : "ends") : room > 24 ? String(said.stage) : "";
     const thin = thick <= 30; // one of several nodes of a stage: one line, which says who it is
     set(name, { class: thin ? "name thin" : "name" });
-    text(name, kind === "empty" && !thin ? "" : thin ? (said.worker ?? "gone") : words);
+    text(name, (kind === "empty" || kind === "unstarted") && !thin ? "" : thin ? (said.worker ?? "gone") : words);
     const sign = struck ? (struck === "killed" ? "✕" : struck === "cut" ? "✂" : "‖") : slow ? "≋" : births ? `↻${births > 1 ? births : ""}` : "";
-    const called = kind === "empty" ? words : [said.worker ?? "", sign].join(" ").trim();
+    const called = kind === "empty" || kind === "unstarted" ? words : [said.worker ?? "", sign].join(" ").trim();
     text(who, room > 44 && thick > 30 ? called : "");
     text(tick, ready && room > 30 ? "✓" : "");
   }
@@ -280,7 +281,7 @@ function rank(said) { return ["spare", "starting", "released", "dead"].indexOf(s
 
 function label(node, said, worker, kind, struck, births) {
   const what = {
-    empty: "gone, nobody stands there", waits: `waits for its weights${said.donors ? ` from nodes ${said.donors.join(" and ")}` : ""}`,
+    unstarted: "not started yet", empty: "lost, no worker holds it", waits: `waits for its weights${said.donors ? ` from nodes ${said.donors.join(" and ")}` : ""}`,
     frozen: `${struck}, not noticed yet`, holds: "working", slow: "found to be slow",
   }[kind];
   const where = said.stage ? `stage ${said.stage}` : "stage 0, the ends";
