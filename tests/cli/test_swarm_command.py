@@ -21,6 +21,8 @@ size = 2
 policy = {{ kind = "pretrained", options.path = "{pupil}" }}
 rounds = {{ count = 3, prompts = 4, group = 4 }}
 evaluate = {{ problems = 20, every = 0 }}
+task.reward = "consensus"
+optim.lr = 1e-3
 """
 
 
@@ -63,7 +65,8 @@ def test_a_swarm_says_whether_collaborating_helped(done: tuple[Path, str]) -> No
     folder, printed = done
     assert "did collaborating help?" in printed and "p1" in printed and "3/3" in printed
     assert "report        runs/tiny/report.html" in printed
-    assert "Did collaborating help me?" in (folder / "runs/tiny/report.html").read_text()
+    report = (folder / "runs/tiny/report.html").read_text()
+    assert "Did collaborating help me?" in report and "<h2>Agreement</h2>" in report
 
 
 def test_keys_on_a_shared_board_are_their_owners_alone(there: Path) -> None:

@@ -27,8 +27,10 @@ from planaria.engine.inline import InlineEngine
 from planaria.engine.prepare import prepare as prepare_run
 from planaria.engine.runner import StageRunner
 from planaria.model.state import StageState
+from planaria.observe import page
 from planaria.observe.live.progress import Quiet
 from planaria.observe.live.watch import Watch
+from planaria.observe.run import report
 from planaria.observe.run.ledger import prove_exactly_once
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -40,6 +42,8 @@ STORE = {"object_store_memory": 80 << 20}
 """for nodes of a Ray cluster: about the least that Ray allows"""
 ORPHANS_S = 15.0
 """seconds after which no worker of a run that is over may be left"""
+REPORTED: set[str] = set()
+"""kinds of facts whose runs' reports were built"""
 
 
 def tiny(folder: Path, stages: int = 4, steps: int = 16, **sections: dict[str, Any]) -> RunConfig:
@@ -213,7 +217,16 @@ def checked(folder: Path) -> RunRecord:
     record = read_run(folder)
     assert replay(fact for _, fact in record.history).problems == []
     assert prove_exactly_once(record) == []
+    reported(record)
     return record
+
+
+def reported(record: RunRecord) -> None:
+    """Build the run's report through the page, if the run has a kind of fact that no report of this process had yet."""
+    kinds = {fact.kind for _, fact in record.history}
+    if kinds - REPORTED:
+        page.drawn(report.body(record))
+        REPORTED.update(kinds)
 
 
 def living(folder: Path) -> set[int]:

@@ -28,7 +28,7 @@ from planaria.swarm.audit.leakage import estimate
 from planaria.swarm.audit.results import Audit, Behind, GivenAway, Leakage, Leaked, Limits, Part
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.drills.drill_results import Drill, Drilled, Run
-from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Layered, Log, RoundDone, Started
+from planaria.swarm.records.lines import LOG, PEERS, Agreed, Evaluated, Finished, Layered, Log, RoundDone, Started
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome, PeerOutcome, Point, read_outcome
 
@@ -94,8 +94,8 @@ def planned(microbatches: int = 3, sizes: tuple[int, ...] = (2, 2, 2, 2)) -> Sch
     return schedule_of(problem, solution, 8.0, bound, {"rows": 20.0, "columns": 16.0}, found)
 
 
-def swarmed(folder: Path, rounds: int = 3) -> tuple[SwarmConfig, Outcome]:
-    """Two honest peers of which one learned alone beside it, and an attacker."""
+def swarmed(folder: Path, rounds: int = 3, agreed: Agreed | None = None) -> tuple[SwarmConfig, Outcome]:
+    """Two honest peers of which one learned alone beside it, and an attacker; ``agreed``: the votes of each round."""
     for place, attack in enumerate(("none", "none", "text")):
         name = f"p{place}"
         log = Log(folder / PEERS / name / LOG)
@@ -109,7 +109,7 @@ def swarmed(folder: Path, rounds: int = 3) -> tuple[SwarmConfig, Outcome]:
                     round=number, seconds={}, reward=0.5, sent={}, accepted={}, turned={}, refused_messages={},
                     missing=[], layers={"surprisal": {"id2": Layered(examined=4, refused=1)}}, off={}, aside={},
                     lessons=4, skipped=0, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0, stats={},
-                    weights="",
+                    weights="", agreed=agreed,
                 ),
             )  # fmt: skip
         log.note(Finished())

@@ -9,12 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from planaria.observe import page
+from planaria.observe.swarm import swarm_report
 from planaria.swarm.assemble import assemble
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, board_of, own_identity
 from planaria.swarm.peer import Peer
 from planaria.swarm.records.lines import LOG, PEERS, Record, RoundDone, read_log
+from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.setting import names, of_peer
+
+REPORTED: set[tuple[str, bool, str]] = set()
+"""settings whose runs' reports were built"""
 
 
 def tiny(policy: Path, **sections: Any) -> SwarmConfig:
@@ -65,6 +71,15 @@ def together(config: SwarmConfig, folder: Path, who: Sequence[str] | None = None
     """Run the whole swarm, every peer a thread."""
     with threads(*[lambda name=name: peer(config, name, folder).run() for name in who or names(config)]):
         pass
+    reported(config, folder)
+
+
+def reported(config: SwarmConfig, folder: Path) -> None:
+    """Build the run's report through the page, once in this process for each set of optional sections."""
+    sections = (config.task.reward, config.defence.consensus, config.receipts.committee)
+    if sections not in REPORTED:
+        page.drawn(swarm_report.body(folder, config, read_outcome(folder)))
+        REPORTED.add(sections)
 
 
 @contextmanager

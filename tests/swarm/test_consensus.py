@@ -14,6 +14,8 @@ from swarms import log, peer, rounds, threads, tiny, together, weights
 from tiny_swarm import CONTEXT, case
 
 from planaria.errors import RunStopped, UserError
+from planaria.observe import page
+from planaria.observe.swarm import swarm_report
 from planaria.observe.swarm.agreement import break_point, section
 from planaria.recipe import read
 from planaria.swarm.assemble import task_of
@@ -27,6 +29,7 @@ from planaria.swarm.learning.brake import Looked, best, fallen
 from planaria.swarm.learning.lessons import lessons
 from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
+from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.rollout import Rollout
 from planaria.swarm.scoring import Scoring
 from planaria.swarm.setting import load
@@ -101,11 +104,32 @@ def test_peers_that_vote_stay_equal_and_their_votes_are_told(tmp_path: Path, pup
     votes = [record.agreed for record in rounds(tmp_path, "p0").values()]
     assert all(vote is not None and vote.groups == 4 and vote.right.eligible == vote.labelled for vote in votes)
     assert sum(vote.labelled for vote in votes if vote) and len(set(weights(tmp_path, "p0"))) > 1, "they learn from it"
-    page = "".join(section(config, {"p0": list(rounds(tmp_path, "p0").values())}))
-    assert "Agreement" in page and "Of 3 peers, 2 who agree on a lie decide" in page
+    text = page.document("votes", swarm_report.body(tmp_path, config, read_outcome(tmp_path)))
+    assert "<h2>Agreement</h2>" in text and "Of 3 peers, 2 who agree on a lie decide" in text
     assert not [
         *section(config, {"p0": [r.model_copy(update={"agreed": None}) for r in rounds(tmp_path, "p0").values()]})
     ]
+
+
+@caged
+def test_a_filtered_swarm_ends_with_a_report(tmp_path: Path) -> None:
+    line = {"text": "Add 1.", "code": "def f(x):\n    return x + 1", "test_list": ["assert f(1) == 2"]}
+    (tmp_path / "adds.jsonl").write_text((json.dumps(line) + "\n") * 3)
+    config = SwarmConfig.model_validate(
+        {
+            "size": 2,
+            "policy": {"model": {"context": 96, "dim": 32, "hidden": 64}},
+            "school": {"steps": 40, "lr": 0.01, "strays": 0.0},
+            "task": {"name": "programs", "options": {"path": str(tmp_path / "adds.jsonl")}},
+            "rounds": {"count": 1, "prompts": 1, "group": 2, "timeout_s": 60.0},
+            "sampling": {"max_new": 50},
+            "evaluate": {"every": 0, "problems": 1},
+            "defence": {"consensus": True, "checks": ""},
+        }
+    )
+    together(config, tmp_path)
+    text = page.document("filter", swarm_report.body(tmp_path, config, read_outcome(tmp_path)))
+    assert "<h2>Agreement</h2>" in text and "did otherwise than most who passed was refused" in text
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,12 @@ def replica_section(record: RunRecord) -> Iterator[str]:
             f" {counted(len(rounds), 'round')} of exchange; all together sent {blocking:.1f} MB that somebody waited "
             f"for and {prefetched:.1f} MB ahead."
         )
-    charts = [page.chart(losses_figure(looks), "replicas"), page.chart(spread_figure(looks, rounds), "spread")]
+    charts = [
+        page.chart(losses_figure(looks), "inline-replicas"),
+        page.chart(spread_figure(looks, rounds), "inline-spread"),
+    ]
     if rounds:
-        charts.append(page.chart(meetings_figure(rounds, len(looks[0].losses)), "meetings"))
+        charts.append(page.chart(meetings_figure(rounds, len(looks[0].losses)), "inline-meetings"))
     yield page.section("Replicas", text, *charts)
 
 

@@ -33,7 +33,7 @@ def section(config: SwarmConfig, logs: Mapping[str, Sequence[RoundDone]]) -> Ite
         f"{used} Every peer has one vote in a group, split evenly over what it sent. {break_point(config)} A label is "
         "held against the task's own score where it has one; nothing is learned from that. Agreement is no test of "
         "truth: it is what most of those who were asked do.",
-        page.table("agreement", HEAD, rows, numbers_from=1),
+        page.table("votes", HEAD, rows, numbers_from=1),
         page.chart(agreement_figure(votes), "agreement"),
     )
 

@@ -1,0 +1,147 @@
+"""Reports with the sections that few runs have, beside those of ``every_page``: together they build every part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import every_page
+import synthetic_replicas as r
+import test_compression
+import test_replica_section
+import test_stays
+import test_trust
+from synthetic_comparison import HELD, Manner, compared
+
+from planaria.config import ExchangeConfig, RunConfig
+from planaria.experts.experts_results import Weighing
+from planaria.observe.run import report, schedule_page
+from planaria.observe.run.schedule_figures import step_of
+from planaria.observe.swarm import swarm_report
+from planaria.observe.trials import comparison, drill_report, experts_report
+from planaria.planner.schedule import Carried, SeveralPaths
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.gauges import Flow, Passes
+from planaria.record.run_record import RunRecord
+from planaria.record.started import Recut, Shape
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.records.lines import Agreed
+from planaria.swarm.records.measure import Tally
+from planaria.swarm.repair.results import MASK, Measured, Repaired, Way
+
+ROUNDS = 24
+"""coded steps: enough for the report to compare schemes"""
+
+
+def bodies(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
+    """Yield (report, sections) of each page; swarms write their logs to ``folder``."""
+    yield "run", report.body(resumed())
+    yield "run", report.body(test_trust.record(*test_trust.FACTS, test_trust.compared(5, {0: 1.0}, {"krum": {0: 0.5}})))
+    yield "run", report.body(coded())
+    yield "swarm", voted(folder)
+    yield "drill", drill_report.body(every_page.drilled().model_copy(update={"repairs": [repaired()]}))
+    yield "experts", experts_report.body(every_page.mixed().model_copy(update={"worst": weighed()}))
+    yield "schedule", routed()
+    found = compared(HELD | {"tuned": Manner({}, workers=9)})
+    searched = found.model_copy(update={"search": found.arms[:1]})
+    yield "comparison", comparison.body(searched)
+    unpriced = searched.arms[0].model_copy(update={"step_s": 0.0})
+    yield "comparison", comparison.body(searched.model_copy(update={"arms": [unpriced, *searched.arms[1:]]}))
+
+
+def resumed() -> RunRecord:
+    """Three replicas that compress, first in one process, then in a fleet of another shape with snapshots, a slow
+    worker and a machine that joins."""
+    was, now = (Shape(stages=stages, ends_layers=0, vocab=257, replicas=3, exchange="allreduce") for stages in (2, 1))
+    recut = Recut(checkpoint="step-000004", was=was, now=now, said=["moments averaged"])
+    recovery = {"strategy": "snapshot, checkfree"}
+    begin = r.started(recut=recut, recovery=recovery)
+    blamed = d.Blamed(
+        replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02
+    )
+    facts = [
+        begin, *test_replica_section.LOOKS, *test_replica_section.ROUNDS, *r.joined("abcdef"),
+        *(r.form(replica, "abcdef"[2 * replica : 2 * replica + 2]) for replica in range(3)),
+        *(fact for _, fact in test_stays.HERE[-5:]), *test_compression.FACTS, gauged(8), blamed,
+        d.Relieve(replica=0, step=9, node=1, worker="b", step_s=0.5, predicted_s=0.2, cost_s=1.0), gauged(12),
+    ]  # fmt: skip
+    every = every_page.replicated()
+    history = [*every.history, *((100.0 + t, fact) for t, fact in enumerate(facts))]
+    exchange = {"replicas": 3, "compress": "econtrol:top5%"}
+    config = RunConfig.model_validate({"exchange": exchange, "recovery": recovery})
+    return RunRecord(Path("x"), config, history, [(101.0, worked("a", 0.0))], every.metrics)
+
+
+def gauged(step: int) -> e.Gauged:
+    """Two steps of stage 0, which receives from stage 1."""
+    return e.Gauged(
+        worker="a", node=0, stage=0, generation=1, step=step, steps=2, seconds=0.8,
+        passes={"forward": Passes(count=8, median_s=0.01), "backward": Passes(count=8, median_s=0.02)},
+        waited={1: 0.1}, flows={1: Flow(frames=8, low_s=0.001, high_s=0.002)},
+    )  # fmt: skip
+
+
+def worked(worker: str, start: float) -> e.Worked:
+    """A microbatch's passes at stage 0."""
+    spans = [
+        e.Span(action=action, microbatch=0, hop=hop, start=start + begin, end=start + begin + 0.01)
+        for action, hop, begin in (("forward", 0, 0.0), ("backward", 0, 0.02))
+    ]
+    return e.Worked(
+        worker=worker, node=0, stage=0, generation=1, step=0, spans=spans, sent_bytes={1: 9}, peak_bytes=10**8
+    )
+
+
+def coded() -> RunRecord:
+    """Four replicas of one block stage whose coded steps continue without a straggler."""
+    config = RunConfig(exchange=ExchangeConfig(replicas=4, coded={"scheme": "gc", "stragglers": 1}))
+    columns = [[2 * replica, 2 * replica + 1] for replica in range(4)]
+    stages = [[column[stage] for column in columns] for stage in (0, 1)]
+    facts: list[e.Event | d.Decision] = [
+        r.started(replicas=4, steps=ROUNDS, columns=columns, arrangement=stages, exchange=config.exchange)
+    ]
+    for step in range(ROUNDS):
+        facts.append(d.RunStep(generation=1, step=step))
+        facts += [
+            e.ResultsSent(worker="w", node=node, stage=node % 2, generation=1, step=step, round=0)
+            for replica in range(3)
+            for node in columns[replica]
+        ]
+        facts.append(d.CloseRound(generation=1, step=step, round=0, counted=[0, 1, 2]))
+    works = [(float(step), worked("w", float(step))) for step in range(ROUNDS)]
+    return RunRecord(Path("x"), config, r.timed(facts), works, [])
+
+
+def voted(folder: Path) -> Iterator[str]:
+    """A swarm that learns by votes and issues receipts."""
+    votes = Agreed(groups=4, labelled=3, share=0.6, right=Tally(hits=2, eligible=3))
+    _, outcome = every_page.swarmed(folder, agreed=votes)
+    voting = {"name": "voters", "task": {"reward": "consensus"}, "receipts": {"committee": "all"}}
+    return swarm_report.body(folder, SwarmConfig.model_validate(voting), outcome)
+
+
+def repaired() -> Repaired:
+    """A peer that a mask repaired."""
+    before, after = (Measured(success={"text": Tally(hits=hits, eligible=50)}) for hits in (40, 0))
+    ways = [Way(by=MASK, after=after)]
+    return Repaired(arm="attacked", limit=0.02, trusted=9, own=3, benign=9, before=before, ways=ways)
+
+
+def weighed() -> Weighing:
+    """Weights of two experts for their worst domain."""
+    losses = {prior: {"code": 2.0, "tables": 2.5} for prior in ("uniform", "worst")}
+    return Weighing(
+        experts=["code-M", "tables-M"], tokens=64, texts=20, floor=0.01, weights=[0.4, 0.6],
+        prices={"code": 0.3, "tables": 0.7}, value=2.4, bound=2.39, residual=1e-5, tolerance=1e-4, certified=True,
+        solver="primal-dual", passes=12.0, held_out=losses, test=losses,
+    )  # fmt: skip
+
+
+def routed() -> Iterator[str]:
+    """A schedule whose sites are joined by several paths."""
+    plan = every_page.planned()
+    edges = [Carried(source=0, target=2, path="north", size=10**6, rate=1e6)]
+    paths = SeveralPaths(links={"north": 1e6}, edges=edges, largest_s=1.0, least_s=0.9, cut=["north"])
+    plan = plan.model_copy(update={"paths": paths})
+    return schedule_page.body(plan, step_of(plan))
