@@ -126,7 +126,10 @@ def chosen(candidates: Sequence[Behaviour], rng: random.Random) -> int:
 
 
 def vote(folder: Path, every: int) -> Iterator[Row]:
-    """How often the choice is right: ten candidates, each right with probability p; then colluders among more."""
+    """How often the choice is right, by plurality and by agreement (FunCoder, equation 1): ten candidates, each right
+    with probability p; then colluders among more."""
+    from planaria.swarm.checks.votes import most_agreeing
+
     found = pools(folder, every)
     for p, honest, colluders, claim in (
         (0.5, 10, 0, Claim(low=0.82)),
@@ -134,7 +137,7 @@ def vote(folder: Path, every: int) -> Iterator[Row]:
         (0.5, 10, 2, Claim(low=0.75)),
         (0.5, 10, 6, Claim(high=0.45)),
     ):
-        rates, plain = [], []
+        rates, agreeing, plain = [], list[float](), []
         for one in found:
             rng = random.Random(f"{one.number} {p} {colluders}")
             hits = []
@@ -142,12 +145,15 @@ def vote(folder: Path, every: int) -> Iterator[Row]:
                 right = [rng.random() < p for _ in range(honest)] + [False] * colluders
                 lie = rng.choice(one.wrong)
                 candidates = [one.right if ok else rng.choice(one.wrong) for ok in right[:honest]]
-                hits.append(right[chosen([*candidates, *[lie] * colluders], rng)])
+                candidates += [lie] * colluders
+                hits.append(right[chosen(candidates, rng)])
+                agreeing.append(right[most_agreeing(candidates)])
                 plain.append(fmean(right))
             rates.append(fmean(hits))
-        said = f"vote, p = {p:g}, {honest} honest" + (f" and {colluders} who collude" if colluders else "")
+        said = f"p = {p:g}, {honest} honest" + (f" and {colluders} who collude" if colluders else "")
         told = f"{len(rates)} problems x {POOLS} pools; any of them: {fmean(plain):.3f}"
-        yield Row(said, [fmean(rates)], told, claim)
+        yield Row(f"vote, {said}", [fmean(rates)], told, claim)
+        yield Row(f"agreement, {said}", [fmean(agreeing)], told)
 
 
 def cheats(task: Programs, number: int) -> list[str]:

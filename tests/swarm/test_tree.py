@@ -12,7 +12,8 @@ import pytest
 
 from planaria import cli
 from planaria.errors import UserError
-from planaria.swarm.policy.tree import DEPTH, Tree
+from planaria.swarm.policy.tree import CHOICES, DEPTH, Tree
+from planaria.tasks import calls as calling
 from planaria.tasks.programs import Programs
 from planaria.tasks.sandbox import protections, run
 
@@ -78,6 +79,17 @@ def test_a_tree_of_three_levels_solves_what_one_go_does_not(tmp_path: Path) -> N
     assert tree.runs and tree.requests == len(writer.asked)
 
 
+def test_versions_that_agree_call_by_call_win_unless_whole_behaviours_are_to_be_counted() -> None:
+    wrong = [f"def f(x):\n    return 9 if x == {n} else x" for n in (1, 2, 3)]
+    same = ["def f(x):\n    return 7 if x < 4 else x"] * 2
+    calls = [calling.read(f"f({n})", "f") for n in range(1, 6)]
+    right = "def f(x):\n    return x"
+    chosen = {
+        choose: Tree(Scripted(), Scripted(), choose=choose)._chosen([*same, *wrong, right], calls) for choose in CHOICES
+    }
+    assert chosen == {"agreement": right, "plurality": same[0]}
+
+
 class Endless(Scripted):
     """Every function that it is to write calls for another one."""
 
@@ -132,6 +144,8 @@ def test_the_command_writes_with_any_model(
     [
         (["model"], "give --prompt TEXT, or --task programs:PATH --problem N"),
         (["model", "--prompt", "x", "--as", "vote"], "give --prompt TEXT, or"),
+        (["model", "--prompt", "x", "--choose", "plurality"], "give --prompt TEXT, or"),
+        (["model", "--task", "programs:PATH", "--problem", "0", "--choose", "plurality"], "goes with --as vote"),
         (["model", "--task", "sums", "--problem", "0"], "write programs:PATH"),
         (["model", "--task", "programs:PATH"], "give --problem"),
         (["model", "--task", "programs:PATH", "--problem", "7"], "has problems 0 to 1"),

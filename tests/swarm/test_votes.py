@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.checks.votes import Ballot, Label, label, plurality, weights
+from planaria.swarm.checks.votes import (
+    Ballot,
+    Label,
+    agreements,
+    label,
+    most_agreeing,
+    most_common,
+    plurality,
+    weights,
+)
 from planaria.tasks.base import Behaviour
 
 VALUES = st.one_of(st.none(), st.sampled_from("abc"))
@@ -95,3 +106,43 @@ def test_a_label_has_its_share_and_every_holder_did_something(sent: list[Ballot]
         assert found.share > agreement
         holders = [one for one in sent if found.holds(one.behaviour)]
         assert holders and all(found.near(one.behaviour) for one in holders)
+
+
+@given(st.lists(st.lists(VALUES, max_size=4).map(tuple), max_size=8))
+def test_agreement_is_equation_1_of_funcoder(behaviours: list[Behaviour]) -> None:
+    inputs = max(map(len, behaviours), default=0)
+    whole = [done + (None,) * (inputs - len(done)) for done in behaviours]
+    by_hand = []
+    for place, own in enumerate(whole):
+        total = Fraction()
+        for other in (*whole[:place], *whole[place + 1 :]):
+            for ours, theirs in zip(own, other, strict=True):
+                total += Fraction(int(ours is not None and ours == theirs), inputs)
+        by_hand.append(total)
+    assert agreements(behaviours) == by_hand
+    if behaviours:
+        assert most_agreeing(behaviours) == by_hand.index(max(by_hand))
+
+
+@pytest.mark.parametrize(
+    ("right", "each", "least", "most"), [(0.1, 0.6, 0.94, 0.75), (0.15, 0.6, 0.95, 0.85), (0.2, 0.7, 0.97, 0.92)]
+)
+def test_agreement_finds_the_right_program_more_often_than_plurality(
+    right: float, each: float, least: float, most: float
+) -> None:
+    """Pools of eleven that have a right program: others are right on each of six inputs by chance, and differ."""
+    rng, truth = random.Random(1), tuple("abcdef")
+    pools: list[list[Behaviour]] = []
+    while len(pools) < 300:
+        pool = [
+            tuple(v if rng.random() < each else f"{v}{rng.randrange(3)}" for v in truth)
+            if rng.random() >= right
+            else truth
+            for _ in range(11)
+        ]
+        pools += [pool] * (truth in pool)
+
+    def share(choose: Callable[[Sequence[Behaviour]], int]) -> float:
+        return sum(pool[choose(pool)] == truth for pool in pools) / len(pools)
+
+    assert share(most_agreeing) > least and share(most_common) < most

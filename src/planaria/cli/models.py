@@ -33,7 +33,13 @@ def _add_generate(commands: Any) -> None:
         "--as",
         dest="way",
         choices=("once", "vote", "tree"),
-        help="with --task: in one go (once, the default), as most of eleven do, or divided into functions",
+        help="with --task: in one go (once, the default), the best of eleven (vote), or divided into functions (tree)",
+    )
+    generate.add_argument(
+        "--choose",
+        choices=("agreement", "plurality"),
+        help="with --as vote or tree: by results that agree, call by call (agreement, the default), or by equal "
+        "behaviour on all calls (plurality)",
     )
     generate.add_argument(
         "--tokens", type=int, help="maximum number of new tokens (default 100; with --task 768 a request)"
@@ -116,7 +122,7 @@ def _add_realign(commands: Any) -> None:
 def _generate(given: argparse.Namespace) -> int:
     if given.task is not None:
         return _generate_program(given)
-    if given.prompt is None or given.problem is not None or given.way is not None:
+    if given.prompt is None or any(getattr(given, name) is not None for name in ("problem", "way", "choose")):
         raise UserError("give --prompt TEXT, or --task programs:PATH --problem N and perhaps --as once, vote or tree")
     from planaria.api.complete import complete
     from planaria.commands import ensemble
@@ -135,11 +141,14 @@ def _generate_program(given: argparse.Namespace) -> int:
             raise UserError(f"--{name} {getattr(given, name)}: does not go with --task; leave one of them out")
     if given.problem is None:
         raise UserError(f"--task {given.task}: of which problem? give --problem, such as --problem 0")
+    way = given.way or "once"
+    if given.choose is not None and way == "once":
+        raise UserError(f"--choose {given.choose}: goes with --as vote or --as tree; add one of them, or leave it out")
     from planaria.commands.write_program import write_program
 
     tokens = 768 if given.tokens is None else given.tokens
-    folder = _one_of(given.run, None)
-    return write_program(folder, given.task, given.problem, given.way or "once", tokens, given.top_k, given.seed)
+    folder, choose = _one_of(given.run, None), given.choose or "agreement"
+    return write_program(folder, given.task, given.problem, way, tokens, given.top_k, given.seed, choose)
 
 
 def _eval(given: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``planaria generate --task``: a model writes a program for one problem, in one go, by a vote, or as a tree."""
+"""``planaria generate --task``: write a program for one problem in one go, as the best of several, or as a tree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from planaria.errors import UserError
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.policy.tree import Tree
+from planaria.swarm.policy.tree import Choice, Tree
 from planaria.swarm.policy.writing import PolicyWriter
 from planaria.tasks.programs import FENCE, OPENING, Programs
 
@@ -17,8 +17,10 @@ SURE, BOLD = 0.2, 0.8
 Way = Literal["once", "vote", "tree"]
 
 
-def write_program(folder: Path, task: str, number: int, way: Way, tokens: int, top_k: int, seed: int) -> int:
-    """Print the program, and on standard error what it took and whether it passes its tests; the exit code.
+def write_program(
+    folder: Path, task: str, number: int, way: Way, tokens: int, top_k: int, seed: int, choose: Choice = "agreement"
+) -> int:
+    """Print the program, and its cost and test result on standard error; return the exit code.
 
     :raises UserError: naming the model, file or problem that is not there, or what it has no calls for.
     """
@@ -37,7 +39,9 @@ def write_program(folder: Path, task: str, number: int, way: Way, tokens: int, t
     if not calls:
         raise UserError(f"--problem {number}: {path} has no calls of its function with literal arguments; take another")
     policy = open_policy(str(folder))
-    tree = Tree(PolicyWriter(policy, tokens, SURE, top_k), PolicyWriter(policy, tokens, BOLD, top_k), seed)
+    tree = Tree(
+        PolicyWriter(policy, tokens, SURE, top_k), PolicyWriter(policy, tokens, BOLD, top_k), seed, choose=choose
+    )
     prompt, name = problem.prompt, calls[0].name
     program = (
         tree.once(prompt, name)

@@ -1,10 +1,10 @@
-"""Functional consensus: what most of those who were asked do.
+"""Functional consensus: compare programs by what they do on inputs whose right outputs are unknown.
 
-f* = argmax over f of the number of others that do what f does, on inputs whose right outputs nobody knows (FunCoder,
-arXiv 2405.20092, equation 1). There candidates are one model's. Here they are strangers', so every peer has one vote in
-a group, split evenly over what it sent. For tasks with short answers this is a majority vote.
+:func:`plurality` counts equal behaviours as wholes. It labels groups of a swarm, where every peer has one vote, split
+evenly over its completions; for tasks with short answers this is a majority vote. :func:`most_agreeing` adds up
+agreement input by input (FunCoder, arXiv 2405.20092, equation 1); it chooses among one model's programs.
 
-It is no test of truth: most of those who were asked may be wrong, or have agreed on a lie.
+Neither is a test of truth: most candidates may be wrong, or most peers may collude.
 """
 
 from __future__ import annotations
@@ -74,6 +74,32 @@ def plurality(ballots: Sequence[Ballot]) -> list[Label]:
             weight[values] += vote
     voters, most = len({ballot.voter for ballot in ballots}), max(weight.values(), default=Fraction())
     return [Label(parts, values, found / voters) for values, found in weight.items() if found == most]
+
+
+def agreements(behaviours: Sequence[Behaviour]) -> list[Fraction]:
+    """Return how much each behaviour f agrees with the others: Σ_{g≠f} (1/|X|) Σ_{x∈X} 1[f(x) = g(x)].
+
+    Source: FunCoder, arXiv 2405.20092, equation 1. An input without a value (crash, time-out) agrees with nothing.
+    """
+    inputs = range(max(map(len, behaviours), default=0))
+    whole = [at(behaviour, inputs) for behaviour in behaviours]
+    counts = [Counter(values) for values in zip(*whole, strict=True)]
+    return [
+        sum((Fraction(counts[x][done[x]] - 1, len(inputs)) for x in inputs if done[x] is not None), Fraction())
+        for done in whole
+    ]
+
+
+def most_agreeing(behaviours: Sequence[Behaviour]) -> int:
+    """Return the index of f* = argmax_f of :func:`agreements` (FunCoder, equation 1); the first of several."""
+    found = agreements(behaviours)
+    return found.index(max(found))
+
+
+def most_common(behaviours: Sequence[Behaviour]) -> int:
+    """Return the index of the first candidate that behaves as :func:`plurality` finds, or 0 if it finds nothing."""
+    found = plurality([Ballot(str(n), behaviour) for n, behaviour in enumerate(behaviours)])
+    return next((n for n, done in enumerate(behaviours) if any(one.holds(done) for one in found)), 0)
 
 
 def label(ballots: Sequence[Ballot], agreement: float) -> Label | None:

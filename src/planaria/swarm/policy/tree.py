@@ -1,10 +1,9 @@
-"""A tree of functions: a program is divided into functions that are declared and written later, and of every function
-several versions are written, of which a vote keeps one.
+"""A tree of functions: divide a program into functions, write several versions of each, and keep one by consensus.
 
 FunCoder (arXiv 2405.20092): one version at a low temperature may declare stubs, each is solved in the same way, and the
-function is then written anew several times at a higher temperature, given its finished parts. Versions are compared by
-what they do on calls (:mod:`planaria.swarm.checks.votes`); of a part, the model writes the calls. Ours differ from the
-released code in the vote (whole behaviours, not single results) and in the words of the requests.
+function is then written again several times at a higher temperature, given its finished parts. Versions are compared by
+their results on calls; the model writes the calls of a part. The default rule is the paper's equation 1, and
+``choose = "plurality"`` counts whole behaviours instead. Requests are worded differently from the released code.
 
 It writes with a model and trains none.
 """
@@ -12,13 +11,15 @@ It writes with a model and trains none.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from planaria.swarm.checks.prompted_judge import Writer
-from planaria.swarm.checks.votes import Ballot, plurality
+from planaria.swarm.checks.votes import most_agreeing, most_common
 from planaria.swarm.draws import derived
 from planaria.tasks import calls as calling
+from planaria.tasks.base import Behaviour
 from planaria.tasks.calls import Call
 from planaria.tasks.exam import parsed
 from planaria.tasks.programs import FENCE, OPENING
@@ -30,21 +31,28 @@ PARTS = 6
 """most parts that one function is divided into"""
 VERSIONS = 10
 """written of a function, beside the first"""
+Choice = Literal["agreement", "plurality"]
+CHOICES: Mapping[Choice, Callable[[Sequence[Behaviour]], int]] = {
+    "agreement": most_agreeing,
+    "plurality": most_common,
+}
+"""rules by which one of several versions is kept"""
 
 
 @dataclass
 class Tree:
-    """Writes programs. ``sure`` writes what it thinks best, ``bold`` more variously: one model, colder and warmer."""
+    """Write programs. ``sure`` and ``bold`` are one model at a low and a high temperature."""
 
     sure: Writer
     bold: Writer
     seed: int = 0
     versions: int = VERSIONS
     limits: Limits = LIMITS
+    choose: Choice = "agreement"
     requests: int = 0
-    """that were made so far"""
+    """made so far"""
     runs: int = 0
-    """programs that were run so far"""
+    """programs executed so far: one a candidate, which makes all calls"""
     _visited: set[str] = field(default_factory=set)
 
     def once(self, prompt: str, name: str) -> str:
@@ -52,7 +60,7 @@ class Tree:
         return next(iter(self._written(self.sure, _whole(prompt, name), [name], 1)), "")
 
     def vote(self, prompt: str, name: str, calls: Sequence[Call]) -> str:
-        """The program that most of several do as, all written in one go."""
+        """Write several whole programs and return the one that ``choose`` selects; empty if none was written."""
         request = _whole(prompt, name)
         first = self._written(self.sure, request, [name], 1)
         return self._chosen([*first, *self._written(self.bold, request, [name], self.versions)], calls)
@@ -77,16 +85,18 @@ class Tree:
         return self._chosen(candidates, calls)
 
     def _chosen(self, programs: Sequence[str], calls: Sequence[Call]) -> str:
-        """The first of those that most do as; the first of all where nothing can be compared."""
-        calls, behaviours = list(calls)[: calling.MOST], []
-        asked = calling.exam(calls)
-        for program in programs if calls and len(programs) > 1 else ():
-            told = run(program, asked, self.limits).told
-            behaviours.append(tuple(line or None for line in told) + (None,) * (len(calls) - len(told)))
-            self.runs += 1
-        found = plurality([Ballot(str(n), behaviour) for n, behaviour in enumerate(behaviours)])
-        holding = [n for n, behaviour in enumerate(behaviours) if any(one.holds(behaviour) for one in found)]
-        return programs[holding[0] if holding else 0] if programs else ""
+        """Return the program that ``choose`` selects by its results on ``calls``; the first if there are no calls.
+
+        It executes each of N programs once, on all |X| calls together.
+        """
+        asked = list(calls)[: calling.MOST]
+        if not asked or len(programs) < 2:
+            return next(iter(programs), "")
+        exam = calling.exam(asked)
+        results = [run(program, exam, self.limits).told for program in programs]
+        self.runs += len(programs)
+        behaviours = [tuple(line or None for line in told) + (None,) * (len(asked) - len(told)) for told in results]
+        return programs[CHOICES[self.choose](behaviours)]
 
     def _calls(self, stub: str, name: str) -> list[Call]:
         """Calls of a part, as the model writes them, and variants."""
