@@ -19,6 +19,7 @@ QUESTION = {
     "parts": [{"ask": "What is the first digit?", "says": ["4", "2", "9", "5"]}, "Is it even?"],
     "paraphrases": ["Ann's code, please"],
 }
+OTHER = QUESTION | {"name": "two", "question": "What is the code of Bob?", "paraphrases": ["Bob's code, please"]}
 JUNK = (None, True, -1, 1e400, "", "   ", "\0", "\ud800", [], {}, [[]], [None], ["x"] * 99, "x" * 5000, {"ask": 1})
 """in the place of any value"""
 
@@ -46,10 +47,10 @@ def refusals(count: int, rng: random.Random) -> tuple[int, int, int]:
 
 def _damaged(rng: random.Random) -> bytes:
     """A good file with one thing wrong: a byte, a cut, a line twice, or a value of another kind."""
-    lines = [json.dumps(QUESTION), json.dumps(QUESTION | {"name": "two"})]
+    lines = [json.dumps(QUESTION), json.dumps(OTHER)]
     kind = rng.randrange(5)
     if kind == 0:
-        lines[1] = json.dumps(_changed(QUESTION | {"name": "two"}, rng))
+        lines[1] = json.dumps(_changed(OTHER, rng))
     if kind == 1:
         lines.append(lines[rng.randrange(2)])
     found = bytearray("\n".join(lines).encode())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import os
 import random
+import tempfile
 import threading
 import time
+import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,11 @@ from benchmarks.audit_damage import killed, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planaria import digests
 from planaria.errors import UserError
 from planaria.swarm.audit.censor import Censor, Closed, Spent, key_of
 from planaria.swarm.audit.ledger import Ledger
-from planaria.swarm.audit.questions import Part, Question
+from planaria.swarm.audit.questions import Part, Question, closed_up
 
 CODES = ("4719", "2210", "9031", "5533")
 ANN = Question(
@@ -40,6 +44,80 @@ def test_a_budget_is_never_passed_and_what_was_spent_stays(tmp_path: Path) -> No
         censor(tmp_path, budget=0.35).given("I ask: ann's code", 1), "another process of the same ledger"
     assert kept.given("digit 1 of bob=", 1) and kept.given("the weather", 5) == [True] * 5
     assert Ledger(tmp_path / "ledger.json", 0.35).spent(key_of(ANN)) == pytest.approx(0.3)
+
+
+UNSEEN = st.sampled_from("\u00ad\u034f\u115f\u17b4\u180b\u200b\u3164\ufe0f\ufeff\U000e0100 \t\u00a0\u3000")
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 99), UNSEEN), max_size=9), st.sampled_from(ANN.texts))
+def test_no_spacing_or_invisible_character_brings_a_spent_budget_back(more: list[tuple[int, str]], text: str) -> None:
+    for place, one in more:
+        text = text[: place % (len(text) + 1)] + one + text[place % (len(text) + 1) :]
+    with tempfile.TemporaryDirectory() as folder:
+        kept = censor(Path(folder), epsilon=0.1, budget=0.1)
+        kept.given("digit 1 of ann=", 1)
+        with pytest.raises(Spent):
+            kept.given(text, 1)
+
+
+def test_two_questions_in_the_same_words_are_refused(tmp_path: Path) -> None:
+    """The ledger knows questions by their words: it would charge two for one, at the price of the last."""
+    twin = Question("x:3", "twin", "CODE of\ufe0f ann =", CODES[:2], 0, BOB.parts)
+    with pytest.raises(UserError, match=r"^x:3: 'twin' asks the same as 'ann' \(x:1\)"):
+        Censor([ANN, BOB, twin], 0.1, Ledger(tmp_path / "ledger.json", 1.0))
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["code of a=", "Code of a =", "code of b=", "b"]), st.integers(2, 64)), max_size=4
+    ),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 3)), max_size=12),
+    st.floats(0.05, 5.0),
+)
+def test_no_reply_leaks_more_of_an_answer_than_the_budget(
+    listed: list[tuple[str, int]], asked: list[tuple[int, int, int]], epsilon: float
+) -> None:
+    """Each given reply tells the whole answer of each question in its prompt, which is the worst case."""
+    questions = [
+        Question(f"x:{n}", f"q{n}", text, tuple(map(str, range(options))), 0, (Part(f"part {n}."),))
+        for n, (text, options) in enumerate(listed)
+    ]
+    leaked = [0.0] * len(questions)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            kept = Censor(questions, epsilon, Ledger(Path(folder) / "ledger.json", 1.0))
+        except UserError:
+            assert len({text.lower().replace(" ", "") for text, _ in listed}) < len(listed)
+            return
+        for first, second, count in asked if questions else ():
+            texts = [questions[n % len(questions)].text for n in (first, second)]
+            try:
+                kept.given(" and ".join(texts), count)
+            except Spent:
+                continue
+            told = [n for n, one in enumerate(questions) if any(one.text in text for text in texts)]
+            most = max(len(questions[n].options) for n in told)
+            for n in told:
+                leaked[n] += count * min(1.0, epsilon / math.log(most)) * math.log(len(questions[n].options))
+    assert max(leaked, default=0.0) <= 1.0 + 1e-8
+
+
+def key_before(text: str) -> str:
+    """As ledgers of earlier versions name a question."""
+    spaced = "".join(letter if letter.isprintable() else " " * letter.isspace() for letter in text)
+    return " ".join(unicodedata.normalize("NFKC", spaced).casefold().split())
+
+
+@given(
+    st.text(
+        st.sampled_from("aB1=.é\u0301ﬁＡß\u034f\u115f\u1161\uffa0\u00a0 ") | st.characters(codec="utf-8"), max_size=12
+    )
+)
+def test_questions_that_differ_have_names_that_differ_in_a_ledger(text: str) -> None:
+    assert closed_up(key_before(text)) == closed_up(text), "so two texts of one name are one question"
+    assert key_of(replace(ANN, text=text)) == digests.of(key_before(text).encode())[:32], "and keep what was spent"
 
 
 def test_several_replies_at_once_cost_as_much_as_one_by_one(tmp_path: Path) -> None:
@@ -117,8 +195,6 @@ def test_a_ledger_that_is_gone_or_damaged_closes_the_door(tmp_path: Path) -> Non
 @settings(max_examples=10)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.001, 0.7)), max_size=8))
 def test_what_is_granted_is_what_is_noted(spendings: list[tuple[str, float]]) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         ledger, spent = Ledger(Path(folder) / "ledger.json", 1.0), dict.fromkeys("abc", 0.0)
         for key, cost in spendings:

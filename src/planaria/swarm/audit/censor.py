@@ -1,19 +1,20 @@
-"""The wrapper of a service: a reply that may tell of a protected question is empty by chance, and paid for.
+"""The wrapper of a service: replies that may leak a protected answer are withheld at random and charged to a ledger.
 
-The chance is ρ with (1 - ρ) · ln(options) ≤ ε (:func:`planaria.swarm.audit.leakage.silence`). It does not look at the
-reply, so an empty one tells nothing. Before the coin is thrown the ledger takes (1 - ρ) · ln(options) for it.
+A reply is empty with chance ρ such that (1 - ρ) · ln(options) ≤ ε (:func:`planaria.swarm.audit.leakage.silence`). The
+choice does not depend on the reply, so an empty one leaks nothing. The ledger is charged (1 - ρ) · ln(options) before.
 """
 
 from __future__ import annotations
 
 import random
+import unicodedata
 from collections.abc import Callable, Sequence
 
 from planaria import digests
 from planaria.errors import UserError
 from planaria.swarm.audit.leakage import most, silence
 from planaria.swarm.audit.ledger import Ledger
-from planaria.swarm.audit.questions import Question, plain
+from planaria.swarm.audit.questions import Question, closed_up, refuse_twins
 
 _COIN = random.SystemRandom().random
 
@@ -27,7 +28,7 @@ class Closed(Exception):
 
 
 class Censor:
-    """Which replies are given. What asks for none of the listed questions, or their parts, passes as it is."""
+    """Decide which replies are given. A text that contains no listed question or part passes unchanged."""
 
     def __init__(
         self,
@@ -36,18 +37,22 @@ class Censor:
         ledger: Ledger,
         coin: Callable[[], float] = _COIN,
     ) -> None:
-        """``epsilon``: nats that a reply may tell, in expectation. ``coin`` [0, 1) must be nothing that askers know:
-        never the seed of their request."""
+        """``epsilon``: expected leakage of a reply in nats, at most. ``coin`` [0, 1) must be secret: never the seed
+        of a request.
+
+        :raises UserError: if ``epsilon`` is not above 0, or two questions are the same.
+        """
         if not epsilon > 0:
             raise UserError(f"--censor {epsilon:g}: is above 0, in nats a reply")
+        refuse_twins(questions)
         self._ledger, self._coin = ledger, coin
         self._known = [
             (key_of(question), silence(most(1 / len(question.options)), epsilon), question) for question in questions
         ]
-        self._texts = [(plain(text), number) for number, (*_, one) in enumerate(self._known) for text in one.texts]
+        self._texts = [(closed_up(text), number) for number, (*_, one) in enumerate(self._known) for text in one.texts]
 
     def touched(self, text: str) -> list[Question]:
-        """The questions that a text asks for, whole or in part, by the words of the list. Other words pass."""
+        """Return the questions that a text asks for, whole or in part, in the words of the list."""
         return [self._known[number][2] for number in self._numbers(text)]
 
     def given(self, text: str, count: int) -> list[bool]:
@@ -77,10 +82,16 @@ class Censor:
         return [self._coin() >= silent for _ in range(count)]
 
     def _numbers(self, text: str) -> list[int]:
-        said = plain(text)
+        said = closed_up(text)
         return sorted({number for known, number in self._texts if known in said})
 
 
 def key_of(question: Question) -> str:
-    """What a ledger calls a question, wherever in its file it stands."""
-    return digests.of(plain(question.text).encode())[:32]
+    """Return the name of a question in a ledger, wherever in its file it stands.
+
+    Part of the ledger's format, so it has a simpler normal form of its own: with other names, old ledgers would forget
+    what was spent. Questions that differ for :func:`planaria.swarm.audit.questions.refuse_twins` differ here too.
+    """
+    visible = "".join(c if c.isprintable() else " " * c.isspace() for c in question.text)
+    text = " ".join(unicodedata.normalize("NFKC", visible).casefold().split())
+    return digests.of(text.encode())[:32]

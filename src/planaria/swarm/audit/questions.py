@@ -1,11 +1,12 @@
-"""What is to be protected: questions with options, the right one among them, and the parts that they can be asked in.
+"""Protected questions: options, the right one among them, and the parts in which they can be asked.
 
-JSON Lines of {"question", "options", "answer", "parts"}, and perhaps "name" and "paraphrases". A part is a text, or
-{"ask", "says"}: ``says`` are the replies that would be right if each option was, in the order of the options.
+JSON Lines of {"question", "options", "answer", "parts"}, and optionally "name" and "paraphrases". A part is a text, or
+{"ask", "says"}: ``says`` lists the right reply for each option, in the order of the options.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ from planaria.tasks.records import Record, whole
 
 MOST_QUESTIONS, MOST_OPTIONS, MOST_PARTS, MOST_LETTERS = 1000, 64, 12, 4000
 FIELDS = ("question", "options", "answer", "parts", "name", "paraphrases")
+INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""the property Default_Ignorable_Code_Point. Source: Unicode 16.0, DerivedCoreProperties.txt"""
+_AROUND_MARKS = re.compile(r" ?([^\w ]) ?")
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Question:
 
 
 def read(file: Path) -> list[Question]:
-    """All questions of a file; UserError naming file and line of what is wrong."""
+    """Return all questions of a file; UserError naming file and line of a mistake."""
     found = records.read([file])
     if not found:
         raise UserError(f"{file}: has no questions; give some")
@@ -61,6 +68,7 @@ def read(file: Path) -> list[Question]:
     for number, question in enumerate(questions):
         if question.name in names[:number]:
             raise UserError(f"{question.place}: there are two {shown(question.name)}; give each a 'name' of its own")
+    refuse_twins(questions)
     return questions
 
 
@@ -79,9 +87,38 @@ def replies_of(questions: Sequence[Question], k: int | None, usual: int) -> int:
 
 
 def plain(text: str) -> str:
-    """A text as it is compared: without regard to case, spacing, forms of one letter, and what cannot be seen."""
-    spaced = "".join(letter if letter.isprintable() else " " * letter.isspace() for letter in text)
-    return " ".join(unicodedata.normalize("NFKC", spaced).casefold().split())
+    """Return the normal form in which texts are compared.
+
+    Case, compatibility forms (NFKC), invisible characters, the amount of spacing, and any spacing beside punctuation do
+    not count: "A\u200b =" is "a=". Words stay apart.
+    """
+    while (once := _folded(text)) != text:
+        text = once
+    return text
+
+
+def closed_up(text: str) -> str:
+    """Return the normal form without any spacing: what a censor looks for, so that "c ode" is "code"."""
+    return plain(plain(text).replace(" ", ""))
+
+
+def refuse_twins(questions: Sequence[Question]) -> None:
+    """:raises UserError: if two questions are asked in the same words, whole or in a paraphrase."""
+    owners: dict[str, Question] = {}
+    for question in questions:
+        for text in (question.text, *question.paraphrases):
+            first = owners.setdefault(closed_up(text), question)
+            if first is not question:
+                raise UserError(
+                    f"{question.place}: {shown(question.name)} asks the same as {shown(first.name)} ({first.place}); "
+                    "case, spacing and invisible characters do not count; remove one of them"
+                )
+
+
+def _folded(text: str) -> str:
+    visible = "".join(c if c.isprintable() else " " * c.isspace() for c in INVISIBLE.sub("", text))
+    spaced = " ".join(unicodedata.normalize("NFKC", visible).casefold().split())
+    return _AROUND_MARKS.sub(r"\1", spaced)
 
 
 def _question(record: Record) -> Question:
