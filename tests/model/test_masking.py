@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model import fusing, masking
+from planaria.model.huggingface import export_model
 from planaria.model.masking import Note
+from planaria.model.routed import Routing
+from planaria.model.stages import Llama
 
 SHAPES = {"b": (3, 5), "a": (7,), "c": (2, 2, 3)}
+EXPORTED = {"a": "model.a", "b": "model.y", "c": "model.x"}
+NOTE = Note(safe="s", tuned=("t",), result="r")
 COUNT = sum(torch.Size(shape).numel() for shape in SHAPES.values())
 
 
@@ -45,24 +53,76 @@ def test_every_coordinate_is_bit_for_bit_one_of_both(a: int, b: int, c: int) -> 
 @given(seeds)
 def test_a_packed_mask_is_one_bit_a_parameter_and_comes_back(seed: int) -> None:
     mask = some_mask(seed)
-    packed = masking.pack(mask)
+    packed = masking.pack(mask, ["c", "a", "b"])
     assert packed.numel() == -(-COUNT // 8)
-    back = masking.unpack(packed, weights(0))
+    back = masking.unpack(packed, weights(0), ["c", "a", "b"])
     assert all(torch.equal(back[name], mask[name]) for name in mask)
     assert masking.density(mask) == sum(int(m.sum()) for m in mask.values()) / COUNT
 
 
 def test_a_file_of_masks_is_its_bits_and_a_header(tmp_path: Path) -> None:
-    masks, note = [some_mask(1), some_mask(2)], Note(safe="s", tuned=("t", "u"), result="r")
+    masks, note = [some_mask(n) for n in range(11)], Note(safe="s", tuned=("t",) * 11, result="r")
     file = tmp_path / "mask.safetensors"
-    file.write_bytes(masking.to_bytes(masks, note))
+    file.write_bytes(masking.to_bytes(masks, note, EXPORTED))
     content = file.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
-    assert len(content) - header == 2 * -(-COUNT // 8)
-    found, said = masking.read_masks(file, weights(0))
-    assert said == note
+    assert len(content) - header == 11 * -(-COUNT // 8)
+    found, said = masking.read_masks(file, weights(0), EXPORTED)
+    assert (said.safe, said.tuned, said.result) == (note.safe, note.tuned, note.result)
     for mine, theirs in zip(masks, found, strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_the_bits_follow_the_tensors_that_the_file_names(tmp_path: Path) -> None:
+    file, mask = tmp_path / "mask.safetensors", some_mask(1)
+    file.write_bytes(masking.to_bytes([mask], NOTE, EXPORTED))
+    with safe_open(file, "pt") as opened:
+        about = json.loads(opened.metadata()[masking.FORMAT])
+        bits = [byte >> place & 1 for byte in opened.get_tensor("mask.0").tolist() for place in range(7, -1, -1)]
+    assert about["tensors"] == [["model.a", [7]], ["model.x", [2, 2, 3]], ["model.y", [3, 5]]]
+    assert "most significant first" in about["bits"]
+    for name, shape in about["tensors"]:
+        (own,) = (ours for ours, exported in EXPORTED.items() if exported == name)
+        count = torch.Size(shape).numel()
+        assert mask[own].flatten().int().tolist() == bits[:count]
+        bits = bits[count:]
+
+
+def test_a_mask_of_an_earlier_version_is_read_in_the_order_of_names_in_memory(tmp_path: Path) -> None:
+    file, mask = tmp_path / "mask.safetensors", some_mask(1)
+    about = {masking.UNORDERED: '{"safe": "s", "tuned": ["t"], "result": "r"}'}
+    save_file({"mask.0": masking.pack(mask, sorted(mask))}, file, metadata=about)
+    (found,), note = masking.read_masks(file, weights(0), EXPORTED)
+    assert note == NOTE and all(torch.equal(found[name], mask[name]) for name in mask)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ([["model.a", [7]], ["model.x", [2, 2, 3]]], "names 2 tensors, this model has 3"),
+        ([["model.a", [7]], ["model.a", [7]], ["model.y", [3, 5]]], "names 3 tensors, this model has 3"),
+        ([["model.a", [7]], ["model.x", [2, 2, 3]], ["model.z", [3, 5]]], "which this model does not have"),
+        ([["model.a", [7]], ["model.x", [2, 2, 3]], ["model.y", [5, 3]]], r"model.y has shape \[5, 3\]"),
+        ([["model.a", [-7]]], r"model.a has shape \[-7\]"),
+    ],
+)
+def test_an_order_of_other_tensors_is_refused(tmp_path: Path, tensors: list[object], said: str) -> None:
+    about = json.dumps({"safe": "s", "tuned": ["t"], "result": "r", "tensors": tensors})
+    save_file({"mask.0": masking.pack(some_mask(1), sorted(SHAPES))}, file := tmp_path / "m", {masking.FORMAT: about})
+    with pytest.raises(UserError, match=said):
+        masking.read_masks(file, weights(0), EXPORTED)
+
+
+@pytest.mark.parametrize("experts", [0, 2])
+def test_the_order_is_that_of_the_exported_model(tmp_path: Path, experts: int) -> None:
+    routing = Routing(experts=experts, top_k=1) if experts else None
+    model = Llama(ModelConfig(vocab=257, dim=16, layers=11, heads=2, hidden=32, context=8), routing=routing)
+    export_model(model, tmp_path / "model")
+    exported = model.exported_names()
+    with safe_open(tmp_path / "model" / "model.safetensors", "pt") as opened:
+        for name, parameter in model.named_parameters():
+            assert torch.equal(opened.get_tensor(exported[name]), parameter), name
+        assert {*exported.values()} == {*opened.keys()}
 
 
 @pytest.mark.parametrize(
@@ -75,19 +135,19 @@ def test_a_file_of_masks_is_its_bits_and_a_header(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_no_masks_of_this_model_are_refused(tmp_path: Path, about: dict[str, str], said: str) -> None:
-    save_file({"mask.0": masking.pack(some_mask(1))}, file := tmp_path / "m", metadata=about)
+    save_file({"mask.0": masking.pack(some_mask(1), sorted(SHAPES))}, file := tmp_path / "m", metadata=about)
     with pytest.raises(UserError, match=said):
-        masking.read_masks(file, weights(0))
+        masking.read_masks(file, weights(0), EXPORTED)
 
 
 def test_masks_of_another_size_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "mask.safetensors"
-    file.write_bytes(masking.to_bytes([some_mask(1)], Note(safe="s", tuned=("t",), result="r")))
+    file.write_bytes(masking.to_bytes([some_mask(1)], NOTE, EXPORTED))
     with pytest.raises(UserError, match="this model's have 2"):
-        masking.read_masks(file, {"a": torch.zeros(9)})
+        masking.read_masks(file, {"a": torch.zeros(9)}, EXPORTED)
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UserError, match="cannot be read"):
-        masking.read_masks(file, weights(0))
+        masking.read_masks(file, weights(0), EXPORTED)
 
 
 def test_the_straight_through_gradient_is_that_of_a_soft_mask_at_the_same_weights() -> None:

@@ -115,7 +115,7 @@ def realign(given: Given, wanted: Wanted, to: Path) -> int:
     )
     extra = {FILE: record.model_dump_json(indent=1).encode()}
     if repair.masks:
-        extra[BITS] = masking.to_bytes(repair.masks, note)
+        extra[BITS] = masking.to_bytes(repair.masks, note, models.exported)
     write(to, models.policy(repair.weights), extra)
     show_repair(given.model, before, way, rivals)
     print(_told(record, to))
@@ -133,7 +133,7 @@ def apply(given: Given, file: Path, to: Path) -> int:
     _require_exportable(models.tuned, given.model)
     models.require_whole(given.model)
     models.require_related(given.model)
-    masks, note = masking.read_masks(file, models.parent)
+    masks, note = masking.read_masks(file, models.parent, models.exported)
     if len(masks) != len(models.parts):
         raise UserError(f"{file}: has {len(masks)} masks, {given.model} is made of {len(models.parts)}")
     weights = models.merged(masks)

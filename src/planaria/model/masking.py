@@ -1,7 +1,10 @@
-"""A mask over what a model learned: one bit for each parameter, which says whether it stays or goes back.
+"""A mask over a task vector: one bit for each parameter, which keeps the tuned number or restores the parent's.
 
-The idea is that of arXiv 2405.09055. Its masks are drawn, and rescale what they keep; these are neither, so that of one
-model every number is bit for bit the tuned one or its parent's, and everybody who has both can apply the mask again.
+The idea is that of arXiv 2405.09055, whose masks are sampled and rescale what they keep. These do neither: each number
+of a masked model is bit for bit the tuned one or the parent's, and whoever has both models can apply the mask again.
+
+A file of masks names the tensors of the exported model in the order of their bits, so that it can be applied without
+planaria. Files of the first format name none: their bits follow the sorted names of a model in memory.
 """
 
 from __future__ import annotations
@@ -23,19 +26,28 @@ from planaria.model.fusing import Named
 
 START = 1.0
 """of every logit: at first all is kept"""
-FORMAT = "planaria mask 1"
+UNORDERED, FORMAT = "planaria mask 1", "planaria mask 2"
+"""keys of the note in a file's metadata: formats without and with the order of the bits"""
+BITS = (
+    "mask.N is for model N of 'tuned'. Its bits follow 'tensors', one after the other, row by row, eight to a byte, "
+    "the most significant first. 1: the number of the tuned model; 0: that of the parent."
+)
 
 Mask = Mapping[str, Tensor]
 """bool tensors by name: true where the tuned number stays"""
 
 
 class Note(Record):
-    """What a mask belongs to, by :func:`planaria.model.fusing.digest`."""
+    """The models that a mask belongs to, by :func:`planaria.model.fusing.digest`, and the order of its bits."""
 
     safe: str
     tuned: tuple[str, ...]
     result: str
-    """what comes of it"""
+    """the masked model"""
+    bits: str = ""
+    """how to read the bits, in words"""
+    tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """name in the exported file and shape of each tensor, in the order of the bits; empty in the first format"""
 
 
 def begun(like: Named) -> dict[str, Tensor]:
@@ -90,49 +102,69 @@ def density(mask: Mask) -> float:
     return sum(int(bits.sum()) for bits in mask.values()) / sum(bits.numel() for bits in mask.values())
 
 
-def pack(mask: Mask) -> Tensor:
-    """All bits in the order of names, eight a byte: uint8 [⌈parameters / 8⌉]."""
-    bits = torch.cat([mask[name].flatten().cpu() for name in sorted(mask)])
+def pack(mask: Mask, order: Sequence[str]) -> Tensor:
+    """Return the bits of the tensors in this order, eight a byte: uint8 [⌈parameters / 8⌉]."""
+    bits = torch.cat([mask[name].flatten().cpu() for name in order])
     return torch.from_numpy(np.packbits(bits.numpy()))
 
 
-def unpack(packed: Tensor, like: Named) -> dict[str, Tensor]:
-    """What :func:`pack` made, for tensors of these shapes."""
-    total = sum(tensor.numel() for tensor in like.values())
+def unpack(packed: Tensor, like: Named, order: Sequence[str]) -> dict[str, Tensor]:
+    """Return the mask that :func:`pack` packed in this order, for tensors of the shapes of ``like``."""
+    total = sum(like[name].numel() for name in order)
     bits = torch.from_numpy(np.unpackbits(packed.numpy(), count=total)).bool()
     found, at = {}, 0
-    for name in sorted(like):
+    for name in order:
         shape = like[name].shape
         found[name] = bits[at : at + shape.numel()].view(shape).to(like[name].device)
         at += shape.numel()
     return found
 
 
-def to_bytes(masks: Sequence[Mask], note: Note) -> bytes:
-    """The masks of one model or several as a safetensors file."""
-    about = json.dumps(note.model_dump(mode="json"), sort_keys=True)  # one entry: safetensors has no order of several
-    return save({f"mask.{number}": pack(mask) for number, mask in enumerate(masks)}, metadata={FORMAT: about})
+def to_bytes(masks: Sequence[Mask], note: Note, exported: Mapping[str, str]) -> bytes:
+    """Return the masks of one model or several as a safetensors file. ``exported``: parameter → name in a file."""
+    order = sorted(masks[0], key=exported.__getitem__)
+    tensors = tuple((exported[name], tuple(masks[0][name].shape)) for name in order)
+    whole = note.model_copy(update={"bits": BITS, "tensors": tensors})
+    about = json.dumps(whole.model_dump(mode="json"), sort_keys=True)  # one entry: safetensors has no order of several
+    return save({f"mask.{number}": pack(mask, order) for number, mask in enumerate(masks)}, metadata={FORMAT: about})
 
 
-def read_masks(file: Path, like: Named) -> tuple[list[dict[str, Tensor]], Note]:
-    """The masks in a file for models of these shapes, and what they belong to.
+def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[list[dict[str, Tensor]], Note]:
+    """Return the masks in a file for models of these shapes, and the file's note. ``exported`` as in :func:`to_bytes`.
 
-    :raises UserError: when it cannot be read, is none, or is for models of another size.
+    :raises UserError: if it cannot be read, is not a mask, or is for models of another shape.
     """
     length = -(-sum(tensor.numel() for tensor in like.values()) // 8)
-    mend = "give the mask.safetensors of a repair of this model"
+    fix = "give the mask.safetensors of a repair of this model"
     try:
         with safe_open(file, framework="pt") as opened:
-            about, names = opened.metadata() or {}, sorted(opened.keys())
-            if FORMAT not in about:
-                raise UserError(f"{file}: is no mask; {mend}")
-            note = documents.parse_model(Note, about[FORMAT], file, mend)
-            if len(names) != len(note.tuned) or names != [f"mask.{number}" for number in range(len(names))]:
-                raise UserError(f"{file}: has {len(names)} masks for {len(note.tuned)} models; {mend}")
+            about, keys = opened.metadata() or {}, {*opened.keys()}
+            found = about.get(FORMAT, about.get(UNORDERED))
+            if found is None:
+                raise UserError(f"{file}: is no mask; {fix}")
+            note = documents.parse_model(Note, found, file, fix)
+            names = [f"mask.{number}" for number in range(len(note.tuned))]
+            if keys != {*names}:
+                raise UserError(f"{file}: has {len(keys)} masks for {len(names)} models; {fix}")
             for name in names:
                 part = opened.get_slice(name)
                 if part.get_dtype() != "U8" or list(part.get_shape()) != [length]:
-                    raise UserError(f"{file}: {name} has {part.get_shape()} bytes, this model's have {length}; {mend}")
-            return [unpack(opened.get_tensor(name), like) for name in names], note
+                    raise UserError(f"{file}: {name} has {part.get_shape()} bytes, this model's have {length}; {fix}")
+            order = _order(note, like, exported, f"{file}: ", fix) if FORMAT in about else sorted(like)
+            return [unpack(opened.get_tensor(name), like, order) for name in names], note
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]}); {mend}") from None
+        raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]}); {fix}") from None
+
+
+def _order(note: Note, like: Named, exported: Mapping[str, str], place: str, fix: str) -> list[str]:
+    """Return the parameters in the order that a file names; UserError unless they are those of ``like``."""
+    own = {exported[name]: name for name in like}
+    for name, shape in note.tensors:
+        if name not in own:
+            raise UserError(f"{place}has bits for {documents.shown(name)}, which this model does not have; {fix}")
+        if shape != (ours := tuple(like[own[name]].shape)):
+            raise UserError(f"{place}{name} has shape {list(shape)}, this model's has {list(ours)}; {fix}")
+    order = [own[name] for name, _ in note.tensors]
+    if len(order) != len(own) or len({*order}) != len(own):
+        raise UserError(f"{place}names {len(order)} tensors, this model has {len(own)}; {fix}")
+    return order

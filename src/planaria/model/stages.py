@@ -21,7 +21,7 @@ from planaria.model.chunked_loss import head_loss
 from planaria.model.family import Family
 from planaria.model.llama import Linear, matrix_numbers, rotary_tables, through
 from planaria.model.one_array import GAINS, SHARED, final_norm, hold_all, layers_of
-from planaria.model.routed import Routed, Routing
+from planaria.model.routed import Routed, Routing, to_file
 from planaria.model.sharing import stored
 
 
@@ -266,6 +266,12 @@ class Llama(nn.Module):
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(state[name])
+
+    def exported_names(self) -> dict[str, str]:
+        """Return the name of each parameter in an exported file, by its name in :meth:`named_parameters`."""
+        to_name = to_file if self.routing else str
+        exported = {id(parameter): to_name(name) for name, parameter in self._named()}
+        return {name: exported[id(parameter)] for name, parameter in self.named_parameters()}
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         for number, stage in enumerate((self.ends, *self.stages)):

@@ -11,6 +11,7 @@ from planaria.errors import UserError
 from planaria.model import fusing, masking
 from planaria.model.fusing import Named
 from planaria.model.masking import Mask, Note
+from planaria.model.stages import Llama
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.repair.training import Teachers, take, weights_of
 
@@ -34,6 +35,12 @@ class Models:
     @property
     def whole(self) -> dict[str, Tensor]:
         return weights_of(self.tuned)
+
+    @property
+    def exported(self) -> dict[str, str]:
+        """The name of each parameter in an exported file; other models than ours are saved by their own names."""
+        module = self.tuned.module
+        return module.exported_names() if isinstance(module, Llama) else {name: name for name in self.whole}
 
     @property
     def parts(self) -> Sequence[Named]:
