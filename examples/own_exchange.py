@@ -1,8 +1,8 @@
 """Exchanges of your own: an all-reduce that leaves out what replicas disagree about, and pairs that meet half-way.
 
 cd examples
-planaria train demo --exchange.replicas 2 --exchange.kind own_exchange:Agreeing
-planaria train gossip --exchange.kind own_exchange:Elastic --exchange.options.pull 0.3
+planaria train demo --allow-code --exchange.replicas 2 --exchange.kind own_exchange:Agreeing
+planaria train gossip --allow-code --exchange.kind own_exchange:Elastic --exchange.options.pull 0.3
 """
 
 from __future__ import annotations

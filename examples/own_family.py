@@ -1,7 +1,7 @@
 """A model family of your own: recurrent instead of attention, trained by the same pipeline.
 
     cd examples
-    planaria train demo --model.family own_family:Recurrent --model.options.width 192
+    planaria train demo --allow-code --model.family own_family:Recurrent --model.options.width 192
 
 Kill any worker on the way (`planaria chaos runs/demo --stage 2`): the stage is rebuilt like any other.
 """

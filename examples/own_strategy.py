@@ -1,7 +1,7 @@
 """A recovery strategy of your own: CheckFree, with noise on what it rebuilds.
 
 cd examples
-planaria train demo --recovery.strategy own_strategy:Noisy --recovery.options.noise 0.02
+planaria train demo --allow-code --recovery.strategy own_strategy:Noisy --recovery.options.noise 0.02
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tracker of your own: a run's numbers as a table for spreadsheets, in the run's folder.
 
 cd examples
-planaria train demo --observe.trackers "tensorboard, own_tracker:Table" --observe.options.name losses.csv
+planaria train demo --allow-code --observe.trackers "tensorboard, own_tracker:Table" --observe.options.name losses.csv
 """
 
 from __future__ import annotations

@@ -66,6 +66,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture
+def allow_code() -> Iterator[None]:
+    """Permission to import classes that a test writes itself (``--allow-code``)."""
+    from planaria.consent import allowing
+
+    with allowing():
+        yield
+
+
 @pytest.fixture(scope="session")
 def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small policy that solves one sum in five, as a folder: peers of tests start with it."""

@@ -16,6 +16,7 @@ LEVELS = (
         "compiled",
         "config",
         "errors",
+        "consent",
         "bounds",
         "documents",
         "digests",

@@ -1,18 +1,38 @@
-"""What a recipe may choose by name, and what is said of a choice that cannot be."""
+"""Choices that a recipe names: which classes are found, which need permission, and the errors for the others."""
 
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from planaria import registry
+from planaria import cli, consent, registry
+from planaria.api.recipes import named
 from planaria.config import RecoveryConfig
 from planaria.errors import UserError
+from planaria.exchange import EXCHANGES
+from planaria.exchange.coded import SCHEMES
+from planaria.exchange.compress import COMPRESSORS
+from planaria.exchange.feedback import FEEDBACKS
+from planaria.exchange.robust import RULES
+from planaria.model.families import FAMILIES
+from planaria.observe.live.trackers import TRACKERS
 from planaria.options import Options
 from planaria.recovery import RECOVERIES, recovery, with_strategy
+from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
+from planaria.routing import ROUTINGS
+from planaria.swarm.attacks import ATTACKS
+from planaria.swarm.checks import CHECKS
+from planaria.swarm.policy import POLICIES
+from planaria.tasks import TASKS
+
+ALL: list[registry.Registry[Any]] = [
+    *(RECOVERIES, CODES, ROUTINGS, FAMILIES, EXCHANGES, SCHEMES, COMPRESSORS, FEEDBACKS, RULES, TRACKERS),
+    *(ATTACKS, CHECKS, POLICIES, TASKS),
+]
 
 OWN = """
 from pydantic import Field
@@ -44,6 +64,87 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the working directory that leaves a file behind when it is imported."""
+    name = f"evil_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\nclass X: pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    return name
+
+
+def test_every_registry_is_listed_here() -> None:
+    source = Path(registry.__file__).parent
+    assert sum(file.read_text().count("] = Registry(") for file in source.rglob("*.py")) == len(ALL)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.kind)
+def test_no_registry_imports_a_module_without_permission(kind: registry.Registry[Any], evil: str) -> None:
+    line = rf"^{kind.setting} = '{evil}:X': neither planaria .* trust the module '{evil}', pass --allow-code"
+    with pytest.raises(UserError, match=line):
+        kind.find(f"{evil}:X")
+    assert not Path("imported").exists()
+    with consent.allowing(), pytest.raises(UserError, match="is not derived from"):
+        kind.find(f"{evil}:X")
+    assert Path("imported").exists()
+
+
+COMMANDS = [
+    "train RECIPE --dry-run",
+    "train RECIPE",
+    "train --resume RUN",
+    "plan RECIPE",
+    "advise RECIPE",
+    "compare RECIPE --arms echo --dry-run",
+    "compare demo --arms EVIL:X",
+    "swarm SWARM --dry-run",
+    "swarm SWARM",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_imports_a_module_without_permission(
+    command: str, evil: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipe.toml").write_text(f'recovery.strategy = "{evil}:X"\n')
+    (tmp_path / "swarm.toml").write_text(f'task.name = "{evil}:X"\n')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(f'{{"recovery": {{"strategy": "{evil}:X"}}}}')
+    words = {"RECIPE": "recipe.toml", "SWARM": "swarm.toml", "RUN": "run"}
+    with pytest.raises(SystemExit) as ended:
+        cli.main([words.get(word, word).replace("EVIL", evil) for word in command.split()])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.count("\n") == 1 and "pass --allow-code" in err, err
+    assert not Path("imported").exists() and not Path("runs").exists()
+
+
+def test_permission_is_for_the_call_and_for_modules_that_it_imported(own: str) -> None:
+    with consent.allowing():
+        assert consent.current().any_module and consent.flags() == ["--allow-code"]
+        RECOVERIES.find(f"{own}:Mine")
+    handed = consent.current()
+    assert not handed.any_module and own in handed.modules
+    assert RECOVERIES.find(f"{own}:Mine").__name__ == "Mine"
+    with pytest.raises(UserError, match="--allow-code"):
+        RECOVERIES.find(f"{own}_other:Mine")
+
+
+def test_a_class_that_the_program_has_imported_needs_no_permission(own: str) -> None:
+    import sys
+
+    sys.path.append(".")
+    module = __import__(own)
+    assert named({"recovery.strategy": module.Mine}, {}) == {"recovery.strategy": f"{own}:Mine"}
+    assert RECOVERIES.find(f"{own}:Mine") is module.Mine
+    assert own in consent.current().modules, "child processes inherit it"
+
+
+def test_shipped_classes_need_no_permission_by_any_name() -> None:
+    assert RECOVERIES.find("planaria.recovery.echo:Echo") is Echo
+
+
+@pytest.mark.usefixtures("allow_code")
 def test_a_class_of_ones_own_is_found_in_the_present_folder_with_its_options(own: str) -> None:
     made = RECOVERIES.make(f"{own}:Mine", {"noise": 0.5, "lr_scale": 2.0})
     assert made.model_dump() == {
@@ -56,10 +157,12 @@ def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) ->
     points = {"noisy": EntryPoint("noisy", f"{own}:Mine", "planaria.recovery")}
     monkeypatch.setattr(registry, "_registered", lambda kind: points)
     assert RECOVERIES.find("noisy").__name__ == "Mine" and "noisy" in RECOVERIES.names
+    assert RECOVERIES.find(f"{own}:Mine").__name__ == "Mine", "an installed package provides it"
     with pytest.raises(UserError, match=r"no such choice; did you mean 'noisy'\?"):
         RECOVERIES.find("noisi")
 
 
+@pytest.mark.usefixtures("allow_code")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -83,11 +186,13 @@ def test_a_choice_that_cannot_be_had_is_named(own: str, name: str, message: str)
         RECOVERIES.find(name.replace("OWN", own))
 
 
+@pytest.mark.usefixtures("allow_code")
 def test_a_class_that_cannot_be_made_is_named(own: str) -> None:
     with pytest.raises(UserError, match=rf"'{own}:Picky': cannot be made: .*{own}\.py:\d+: RuntimeError: not today"):
         RECOVERIES.make(f"{own}:Picky", {})
 
 
+@pytest.mark.usefixtures("allow_code")
 def test_an_error_that_nobody_knows_is_put_down_to_classes_from_outside_only(own: str) -> None:
     mine = RECOVERIES.find(f"{own}:Mine")
     cause = rf"^{own}:Mine may be the cause: .*: ZeroDivisionError"

@@ -1,8 +1,9 @@
 """One way to choose a part of planaria by name: one that ships with it, a package's, or a class of your own.
 
-A recipe says ``strategy = "echo"``, a name that an installed package has registered as an entry point, or
-``"module:Class"``, found on Python's path or in the present folder. A choice is a :class:`Choice`: its fields are its
-options, typed and strict like all other settings. Workers find it in the same way as the controller.
+A recipe names a class that ships with planaria (``strategy = "echo"``), one that an installed package registers as an
+entry point, or ``"module:Class"``, found on Python's path or in the working directory. The last form runs code of the
+recipe's choice, so it needs permission (``consent.py``). A choice is a :class:`Choice`: its fields are its options,
+typed and strict like all other settings. Workers find it in the same way as the controller.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from planaria import documents
+from planaria import consent, documents
 from planaria.config import Section
 from planaria.errors import RunStopped, UserError, nearest
 
@@ -56,18 +57,23 @@ class Registry(Generic[Chosen]):
         return sorted({*self.shipped, *_registered(self.kind)})
 
     def find(self, name: str) -> type[Chosen]:
-        """The class that ``name`` chooses.
+        """Return the class that ``name`` chooses.
 
-        :raises UserError: naming the setting, what is wrong with it, and the nearest known name.
+        :raises UserError: if there is no such class, it may not be imported or is unsuitable; names the setting.
         """
         if name in self.shipped:
             return self.shipped[name]
-        said = f"{self.setting} = {name!r}"
-        point = None if ":" in name else _registered(self.kind).get(name)
-        if point is None and ":" not in name:
+        said, registered = f"{self.setting} = {name!r}", _registered(self.kind)
+        path = registered[name].value if name in registered else name
+        if ":" not in path:
             mend = nearest(name, self.names)
             raise UserError(f"{said}: no such choice; {mend}, or write 'module:Class' for a class of your own")
-        found = _class(point.value if point else name, said)
+        module = path.partition(":")[0]
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise UserError(f"{said}: {module!r} is no name of a module; write 'module:Class', such as 'mine:Mine'")
+        if path not in {point.value for point in registered.values()}:
+            consent.require(module, said)
+        found = _class(path, said)
         if not (isinstance(found, type) and issubclass(found, self.base)):
             raise UserError(f"{said}: is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
         if inspect.isabstract(found):
@@ -149,8 +155,6 @@ def _imported(module: str, said: str) -> ModuleType:
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last: nothing there may take the place of a library
         importlib.invalidate_caches()
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise UserError(f"{said}: {module!r} is no name of a module; write 'module:Class', such as 'mine:Mine'")
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # whatever somebody's module does when it is imported

@@ -36,7 +36,8 @@ def test_it_is_raced_like_any_other_and_again_when_its_file_is_edited(
         file.write("[compare.trace]\nhourly = 0.95\nstep_s = 200.0\nexempt = [1, 4]\nforbid_adjacent = true\n")
 
     def final() -> dict[str, float]:
-        found = planaria.compare(recipe, seeds=[1], arms=["own_arm:Mine", "checkfree"], progress=True, steps=24).found
+        arms = ["own_arm:Mine", "checkfree"]
+        found = planaria.compare(recipe, seeds=[1], arms=arms, progress=True, allow_code=True, steps=24).found
         return {arm.name: arm.runs[0].final for arm in found.arms}
 
     first = final()

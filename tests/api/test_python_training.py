@@ -59,7 +59,7 @@ def test_a_tracker_of_ones_own_hears_of_every_step_also_when_another_fails(
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     chosen = {"observe.trackers": "own_tracker:Table, tensorboard", "observe.options.name": "losses.csv"}
     monkeypatch.setattr(TensorBoard, "scalars", lambda self, step, values: 1 / 0)
-    run = planaria.train(recipe, progress=False, settings=chosen)
+    run = planaria.train(recipe, progress=False, settings=chosen, allow_code=True)
     assert run.outcome == "finished"
     heard = [line.split(",") for line in (run.folder / "losses.csv").read_text().splitlines()]
     assert [float(value) for _, name, value in heard if name == "loss"] == run.losses

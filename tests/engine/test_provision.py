@@ -105,3 +105,15 @@ def test_a_machine_that_cannot_have_the_files_says_why(tmp_path: Path) -> None:
     with served(config_in(tmp_path)) as (setup, address), pytest.raises(UserError) as caught:
         settled(setup, tmp_path, Path("/proc/nowhere"), lambda line: None, address, "n1")
     assert "cannot have the run's files in /proc/nowhere" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("exchange", [{"kind": "strange_kind:Odd"}, {"compress": {"kind": "strange:Odd"}}])
+def test_a_machine_that_joins_imports_modules_only_with_its_own_permission(
+    tmp_path: Path, exchange: dict[str, Any], shared: bool
+) -> None:
+    config = config_in(tmp_path, exchange=exchange)
+    setup = Setup(config, tmp_path, tmp_path / "data", "127.0.0.1", sign="this one" if shared else "")
+    with pytest.raises(UserError, match=r"this machine cannot use .*'strange.*:Odd'.*pass --allow-code"):
+        settled(setup, tmp_path, tmp_path / "cache", lambda line: None, "127.0.0.1:9", "n1")
+    assert not (tmp_path / "cache").exists()

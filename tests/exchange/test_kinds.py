@@ -99,6 +99,7 @@ def test_a_run_that_says_nothing_averages_gradients() -> None:
     assert exchange(RunConfig().exchange) == AllReduce()
 
 
+@pytest.mark.usefixtures("allow_code")
 @pytest.mark.parametrize(
     ("interval", "overlap", "message"),
     [

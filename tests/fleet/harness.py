@@ -186,11 +186,11 @@ class Live:
 
 
 @contextmanager
-def live(config: RunConfig, prefix: Sequence[str] = ()) -> Iterator[Live]:
-    """Start the run, by a command after ``prefix``; whatever is left of it at the end is killed."""
+def live(config: RunConfig, prefix: Sequence[str] = (), flags: Sequence[str] = ()) -> Iterator[Live]:
+    """Start the run by a command with ``flags`` after ``prefix``; kill what is left of it at the end."""
     file = Path(config.out).parent / f"{config.name}.toml"
     file.write_text(recipe.dump(config))
-    with training(folder_of(config), str(file), prefix=prefix) as run:
+    with training(folder_of(config), str(file), *flags, prefix=prefix) as run:
         yield run
 
 

@@ -23,7 +23,7 @@ KILLS = [Fault(step=5, stage=2), Fault(step=9, stage=3)]
 
 
 @pytest.fixture(autouse=True)
-def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def beside_the_examples(monkeypatch: pytest.MonkeyPatch, allow_code: None) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 

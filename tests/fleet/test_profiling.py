@@ -54,7 +54,7 @@ def spread(folder: Path, own: int, **sections: Any) -> RunConfig:
 def slow_machine(config: RunConfig, folder: Path, slower: float) -> Iterator[subprocess.Popen[str]]:
     """``planaria join`` by address, with two workers whose layers take so many milliseconds more."""
     join = [sys.executable, "-m", "planaria", "join", f"127.0.0.1:{config.fleet.port}"]
-    more = ["--key-file", str(config.fleet.key), "--cache", str(folder / "joiners"), "--workers", "2"]
+    more = ["--key-file", str(config.fleet.key), "--cache", str(folder / "joiners"), "--workers", "2", "--allow-code"]
     environ = os.environ | {SLOWER: str(slower)}
     process = subprocess.Popen([*join, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ)
     try:
@@ -77,7 +77,7 @@ def test_the_slow_machine_gets_the_small_stages_also_when_it_lost_one(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = spread(tmp_path, own=2, train={"steps": 30}, model=LAYERS)
-    with live(config) as run:
+    with live(config, flags=["--allow-code"]) as run:
         listens(config.fleet.port)
         with slow_machine(config, tmp_path, slower=10) as guest:
             before = run.wait_until(lambda record: len(facts(record, d.Commit)) > 3, 120)

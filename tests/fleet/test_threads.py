@@ -11,6 +11,7 @@ from harness import apart, inline, losses, tiny, train
 from planaria.config import FleetConfig
 
 
+@pytest.mark.usefixtures("allow_code")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_every_worker_computes_with_the_threads_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int

@@ -22,7 +22,7 @@ WRONG = {"kind": "wrong_machine:Wrong"}
 
 
 @pytest.fixture(autouse=True)
-def beside_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def beside_this_file(monkeypatch: pytest.MonkeyPatch, allow_code: None) -> None:
     monkeypatch.syspath_prepend(str(HERE))
 
 

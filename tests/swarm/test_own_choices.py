@@ -50,7 +50,7 @@ def own(tmp_path: Path) -> Path:
 
 def swarm(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "planaria", "swarm", "mine.toml", "--quiet", *flags],
+        [sys.executable, "-m", "planaria", "swarm", "mine.toml", "--quiet", "--allow-code", *flags],
         cwd=folder,
         env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
         capture_output=True,
@@ -105,6 +105,7 @@ def test_what_cannot_be_is_refused_before_a_peer_starts(own: Path, flags: tuple[
     assert not (own / "runs").exists()
 
 
+@pytest.mark.usefixtures("allow_code")
 def test_peers_share_the_source_of_their_task(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(own)
     monkeypatch.setattr("sys.path", [*sys.path])
@@ -119,6 +120,7 @@ def test_peers_share_the_source_of_their_task(own: Path, monkeypatch: pytest.Mon
     assert rules(other, task_of(other)) != rules(config, task_of(config))
 
 
+@pytest.mark.usefixtures("allow_code")
 def test_a_task_without_solutions_needs_a_policy_that_knows_something(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_mistakes_are_answered(name: str, options: dict[str, object], mend: str)
         open_task(name, options)
 
 
+@pytest.mark.usefixtures("allow_code")
 def test_the_identity_of_ones_own_task_is_its_options_and_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from planaria.api.recipes import Settings, named
 from planaria.api.table import Table, figure_of, tabulated
 from planaria.chaos.blows import Lost
 from planaria.compare.race_results import Compared
+from planaria.consent import allowing
 from planaria.observe import page
 from planaria.observe.trials.comparison import body
 from planaria.observe.trials.comparison_table import numbers
@@ -30,6 +31,7 @@ def compare(
     lost: Lost | None = None,
     progress: bool = True,
     settings: Settings | None = None,
+    allow_code: bool = False,
     **short: object,
 ) -> ComparisonResult:
     """Race the arms of a recipe's ``[compare]`` table on the same failures, as ``planaria compare`` does.
@@ -46,12 +48,14 @@ def compare(
         stage and the next one), ``machine`` or ``region``.
     :param progress: show a bar on a terminal, and lines elsewhere.
     :param settings: dotted name → value, for all arms; ``short`` are the same by their last word (``steps=200``).
+    :param allow_code: import modules that the recipe or ``arms`` name as ``module:Class``, which runs their code.
     :raises UserError: before anything runs, when something that was given is wrong.
     :raises RunStopped: when an arm failed; those that are done stay done.
     """
     say: Callable[[str], None] | None = print if progress else None
     asked = Asked(find(str(recipe)), named(settings, short), seeds, arms, trace_laid(together, lost))
-    return ComparisonResult(*raced(asked, not progress, say))
+    with allowing(allow_code):
+        return ComparisonResult(*raced(asked, not progress, say))
 
 
 def trace_laid(together: float | None, lost: Lost | None) -> dict[str, object]:

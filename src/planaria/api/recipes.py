@@ -19,7 +19,7 @@ from planaria.shipped import find
 Recipe = str | Path | RunConfig
 """a name that ``planaria recipes`` lists, a TOML file, or a configuration"""
 Settings = Mapping[str, object]
-"""dotted name of a setting → its value, or text as on the command line"""
+"""dotted name of a setting → its value, text as on the command line, or a class for a setting that names one"""
 
 
 def configure(recipe: Recipe, *, settings: Settings | None = None, **short: object) -> RunConfig:
@@ -66,7 +66,7 @@ def named(settings: Settings | None, short: Settings) -> dict[str, object]:
             raise UserError(f"{word}: could be {' or '.join(meant)}; write settings={{{meant[0]!r}: {value!r}}}")
         if meant[0] in given:
             raise UserError(f"{meant[0]}: is given twice; leave one of them out")
-        given[meant[0]] = value
+        given[meant[0]] = f"{value.__module__}:{value.__qualname__}" if isinstance(value, type) else value
     return given
 
 

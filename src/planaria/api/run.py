@@ -11,7 +11,9 @@ from planaria.api.complete import complete
 from planaria.api.export import export_run
 from planaria.api.table import Table, figure_of, tabulated
 from planaria.config import RunConfig
+from planaria.consent import allowing
 from planaria.engine import runs
+from planaria.engine.own_classes import own_classes
 from planaria.observe import page
 from planaria.observe.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.observe.run.report import body, write_report
@@ -23,12 +25,17 @@ MODEL = "model"
 """the folder in a run's that a finished run is exported to"""
 
 
-def load(folder: str | Path) -> Run:
-    """The run in a folder such as ``runs/demo``, whoever trained it; of one that is still on, as far as it is now.
+def load(folder: str | Path, *, allow_code: bool = False) -> Run:
+    """Return the run in a folder such as ``runs/demo``, finished or still training.
 
-    :raises UserError: when the folder is no run's, or not as the run wrote it.
+    :param allow_code: import modules that the run names as ``module:Class``, which runs their code.
+    :raises UserError: if the folder is not a run, was changed since, or names a class that cannot be imported.
     """
-    return Run(Path(folder))
+    run = Run(Path(folder))
+    if allow_code:
+        with allowing():
+            own_classes(run.config)
+    return run
 
 
 class Run:

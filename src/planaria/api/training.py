@@ -17,6 +17,7 @@ from planaria.api.recipes import Recipe, Settings, configure, named
 from planaria.api.run import MODEL, Run
 from planaria.checkpoint.mirror import Mirror, mirrored
 from planaria.config import RunConfig
+from planaria.consent import allowing
 from planaria.engine import fleet, inline_run, runs
 from planaria.engine.branch import branch_off, starting_weights
 from planaria.engine.origin import START, Origin
@@ -82,6 +83,7 @@ def train(
     say: Say | None = None,
     beside: Beside | None = None,
     settings: Settings | None = None,
+    allow_code: bool = False,
     **short: object,
 ) -> Run:
     """Train a recipe: what ``planaria train`` does, with the same engines, folder, report and exported model.
@@ -101,6 +103,8 @@ def train(
     :param say: hears notes and results, line by line; ``print`` with ``progress``, and otherwise nobody, unless given.
     :param beside: what goes on beside the run while it is trained: is given its folder, and entered once that is there.
     :param settings: dotted name → value, as in :func:`planaria.configure`; ``short`` are the same by their last word.
+    :param allow_code: import modules that the recipe, or the resumed run, names as ``module:Class``, which runs their
+        code. Modules that the program has imported itself are always permitted.
     :raises UserError: before any worker starts, when something that was given is wrong; later when the run failed.
     :raises RunStopped: when it ended early for a reason that is nobody's mistake; ``folder`` says what to resume.
     """
@@ -108,14 +112,15 @@ def train(
     if checkpoint is not None and resume is not True:
         raise UserError(f"checkpoint = {checkpoint!r}: goes with resume=True")
     auto, run = resume == "auto", recipe
-    if not resume or auto:
-        config = configure(recipe, settings=settings, **short)
-        if not (auto and (run := begun(config))):
-            return _begin(config, told, auto)
-        if is_url(run):
-            runs.set_aside(Path(config.out) / config.name, told.say)
-    changes = named(settings, short)
-    return _resume(_folder(run, changes, told.say), changes, checkpoint, told, auto)
+    with allowing(allow_code):
+        if not resume or auto:
+            config = configure(recipe, settings=settings, **short)
+            if not (auto and (run := begun(config))):
+                return _begin(config, told, auto)
+            if is_url(run):
+                runs.set_aside(Path(config.out) / config.name, told.say)
+        changes = named(settings, short)
+        return _resume(_folder(run, changes, told.say), changes, checkpoint, told, auto)
 
 
 def begun(config: RunConfig) -> str:

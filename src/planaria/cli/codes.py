@@ -10,7 +10,7 @@ from planaria.cli.flags import command
 
 
 def add(commands: Any) -> None:
-    codes = command(commands, "codes", "search a code of light checks, and say what it survives", _codes)
+    codes = command(commands, "codes", "search a code of light checks, and say what it survives", _codes, code=False)
     codes.add_argument("--shards", type=int, required=True, metavar="N")
     codes.add_argument("--data", type=int, required=True, metavar="K", help="shards of data; the others are parities")
     codes.add_argument("--distance", type=int, required=True, metavar="D", help="any D - 1 losses are survived")

@@ -25,7 +25,7 @@ Completer = Callable[..., Iterator[str]]
 
 
 def add(commands: Any) -> None:
-    completion = command(commands, "completion", "print the completion script of a shell", _completion)
+    completion = command(commands, "completion", "print the completion script of a shell", _completion, code=False)
     completion.add_argument("shell", choices=SHELLS, help="for bash: source <(planaria completion bash)")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import NoReturn
 
-from planaria import __version__, recipe
+from planaria import __version__, consent, recipe
 from planaria.cli import (
     checkpoints,
     codes,
@@ -135,7 +135,8 @@ def run(arguments: list[str]) -> int:
         raise UserError(
             f"{rest[0]}: unknown flag; {_as_option(flag, given.root) or (mend if len(mend) < 200 else see)}"
         )
-    code: int = given.action(given)
+    with consent.allowing(given.allow_code):
+        code: int = given.action(given)
     return code
 
 

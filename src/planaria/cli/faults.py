@@ -28,7 +28,7 @@ ASKED = {
 
 
 def add(commands: Any) -> None:
-    chaos = command(commands, "chaos", "inject a fault into a live run", _chaos)
+    chaos = command(commands, "chaos", "inject a fault into a live run", _chaos, code=False)
     chaos.add_argument("run", type=Path)
     blow = chaos.add_mutually_exclusive_group(required=True)
     for action, what in (*SIGNALLED.items(), *ASKED.items()):
@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
     found = command(commands, "diagnose", "tell who waits for whom in a run, and what is slow", _diagnose)
     found.add_argument("run", type=Path)
 
-    trace = command(commands, "trace", "generate a trace of faults from a failure rate", _trace)
+    trace = command(commands, "trace", "generate a trace of faults from a failure rate", _trace, code=False)
     trace.add_argument("file", type=Path)
     trace.add_argument("--hourly", type=float, required=True, help="probability that a stage fails within an hour")
     trace.add_argument("--step-seconds", type=float, required=True, help="duration of one step in seconds")

@@ -5,16 +5,25 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_args
 
-from planaria import options, recipe
+from planaria import consent, options, recipe
 from planaria.config import Section
 from planaria.errors import UserError
 from planaria.shipped import find
 
 
-def command(commands: Any, name: str, what: str, action: Any) -> argparse.ArgumentParser:
-    """Add a command that calls ``action`` with the parsed arguments; ``action`` returns the exit code."""
+def command(commands: Any, name: str, what: str, action: Any, code: bool = True) -> argparse.ArgumentParser:
+    """Add a command that calls ``action`` with the parsed arguments; ``action`` returns the exit code.
+
+    ``code``: the command reads recipes or runs, which may name classes of modules to import.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
-    parser.set_defaults(action=action, root=None)
+    parser.set_defaults(action=action, root=None, allow_code=False)
+    if code:
+        parser.add_argument(
+            consent.FLAG,
+            action="store_true",
+            help="import the modules of classes that the recipe or run names as module:Class; this runs their code",
+        )
     return parser
 
 

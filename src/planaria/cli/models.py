@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
     _add_eval(commands)
     _add_export(commands)
     _add_report(commands)
-    accept = command(commands, "accept", "accept manual changes to a run's folder", _accept)
+    accept = command(commands, "accept", "accept manual changes to a run's folder", _accept, code=False)
     accept.add_argument("run", type=Path)
     _add_realign(commands)
     replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)

@@ -10,9 +10,9 @@ from planaria.cli.flags import command
 
 
 def add(commands: Any) -> None:
-    command(commands, "recipes", "list the recipes that come with planaria", _recipes)
+    command(commands, "recipes", "list the recipes that come with planaria", _recipes, code=False)
 
-    init = command(commands, "init", "copy a recipe for editing", _init)
+    init = command(commands, "init", "copy a recipe for editing", _init, code=False)
     init.add_argument("file", type=Path, help="file to write, such as my.toml")
     init.add_argument("--from", dest="source", default="demo", metavar="RECIPE", help="(default %(default)s)")
 

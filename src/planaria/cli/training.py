@@ -73,7 +73,7 @@ def _add_plan(commands: Any) -> None:
 
 
 def _add_relay(commands: Any) -> None:
-    relay = command(commands, "relay", "carry edges of a run whose workers meet here, until Ctrl-C", _relay)
+    relay = command(commands, "relay", "carry edges of a run whose workers meet here, until Ctrl-C", _relay, code=False)
     relay.add_argument(
         "--key-file", type=Path, required=True, metavar="FILE", help="the run's fleet.key; made if it is not there"
     )

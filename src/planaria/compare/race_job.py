@@ -10,7 +10,7 @@ from types import ModuleType
 
 from pydantic import Field
 
-from planaria import atomic
+from planaria import atomic, consent
 from planaria.chaos.trace import Trace
 from planaria.compare.race import Course, race
 from planaria.config import RunConfig
@@ -91,7 +91,7 @@ class _Work(Record):
         def command() -> Sequence[str]:
             self.tidy()
             atomic.write_text(self.file("job"), self.model_dump_json())
-            return ["-m", "planaria.compare.race_job", str(self.file("job"))]
+            return ["-m", "planaria.compare.race_job", str(self.file("job")), *consent.flags()]
 
         steps, there = self.race.config.train.steps, lambda: self.kept.read()[0] is not None
         return Job(self.race.name, steps, self.file("log"), there, ticks, ticks, command)
@@ -145,4 +145,5 @@ def _stopped(job: Job, how: str) -> None:
 
 
 if __name__ == "__main__":
-    _Work.model_validate_json(Path(sys.argv[1]).read_bytes()).run()
+    with consent.allowing(consent.FLAG in sys.argv[2:]):
+        _Work.model_validate_json(Path(sys.argv[1]).read_bytes()).run()

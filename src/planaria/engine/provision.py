@@ -31,12 +31,14 @@ Say = Callable[[str], None]
 
 
 def settled(setup: Setup, cwd: Path, cache: Path | None, say: Say, address: str, machine: str) -> Workplace:
-    """What the workers of this machine, ``machine`` in the run, start with: a :data:`planaria.fleet.request.Settle`.
+    """Return what the workers of this machine, ``machine`` in the run, start with.
 
-    ``cwd``: where the controller runs, for relative paths; the others are as :func:`provide` has them.
+    A :data:`planaria.fleet.request.Settle`. ``cwd`` is the controller's working directory, for relative paths; the
+    other arguments are those of :func:`provide`.
 
-    :raises UserError: when this machine does not see the run's folders, and cannot have their files here either.
+    :raises UserError: if a class that the recipe names cannot be imported here, or the run's files are unavailable.
     """
+    _require_classes(setup)
     if _sees(setup):
         return Workplace(partial(worker.main, setup), cwd if cwd.is_dir() else setup.folder)
     own = provide(setup, address, machine, cache, say)
@@ -57,13 +59,12 @@ def _sees(setup: Setup) -> bool:
 
 
 def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say) -> Setup:
-    """The setup for the workers of this machine, ``host`` in the run, with all files that they need in place.
+    """Return the setup for the workers of this machine, ``host`` in the run, with all files that they need in place.
 
     ``address``: HOST:PORT of the controller; ``cache``: this machine's, the user's unless given.
 
-    :raises UserError: when something cannot be fetched, kept or imported here.
+    :raises UserError: if a file cannot be fetched or stored.
     """
-    _require_classes(setup)
     place, files = cache or cache_folder(DataConfig()), Files(address, setup.key)
     folder = place / JOINED / f"{setup.config.name}-{_digest(setup.key)}-{host}"
     try:
@@ -109,11 +110,11 @@ def _fetched(name: str, place: Path, files: Files, say: Say) -> Path:
 
 
 def _require_classes(setup: Setup) -> None:
-    """:raises UserError: when a class from outside planaria is not installed here: code is not sent."""
+    """:raises UserError: if this machine may not, or cannot, import a class that the recipe names: code is not sent."""
     try:
         own_classes(setup.config)
     except UserError as error:
-        raise UserError(f"this machine lacks a class that the recipe names ({error}); install it here too") from None
+        raise UserError(f"this machine cannot use a class that the recipe names: {error}") from None
 
 
 def _digest(key: bytes) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import tomli_w
 
-from planaria import atomic, recipe
+from planaria import atomic, consent, recipe
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.experts.manifest import WEIGHTS
@@ -66,7 +66,7 @@ class Training:
             done=lambda: self.done,
             reached=lambda: steps if self.done else checkpoints.reached(),
             pulse=lambda: [file.stat().st_size if file.is_file() else 0 for file in growing],
-            command=lambda: ["-m", "planaria", *self._words()],
+            command=lambda: ["-m", "planaria", *self._words(), *consent.flags()],
         )
 
     def _words(self) -> list[str]:

@@ -22,6 +22,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
 
+from planaria import consent
 from planaria.fleet.activity import activity
 from planaria.fleet.birth import adopting
 from planaria.fleet.forkserver import LENGTH, PID, Request
@@ -140,7 +141,7 @@ class _Server:
         """
         self.preload, self._limit_s = preload, _IMPORT_S
         self._door, theirs = socket.socketpair()
-        command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), " ".join(sorted(preload)), *_path()]
+        command = [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), " ".join(sorted(preload)), *_path()]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it ignores them by itself
         try:
             with theirs:
@@ -214,7 +215,8 @@ class Births:
         Returns at once. The file descriptors are closed here as soon as the process has them, or never will.
         """
         child = Child(name)
-        request = Request(name, os.getpid(), str(Path.cwd()), _path(), bytes(ForkingPickler.dumps(run)))
+        pickled = bytes(ForkingPickler.dumps(run))
+        request = Request(name, os.getpid(), str(Path.cwd()), _path(), pickled, consent.current())
         self._asked.put(_Birth(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds))
         return child
 

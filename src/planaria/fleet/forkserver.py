@@ -22,6 +22,8 @@ from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple, NoReturn
 
+from planaria import consent
+from planaria.consent import Consent
 from planaria.fleet.birth import be_called, die_with_parent
 from planaria.signals import STOPS, ignore
 
@@ -45,6 +47,8 @@ class Request(NamedTuple):
     """``sys.path``"""
     run: bytes
     """a pickled callable; it gets the file descriptors that came with it, but for the first"""
+    consent: Consent
+    """the parent's permission to import modules that a recipe names"""
 
 
 def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
@@ -123,6 +127,7 @@ def _live(request: Request, fds: list[int]) -> NoReturn:
         os.chdir(request.cwd)
         for fd in fds:
             os.set_inheritable(fd, False)
+        consent.inherit(request.consent)
         run: Callable[..., None] = ForkingPickler.loads(request.run)
         run(*fds)
         code = 0

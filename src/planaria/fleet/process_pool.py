@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import planaria
+from planaria import consent
+from planaria.consent import NO_CONSENT, Consent
 from planaria.errors import UserError
 from planaria.fleet.base import Entry
 from planaria.fleet.births import Child, births
@@ -37,6 +39,8 @@ class Orders:
     needs: Needs = ON_CPUS
     machine: str = ""
     """the pool's, by its name in the run"""
+    consent: Consent = NO_CONSENT
+    """the controller's, where its user also started the pool; a machine that joins has only its own"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class ProcessPool:
 
     def __init__(self, orders: Orders) -> None:
         self._orders, self._guarded = orders, threading.Lock()
+        consent.inherit(orders.consent)
         self._children: dict[Name, Child] = {}
         self._homes: dict[Name, str] = {}
         """on which device each of them is"""

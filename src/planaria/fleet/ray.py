@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
+from planaria import consent
 from planaria.config import FleetConfig
 from planaria.errors import UserError
 from planaria.fleet.birth import die_with_parent
@@ -119,7 +120,7 @@ class RayFleet(RemoteFleet):
 
         def places(ears: Ears, board: Switchboard) -> Placement:
             board.asked = FileServer(work.files).serve
-            orders = Orders(work.settle, work.preload, board.address, board.key, work.needs)
+            orders = Orders(work.settle, work.preload, board.address, board.key, work.needs, consent=consent.current())
             found = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), ears, work.needs)
             found.prepare(_READY_S)
             return found

@@ -115,7 +115,7 @@ class _Attempt:
         words = job.command()
         with job.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *words],
+                [sys.executable, "-P", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
