@@ -17,6 +17,7 @@ LEVELS = (
         "config",
         "errors",
         "consent",
+        "durations",
         "bounds",
         "documents",
         "digests",

@@ -205,6 +205,7 @@ count = 3
         (["--skip", "0.25"], ["network.topology", "not given"]),
         (["--network.topology", "no/such.toml"], ["no/such.toml", "no such topology"]),
         (["--network.topology", "here.toml", "--budget", "soon"], ["--budget soon", "60s"]),
+        *((["--budget", text], [f"--budget {text}: give a time"]) for text in ("soon", "5", "0s", "nans")),
         (["--network.topology", "here.toml", "--skip", "most"], ["routing.skip", "most"]),
         (["--network.topology", "here.toml", "--routing.data_nodes", "5"], ["6 nodes", "pipeline.stages = 4"]),
         (

@@ -172,7 +172,11 @@ def test_a_machine_without_the_devices_of_the_run(
 
 @pytest.mark.parametrize(
     ("flag", "named"),
-    [("--workers=0", "--workers 0: give 1 to 256"), ("--workers=1000", "1000"), ("--patience=-1", "--patience -1")],
+    [
+        ("--workers=0", "--workers 0: give 1 to 256"),
+        ("--workers=1000", "1000"),
+        ("--patience=-1", "argument --patience: -1: not a duration"),
+    ],
 )
 def test_numbers_that_make_no_sense(run: Path, capfd: pytest.CaptureFixture[str], flag: str, named: str) -> None:
     assert named in mistake(capfd, run, flag)

@@ -129,3 +129,32 @@ def test_a_network_in_which_stages_are_out_of_reach_is_searched_as_a_whole() -> 
     problem = replace(many(60, 5, 12, 3, 3), jump=1)
     assert broken(problem, search(problem, 0, Budget(moves=2000)).solution) == []
     assert published().nodes < 60
+
+
+class Clock:
+    """Stands for the time module of the planner: each move of ``anneal`` takes ``move_s`` seconds."""
+
+    def __init__(self, move_s: float) -> None:
+        self.now, self.move_s = 0.0, move_s
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def anneal(self, tables: object, *rest: object) -> int:
+        temperature, best = rest[4], rest[8]
+        assert isinstance(temperature, np.ndarray) and isinstance(best, int)
+        self.now += self.move_s * len(temperature)
+        return best
+
+
+@pytest.mark.parametrize("move_s", [1e-5, 1e-3, 0.1])
+@pytest.mark.parametrize("problem", [published(), many(80, 4, 16, 4, 3)], ids=["whole", "by cells"])
+def test_a_search_keeps_its_budget_however_slow_a_move_is(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem, move_s: float
+) -> None:
+    """Without numba a move takes a thousand times as long."""
+    clock = Clock(move_s)
+    monkeypatch.setattr("planaria.planner.search.time", clock)
+    monkeypatch.setattr("planaria.planner.search.anneal", clock.anneal)
+    search(problem, 0, Budget(seconds=5.0))
+    assert 5.0 <= clock.now <= 5.5

@@ -247,3 +247,11 @@ def test_links_that_are_slower_than_planned_are_so_for_gradients_too() -> None:
     slower = measured(two_sites(1000), {(1, 3): 30e-9})
     assert slower.link[0, 1] == 30
     assert slower.sums[1].tolist() == [[0, 3000], [1000, 0]]
+
+
+def test_a_bound_that_has_no_time_left_is_lower_and_still_a_bound() -> None:
+    assert best_of_all(two_nodes(), until=0.0) is None
+    few = tiny(5)
+    whole, cut = certificate(few), certificate(few, seconds=0.0)
+    assert whole.binds == ALL and 0 < cut.step_s <= whole.step_s
+    assert certificate(published(), seconds=0.0).step_s <= certificate(published(), looks=9).step_s

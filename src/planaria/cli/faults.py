@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria.cli.flags import command
+from planaria.cli.flags import command, duration
 from planaria.errors import UserError
 
 SIGNALLED = {"kill": "SIGKILL (also to TARGET controller)", "stop": "SIGSTOP (also to TARGET controller)"}
@@ -34,7 +34,9 @@ def add(commands: Any) -> None:
     for action, what in (*SIGNALLED.items(), *ASKED.items()):
         flag = f"--{action.replace('_', '-')}"
         blow.add_argument(flag, dest=action, metavar="TARGET", help=f"{what}; TARGET is stage=N, node=N or worker=NAME")
-    chaos.add_argument("--resume-after", type=float, metavar="S", help="seconds until the fault ends")
+    chaos.add_argument(
+        "--resume-after", type=duration, metavar="S", help="time until the fault ends, such as 5 or 1min"
+    )
     strength = "--slow, --slow-host: factor; --slow-data, --delay: seconds; --lie: of --attack"
     chaos.add_argument("--strength", type=float, metavar="X", help=strength)
     chaos.add_argument(
@@ -50,7 +52,7 @@ def add(commands: Any) -> None:
     trace = command(commands, "trace", "generate a trace of faults from a failure rate", _trace, code=False)
     trace.add_argument("file", type=Path)
     trace.add_argument("--hourly", type=float, required=True, help="probability that a stage fails within an hour")
-    trace.add_argument("--step-seconds", type=float, required=True, help="duration of one step in seconds")
+    trace.add_argument("--step-seconds", type=duration, required=True, help="duration of one step in seconds")
     trace.add_argument("--stages", type=int, required=True)
     trace.add_argument("--steps", type=int, required=True)
     trace.add_argument("--seed", type=int, default=0)

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from planaria import consent, options, recipe
 from planaria.config import Section
+from planaria.durations import seconds
 from planaria.errors import UserError
 from planaria.shipped import find
 
@@ -73,6 +74,14 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
         else:
             found[name.removeprefix("--")] = said
     return rest, found
+
+
+def duration(text: str) -> float:
+    """Parse a flag that is a duration, in seconds."""
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def flagged(given: argparse.Namespace) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planaria import recipe
-from planaria.cli.flags import add_fields, add_recipe, command, flagged
+from planaria.cli.flags import add_fields, add_recipe, command, duration, flagged
 from planaria.cli.watching import add_live, live_of
 from planaria.config import RunConfig
 from planaria.errors import UserError
@@ -39,9 +39,10 @@ def _add_join(commands: Any) -> None:
     join.add_argument("--workers", type=int, metavar="N", help="worker processes (default: as many as one replica has)")
     join.add_argument(
         "--patience",
-        type=float,
+        type=duration,
         metavar="S",
-        help="seconds to keep calling a run that does not answer (default: 60 once it has answered, 0 before)",
+        help="how long to keep calling a run that does not answer, such as 90 or 5min (default: 60 s once it has "
+        "answered, 0 before)",
     )
     join.add_argument(
         "--advertise", default="", metavar="HOST", help="name or address under which others find this machine"
@@ -118,14 +119,14 @@ def _relay(given: argparse.Namespace) -> int:
 
 def _plan(given: argparse.Namespace) -> int:
     from planaria.commands.plan import describe
+    from planaria.commands.schedule import parse_budget, plan_routes
     from planaria.engine.prepare import check
 
+    budget = parse_budget(given.budget)
     flags = flagged(given) | ({"routing.skip": given.skip} if given.skip is not None else {})
     config = recipe.load(given.recipe, flags, "train")
     if config.network.topology is not None or given.skip is not None or config.routing.sums:
-        from planaria.commands.schedule import plan_routes
-
-        return plan_routes(config, given.recipe, given.budget, given.to, given.quiet)
+        return plan_routes(config, given.recipe, budget, given.to, given.quiet)
     check(config)
     print(describe(config))
     return 0

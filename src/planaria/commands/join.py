@@ -32,8 +32,6 @@ def lend(
     entrance = _entrance(target, key)
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise UserError(f"--workers {workers}: give 1 to {MAX_WORKERS}")
-    if patience_s is not None and patience_s < 0:
-        raise UserError(f"--patience {patience_s:g}: give seconds, 0 or more")
     if reach.ports is not None and not 1 <= reach.ports[0] <= reach.ports[1] <= 65535:
         raise UserError(f"--ports {reach.ports[0]} {reach.ports[1]}: give the first and the last, from 1 to 65535")
     patience = (60.0, 0.0) if patience_s is None else (patience_s, patience_s)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from planaria import shipped
 from planaria.compiled import COMPILED
 from planaria.config import RunConfig
+from planaria.durations import seconds
 from planaria.engine.prepare import beside
 from planaria.errors import UserError
 from planaria.network.costs import message_bytes
@@ -24,25 +27,26 @@ from planaria.planner.schedule import Bound, Schedule, Search, schedule_of, writ
 from planaria.planner.search import Budget, search, step_ns
 
 LARGEST = 1e9
-"""number of a budget, whatever its unit"""
-BASELINE_SHARE = 0.2
-"""of the budget, for planning a full pipeline to compare with"""
-_BUDGET = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>s|m|min|h|moves)")
-_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+"""moves of a budget"""
+_MOVES = re.compile(r"(\d+\.?\d*)\s*moves", re.ASCII)
+BOUND_SHARE, BASELINE_SHARE = 0.3, 0.2
+"""most of the budget's time for the lower bound; and of what is left, for planning a full pipeline to compare with"""
 
 
-def plan_routes(config: RunConfig, recipe: Path | None, budget: str, to: Path | None, quiet: bool) -> int:
-    """Plan the recipe's routes and write ``to`` (JSON, and a page of the same name beside it); the exit code."""
-    spend = parse_budget(budget)
+def plan_routes(config: RunConfig, recipe: Path | None, spend: Budget, to: Path | None, quiet: bool) -> int:
+    """Plan the recipe's routes and write ``to`` (JSON, and a page of the same name beside it); return the exit code."""
     topology = topology_of(config, recipe)
     problem = problem_of(config, topology)
     over = None if topology.ways is None else OverPaths(topology, message_bytes(config.model, config.pipeline))
-    bound = certificate(problem, exact=over is None)  # what a plan's own paths take is not in the problem
-    share = BASELINE_SHARE
+    until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
+    # A plan's own paths are not part of the problem, so trying all plans says nothing about them.
+    bound = certificate(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
     with SearchProgress(spend, bound.step_s, quiet) as progress:
         find, step = (over.search, over.step_ns) if over else (search, step_ns)
-        found = find(problem, config.seed, _part(spend, 1 - share), progress.told)
-    compared = baselines(problem, found.solution, config.seed, _part(spend, share), step, find)
+        first = Budget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
+        found = find(problem, config.seed, first, progress.told)
+    rest = Budget(until - time.monotonic(), spend.moves * share)
+    compared = baselines(problem, found.solution, config.seed, rest, step, find)
     made = Search(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
     schedule = _schedule(problem, found.solution, found.step_s, Bound(**bound._asdict()), compared, made, over)
     file = to or Path(config.out) / f"{config.name}.schedule.json"
@@ -86,18 +90,14 @@ def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
 
 
 def parse_budget(text: str) -> Budget:
-    """'60s', '5min' or '300000 moves'; UserError otherwise."""
-    match = _BUDGET.fullmatch(text.strip())
-    if match is None or not 0 < float(match["number"]) <= LARGEST:
-        raise UserError(
-            f"--budget {text}: give a time such as 60s or 5min, or up to {LARGEST:g} moves such as 300000moves"
-        )
-    number, unit = float(match["number"]), match["unit"]
-    return Budget(moves=number) if unit == "moves" else Budget(seconds=number * _SECONDS[unit])
-
-
-def _part(budget: Budget, share: float) -> Budget:
-    return Budget(budget.seconds * share, budget.moves * share)
+    """Return the budget that a text such as '60s', '5min' or '300000 moves' stands for; UserError otherwise."""
+    with suppress(ValueError):
+        if moves := _MOVES.fullmatch(text.strip()):
+            if 0 < float(moves[1]) <= LARGEST:
+                return Budget(moves=float(moves[1]))
+        elif not text[-1:].isdigit() and (duration := seconds(text)):  # a bare number could be either
+            return Budget(seconds=duration)
+    raise UserError(f"--budget {text}: give a time such as 60s or 5min, or up to {LARGEST:g} moves such as 300000moves")
 
 
 def _show(problem: Problem, schedule: Schedule) -> None:

@@ -6,6 +6,8 @@ waits in it may be quicker, but no plan is carried out so.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -47,7 +49,7 @@ class Certificate(NamedTuple):
         return 1 - self.step_s / step_s if step_s else 0.0
 
 
-def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True) -> Certificate:
+def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True, seconds: float = math.inf) -> Certificate:
     """The best of all plans where they are few (``exhaustive``; not without ``exact``), else the largest of some times
     that no plan can beat.
 
@@ -60,8 +62,10 @@ def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True) -> Cer
       stage of the node that is farthest from all others, alone.
 
     Which nodes become data nodes is the plan's choice, within their roles: the best are assumed; in small networks by
-    looking at so many choices at most (``choices``), else one by one.
+    looking at so many choices at most (``choices``), else one by one. After ``seconds`` no further look is taken: the
+    bound is then lower, and still a bound.
     """
+    until = time.monotonic() + seconds
     alone = shortest(problem, kinds_of(problem))
     own = (problem.forward + problem.backward)[[ENTRY, RETURN]].sum(axis=0) * problem.microbatches
     terms = [
@@ -70,12 +74,12 @@ def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True) -> Cer
         (_workers(problem), "busiest node: all visits, spread evenly over the workers"),
         (_memory(problem, alone), "memory: the slots of all nodes"),
     ]
-    if choice := best_choice(problem, looks) if SOLVER else None:
+    if choice := best_choice(problem, looks, until) if SOLVER else None:
         terms.append((choice.ticks, SHARED))
     if problem.summed:
         passes = max(ticks for ticks, _ in terms)
         terms += [(passes + _ends_sum(problem), SUMS), (_farthest_sum(problem), FARTHEST)]
-    if (best := best_of_all(problem) if exact else None) is not None:
+    if (best := best_of_all(problem, until) if exact else None) is not None:
         terms.append((best, ALL))
     ticks, binds = max(terms, key=lambda term: term[0])
     return Certificate(ticks / 1e9, binds, {name: max(t for t, n in terms if n == name) / 1e9 for _, name in terms})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -45,9 +46,11 @@ class Choice(NamedTuple):
         return self.ahead < CLOSEST
 
 
-def best_choice(problem: Problem, looks: int) -> Choice | None:
-    """The choice that promises the shortest step after so many ``looks`` at prices; None where there are too many
-    choices or ways."""
+def best_choice(problem: Problem, looks: int, until: float = math.inf) -> Choice | None:
+    """Return the choice with the least lower bound after at most ``looks`` at prices, none begun after ``until``.
+
+    None if there are too many choices or ways. ``until`` is on the monotonic clock.
+    """
     ways = ways_of(problem)
     found = list(_choices(problem, ways)) if ways else []
     if ways is None or len(found) > MOST:
@@ -55,7 +58,7 @@ def best_choice(problem: Problem, looks: int) -> Choice | None:
     heap = [Choice(_turns(problem, ways, np.array(data)), data) for data in found]
     heapq.heapify(heap)
     for _ in range(max(1, min(looks, WORK // ways.holds.size))):
-        if heap[0].final:
+        if heap[0].final or time.monotonic() >= until:
             break
         heapq.heapreplace(heap, closer(problem, ways, heap[0]))
     return heap[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations, permutations, product
@@ -22,11 +23,20 @@ DEEPEST = 100
 """microbatches of such a plan: few nodes have few plans of any length, but then the other bounds are near"""
 
 
-def best_of_all(problem: Problem) -> int | None:
-    """The least simulated step, nanoseconds; None where there are too many plans, or none at all."""
+def best_of_all(problem: Problem, until: float = math.inf) -> int | None:
+    """Return the least simulated step of all plans, nanoseconds.
+
+    None if there are too many plans, more than can be tried before ``until`` (monotonic clock), or none at all.
+    """
     if problem.more or problem.count > DEEPEST or _at_most(problem) > MOST:
         return None
-    return min((step_ns(problem, plan) for plan in plans(problem)), default=None)
+    least = None
+    for plan in plans(problem):
+        if time.monotonic() >= until:
+            return None
+        step = step_ns(problem, plan)
+        least = step if least is None else min(least, step)
+    return least
 
 
 def plans(problem: Problem) -> Iterator[Solution]:

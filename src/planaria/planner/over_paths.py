@@ -9,6 +9,7 @@ the edges of the plans before had there. The best of these plans, on its paths, 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -110,17 +111,22 @@ class OverPaths:
         return replace(problem, sites=problem.names, site=own, link=link, transmit=transmit, sums=sums)
 
     def search(self, problem: Problem, seed: int, budget: Budget, watch: Watch = lambda found: None) -> Found:
-        """The best plan, on its paths, of several searches that share the ``budget``; ``watch`` is told after each."""
-        part, tried, best = Budget(budget.seconds / ROUNDS, budget.moves / ROUNDS), problem, None
-        moves, seconds = 0, 0.0
-        for _ in range(ROUNDS):
-            found = search(tried, seed, part)
-            moves, seconds = moves + found.moves, seconds + found.seconds
+        """Return the best plan, on its paths, of several searches that share the ``budget``; call ``watch`` after each.
+
+        Choosing paths and prices counts as time too: once it is spent, no further search begins.
+        """
+        tried, best, moves, began = problem, None, 0, time.monotonic()
+        for left in range(ROUNDS, 0, -1):
+            seconds = time.monotonic() - began
+            if best is not None and seconds >= budget.seconds:
+                break
+            found = search(tried, seed, Budget((budget.seconds - seconds) / left, budget.moves / ROUNDS))
+            moves += found.moves
             routed = self.routed(problem, found.solution)
             step_s = step_ns(self.priced(problem, routed), found.solution) / 1e9
             if best is None or step_s < best.step_s:
                 best = replace(found, step_s=step_s)
-            best = replace(best, moves=moves, seconds=seconds)
+            best = replace(best, moves=moves, seconds=time.monotonic() - began)
             watch(best)
             tried = self._dearer(problem, tried, routed)
         assert best is not None

@@ -23,8 +23,8 @@ from planaria.planner.sums import summed
 HOT, COLD = 0.1, 0.001
 """temperatures at the beginning and the end of a round, in step times of the round's beginning per data node: a move
 mostly concerns one of them"""
-CHUNK_WORK = 4_000_000
-"""microbatch visits that are simulated between two looks at the clock"""
+LOOK_S = 0.05
+"""seconds of moves between two looks at the clock"""
 ROUND = 200_000
 """moves of the first round"""
 
@@ -62,7 +62,7 @@ def search(problem: Problem, seed: int, budget: Budget, watch: Watch = lambda fo
             run.tell(plan)
             if run.over:
                 return run.found
-    for number, length in enumerate(_rounds(chunk(problem))):
+    for number, length in enumerate(_rounds()):
         run.round(number, length)
         if run.over:
             break
@@ -75,6 +75,8 @@ class _Run:
     def __init__(self, problem: Problem, seed: int, budget: Budget, watch: Watch) -> None:
         self.problem, self.seed, self.budget, self.watch = problem, seed, budget, watch
         self.began, self.spent = time.monotonic(), 0
+        self._visits = 1.0
+        """microbatch visits that are simulated between two looks at the clock"""
         self.best = greedy(problem, random.Random(seed))
         self.least = step_ns(problem, self.best)
 
@@ -84,7 +86,11 @@ class _Run:
 
     @property
     def over(self) -> bool:
-        return self.spent >= self.budget.moves or time.monotonic() - self.began >= self.budget.seconds
+        return self.spent >= self.budget.moves or self._late
+
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() - self.began >= self.budget.seconds
 
     def tell(self, plan: Solution) -> None:
         """A plan of the whole, which may be the best so far."""
@@ -95,27 +101,39 @@ class _Run:
     def annealed(
         self, problem: Problem, solution: Solution, moves: int, rng: np.random.Generator
     ) -> tuple[Solution, int]:
-        """A part's solution after a short round of its own, and its step."""
+        """Return a part's solution after a short round of its own, and its step in nanoseconds."""
         best, now, moves = solution.copy(), solution.copy(), int(min(moves, self.budget.moves - self.spent))
         least = step_ns(problem, solution)
         temperature = least / problem.sizes[0] * HOT * (COLD / HOT) ** (np.arange(moves) / max(1, moves))
-        self.spent += moves
-        return best, _anneal(problem, now, rng.random((moves, RANDOMS)), temperature, best, least, True)
+        *_, least = least, *self._pieces(problem, now, temperature, rng, best, least)
+        return best, least
 
     def round(self, number: int, length: int) -> None:
-        """One round of ``length`` moves over the whole."""
-        problem, size = self.problem, chunk(self.problem)
-        rng = np.random.default_rng([self.seed, number])
+        """Run one round of ``length`` moves over the whole, or fewer if the budget is spent."""
+        problem, rng = self.problem, np.random.default_rng([self.seed, number])
         now = greedy(problem, random.Random(f"{self.seed} {number}"))
-        scale = float(step_ns(problem, now)) / problem.sizes[0]
-        for done in range(0, length, size):
-            moves = int(min(size, length - done, self.budget.moves - self.spent))
-            temperature = scale * HOT * (COLD / HOT) ** ((done + np.arange(moves)) / length)
-            self.least = _anneal(problem, now, rng.random((moves, RANDOMS)), temperature, self.best, self.least, True)
-            self.spent += moves
+        scale, moves = float(step_ns(problem, now)) / problem.sizes[0], int(min(length, self.budget.moves - self.spent))
+        temperature = scale * HOT * (COLD / HOT) ** (np.arange(moves) / length)
+        for least in self._pieces(problem, now, temperature, rng, self.best, self.least):
+            self.least = least
             self.watch(self.found)
-            if self.over:
-                return
+
+    def _pieces(
+        self, problem: Problem, now: Solution, temperature: Floats, rng: np.random.Generator, best: Solution, least: int
+    ) -> Iterator[int]:
+        """Anneal ``now`` in pieces until no temperature or no time is left; yield ``best``'s nanoseconds after each.
+
+        The pieces take about ``LOOK_S`` each, however fast this machine is. Their length does not change the result.
+        """
+        done = 0
+        while done < len(temperature) and not self._late:
+            piece = temperature[done : done + max(1, int(self._visits / problem.work))]
+            began = time.monotonic()
+            least = _anneal(problem, now, rng.random((len(piece), RANDOMS)), piece, best, least, True)
+            pace = len(piece) * problem.work / max(1e-9, time.monotonic() - began)
+            self._visits = min(2 * self._visits + problem.work, pace * LOOK_S)
+            done, self.spent = done + len(piece), self.spent + len(piece)
+            yield least
 
 
 def _anneal(
@@ -152,12 +170,7 @@ def step_ns(problem: Problem, solution: Solution) -> int:
     return passes if passes == NEVER else int(summed(tables, solution.stage, over)[0])
 
 
-def chunk(problem: Problem) -> int:
-    """Moves between two looks at the clock."""
-    return max(1, CHUNK_WORK // problem.work)
-
-
-def _rounds(size: int) -> Iterator[int]:
+def _rounds() -> Iterator[int]:
     """Lengths in moves: short ones first, so that something good is there soon."""
     length = ROUND
     while True:

@@ -1,0 +1,24 @@
+"""Durations as a user writes them: ``90``, ``1.5s``, ``5min`` or ``2h``."""
+
+from __future__ import annotations
+
+import re
+
+MOST_S = 1e9
+"""longest duration, about thirty years"""
+_TEXT = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>s|m|min|h)?", re.ASCII)
+_SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """Return a duration in seconds.
+
+    :raises ValueError: if ``text`` is not a duration, or is longer than :data:`MOST_S`.
+    """
+    found = _TEXT.fullmatch(text.strip())
+    duration = float(found["number"]) * _SECONDS[found["unit"]] if found else MOST_S + 1
+    if duration > MOST_S:
+        raise ValueError(
+            f"{text}: not a duration; give seconds, or a time such as 60s, 5min or 2h (at most {MOST_S:g} s)"
+        )
+    return duration

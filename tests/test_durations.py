@@ -1,0 +1,33 @@
+"""Durations on the command line: every flag that takes one reads it in the same way."""
+
+from __future__ import annotations
+
+import pytest
+
+from planaria.cli.entry import make_parser
+from planaria.commands.schedule import parse_budget
+from planaria.durations import seconds
+from planaria.errors import UserError
+from planaria.planner.search import Budget
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0", 0), ("90", 90), ("1.5s", 1.5), (".5 s", 0.5), ("5min", 300), ("5m", 300), ("2h", 7200)]
+)
+def test_a_duration_is_in_seconds_unless_it_has_a_unit(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "s", "-1", "nan", "inf", "1e3", "1 day", "1e9h", "300000h", "5 5", "٣s"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r": not a duration; give seconds, or a time such as 60s, 5min or 2h"):
+        seconds(text)
+    parser, _ = make_parser()
+    for command in (["join", "run", "--patience"], ["chaos", "run", "--kill", "stage=1", "--resume-after"]):
+        with pytest.raises(UserError, match=rf"argument {command[-1]}: .*not a duration"):
+            parser.parse_args([*command[:-1], f"{command[-1]}={text}"])
+
+
+def test_a_budget_is_a_duration_or_a_number_of_moves() -> None:
+    assert parse_budget("5min") == Budget(seconds=300) and parse_budget("60 s") == Budget(seconds=60)
+    assert parse_budget("300000moves") == parse_budget("300000 moves") == Budget(moves=300_000)
