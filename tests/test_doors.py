@@ -13,6 +13,7 @@ LEVELS = (
     (
         "section",
         "model_config",
+        "names",
         "compiled",
         "config",
         "errors",

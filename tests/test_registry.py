@@ -173,8 +173,8 @@ def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) ->
         ("broken:Mine", r"cannot be imported: .*broken\.py:2: ZeroDivisionError"),
         ("worse:Mine", r"cannot be imported: .*worse\.py:1: SyntaxError"),
         ("quits:Mine", r"cannot be imported: .*quits\.py:2: SystemExit: 0"),
-        (":Mine", r"'' is no name of a module; write 'module:Class'"),
-        ("../mine:Mine", r"'\.\./mine' is no name of a module"),
+        (":Mine", r"'' is not a module name; write 'module:Class'"),
+        ("../mine:Mine", r"'\.\./mine' is not a module name"),
         ("OWN:Bare", r"lacks .*rebuild.*; define what is missing"),
     ],
 )

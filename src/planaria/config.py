@@ -16,6 +16,7 @@ from planaria.data_config import DataConfig as DataConfig
 from planaria.fleet_config import FleetConfig as FleetConfig
 from planaria.model_config import ModelConfig as ModelConfig
 from planaria.model_config import even
+from planaria.names import Name
 from planaria.network_config import NetworkConfig as NetworkConfig
 from planaria.options import Options
 from planaria.section import Section as Section
@@ -199,7 +200,7 @@ class ObserveConfig(Section):
 class RunConfig(Section):
     """A whole run: the root of a recipe. Its sections and settings are those of docs/recipes.md."""
 
-    name: str = "run"
+    name: Name = "run"
     """the run's folder below out"""
     out: str = "runs"
     """folder that holds the runs"""

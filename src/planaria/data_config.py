@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
 from planaria import bounds
 from planaria.bounds import Fraction
+from planaria.names import Key
 from planaria.section import Section
-
-
-def _plain(name: str) -> str:
-    if not (0 < len(name) <= 64 and name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
-        raise PydanticCustomError("name", "a source's name is made of at most 64 letters, digits, - and _")
-    return name
 
 
 class SourceConfig(Section):
@@ -41,7 +35,7 @@ class DataConfig(Section):
     """the text's key in JSONL records and Hugging Face datasets"""
     most: bounds.Positive | None = None
     """characters that are read of the source, from its beginning; all unless given"""
-    mixture: dict[Annotated[str, AfterValidator(_plain)], SourceConfig] = Field(default_factory=dict)
+    mixture: dict[Key, SourceConfig] = Field(default_factory=dict)
     """several sources by weight, in place of source: [data.mixture.NAME] with source, weight, field, most and epochs"""
     tokenizer: str = "bpe"
     """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json or GGUF file; with

@@ -11,12 +11,13 @@ import json
 import re
 import reprlib
 import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from planaria.errors import UserError
+from planaria.errors import UserError, nearest
 
 MAX_BYTES = 64 << 20
 """largest document, unless its kind says otherwise"""
@@ -102,7 +103,7 @@ def parse_model(kind: type[Kind], source: bytes | str, place: object, mend: str 
     try:
         return kind.model_validate_json(source)
     except ValidationError as error:
-        raise UserError(f"{place}: {first(error)}; {mend}") from None
+        raise UserError(f"{place}: {first(error, kind)}; {mend}") from None
 
 
 def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "bring it back") -> Kind:
@@ -129,7 +130,7 @@ def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "b
             raise UserError(f"{path}: has changed since it was written (its SHA-256 says so); {mend}")
         return kind.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        reason = first(error)
+        reason = first(error, kind)
     except RecursionError:
         reason = "nested too deep"
     except ValueError as error:  # no JSON, or no UTF-8
@@ -160,11 +161,46 @@ def _refuse_huge(tree: object, place: object) -> None:
         rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def first(error: ValidationError) -> str:
-    """The first of pydantic's complaints: the key, and what is wrong with it."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    key, message = ".".join(map(str, found["loc"])), found["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}" if key else message
+def first(error: ValidationError, kind: type[BaseModel], values: bool = False) -> str:
+    """Describe the first error of a document of ``kind``: its key, with ``values`` its value, and what is wrong.
+
+    An unknown key comes before others, because what it was meant to be is reported as missing. Of a key that may have
+    several types, the error deepest inside counts.
+    """
+    found = min(error.errors(include_url=False), key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
+    place, known = _located(kind, found["loc"])
+    key, message = ".".join(map(str, place)), found["msg"].removeprefix("Value error, ")
+    if found["type"] == "extra_forbidden":
+        return f"{key}: unknown key; {nearest(str(place[-1]), known)}"
+    value = f" = {shown(found['input'])}" if values and found["type"] != "missing" else ""
+    return f"{key}{value}: {message}" if key else message
+
+
+def _located(kind: type[BaseModel], place: Sequence[int | str]) -> tuple[list[int | str], list[str]]:
+    """Return pydantic's place of an error as a document has it, and the keys that are known there.
+
+    Pydantic also lists, of a key that may have several types, which one was tried.
+    """
+    models, path = [kind], list[int | str]()
+    for part in place[:-1]:
+        if chosen := [one for one in models if one.__name__ == part]:
+            models = chosen
+            continue
+        path.append(part)
+        if any(part in one.model_fields for one in models):
+            fields = (one.model_fields[str(part)] for one in models if part in one.model_fields)
+            models = [inner for field in fields for inner in _models(field.annotation)]
+    known = sorted({name for one in models for name in one.model_fields})
+    tried = {"str", "int", "float", "bool", *(one.__name__ for one in models)} - {*known}
+    return [*path, *(part for part in place[-1:] if part not in tried)], known
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    """The models within a type such as ``list[Node]`` or ``str | Files``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
 
 
 def shown(value: object) -> str:

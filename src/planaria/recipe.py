@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from planaria import documents, shipped
+from planaria import documents, names, shipped
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
 from planaria.options import CHOICES, NAME
@@ -122,7 +122,7 @@ def resolve(
     where = f"{recipe}: {place}" if place else str(recipe)
     refuse_unknown(tree, kind, where, root=kind)
     own = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
-    own.setdefault("name", recipe.stem)
+    own.setdefault("name", names.from_file(recipe.stem))
     return _lay_over(kind, own, flags, where, filled)
 
 

@@ -70,7 +70,7 @@ class Registry(Generic[Chosen]):
             raise UserError(f"{said}: no such choice; {mend}, or write 'module:Class' for a class of your own")
         module = path.partition(":")[0]
         if not all(part.isidentifier() for part in module.split(".")):
-            raise UserError(f"{said}: {module!r} is no name of a module; write 'module:Class', such as 'mine:Mine'")
+            raise UserError(f"{said}: {module!r} is not a module name; write 'module:Class', such as 'mine:Mine'")
         if path not in {point.value for point in registered.values()}:
             consent.require(module, said)
         found = _class(path, said)

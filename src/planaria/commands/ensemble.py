@@ -27,6 +27,7 @@ from planaria.experts.experts_results import Score
 from planaria.experts.manifest import ADDED, TOKENIZER, Manifest, Member
 from planaria.experts.reading import windows
 from planaria.experts.scoring import score
+from planaria.names import require_name
 from planaria.observe.tables import Table, show
 
 MOST_WINDOWS = 500
@@ -92,8 +93,7 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
 
     :raises UserError: when its name is taken, or it cannot speak together with the others.
     """
-    if not name.replace("-", "").replace("_", "").isalnum():
-        raise UserError(f"--as {name}: letters, digits, - and _ only; it becomes a folder's name")
+    require_name(name, "--as")
     with _changing(folder) as kept:
         if any(member.name == name for member in kept.members):
             raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")

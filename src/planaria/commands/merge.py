@@ -25,6 +25,7 @@ from planaria.experts.fused import FILE, Fused, Routers
 from planaria.experts.manifest import TOKENIZER
 from planaria.experts.reading import domain_samples, kept_sums, windows
 from planaria.model.stages import Llama
+from planaria.names import require_name
 from planaria.swarm.policy.policies import LlamaPolicy
 
 SUMS = "routers.safetensors"
@@ -70,6 +71,7 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
     """
     torch.set_num_threads(1)
     require_free(to)
+    require_name(name, "--as")
     opened = _Opened.of(folder)
     if any(part.name == name for part in opened.record.parts):
         raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")

@@ -29,6 +29,7 @@ from planaria.planner.search import Budget, search, step_ns
 LARGEST = 1e9
 """moves of a budget"""
 _MOVES = re.compile(r"(\d+\.?\d*)\s*moves", re.ASCII)
+COSTS = "give network.forward_s and network.backward_s, seconds of a pass"
 BOUND_SHARE, BASELINE_SHARE = 0.3, 0.2
 """most of the budget's time for the lower bound; and of what is left, for planning a full pipeline to compare with"""
 
@@ -41,7 +42,9 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: Budget, to: Path 
     until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
     # A plan's own paths are not part of the problem, so trying all plans says nothing about them.
     bound = certificate(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
-    with SearchProgress(spend, bound.step_s, quiet) as progress:
+    with SearchProgress(
+        spend, bound.step_s if problem.forward.any() or problem.backward.any() else None, quiet
+    ) as progress:
         find, step = (over.search, over.step_ns) if over else (search, step_ns)
         first = Budget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
         found = find(problem, config.seed, first, progress.told)
@@ -102,17 +105,25 @@ def parse_budget(text: str) -> Budget:
 
 def _show(problem: Problem, schedule: Schedule) -> None:
     others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
-    gap = 1 - schedule.bound.step_s / schedule.step_s
     terms = sorted(schedule.bound.terms.items(), key=lambda pair: -pair[1])
     rows = [
         ["this plan", _seconds(schedule.step_s), "1.000"],
-        *([name, _seconds(seconds), f"{schedule.step_s / seconds:.3f}"] for name, seconds in others),
-        [f"lower bound ({schedule.bound.binds})", _seconds(schedule.bound.step_s), f"gap {gap:.1%}"],
+        *(
+            [name, _seconds(seconds), f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
+            for name, seconds in others
+        ),
+        [
+            f"lower bound ({schedule.bound.binds})",
+            _seconds(schedule.bound.step_s),
+            "–" if schedule.gap is None else f"gap {schedule.gap:.1%}",
+        ],
         *([f"  {name}", _seconds(seconds), ""] for name, seconds in terms if name != schedule.bound.binds),
     ]
     title = f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages"
     title += ", then gradient sums" if problem.summed else ""
     show([Table(title, ["", "seconds", "this plan ÷ it"], rows)])
+    if schedule.gap is None:
+        print(f"costs         passes cost nothing, so only messages count: {COSTS}")
     search = schedule.search
     if schedule.paths is not None:
         show([table(schedule, schedule.paths)])

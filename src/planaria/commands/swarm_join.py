@@ -13,6 +13,7 @@ from planaria import recipe
 from planaria.commands.swarm import sum_up
 from planaria.engine import runs
 from planaria.errors import UserError
+from planaria.names import require_name
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.registry import blaming
 from planaria.swarm.assemble import assemble, own_classes
@@ -28,6 +29,7 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
 
     What the run on the board has agreed on goes before the recipe; everything else is this peer's own choice.
     """
+    require_name(called, "--as")
     config = _config(path, flags)
     torch.set_num_threads(config.policy.threads)
     folder = Path(config.out) / config.name

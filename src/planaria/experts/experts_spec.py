@@ -16,6 +16,7 @@ from planaria.errors import UserError, nearest
 from planaria.experts.budget import GENERALIST
 from planaria.experts.lineage import chains
 from planaria.experts.worst import FLOOR
+from planaria.names import KEY_RULE, is_key
 from planaria.trials.arms import Seeded, table_of
 from planaria.trials.jobs import Processes
 
@@ -242,15 +243,10 @@ class ExpertsSpec(Seeded, Processes):
 
     def _names_can_be_files(self) -> None:
         for table, names in (("sizes", self.sizes), ("domains", (*self.domains, *self.untrained))):
-            if odd := [name for name in names if not _is_plain(name)]:
-                known = "letters, digits, - and _ only, 64 of them at most"
-                raise ValueError(f"experts.{table}.{odd[0]}: {known}; it becomes a file's name")
+            if odd := [name for name in names if not is_key(name)]:
+                raise ValueError(f"experts.{table}.{odd[0]}: not a valid name; {KEY_RULE}")
         if GENERALIST in self.domains:
             raise ValueError(f"experts.domains.{GENERALIST}: is the arm's name; give the domain another")
-
-
-def _is_plain(name: str) -> bool:
-    return len(name) <= 64 and name.isascii() and name.replace("-", "").replace("_", "").isalnum()
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:

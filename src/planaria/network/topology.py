@@ -179,10 +179,7 @@ def _parse(path: Path) -> TopologyFile:
     try:
         return TopologyFile.model_validate(documents.toml(path, MAX_BYTES))
     except ValidationError as error:
-        first = max(error.errors(), key=lambda e: len(e["loc"]))  # of two types that a key may have, the one meant
-        key = ".".join(str(part) for part in first["loc"])
-        given = "" if first["type"] == "missing" else f" = {documents.shown(first['input'])}"
-        raise UserError(f"{path}: {key}{given}: {first['msg']}") from None
+        raise UserError(f"{path}: {documents.first(error, TopologyFile, values=True)}") from None
 
 
 def _relayed(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> Links:

@@ -116,6 +116,13 @@ class Schedule(Section):
     """then every node is a site of its own, and link_s and transmit_s are those of the edges' paths"""
 
     @property
+    def gap(self) -> float | None:
+        """Share by which any other plan could be faster at most; None, as meaningless, if passes cost nothing."""
+        if not any(any((*machine.forward_s, *machine.backward_s)) for machine in self.nodes):
+            return None
+        return 1 - self.bound.step_s / self.step_s if self.step_s else 0.0
+
+    @property
     def problem(self) -> Problem:
         rows = [[m.forward_s for m in self.nodes], [m.backward_s for m in self.nodes]]
         forward, backward = (np.rint(np.array(row).T * 1e9).astype(np.int64) for row in rows)

@@ -101,7 +101,7 @@ class _Run:
     def annealed(
         self, problem: Problem, solution: Solution, moves: int, rng: np.random.Generator
     ) -> tuple[Solution, int]:
-        """Return a part's solution after a short round of its own, and its step in nanoseconds."""
+        """Return a part's solution after a short round, and its step in nanoseconds."""
         best, now, moves = solution.copy(), solution.copy(), int(min(moves, self.budget.moves - self.spent))
         least = step_ns(problem, solution)
         temperature = least / problem.sizes[0] * HOT * (COLD / HOT) ** (np.arange(moves) / max(1, moves))

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive
 from planaria.config import OptimConfig, Section
+from planaria.names import Name
 from planaria.options import Options
 from planaria.swarm.board.limits import LAST_ROUND, LIMITS
 from planaria.swarm.board.receipts_config import ALL_PEERS as ALL_PEERS
@@ -147,8 +148,8 @@ class EvaluateConfig(Section):
 
 
 class SwarmConfig(Section):
-    name: str = ""
-    """the run's folder below runs/; the recipe's name unless given"""
+    name: Name = "swarm"
+    """the run's folder below out; the name of the recipe's file unless given"""
     out: str = "runs"
     """folder of all runs"""
     board: str = ""

@@ -62,6 +62,10 @@ def table_of(
     return recipe.table(kind, found, name, path), tree
 
 
+LONGEST_ARM = 100
+"""characters of an arm's name; it becomes that of files"""
+
+
 def file_name(arm: str) -> str:
     """An arm's name as that of a file or folder."""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in arm)
@@ -102,6 +106,10 @@ class Rules(Generic[Config]):
         found = {}
         for name, tables in changes.items():
             place = f"{self.section}.arms.{name}"
+            if not any(map(str.isalnum, name)) or len(name) > LONGEST_ARM:
+                raise UserError(
+                    f"{path}: {place}: not a valid name; use 1 to {LONGEST_ARM} characters, a letter among them"
+                )
             config = recipe.resolve(self.kind, recipe.overlaid(tree, tables), flags, path, place)
             found[name] = self.checked(config, f"{path}: {place}")
             self.require_fair(base, config, f"{path}: {place}")

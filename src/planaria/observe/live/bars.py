@@ -60,7 +60,7 @@ class BarDisplay:
 class SearchProgress(BarDisplay):
     """A search for a plan. Without a terminal, a line whenever a plan is better than the last by a hundredth."""
 
-    def __init__(self, budget: Budget, bound_s: float, quiet: bool, stream: TextIO | None = None) -> None:
+    def __init__(self, budget: Budget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
         share = TextColumn("{task.percentage:.0f} %")
         super().__init__(TextColumn("{task.description}", markup=False), BarColumn(), share, quiet=quiet, stream=stream)
         self._budget, self._bound = budget, bound_s
@@ -71,7 +71,8 @@ class SearchProgress(BarDisplay):
 
     def told(self, found: Found) -> None:
         """The search has got this far."""
-        text = f"best {found.step_s:.2f} s, gap {1 - self._bound / found.step_s:.1%}, {found.moves} moves"
+        gap = "" if self._bound is None or not found.step_s else f"gap {1 - self._bound / found.step_s:.1%}, "
+        text = f"best {found.step_s:.2f} s, {gap}{found.moves} moves"
         spent = max(found.seconds / self._budget.seconds, found.moves / self._budget.moves)
         if not self._moved(min(1.0, spent), text) and found.step_s < 0.99 * self._told:
             self._told = found.step_s

@@ -20,7 +20,7 @@ from planaria.observe.run.schedule_figures import (
 from planaria.observe.run.schedule_verdict import verdict
 from planaria.observe.theme import CARRIED, DELAYED
 from planaria.observe.words import amount, counted
-from planaria.planner.bound import ALL, Certificate
+from planaria.planner.bound import ALL
 from planaria.planner.guidelines import broken
 from planaria.planner.schedule import Schedule
 
@@ -69,12 +69,14 @@ def _summary(schedule: Schedule) -> str:
 
 def _facts(schedule: Schedule, step: Step) -> Iterator[tuple[str, str, str]]:
     bound, search, rules = schedule.bound, schedule.search, schedule.rules
-    gap = Certificate(bound.step_s, bound.binds).gap(schedule.step_s)
     yield "step", f"{amount(schedule.step_s)} s", "simulated"
     if schedule.sums_s:
         yield "gradient sums", f"{amount(schedule.step_s - step.makespan / 1e9)} s", "of it, after the last pass"
     yield "lower bound", f"{amount(bound.step_s)} s", bound.binds
-    yield "gap", f"{100 * gap:.1f} %", "1 − bound ÷ step: no plan is better by more"
+    if schedule.gap is None:
+        yield "gap", "–", "passes cost nothing, so it is meaningless: give network.forward_s and backward_s"
+    else:
+        yield "gap", f"{100 * schedule.gap:.1f} %", "1 − bound ÷ step: no plan is better by more"
     yield "search", f"{search.seconds:.1f} s", f"{counted(search.moves, 'move')}, seed {search.seed}"
     yield "nodes", f"{len(schedule.nodes)}", f"at {counted(len(schedule.sites), 'site')}"
     yield "stages", f"{len(rules.sizes) - 1}", f"block stages; the ends on {counted(rules.sizes[0], 'data node')}"

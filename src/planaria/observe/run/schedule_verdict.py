@@ -7,23 +7,22 @@ from collections.abc import Sequence
 from planaria.observe.run.schedule_figures import Step
 from planaria.observe.verdict import Verdict
 from planaria.observe.words import amount, counted
-from planaria.planner.bound import Certificate
 from planaria.planner.guidelines import Broken
 from planaria.planner.schedule import Schedule
 
 
 def verdict(schedule: Schedule, step: Step, wrong: Sequence[Broken]) -> Verdict:
     """Good: the plan keeps every guideline, and no other way that was tried is quicker."""
-    gap = Certificate(schedule.bound.step_s, schedule.bound.binds).gap(schedule.step_s)
     beaten = [name for name, seconds in schedule.compared.items() if seconds < schedule.step_s]
     badge = f"breaks {counted(len(wrong), 'guideline')}" if wrong else "keeps every guideline"
+    could = [] if schedule.gap is None else [(schedule.gap, "that any other plan could gain at most: 1 − bound ÷ step")]
     return Verdict(
         good=not wrong and not beaten,
         badge="slower than another way" if beaten and not wrong else badge,
-        said=f"{_said(schedule)} {_left(schedule, gap)}" + (f" First broken guideline: {wrong[0]}." if wrong else ""),
+        said=f"{_said(schedule)} {_left(schedule)}" + (f" First broken guideline: {wrong[0]}." if wrong else ""),
         numbers=[
             (f"{amount(schedule.step_s)} s", "one step, simulated"),
-            (f"{100 * gap:.1f} %", "that any other plan could gain at most: 1 − bound ÷ step"),
+            *((f"{100 * gap:.1f} %", what) for gap, what in could),
         ],
         lost=_lost(step),
     )
@@ -41,8 +40,10 @@ def _said(schedule: Schedule) -> str:
     return f"{said}, {change:.1%} {than} than the best other way that was tried, {name} ({amount(seconds)} s)."
 
 
-def _left(schedule: Schedule, gap: float) -> str:
-    if gap < 0.0005:
+def _left(schedule: Schedule) -> str:
+    if schedule.gap is None:
+        return "Passes cost nothing here, so it is unknown what another plan could gain."
+    if schedule.gap < 0.0005:
         return "No plan can be quicker."
     return f"No plan can take less than {amount(schedule.bound.step_s)} s ({schedule.bound.binds})."
 
