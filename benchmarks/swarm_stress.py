@@ -106,7 +106,7 @@ def bucket() -> Iterator[str]:
         import s3fs
         from moto.server import ThreadedMotoServer
     except ImportError as error:
-        raise UserError(f"{error.name} is not installed; pip install -e '.[s3]' 'moto[server]'") from None
+        raise UserError(f"{error.name} is not installed; pip install 'planaria[s3]' 'moto[server]'") from None
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would print a line for each request
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,18 @@ def test_the_questions_of_a_newcomer_are_answered_by_files_that_exist() -> None:
         assert question.strip().endswith("?") and names
         assert not re.sub(r"`[^`]+`|[,;\s]", "", answer), "names of files and nothing else"
         assert [name for name in names if f"src/planaria/{name}" not in FILES] == []
+
+
+def test_every_hint_to_install_an_extra_works_outside_the_checkout() -> None:
+    """Messages take the command from ``errors.install``; pages write ``pip install 'planaria[EXTRA]'``."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for module in (ROOT / "src").rglob("*.py"):
+        for call in ast.walk(ast.parse(module.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args:
+                place = {"install": 0, "missing_package": 2}.get(call.func.id)
+                named = call.args[place] if place is not None and len(call.args) > place else None
+                assert not isinstance(named, ast.Constant) or named.value in extras, (module, ast.unparse(call))
+    hints = re.compile(r"pip install (?!the )(?:-e )?'?[.\w]*\[(\w+)]'?")
+    for page in [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
+        for hint in hints.finditer(page.read_text()):
+            assert hint[0] == f"pip install 'planaria[{hint[1]}]'" and hint[1] in extras, (page, hint[0])

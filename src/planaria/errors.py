@@ -36,6 +36,16 @@ class RunStopped(Exception):
     """of the run, which can be loaded and resumed"""
 
 
+def install(extra: str) -> str:
+    """Return the command that installs an extra of planaria; it works in any folder."""
+    return f"pip install 'planaria[{extra}]'"
+
+
+def missing_package(what: str, package: str, extra: str, otherwise: str = "") -> UserError:
+    """Return the error for a package that is not installed: the feature, the package and the command to run."""
+    return UserError(f"{what} needs the package {package!r}; install it with: {install(extra)}{otherwise}")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A "did you mean" clause naming the known word nearest to ``word``, or all of them when none is near."""
     options = sorted(known)

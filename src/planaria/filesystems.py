@@ -12,9 +12,11 @@ from typing import Any
 import fsspec.core
 from fsspec import AbstractFileSystem
 
-from planaria.errors import UserError
+from planaria.errors import UserError, missing_package
 
 _PIECE = 8 << 20
+_EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "http": ("aiohttp", "http"), "https": ("aiohttp", "http")}
+"""protocol → the package that reads it, and the extra that brings this package"""
 
 
 def is_url(text: str) -> bool:
@@ -37,12 +39,20 @@ def filesystem(url: str, setting: str, **options: Any) -> tuple[AbstractFileSyst
         try:
             system, path = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:
-            missing = isinstance(error, ImportError)
-            mend = (
-                "; for S3 `pip install -e '.[s3]'`" if missing else "; name a folder, or a kind of URL known to fsspec"
-            )
-            raise UserError(f"{setting} = {shown(url)!r}: {_line(error)}{mend}") from None
+            if isinstance(error, ImportError):
+                raise _missing(url, setting, error) from None
+            fix = "name a folder, or a kind of URL known to fsspec"
+            raise UserError(f"{setting} = {shown(url)!r}: {_line(error)}; {fix}") from None
     return system, str(path)
+
+
+def _missing(url: str, setting: str, error: ImportError) -> UserError:
+    """Return the error for a protocol whose package is not installed; no extra brings those of rare protocols."""
+    what = f"{setting} = {shown(url)!r}"
+    for protocol in re.findall(r"(\w+)://", url):
+        if protocol in _EXTRAS:
+            return missing_package(what, *_EXTRAS[protocol])
+    return UserError(f"{what}: {_line(error)}")
 
 
 @contextmanager

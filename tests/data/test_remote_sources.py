@@ -105,7 +105,7 @@ def test_a_folder_at_a_url_is_read_as_one_here_is(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     found = list(documents(DataConfig(source="memory://corpus"), said.append))
     assert found == ["first", "second", "third", "fourth", "fifth"] == texts(str(tmp_path))
-    assert said == ["passed over 1 of 5 files that are not UTF-8 text"]
+    assert [line.replace(":///", "://") for line in said] == ["passed over memory://corpus/picture.png: not UTF-8 text"]
     assert texts("memory://corpus/c.jsonl") == ["third", "fourth"]
     assert texts(f"file://{tmp_path}") == found
     assert texts(f"zip://::file://{archive(tmp_path)}/a.zip") == ["in an archive"]
@@ -165,7 +165,21 @@ def test_what_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert "JupyterFileSystem" in refusal("jupyter://x")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(registry._registry, "s3", raising=False)
-    assert "data.source = 's3://bucket/text': Install s3fs to access S3" in refusal("s3://bucket/text")
+    line = "data.source = 's3://bucket/text' needs the package 's3fs'; install it with: pip install 'planaria[s3]'"
+    assert refusal("s3://bucket/text") == line
+
+
+@pytest.mark.parametrize(
+    "url", ["https://host/a.txt", "http://user:secret@host/a.txt", "zip://a.txt::https://host/a.zip"]
+)
+def test_the_web_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "aiohttp" or name.endswith("n.http")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    for protocol in ("http", "https"):
+        monkeypatch.delitem(registry._registry, protocol, raising=False)
+    assert refusal(url).endswith("needs the package 'aiohttp'; install it with: pip install 'planaria[http]'")
+    assert "secret" not in refusal(url)
 
 
 def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def refused(tmp_path: Path, address: str, **environment: str) -> str:
 def test_without_ray_the_package_to_install_is_named(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('no Ray here')")
     said = refused(tmp_path, "auto", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    assert "pip install -e '.[ray]'" in said and "no Ray here" in said
+    assert "pip install 'planaria[ray]'" in said and "no Ray here" in said
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A board on S3, as moto's server plays it: needs s3fs and moto (pip install -e '.[s3]' 'moto[server]')."""
+"""A board on S3, as moto's server plays it: needs s3fs and moto (pip install 'planaria[s3]' 'moto[server]')."""
 
 from __future__ import annotations
 

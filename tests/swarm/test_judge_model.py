@@ -182,5 +182,5 @@ def test_a_config_that_is_none_is_named(plain: Path, tmp_path: Path) -> None:
 
 def test_without_transformers_the_mend_is_told(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[hf\]'"):
+    with pytest.raises(UserError, match=r"pip install 'planaria\[hf\]'"):
         ModelWriter(str(plain), 5)

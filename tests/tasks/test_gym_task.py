@@ -184,7 +184,7 @@ def test_names_that_cannot_be_had_are_answered(name: str, mend: str) -> None:
 
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[gym\]'"):
+    with pytest.raises(UserError, match=r"pip install 'planaria\[gym\]'"):
         opened("gym:chain_sum")
 
 

@@ -229,7 +229,7 @@ def test_gsm8k_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no network.*give task\.options\.path"):
         opened("gsm8k")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[hub\]'"):
+    with pytest.raises(UserError, match=r"pip install 'planaria\[hub\]'"):
         opened("gsm8k")
 
 

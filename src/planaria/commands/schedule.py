@@ -12,7 +12,7 @@ from planaria.compiled import COMPILED
 from planaria.config import RunConfig
 from planaria.durations import seconds
 from planaria.engine.prepare import beside
-from planaria.errors import UserError
+from planaria.errors import UserError, install
 from planaria.network.costs import message_bytes
 from planaria.network.topology import Topology, read
 from planaria.observe.live.bars import SearchProgress
@@ -58,9 +58,9 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: Budget, to: Path 
     _show(problem, schedule)
     print(f"schedule      {file}\npage          {page}")
     if not SOLVER:
-        print("bound         scipy is not installed: pip install -e '.[planner]' may prove that the plan is better")
+        print(f"bound         scipy is not installed; a better bound needs it: {install('planner')}")
     if not COMPILED:
-        print("slow          numba is not installed: pip install -e '.[planner]' searches much faster")
+        print(f"slow          numba is not installed; the search is much faster with it: {install('planner')}")
     return 0
 
 

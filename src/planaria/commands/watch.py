@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planaria.errors import UserError
+from planaria.errors import UserError, install
 
 if TYPE_CHECKING:
     from planaria.observe.live_page.server import Strike
@@ -75,7 +75,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 def require_server(word: str) -> None:
     """UserError when the packages that serve the page are not installed."""
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{word}: needs {' and '.join(missing)}; install them with `pip install 'planaria[live]'`")
+        raise UserError(f"{word}: needs {' and '.join(missing)}; install them with: {install('live')}")
 
 
 def token_in(file: Path) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import count
 
 from planaria.data.records import text_of
-from planaria.errors import UserError, nearest
+from planaria.errors import UserError, missing_package, nearest
 
 PREFIX = "hf:"
 
@@ -24,9 +24,7 @@ def read_hub(source: str, field: str) -> Iterator[str]:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(
-            f"data.source = {source!r} needs the package 'datasets'; install it with: pip install -e '.[hub]'"
-        ) from error
+        raise missing_package(f"data.source = {source!r}", "datasets", "hub") from error
     with _loaded(source):
         rows = datasets.load_dataset(name, configuration or None, split="train", streaming=True)
         columns = rows.column_names  # None where only the rows themselves tell

@@ -56,7 +56,7 @@ class RemoteFile:
 
 
 def remote_files(source: str) -> list[RemoteFile]:
-    """The file at a URL, or all below that folder but hidden ones, sorted by name.
+    """Return the file at a URL, or all files below that folder, sorted by name; hidden ones are left out.
 
     :raises UserError: when it cannot be reached, nothing is there, or its protocol needs a package that is missing.
     """
@@ -95,7 +95,10 @@ def _options(source: str) -> dict[str, Any]:
     """A web server is asked once for a whole file, as not every one serves parts; only silence ends that."""
     if not source.startswith(("http://", "https://")):
         return {}
-    from aiohttp import ClientTimeout
+    try:
+        from aiohttp import ClientTimeout
+    except ImportError:
+        return {}  # filesystem() names the package that is missing
 
     patience = ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
     return {"block_size": 0, "client_kwargs": {"timeout": patience, "headers": {"Accept-Encoding": "identity"}}}
@@ -109,6 +112,16 @@ class _Stream(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return bool(getattr(self._file, "seekable", bool)())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with _read(self._url):
+            return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
 
     def readinto(self, buffer: Any) -> int:
         with _read(self._url):

@@ -11,7 +11,7 @@ from planaria.checkpoint.loading import weights_of
 from planaria.config import ModelConfig
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine import runs
-from planaria.errors import UserError
+from planaria.errors import UserError, missing_package
 from planaria.model.foreign import Weights
 from planaria.model.gguf import open_gguf
 from planaria.model.gguf_file import is_gguf
@@ -73,7 +73,7 @@ def downloaded(name: str) -> Path:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise UserError(f"{HUB}{name}: needs the package huggingface_hub; pip install huggingface_hub") from error
+        raise missing_package(f"{HUB}{name}:", "huggingface_hub", "hub") from error
     try:
         if file:
             return Path(huggingface_hub.hf_hub_download(repository, file))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from planaria import atomic
-from planaria.errors import UserError
+from planaria.errors import UserError, missing_package
 from planaria.experts.prior import nearest, uniform
 
 FILE = "embedding.safetensors"
@@ -133,7 +133,6 @@ def _sklearn() -> Any:
         import sklearn.feature_extraction.text
         import sklearn.preprocessing
     except ImportError:
-        raise UserError(
-            "experts.clusters and experts.mixture.prior = 'clusters' need scikit-learn: pip install -e '.[experts]'"
-        ) from None
+        what = "experts.clusters (and experts.mixture.prior = 'clusters')"
+        raise missing_package(what, "scikit-learn", "experts") from None
     return sklearn

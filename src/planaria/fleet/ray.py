@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from planaria import consent
 from planaria.config import FleetConfig
-from planaria.errors import UserError
+from planaria.errors import UserError, install
 from planaria.fleet.birth import die_with_parent
 from planaria.fleet.cluster_errors import explain, no_room, reach
 from planaria.fleet.files import FileServer
@@ -40,7 +40,7 @@ try:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 except ImportError as error:
     raise UserError(
-        f"fleet.kind = 'ray': Ray cannot be imported ({error}); install it with `pip install -e '.[ray]'`"
+        f"fleet.kind = 'ray': Ray cannot be imported ({error}); install it with: {install('ray')}"
     ) from None
 
 _ROOM_S = 30

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from planaria.config import ModelConfig
-from planaria.errors import UserError
+from planaria.errors import UserError, missing_package
 from planaria.model.foreign import Weights, checked_config
 from planaria.model.gguf_file import GgufFile, look
 from planaria.model.llama import to_rotate_half
@@ -114,7 +114,7 @@ def _quants(path: Path) -> Any:
     try:
         from gguf import quants
     except ImportError as error:
-        raise UserError(f"{path}: reading GGUF files needs the package gguf; pip install -e '.[gguf]'") from error
+        raise missing_package(f"{path}: reading GGUF files", "gguf", "gguf") from error
     return quants
 
 

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from planaria.errors import UserError, nearest
+from planaria.errors import UserError, missing_package, nearest
 from planaria.tasks import records
 from planaria.tasks.answers import FORMS, SPACE, Form, Style, parse, same_answer
 from planaria.tasks.base import Problem, Task
@@ -79,9 +79,7 @@ class Gym(Task):
         try:
             from reasoning_gym.factory import DATASETS, create_dataset
         except ImportError as error:
-            raise UserError(
-                f"task 'gym:{kind}' needs the package 'reasoning-gym'; install it with: pip install -e '.[gym]'"
-            ) from error
+            raise missing_package(f"task 'gym:{kind}'", "reasoning-gym", "gym") from error
         if kind not in DATASETS:
             raise UserError(f"task 'gym:{kind}' is not known; {nearest(kind, set(DATASETS) - set(REFUSED))}")
         self._dataset = create_dataset(kind, seed=SEED, size=self.training + self.held_out)

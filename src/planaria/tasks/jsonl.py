@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from planaria.errors import UserError
+from planaria.errors import UserError, missing_package
 from planaria.tasks import records
 from planaria.tasks.answers import FORMS, Form, Style, parse, same_answer
 from planaria.tasks.base import Problem, Task
@@ -135,10 +135,8 @@ def _hub() -> tuple[list[Record], list[Record]]:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(
-            "task 'gsm8k' needs the package 'datasets'; install it with: pip install -e '.[hub]', "
-            "or name local files in task.options.path"
-        ) from error
+        local = ", or name local files in task.options.path"
+        raise missing_package("task 'gsm8k'", "datasets", "hub", local) from error
     try:
         rows = [datasets.load_dataset(*HUB, split=split) for split in ("train", "test")]
     # OSError covers the network (ConnectionError and its kin) and datasets that are not there.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from planaria.errors import UserError
+from planaria.errors import missing_package
 from planaria.observe.live.settings import Setting
 from planaria.registry import Choice
 
@@ -49,9 +49,7 @@ def require_library(tracker: str, module: str, extra: str) -> None:
     :raises UserError: when the library of a tracker is not installed, with the command that installs it.
     """
     if not installed(module):
-        raise UserError(
-            f"observe.trackers: {tracker!r} needs the package {module!r}; install it with: pip install -e '.[{extra}]'"
-        )
+        raise missing_package(f"observe.trackers: {tracker!r}", module, extra)
 
 
 def installed(module: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from planaria.engine.weights import HUB, downloaded
-from planaria.errors import UserError
+from planaria.errors import UserError, missing_package
 from planaria.swarm.policy.huggingface import open_model
 
 TEMPERATURE, TOP_K, TOP_P = 0.6, 10, 0.9
@@ -125,10 +125,7 @@ def _tokenizer(folder: Path) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise UserError(
-            f"defence.checks: the model in {folder} needs the package 'transformers'; "
-            "install it with: pip install -e '.[hf]'"
-        ) from error
+        raise missing_package(f"defence.checks: the model in {folder}", "transformers", "hf") from error
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise UserError(f"defence.checks: {folder} has no {name}; name a Hugging Face folder, or hf:NAME")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from planaria.atomic import new_folder
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError
+from planaria.errors import UserError, missing_package
 from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.wording import Wording
 
@@ -177,9 +177,7 @@ def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float3
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
-        raise UserError(
-            f"{folder}: this model needs the package 'transformers'; install it with: pip install -e '.[hf]'"
-        ) from error
+        raise missing_package(f"{folder}: this model", "transformers", "hf") from error
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -205,7 +203,7 @@ def _with_lora(model: Any, rank: int, alpha: int | None, seed: int) -> nn.Module
     try:
         import peft
     except ImportError as error:
-        raise UserError("policy: LoRA needs the package 'peft'; install it with: pip install -e '.[lora]'") from error
+        raise missing_package("policy: LoRA", "peft", "lora") from error
     config = peft.LoraConfig(
         task_type="CAUSAL_LM", r=rank, lora_alpha=alpha or 2 * rank, target_modules="all-linear", lora_dropout=0.0
     )
