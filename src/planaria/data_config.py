@@ -29,10 +29,10 @@ class SourceConfig(Section):
 
 class DataConfig(Section):
     source: str = "stdlib"
-    """'stdlib' (Python's own source), a file or folder of text, a .jsonl file, the URL of such (s3://, https://), or
-    'hf:NAME' (Hugging Face)"""
+    """'stdlib' (Python's own source), a file or folder of text or records (.jsonl, .json, .parquet), the URL of such
+    (s3://, https://), or 'hf:NAME' (Hugging Face)"""
     field: str = "text"
-    """the text's key in JSONL records and Hugging Face datasets"""
+    """the text's key in records and Hugging Face datasets"""
     most: bounds.Positive | None = None
     """characters that are read of the source, from its beginning; all unless given"""
     mixture: dict[Key, SourceConfig] = Field(default_factory=dict)

@@ -11,10 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+from unittest.mock import patch
 
+import fsspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from planaria.config import DataConfig
+from planaria.data import corpus, records
 from planaria.data.corpus import documents, fingerprint
 from planaria.errors import UserError
 
@@ -66,7 +71,155 @@ def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     said: list[str] = []
     found = list(documents(DataConfig(source=str(tmp_path)), said.append))
     assert found == ["first", "second", "third", "fourth", "fifth"]
-    assert said == ["passed over 2 of 7 files that are not UTF-8 text"]
+    assert said == ["passed over .git: hidden", "passed over latin.txt, picture.png: not UTF-8 text"]
+
+
+RECORDS = [{"text": "one"}, {"text": "two é", "id": 2}, {"text": ""}, {"text": "three"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.ndjson", "\n".join(map(json.dumps, RECORDS))),
+        ("A.JSONL", "\n\n".join(map(json.dumps, RECORDS))),
+        ("a.JsonL.GZ", "\n".join(map(json.dumps, RECORDS))),
+        ("a.json", json.dumps(RECORDS)),
+        ("a.JSON", json.dumps(RECORDS, indent=4, ensure_ascii=False)),
+        ("a.json.gz", json.dumps(RECORDS)),
+        ("lines.json", "\n".join(map(json.dumps, RECORDS))),
+        ("objects.json", "\ufeff" + "\n".join(json.dumps(record, indent=2) for record in RECORDS)),
+    ],
+)
+def test_records_are_known_by_their_name_in_any_case(tmp_path: Path, name: str, content: str) -> None:
+    raw = content.encode()
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.lower().endswith(".gz") else raw)
+    assert texts(tmp_path / name) == ["one", "two é", "three"] == texts(tmp_path)
+    assert "field 'id'" in refusal(tmp_path / name, "id")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[1, 2]", "holds a JSON int, not an object"),
+        ('{"name": "a package", "version": 1}', "no records with a field 'text' (known here: name, version)"),
+        ('// a comment\n{"text": "x"}', "not JSON records (Expecting value"),
+        ("[", "not JSON records (the array does not end)"),
+        ("[" * 100_000, "not JSON records (maximum recursion"),
+    ],
+)
+def test_json_without_records_is_refused_alone_and_named_in_a_folder(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    assert f"data.source: {tmp_path / 'a.json'}: {reason}" in refusal(tmp_path / "a.json")
+    (tmp_path / "b.txt").write_text("text")
+    said: list[str] = []
+    assert list(documents(DataConfig(source=str(tmp_path)), said.append)) == ["text"]
+    assert len(said) == 1 and said[0].startswith(f"passed over a.json: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('[{"text": "good"}, 3]', "record 2: holds a JSON int"),
+        ('[{"text": "good"}, {"text": 3}]', "record 2: field 'text' holds int"),
+        ('[{"text": "good"}', "record 2: not a JSON record (the array does not end)"),
+        ('[{"text": "good"} {"text": "x"}]', "record 2: not a JSON record (no comma"),
+        ('[{"text": "good"}] x', "record 2: not a JSON record (text after the array)"),
+        ('{"text": "good"}\n{"text": ', "record 2: not a JSON record (Expecting value"),
+        ('{"text": "good"}\n{"txt": "x"}', "record 2: no field 'text' (did you mean 'txt'?)"),
+    ],
+)
+def test_bad_records_of_a_json_file_are_named(tmp_path: Path, content: str, complaint: str) -> None:
+    (file := tmp_path / "a.json").write_text(content)
+    assert f"{file}, {complaint}" in refusal(file) and f"{file}, {complaint}" in refusal(tmp_path)
+
+
+@given(
+    st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=200) | st.integers(), max_size=4), max_size=9),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_json_is_read_as_the_whole_document_would_be(
+    tmp_path: Path, rows: list[dict[str, Any]], indent: int | None, array: bool
+) -> None:
+    """Reading piece by piece, with a record cut anywhere, gives the same records as reading everything at once."""
+    rows = [row | {"text": f"text {number}"} for number, row in enumerate(rows)]
+    whole = json.dumps(rows, indent=indent) if array else "\n".join(json.dumps(row, indent=indent) for row in rows)
+    with patch.object(records, "PIECE", 3):
+        (tmp_path / "a.json").write_text(whole)
+        assert list(records.read_records(tmp_path / "a.json", "text")) == [row["text"] for row in rows]
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in ("root/a", "root/real", "other/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    (root / "real" / "x.txt").write_text("real")
+    (tmp_path / "other" / "y.txt").write_text("other")
+    (tmp_path / "other" / "deep" / "z.txt").write_text("deep")
+    links = {
+        "a/again": root / "real",
+        "b": tmp_path / "other",
+        "loop": root,
+        "up": tmp_path,
+        "nowhere": tmp_path / "no",
+    }
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+    (root / "self").symlink_to("self")
+    os.mkfifo(root / "pipe")
+    said: list[str] = []
+    assert list(documents(DataConfig(source=str(root)), said.append)) == ["deep", "other", "real"]
+    assert "passed over nowhere, self: a broken link" in said
+    assert "passed over pipe: not a regular file" in said
+    (seen,) = [line for line in said if line.endswith("a link to a folder that is read already")]
+    assert all(name in seen for name in ("a/again", "loop", "up/root", "up/other"))
+
+
+def test_many_names_are_cut_short(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number:02}\n.bin").write_bytes(b"\0")
+    assert "passed over '00\\n.bin', '01\\n.bin'" in (message := refusal(tmp_path))
+    assert "'07\\n.bin' and 22 more: not UTF-8 text" in message
+
+
+def test_files_that_are_read_otherwise_than_before_are_prepared_again(tmp_path: Path) -> None:
+    """A cache made when these were read as plain text is not taken for them."""
+    seen = set()
+    for name in ("a.txt", "a.json", "a.ndjson"):
+        (tmp_path / name).write_text('{"text": "x"}')
+        os.utime(tmp_path / name, ns=(1, 1))
+        with patch.object(corpus, "kind_of", lambda _: None):
+            as_text = fingerprint(DataConfig(source=str(tmp_path / name)))
+        seen.add((name, as_text == fingerprint(DataConfig(source=str(tmp_path / name)))))
+    assert seen == {("a.txt", True), ("a.json", False), ("a.ndjson", False)}
+
+
+def test_parquet_without_its_package_names_the_file_and_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    line = f"{tmp_path / 'a.parquet'}: reading Parquet files needs the package 'pyarrow'; install it with: "
+    assert refusal(tmp_path) == f"{line}pip install 'planaria[hub]'" == refusal(tmp_path / "a.parquet")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = {"text": [f"document {n}" for n in range(1000)], "label": ["a", "b"] * 500, "number": [*range(1000)]}
+    parquet.write_table(pyarrow.table(rows), file := tmp_path / "A.Parquet", row_group_size=300)
+    assert texts(file) == rows["text"] == texts(tmp_path)
+    assert list(records.read_records(file, "text", {"label": "b"})) == rows["text"][1::2]
+    assert "no field 'txt' (did you mean 'text'?)" in refusal(file, "txt")
+    assert "row 0: field 'number' holds int" in refusal(file, "number")
+    with fsspec.open("memory://parquet/a.parquet", "wb") as there:
+        there.write(file.read_bytes())
+    assert texts("memory://parquet/a.parquet") == rows["text"]
+    for cut in (b"", b"PAR1", file.read_bytes()[:-9], file.read_bytes()[:100] + file.read_bytes()[200:]):
+        (tmp_path / "cut.parquet").write_bytes(cut)
+        assert "cut.parquet, row 0: cannot be read" in refusal(tmp_path / "cut.parquet")
 
 
 def test_cache_inside_the_source_is_not_read(tmp_path: Path) -> None:
@@ -128,7 +281,7 @@ def test_empty_corpora(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"caf\xe9", b"ELF\0\0"])
 def test_single_file_that_is_no_text(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.bin").write_bytes(content)
-    assert f"{tmp_path / 'a.bin'} is not UTF-8 text" in refusal(tmp_path / "a.bin")
+    assert f"{tmp_path / 'a.bin'}: not UTF-8 text" in refusal(tmp_path / "a.bin")
 
 
 def test_neither_file_nor_folder() -> None:
@@ -263,7 +416,7 @@ def test_hub_datasets_stream_and_may_break_off(hub: dict[tuple[str, str | None, 
 
 def test_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install -e '.[hub]'" in refusal("hf:owner/name")
+    assert "pip install 'planaria[hub]'" in refusal("hf:owner/name")
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_a_glob_passes_over_what_is_no_text_and_knows_folders_with_odd_names(tmp
         ({"source": "{}/empty.txt"}, "experts.domains.bad: source = .* holds no UTF-8 text"),
         ({"source": "{}/short.txt"}, "experts.domains.bad: 12 characters are too few"),
         ({"source": "{}/labelled.jsonl", "where": {"kind": "x"}}, "has no record with kind = 'x'"),
-        ({"source": "{}/short.txt", "where": {"kind": "x"}}, "goes with a .jsonl file"),
+        ({"source": "{}/short.txt", "where": {"kind": "x"}}, "goes with a file of records"),
     ],
 )
 def test_bad_domains_are_named(domain: dict[str, Any], complaint: str, sources: Path, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import os
 import platform
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import NoReturn
 from planaria.config import DataConfig
 from planaria.data.cache import cache_folder
 from planaria.data.hub import PREFIX, read_hub
-from planaria.data.records import is_jsonl, read_jsonl
+from planaria.data.records import PassedOver, kind_of, read_records
 from planaria.data.remote import RemoteFile, remote_files
 from planaria.errors import UserError
 from planaria.filesystems import is_url
@@ -26,6 +27,10 @@ from planaria.filesystems import is_url
 STDLIB, LOCAL = "stdlib", "file://"
 NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})
 """folders below the standard library's that hold tests, other people's code, or no source at all"""
+NAMED = 8
+"""maximum number of names in a message about files that were passed over"""
+Passed = dict[str, list[str]]
+"""reason → the files and folders that were passed over for it"""
 
 
 @contextmanager
@@ -43,25 +48,33 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
     """The texts of ``config.source``; files in the order of their names, records in the order of their file.
 
     No more than ``config.most`` characters of them; the last one is cut there, and nothing is read beyond it.
-    Documents without anything but white space are left out. In a folder, hidden files and folders are passed over;
-    files that are not UTF-8 text are too, and ``on_progress`` is told how many. Raises UserError (at the first or a
-    later document) for a source that is missing, unreadable or empty, and for bad records.
+    Documents without anything but white space are left out. In a folder, files without readable text and hidden files
+    are passed over; ``on_progress`` receives their names and the reasons. Raises UserError (at the first or a later
+    document) for a source that is missing, unreadable or empty, and for bad records.
     """
-    found, most = 0, config.most
-    for text in _texts(config, on_progress):
+    found, most, passed = 0, config.most, defaultdict[str, list[str]](list)
+    for text in _texts(config, passed):
         if text and not text.isspace():
             part = text if most is None else text[: most - found]
             found += len(part)
             yield part
         if found == most:
             return
+    lines = _lines(passed)
     if not found:
-        raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; name a file or folder that does")
+        why = "".join(f"; {line}" for line in lines)
+        raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; name a file or folder that does{why}")
+    if on_progress:
+        for line in lines:
+            on_progress(line)
 
 
 def file_documents(path: Path, field: str) -> Iterator[str]:
-    """The texts of one file of several, without empty ones; nothing of a file that is not UTF-8 text."""
-    return (text for text in _of_file(path, field) or () if text and not text.isspace())
+    """Yield the texts of one file of several, without empty ones; nothing of a file without readable text."""
+    try:
+        yield from (text for text in _of_file(path, field) if text and not text.isspace())
+    except PassedOver:
+        return
 
 
 def fingerprint(config: DataConfig) -> str:
@@ -73,70 +86,88 @@ def fingerprint(config: DataConfig) -> str:
     """
     facts: list[object] = [config.source, config.field]
     if _is_remote(config.source):
-        facts += [[file.url, *file.version] for file in remote_files(config.source)]
+        facts += [[file.url, *file.version, *_how(file)] for file in remote_files(config.source)]
     elif not config.source.startswith(PREFIX):
-        root, names = _listing(config)
+        root, names = _listing(config, {})
         facts = [str(root.resolve()), config.field, platform.python_version() if config.source == STDLIB else ""]
         for name in names:
             status = (root / name).stat()
-            facts.append([name, status.st_size, status.st_mtime_ns])
+            facts.append([name, status.st_size, status.st_mtime_ns, *_how(root / name)])
     if config.most is not None:
         facts.append(config.most)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _texts(config: DataConfig, on_progress: Callable[[str], None] | None) -> Iterator[str]:
-    """All texts, empty ones included."""
+def _how(path: Path | RemoteFile) -> list[str]:
+    """Return the format of a file that earlier versions read as text, so that it is prepared again."""
+    kind = kind_of(path)
+    return [] if kind is None or path.name.endswith((".jsonl", ".jsonl.gz")) else [kind]
+
+
+def _texts(config: DataConfig, passed: Passed) -> Iterator[str]:
+    """Yield all texts, empty ones included; ``passed`` receives what is passed over."""
     if not _is_remote(config.source) and config.source.startswith(PREFIX):
         yield from read_hub(config.source, config.field)
         return
-    files, skipped = _files(config), 0
-    for file in files:
-        if (found := _of_file(file, config.field)) is not None:
-            yield from found
-        else:
-            skipped += 1
-    if skipped and len(files) == 1:
-        raise UserError(f"data.source: {files[0]} is not UTF-8 text; convert it, or name a text or .jsonl file")
-    if skipped and on_progress:
-        on_progress(f"passed over {skipped} of {len(files)} files that are not UTF-8 text")
+    files = _files(config, passed)
+    for name, file in files.items():
+        try:
+            yield from _of_file(file, config.field)
+        except PassedOver as error:
+            if len(files) == 1:
+                raise UserError(f"data.source: {error}") from None
+            passed[error.reason].append(name)
+
+
+def _lines(passed: Mapping[str, list[str]]) -> list[str]:
+    """Return one line for each reason, with the first names."""
+    lines = []
+    for reason, names in passed.items():
+        first = [name if name.isprintable() else ascii(name) for name in sorted(names)[:NAMED]]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        lines.append(f"passed over {', '.join(first)}{more}: {reason}")
+    return lines
 
 
 def _is_remote(source: str) -> bool:
     return is_url(source) and not source.startswith(LOCAL)
 
 
-def _files(config: DataConfig) -> Sequence[Path | RemoteFile]:
+def _files(config: DataConfig, passed: Passed) -> Mapping[str, Path | RemoteFile]:
+    """Return the files of the corpus by name, in order."""
     if _is_remote(config.source):
-        return remote_files(config.source)
-    root, names = _listing(config)
-    return [root / name for name in names]
+        return {str(file): file for file in remote_files(config.source)}
+    root, names = _listing(config, passed)
+    return {name: root / name for name in names}
 
 
-def _of_file(path: Path | RemoteFile, field: str) -> Iterator[str] | None:
-    """A file's texts, empty ones included; None if it is not UTF-8 text."""
-    if is_jsonl(path):
-        return read_jsonl(path, field)
-    text = _read(path)
-    return None if text is None else iter((text,))
+def _of_file(path: Path | RemoteFile, field: str) -> Iterator[str]:
+    """Yield a file's texts, empty ones included.
+
+    :raises PassedOver: before the first text, if the file has none that can be read.
+    """
+    if kind_of(path) is None:
+        yield _read(path)
+    else:
+        yield from read_records(path, field)
 
 
-def _read(path: Path | RemoteFile) -> str | None:
-    """A file's text; None if it is binary or in another encoding. Line ends stay as they are."""
+def _read(path: Path | RemoteFile) -> str:
+    """Return a file's text; line ends stay as they are. PassedOver if it is binary or in another encoding."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise UserError(f"data.source: cannot read {path} ({error.strerror}); mend its permissions") from error
-    if b"\0" in raw:
-        return None
     try:
-        return raw.decode("utf-8-sig")
+        if b"\0" not in raw:
+            return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return None
+        pass
+    raise PassedOver(path, "not UTF-8 text", "convert it, or name a text file or a file of records")
 
 
-def _listing(config: DataConfig) -> tuple[Path, list[str]]:
-    """The corpus's files: a folder, and the sorted names of the files below it."""
+def _listing(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
+    """Return the corpus's files: a folder, and the sorted names of the files below it."""
     path, cache = Path(config.source.removeprefix(LOCAL)).expanduser(), cache_folder(config).resolve()
     try:
         if config.source == STDLIB:
@@ -144,7 +175,7 @@ def _listing(config: DataConfig) -> tuple[Path, list[str]]:
             return path, [name for name in _walk(path, _not_stdlib) if name.endswith(".py")]
         if path.is_dir():
             # What we write ourselves must not become part of what we read.
-            return path, _walk(path, lambda folder: folder.resolve() == cache)
+            return path, _walk(path, lambda folder: folder.resolve() == cache, passed)
         if path.is_file():
             return path.parent, [path.name]
         if not path.exists():
@@ -160,19 +191,49 @@ def _not_stdlib(folder: Path) -> bool:
     return folder.name in NOT_STDLIB
 
 
-def _walk(root: Path, leave_out: Callable[[Path], bool]) -> list[str]:
-    """Names of all files below ``root`` relative to it, sorted; nothing hidden, no folder that is to be left out."""
+def _walk(root: Path, leave_out: Callable[[Path], bool], passed: Passed | None = None) -> list[str]:
+    """Return the sorted names of all files below ``root`` relative to it; nothing hidden, no folder to be left out.
+
+    With ``passed``, links to folders are followed, each folder is read once, and what is passed over is noted there.
+    """
 
     def refuse(error: OSError) -> None:
         raise error  # os.walk would pass over what it cannot read, and the corpus would silently be another one
 
-    names = []
-    for folder, below, files in os.walk(root, onerror=refuse):
-        here = Path(folder)
-        below[:] = [name for name in below if not name.startswith(".") and not leave_out(here / name)]
-        paths = (here / name for name in files if not name.startswith("."))
-        names += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
+    def skip(path: Path, reason: str) -> None:
+        if passed is not None:
+            passed.setdefault(reason, []).append(path.relative_to(root).as_posix())
+
+    names, seen, waiting = list[str](), set[tuple[int, int]](), [root]
+    while waiting:  # links wait until the end: a folder that is reached both ways has its name without a link
+        for folder, below, files in os.walk(waiting.pop(0), onerror=refuse):
+            here, status = Path(folder), Path(folder).stat()
+            if (status.st_dev, status.st_ino) in seen:
+                skip(here, "a link to a folder that is read already")
+                below.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            for path in [here / name for name in sorted(below)]:
+                if (hidden := path.name.startswith(".")) or leave_out(path):
+                    skip(path, "hidden" if hidden else "prepared data (data.cache)")
+                    below.remove(path.name)
+                elif passed is not None and path.is_symlink():
+                    waiting.append(path)
+            for path in [here / name for name in files]:
+                if why := _unread(path):
+                    skip(path, why)
+                else:
+                    names.append(path.relative_to(root).as_posix())
     return sorted(names)
+
+
+def _unread(path: Path) -> str:
+    """Return why a file of a folder is not read; empty if it is."""
+    if path.name.startswith("."):
+        return "hidden"
+    if path.is_file():
+        return ""
+    return "a broken link" if path.is_symlink() else "not a regular file"
 
 
 def _missing(source: str, path: Path) -> NoReturn:

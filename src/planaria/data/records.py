@@ -1,29 +1,62 @@
-"""Texts from records: JSON Lines files, plain or gzipped."""
+"""Texts from files of records: JSON Lines, JSON and Parquet. JSON may be compressed with gzip."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from planaria.data.remote import RemoteFile
-from planaria.errors import UserError, nearest
+from planaria.errors import UserError, missing_package, nearest
 
 MOST_LINE = 1 << 28
-"""bytes of a record"""
+"""maximum size of a record in bytes; of a record in JSON, in characters"""
+NONE: Mapping[str, str] = MappingProxyType({})
+Kind = Literal["lines", "json", "parquet"]
+KINDS: Mapping[str, Kind] = {".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".parquet": "parquet"}
+"""ending of a file's name, in lower case → its format; all but Parquet may be followed by .gz"""
+_ROWS = 256
+"""rows of a Parquet file in memory at once"""
+PIECE = 1 << 16
+"""characters of a JSON file that are read at once, or more if a record is longer"""
+_BLANK = " \t\r\n"
+
+
+class PassedOver(UserError):
+    """A file without readable text. It is skipped in a folder and refused if it is the only file."""
+
+    def __init__(self, path: object, reason: str, fix: str) -> None:
+        super().__init__(f"{path}: {reason}; {fix}")
+        self.reason = reason
+
+
+def kind_of(path: Path | RemoteFile) -> Kind | None:
+    """Return the record format that a file's name announces; None for other files."""
+    name = path.name.lower()
+    return next((kind for ending, kind in KINDS.items() if name.removesuffix(".gz").endswith(ending)), None)
 
 
 def is_jsonl(path: Path | RemoteFile) -> bool:
-    """Whether a file's name says JSON Lines."""
-    return path.name.endswith((".jsonl", ".jsonl.gz"))
+    """Return whether a file's name announces JSON Lines."""
+    return kind_of(path) == "lines"
 
 
-NONE: Mapping[str, str] = MappingProxyType({})
+def read_records(path: Path | RemoteFile, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
+    """Yield ``field`` of every record of a file in the file's order, if the record has the values of ``where``.
+
+    :raises PassedOver: before the first text, if a ``.json`` file does not begin with a record that has the field.
+    :raises UserError: naming file and record, for damaged files, damaged records and records without text.
+    """
+    kind = kind_of(path)
+    if kind == "parquet":
+        return _read_parquet(path, field, where)
+    return _read_json(path, field, where) if kind == "json" else read_jsonl(path, field, where)
 
 
 def read_jsonl(path: Path | RemoteFile, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
@@ -44,7 +77,7 @@ def read_jsonl(path: Path | RemoteFile, field: str, where: Mapping[str, str] = N
                     raise UserError(f"{place}: has more than {MOST_LINE >> 20} MiB, too many for a record; cut it")
                 if line.strip():
                     record = _record(line, place)
-                    if all(str(record.get(key)) == value for key, value in where.items()):
+                    if _matches(record, where):
                         yield text_of(record, field, place)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}:{number + 1}: cannot be read ({error}); mend the file or remove it") from error
@@ -61,15 +94,130 @@ def text_of(record: Mapping[str, object], field: str, place: str) -> str:
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
+def _matches(record: Mapping[str, object], where: Mapping[str, str]) -> bool:
+    return all(str(record.get(key)) == value for key, value in where.items())
+
+
+def _read_json(path: Path | RemoteFile, field: str, where: Mapping[str, str]) -> Iterator[str]:
+    """Yield the texts of a JSON file: an array of objects, or objects one after another."""
+    number, fix = 0, "set data.field, or convert the file to JSON Lines"
+    try:
+        with _open(path) as file:
+            for number, record in enumerate(_values(file), start=1):
+                place = f"{path}, record {number}"
+                if not isinstance(record, dict):
+                    reason = f"holds a JSON {type(record).__name__}, not an object with the field of data.field"
+                    raise PassedOver(path, reason, fix) if number == 1 else UserError(f"{place}: {reason}")
+                if number == 1 and not where and field not in record:
+                    raise PassedOver(path, f"no records with a field {field!r} ({nearest(field, record)})", fix)
+                if _matches(record, where):
+                    yield text_of(record, field, place)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        if not number:
+            raise PassedOver(path, f"not JSON records ({error})", fix) from error
+        raise UserError(f"{path}, record {number + 1}: not a JSON record ({error}); repair or remove it") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}, record {number + 1}: cannot be read ({error}); repair or remove the file") from error
+
+
+def _values(file: BinaryIO) -> Iterator[object]:
+    """Yield the elements of a JSON array, or values one after another, with one value in memory at a time.
+
+    :raises ValueError: when the text is not JSON, is not UTF-8, or has a value of more than ``MOST_LINE`` characters.
+    """
+    text = _Ahead(file)
+    in_array = text.next() == "["
+    if in_array:
+        text.at += 1
+    for number in range(1 << 62):
+        mark = text.next()
+        if in_array and mark == "]":
+            text.at += 1
+            if text.next():
+                raise ValueError("text after the array")
+            return
+        if not mark:
+            if in_array:
+                raise ValueError("the array does not end")
+            return
+        if in_array and number:
+            if mark != ",":
+                raise ValueError("no comma between two elements")
+            text.at += 1
+            text.next()
+        yield text.value()
+
+
+class _Ahead:
+    """A text that is read from a file as far as it is needed; ``at`` is the position in ``held``."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = io.TextIOWrapper(file, encoding="utf-8-sig")
+        self._decoder = json.JSONDecoder()
+        self.held, self.at, self._ended = "", 0, False
+
+    def next(self) -> str:
+        """Skip white space and return the next character; empty at the end."""
+        while True:
+            while self.at < len(self.held) and self.held[self.at] in _BLANK:
+                self.at += 1
+            if self.at < len(self.held) or self._ended:
+                return self.held[self.at : self.at + 1]
+            self._more()
+
+    def value(self) -> object:
+        """Return the JSON value that begins here."""
+        while True:
+            try:
+                found, self.at = self._decoder.raw_decode(self.held, self.at)
+                return found
+            except ValueError:  # perhaps only because more has to be read
+                if self._ended:
+                    raise
+                if len(self.held) - self.at > MOST_LINE:
+                    raise ValueError(f"more than {MOST_LINE >> 20} MiB, too many for a record") from None
+                self._more()
+
+    def _more(self) -> None:
+        left = self.held[self.at :]
+        piece = self._file.read(max(PIECE, len(left)))
+        self.held, self.at, self._ended = left + piece, 0, not piece
+
+
+def _read_parquet(path: Path | RemoteFile, field: str, where: Mapping[str, str]) -> Iterator[str]:
+    """Yield the texts of a Parquet file, some rows at a time."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_package(f"{path}: reading Parquet files", "pyarrow", "hub") from error
+    number = 0
+    try:
+        with path.open("rb") as file:
+            table = parquet.ParquetFile(file)
+            names: list[str] = table.schema_arrow.names
+            text_of(dict.fromkeys(names, ""), field, str(path))
+            columns = [name for name in names if name == field or name in where]
+            for batch in table.iter_batches(_ROWS, columns=columns):
+                for record in batch.to_pylist():
+                    if _matches(record, where):
+                        yield text_of(record, field, f"{path}, row {number}")
+                    number += 1
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}, row {number}: cannot be read ({reason}); repair or remove the file") from error
+
+
 @contextmanager
 def _open(path: Path | RemoteFile) -> Iterator[BinaryIO]:
     with path.open("rb") as file:
-        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.name.endswith(".gz") else file
+        packed = path.name.lower().endswith(".gz")
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
 
 
 def _record(line: bytes, place: str) -> Mapping[str, object]:
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        record: Any = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not a JSON record ({error}); mend or remove the line") from error
     if not isinstance(record, dict):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from planaria import atomic
 from planaria.config import DataConfig
 from planaria.data.corpus import STDLIB, documents, file_documents
-from planaria.data.records import is_jsonl, read_jsonl
+from planaria.data.records import kind_of, read_jsonl, read_records
 from planaria.data.tokenizer import pieces, spread
 from planaria.errors import UserError
 from planaria.experts.budget import GENERALIST
@@ -169,9 +169,9 @@ def _texts(place: str, spec: TextSpec) -> Iterator[str]:
     """All files or records that ``place`` in the recipe names."""
     if spec.where:
         path = Path(spec.source).expanduser()
-        if not is_jsonl(path):
-            raise UserError(f"{place}.where: goes with a .jsonl file, not with {spec.source!r}")
-        found = list(read_jsonl(path, spec.field, spec.where))
+        if kind_of(path) is None:
+            raise UserError(f"{place}.where: goes with a file of records such as .jsonl, not with {spec.source!r}")
+        found = list(read_records(path, spec.field, spec.where))
         if not found:
             said = ", ".join(f"{key} = {value!r}" for key, value in spec.where.items())
             raise UserError(f"{place}: {path} has no record with {said}; mend {place}.where")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from planaria.data.records import is_jsonl
 from planaria.errors import UserError
 from planaria.swarm.policy.base import Policy
 from planaria.tasks import records
@@ -76,7 +77,7 @@ def read_benign(place: Path, policy: Policy) -> list[Benign]:
 
     A text without a prompt is read from its beginning to where the policy's context ends.
     """
-    files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    files = [path for path in sorted(place.iterdir()) if is_jsonl(path)] if place.is_dir() else [place]
     if not files:
         raise UserError(f"--benign {place}: holds no *.jsonl; give a JSON Lines file, or a folder of them")
     return [Benign(_benign(record, policy), file.stem) for file in files for record in _records([file])]
