@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from planaria import digests
@@ -48,15 +49,46 @@ def test_a_round_trip_keeps_every_bit(kind: str, tmp_path: Path) -> None:
         assert ("lm_head.weight" in file.keys()) == (kind == "untied")  # noqa: SIM118 (no mapping)
 
 
-def test_older_files_that_repeat_a_tied_head_are_read(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
+def with_head(folder: Path, head: torch.Tensor, apart: bool, dtype: torch.dtype = torch.float32) -> Llama:
+    """Write a model that is tied by its config, with a head in its file, or in a file of its own."""
     model = Llama(TIED, seed=1)
-    export_model(model, tmp_path / "out")
-    extra = {"lm_head.weight": torch.zeros(50, 24), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}
-    save_file({**model.global_state(), **extra}, tmp_path / "out" / "model.safetensors")
-    digests.accept(tmp_path / "out", ["config.json", "model.safetensors"])
-    assert torch.equal(import_model(tmp_path / "out")(TOKENS), model(TOKENS))
+    model.load_global_state({name: tensor.to(dtype).float() for name, tensor in model.global_state().items()})
+    export_model(model, folder)
+    state = {name: tensor.to(dtype).contiguous() for name, tensor in model.global_state().items()}
+    extra = {"lm_head.weight": head, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}
+    (folder / "model.safetensors").unlink()
+    parts = {"one.safetensors": state, "two.safetensors": extra} if apart else {"model.safetensors": {**state, **extra}}
+    for name, part in parts.items():
+        save_file(part, folder / name)
+    if apart:
+        weight_map = {key: name for name, part in parts.items() for key in part}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    digests.accept(folder, ["config.json", *parts, "model.safetensors.index.json"])
+    return model
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_repeated_tied_head_is_left_out(tmp_path: Path, apart: bool, dtype: torch.dtype) -> None:
+    head = Llama(TIED, seed=1).global_state()["model.embed_tokens.weight"].to(dtype).float()
+    model = with_head(tmp_path / "out", head, apart, dtype)
+    found = import_model(tmp_path / "out")
+    assert found.config.tied and torch.equal(found(TOKENS), model(TOKENS))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_head_that_differs_is_kept_although_the_config_ties_it(tmp_path: Path, apart: bool) -> None:
+    """Its last row differs in one number; it survives an export."""
+    head = Llama(TIED, seed=1).global_state()["model.embed_tokens.weight"].clone()
+    head[-1, -1] += 1
+    with_head(tmp_path / "out", head, apart)
+    found = import_model(tmp_path / "out")
+    export_model(found, tmp_path / "again")
+    for model in (found, import_model(tmp_path / "again")):
+        assert not model.config.tied and torch.equal(model.global_state()["lm_head.weight"], head)
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"] is False
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert torch.allclose(theirs(TOKENS).logits, found(TOKENS), atol=1e-5)
 
 
 def test_the_tokenizer_travels_along(tmp_path: Path) -> None:

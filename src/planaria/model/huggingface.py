@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,6 +32,11 @@ LISTED = {"planaria": "sha256"}
 """what the weights' file says when a list of digests lies beside it"""
 METADATA = {"format": "pt", **LISTED}
 """of an exported file of weights"""
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ROWS = 4096
+"""rows of the embedding table and the head that are compared at once"""
+Files = dict[str, tuple[Path, str]]
+"""global name → file, and the tensor's name there"""
 
 
 def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None) -> None:
@@ -78,7 +84,9 @@ def export_folder(
 
 
 def open_folder(folder: Path) -> Weights:
-    """The Llama or Mixtral in a Hugging Face folder: one safetensors file or several with an index.
+    """Return the Llama or Mixtral in a Hugging Face folder: one safetensors file or several with an index.
+
+    A head that differs from the embedding table is kept, whatever ``tie_word_embeddings`` says.
 
     :raises UserError: on missing or damaged files and on what this LLaMA does not have (``hf_config.py``).
     """
@@ -88,21 +96,25 @@ def open_folder(folder: Path) -> Weights:
     said = _read(place)
     config, routing = from_config(place, said), from_keys(place, said)
     shapes: dict[str, tuple[int, ...]] = {}
-    files: dict[str, tuple[Path, str]] = {}
+    files: Files = {}
     for file in _weight_files(folder):
         with _opened(file) as opened:
             if not sums and LISTED.items() <= (opened.metadata() or {}).items():
                 mend = f"bring it back, or make it anew with `planaria accept {folder}`"
                 raise UserError(f"{folder / digests.FILE}: is gone; {mend}")
             for name in opened.keys():  # noqa: SIM118 (no mapping)
-                # Older files repeat what follows from the config: a tied head, and the rotary frequencies.
-                if name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight"):
+                if name.endswith("rotary_emb.inv_freq"):  # older files repeat what follows from the config
                     continue
                 part = opened.get_slice(name)
                 if part.get_dtype() not in DTYPES:
                     raise UserError(f"{file}: {name} is {part.get_dtype()}; weights in {', '.join(DTYPES)} are read")
                 ours = from_file(name) if routing else name
                 shapes[ours], files[ours] = tuple(part.get_shape()), (file, name)
+    if config.tied and HEAD in files:
+        if TABLE in files and shapes[HEAD] == shapes[TABLE] and _equal(files[HEAD], files[TABLE], shapes[HEAD][0]):
+            del shapes[HEAD], files[HEAD]
+        else:
+            config = config.model_copy(update={"tied": False})
 
     def read(name: str) -> Tensor:
         file, theirs = files[name]
@@ -112,6 +124,14 @@ def open_folder(folder: Path) -> Weights:
 
     tokenizer = folder / TOKENIZER
     return Weights(folder, config, shapes, read, tokenizer if tokenizer.is_file() else None, routing)
+
+
+def _equal(one: tuple[Path, str], other: tuple[Path, str], rows: int) -> bool:
+    """Return whether two matrices of safetensors files hold the same numbers; some rows are in memory at a time."""
+    with _opened(one[0]) as first, _opened(other[0]) as second:
+        parts = [opened.get_slice(name) for opened, (_, name) in ((first, one), (second, other))]
+        starts = range(0, rows, _ROWS)
+        return all(torch.equal(*(part[at : at + _ROWS].float() for part in parts)) for at in starts)
 
 
 def import_model(folder: Path) -> Llama:
