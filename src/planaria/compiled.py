@@ -1,4 +1,4 @@
-"""Compiles what is asked a million times, where numba is installed (``planaria[planner]``).
+"""Compiles functions that are called millions of times, where numba is installed (``planaria[planner]``).
 
 Without it the same results come from plain Python, or from torch, much slower.
 """
@@ -6,7 +6,10 @@ Without it the same results come from plain Python, or from torch, much slower.
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,34 +17,67 @@ from typing import Any, TypeVar
 
 from planaria.config import DataConfig
 from planaria.data.cache import cache_folder
+from planaria.errors import UserError
 
 F = TypeVar("F", bound=Callable[..., object])
 COMPILED = find_spec("numba") is not None
 
 
 def compiled(function: F) -> F:
-    """``function``, which takes and returns numbers, arrays and tuples of them only, as machine code (kept on disk).
+    """Return ``function`` as machine code; it takes and returns numbers, arrays and tuples of them only.
 
-    Nothing is rounded in another way, or added up in another order, than written.
+    Nothing is rounded in another way, or added up in another order, than written. The code is kept on disk, below
+    ``NUMBA_CACHE_DIR`` if that is set; where nothing can be written, it is compiled anew in every process.
     """
     if not COMPILED:
         return function
     import numba
 
-    # numba looks at the file of a function to see whether its code is still good, not at those of the functions it
-    # calls, whose code it holds too: so the folder's name depends on all of them.
-    settings: Any = numba.config
-    before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(_folder(Path(function.__code__.co_filename).parent))
-    try:
-        made: Any = numba.njit(cache=True, nogil=True)(function)
-    finally:
-        settings.CACHE_DIR = before
+    made: Any = numba.njit(nogil=True)(function)
+    folder = _folder(Path(function.__code__.co_filename).parent)
+    if folder is not None:
+        made._cache = _cache(function, folder)
     return made  # type: ignore[no-any-return]
 
 
+def _cache(function: Callable[..., object], folder: Path) -> Any:
+    """Return a cache of machine code in ``folder``. Files that cannot be read or written only cost a compilation."""
+    import numba
+    from numba.core.caching import FunctionCache
+
+    class Cache(FunctionCache):  # type: ignore[misc]
+        def load_overload(self, *given: object) -> object:
+            with suppress(OSError):
+                return super().load_overload(*given)
+            return None
+
+        def save_overload(self, *given: object) -> None:
+            with suppress(OSError):
+                super().save_overload(*given)
+
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(folder)
+    try:
+        return Cache(function)
+    finally:
+        settings.CACHE_DIR = before
+
+
 @lru_cache
-def _folder(sources: Path) -> Path:
-    """Of the code of functions in these ``sources``, which call only one another."""
+def _folder(sources: Path) -> Path | None:
+    """Return a writable folder for the code of functions in ``sources``, which call only one another; None if none is.
+
+    numba looks at the file of a function to see whether its code is still valid, not at those of the functions it
+    calls, whose code it holds too. So the name depends on all of them.
+    """
     hashed = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(sources.glob("*.py"))))
-    return cache_folder(DataConfig()) / "compiled" / hashed.hexdigest()[:16]
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    try:
+        root = Path(given) if given else cache_folder(DataConfig()) / "compiled"
+        folder = root / hashed.hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, UserError):
+        return None
+    return folder

@@ -9,15 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from planaria.config import DataConfig
+from planaria.errors import UserError
 
 
 def cache_folder(config: DataConfig) -> Path:
-    """``data.cache``, or ``planaria`` in the user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``)."""
-    if config.cache is not None:
-        return Path(config.cache).expanduser()
-    # The XDG specification: unset, empty and relative values all mean the default.
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (root if root.is_absolute() else Path("~/.cache").expanduser()) / "planaria"
+    """Return ``data.cache``, or ``planaria`` in the user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``).
+
+    :raises UserError: when neither is set and the user has no home folder.
+    """
+    try:
+        if config.cache is not None:
+            return Path(config.cache).expanduser()
+        # The XDG specification: unset, empty and relative values all mean the default.
+        root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return (root if root.is_absolute() else Path("~/.cache").expanduser()) / "planaria"
+    except RuntimeError as error:
+        raise UserError(f"data.cache: {error}; set data.cache or XDG_CACHE_HOME to a folder") from None
 
 
 @contextmanager

@@ -1,0 +1,77 @@
+"""Compiled functions work wherever they are installed, and keep their code where they are told to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from planaria.compiled import _folder, compiled
+from planaria.config import DataConfig
+from planaria.data.cache import cache_folder
+from planaria.errors import UserError
+
+pytest.importorskip("numba")
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _folder.cache_clear()
+    yield
+    _folder.cache_clear()
+
+
+def kept(folder: Path) -> list[Path]:
+    """The files of machine code below a folder."""
+    return list(folder.rglob("*.nbc"))
+
+
+def test_code_is_kept_in_the_users_cache_or_where_numba_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compiled(add)(2, 3) == 5 and kept(tmp_path / "cache" / "planaria" / "compiled")
+    _folder.cache_clear()
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    assert compiled(add)(2, 3) == 5 and kept(tmp_path / "numba") and not kept(tmp_path / "cache")
+    again: Any = compiled(add)
+    assert again(2, 3) == 5 and sum(again.stats.cache_hits.values()) == 1
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "NUMBA_CACHE_DIR"])
+def test_without_a_writable_cache_functions_are_compiled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    (tmp_path / "file").touch()  # a folder below it cannot be made, not even by root
+    monkeypatch.setenv(variable, str(tmp_path / "file" / "cache"))
+    assert compiled(add)(2, 3) == 5 and _folder(Path(__file__).parent) is None
+
+
+def test_a_cache_that_is_lost_or_damaged_later_costs_only_a_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    function = compiled(add)
+    shutil.rmtree(tmp_path / "numba")
+    (tmp_path / "numba").touch()
+    assert function(2, 3) == 5 and (tmp_path / "numba").is_file()
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(path: Path) -> NoReturn:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert compiled(add)(2, 3) == 5
+    with pytest.raises(UserError, match=r"data\.cache: Could not .* set data\.cache or XDG_CACHE_HOME to a folder"):
+        cache_folder(DataConfig())
