@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -37,3 +38,10 @@ with lasting():
 sys.exit(7 if file.fileno() > 2 else 1)
 """
     assert carry_out(body, closed).returncode == 7
+
+
+def test_characters_that_the_terminal_does_not_have_are_escaped() -> None:
+    command = f'{LINES}print("caf\\u00e9 \\udce9 …")'
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60, env=environ)
+    assert (done.returncode, done.stdout) == (0, "caf\\xe9 \\udce9 \\u2026\n"), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -69,7 +70,8 @@ def lost() -> str:
 def ensure() -> None:
     """Where a standard stream was closed from the beginning, open it to nowhere.
 
-    Otherwise the next file that is opened would take its place, and get what is printed.
+    Otherwise the next file that is opened would take its place, and get what is printed. Characters that a stream's
+    encoding does not have are printed as escapes.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -78,3 +80,6 @@ def ensure() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 (it stays)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

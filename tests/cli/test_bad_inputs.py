@@ -525,3 +525,49 @@ def test_debts_go_by_the_compressor_that_they_began_with(
     with pytest.raises(SystemExit) as exit_:  # another number shares debts out and begins estimates anew
         main(["train", "--resume", str(run), *more, "--exchange.compress", goes_on, "--exchange.replicas", "3"])
     assert exit_.value.code == 0, capfd.readouterr().err
+
+
+BYTES = os.fsdecode(b"caf\xe9")
+"""a name whose bytes are not UTF-8, as Python gives it to programs"""
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["train", "demo", "--name", BYTES], "--name"),
+        (["train", "demo", f"--data.source={BYTES}"], "--data.source"),
+        (["train", "demo", "--data.mixture.x.source", BYTES], "--data.mixture.x.source"),
+        (["generate", "runs/demo", "--prompt", BYTES], "--prompt"),
+        (["generate", BYTES, "--prompt", "x"], "argument 2"),
+        (["swarm", "join", BYTES], "argument 3"),
+        (["train", "demo", f"--{BYTES}", "x"], "argument 3"),
+        ([BYTES], "argument 1"),
+    ],
+)
+def test_bytes_that_are_not_utf8_name_their_flag(
+    capfd: pytest.CaptureFixture[str], home: Path, words: list[str | Path], name: str
+) -> None:
+    line = mistake(capfd, home, words)
+    assert line.startswith(f"planaria: {name}: '") and "caf\\udce9" in line and "is not UTF-8" in line
+
+
+@pytest.mark.parametrize("place", ["the working directory", "$HOME", "$XDG_CACHE_HOME", "$TMPDIR"])
+def test_folders_whose_path_is_not_utf8_are_named(
+    capfd: pytest.CaptureFixture[str], home: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := home / BYTES).mkdir()
+    if place.startswith("$"):
+        monkeypatch.setenv(place[1:], str(folder))
+    else:
+        monkeypatch.chdir(folder)
+    line = mistake(capfd, home, ["train", home / "good.toml"])
+    assert line.startswith(f"planaria: {place}: '") and "is not UTF-8; rename the folder" in line
+
+
+def test_a_working_directory_that_was_removed_is_named(
+    capfd: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := home / "gone").mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert "the working directory was removed" in mistake(capfd, home, ["train", home / "good.toml"])

@@ -120,6 +120,7 @@ def run(arguments: list[str]) -> int:
     parser, known = make_parser()
     if completion.ASKED in os.environ:
         completion.complete(parser, SECOND_WORDS)
+    _require_utf8(arguments)
     if " ".join(arguments[:2]) in SECOND_WORDS:
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
     if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
@@ -135,9 +136,41 @@ def run(arguments: list[str]) -> int:
         raise UserError(
             f"{rest[0]}: unknown flag; {_as_option(flag, given.root) or (mend if len(mend) < 200 else see)}"
         )
+    _require_utf8_places()
     with consent.allowing(given.allow_code):
         code: int = given.action(given)
     return code
+
+
+def _require_utf8(words: Sequence[str]) -> None:
+    """:raises UserError: naming the flag or argument whose bytes are not UTF-8, which no recipe or log can hold."""
+    flag = ""
+    for number, word in enumerate(words, start=1):
+        if word.startswith("--"):
+            flag = word.partition("=")[0]
+        if not _is_utf8(word):
+            name = flag if flag and _is_utf8(flag) else f"argument {number}"
+            value = word.partition("=")[2] if word.startswith("--") and "=" in word else word
+            raise UserError(f"{name}: {value!a} is not UTF-8; rename the file or folder, or write other text")
+        if not word.startswith("--"):
+            flag = ""
+
+
+def _require_utf8_places() -> None:
+    """:raises UserError: when the working directory is gone, or its path or that of the user's folders is not UTF-8."""
+    try:
+        places = {"the working directory": os.getcwd()}  # noqa: PTH109 (a Path says no more)
+    except FileNotFoundError:
+        raise UserError("the working directory was removed; change to another one") from None
+    places |= {f"${name}": os.environ.get(name, "") for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR")}
+    for name, path in places.items():
+        if not _is_utf8(path):
+            raise UserError(f"{name}: {path!a} is not UTF-8; rename the folder, or use another one")
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether the bytes behind a text of the operating system are UTF-8; other bytes are half surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _as_option(flag: str, root: type[Section] | None) -> str:
