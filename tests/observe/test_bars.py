@@ -1,12 +1,19 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Callable
 
 import numpy as np
+import pytest
 
-from planaria.observe.live.bars import SearchProgress, SurveyProgress
+from planaria.observe.live import bars
+from planaria.observe.live.bars import BarDisplay, CountProgress, SearchProgress, SurveyProgress
+from planaria.observe.live.jobs_progress import JobsProgress
+from planaria.observe.live.progress import Progress
 from planaria.planner.problem import Solution
 from planaria.planner.search import Budget, Found
+from planaria.record.run_record import StepMetric, ValidationMetric
 
 
 class Terminal(io.StringIO):
@@ -50,3 +57,63 @@ def test_plain_output_has_a_line_for_each_plan_that_is_clearly_better() -> None:
 
 def test_a_terminal_shows_how_much_of_the_budget_is_spent() -> None:
     assert "60 %" in searched(Terminal(), 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.8)
+
+
+LONG = "a description that is far longer than any terminal has room for, such as a path or a title of an experiment"
+
+
+def train(stream: io.StringIO) -> None:
+    progress = Progress(stream)
+    progress.start(100_000, 0)
+    progress.on_metric(ValidationMetric(t=0, step=99_900, val_loss=4.94321))
+    for step in range(3):
+        progress.on_metric(StepMetric(t=0, step=step, loss=4.94321, tokens_per_s=123_456.7, grad_norm={}))
+    progress.stop()
+
+
+def enter(display: BarDisplay, move: Callable[[], object]) -> None:
+    with display:
+        move()
+
+
+def jobs(stream: io.StringIO) -> None:
+    display = JobsProgress(False, stream)
+    enter(display, lambda: display.went(LONG, 120, 1000, {LONG: (20, 150)}))
+
+
+def survey(stream: io.StringIO) -> None:
+    display = SurveyProgress(30, False, stream)
+    enter(display, lambda: display.told(LONG))
+
+
+def count(stream: io.StringIO) -> None:
+    display = CountProgress(LONG, "samples", 500, stream)
+    enter(display, lambda: display.done(120))
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("shown", [train, jobs, survey, count])
+def test_a_terminal_of_any_width_has_a_bar_and_the_remaining_time_uncut(
+    shown: Callable[[io.StringIO], None], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    shown(stream := Terminal())
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    lines = [line for line in re.split(r"[\r\n]+", plain) if "/" in line]
+    assert lines
+    for line in lines:
+        assert len(line.rstrip()) <= width and re.search(r"(-:--:--|\d+:\d\d:\d\d) *$", line), line
+        assert len(re.findall("[━╸╺]", line)) >= 3, line
+    if shown is train and width == 80:
+        assert "loss 4.9432  validation 4.9432 (step 99900)" in lines[-1] and "tokens/s" not in lines[-1]
+
+
+def test_a_count_on_no_terminal_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(bars.time, "monotonic", lambda: now[0])
+    with CountProgress("reading", "samples", 9, stream := io.StringIO()) as progress:
+        for _ in range(9):
+            progress.done()
+            now[0] += 2
+    assert stream.getvalue() == "reading: 4/9 samples\nreading: 7/9 samples\n"

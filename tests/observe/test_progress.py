@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 from synthetic_run import Synthesis
@@ -19,6 +20,7 @@ from planaria.record.events import (
     ZombieIgnored,
 )
 from planaria.record.logs import RunRecord, read_run
+from planaria.record.run_record import ValidationMetric
 
 
 class Terminal(io.StringIO):
@@ -44,7 +46,9 @@ def replay(record: RunRecord, progress: Quiet) -> None:
 
 def test_plain_lines(tmp_path: Path) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    replay(read_run(Synthesis(tmp_path).write()), Progress(stream))
+    record = read_run(Synthesis(tmp_path).write())
+    validations = [metric for metric in record.metrics if isinstance(metric, ValidationMetric)]
+    replay(record, Progress(stream))
     stream.seek(0)
     lines = stream.read().splitlines()
     assert all(line.isprintable() for line in lines)
@@ -58,7 +62,10 @@ def test_plain_lines(tmp_path: Path) -> None:
         "step 27  ✗ worker w3 (stage 3) lost: connection closed (reset by peer)",
         "step 27  ✓ stage 3 reborn in w6 from stages 2, 4 (checkfree) in 0.14 s",
     ]
-    assert "validation" in lines[-1] and "tokens/s" in lines[-1] and "5 + 1 workers" in lines[-1]
+    assert "tokens/s" in lines[-1] and "5 + 1 workers" in lines[-1]
+    steps = [re.search(r"validation \d\.\d+ \(step (\d+)\)", line) for line in lines if "/40" in line]
+    told = {step[1] for step in steps if step}
+    assert steps[-1] and len(told) > 1 and told <= {str(metric.step) for metric in validations}
 
 
 def test_after_a_rollback_the_same_tenths_are_told_again(tmp_path: Path) -> None:

@@ -3,13 +3,62 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from planaria.planner.search import Budget, Found
+
+BETWEEN_S = 5.0
+"""least time between two lines about how far a count has come"""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A line of parts, the most important first: as many as there is room for."""
+
+    parts: Sequence[str]
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, max(1, cell_len("  ".join(self.parts))))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = list(self.parts)
+        while len(shown) > 1 and cell_len("  ".join(shown)) > options.max_width:
+            shown.pop()
+        yield Text("  ".join(shown), no_wrap=True, overflow="ellipsis")
+
+
+class PartsColumn(ProgressColumn):
+    """The task's field ``parts``, or else its description, in the room that the other columns leave."""
+
+    max_refresh = None
+
+    def __init__(self) -> None:
+        super().__init__(Column(ratio=3))
+
+    def render(self, task: Task) -> _Parts:
+        return _Parts(task.fields.get("parts", (task.description,)))
+
+
+def columns(count: str, first: bool = False) -> list[ProgressColumn]:
+    """Return columns that fit any terminal of 40 characters or more: text, bar, ``count`` and the remaining time.
+
+    The count comes ``first`` if asked. Text and bar share what the count and the time leave.
+    """
+    text, bar = PartsColumn(), BarColumn(bar_width=None, table_column=Column(ratio=1))
+    counted = TextColumn(count, table_column=Column(no_wrap=True))
+    left = TimeRemainingColumn(table_column=Column(no_wrap=True))
+    return [counted, bar, text, left] if first else [text, bar, counted, left]
 
 
 class BarDisplay:
@@ -26,7 +75,7 @@ class BarDisplay:
     def __enter__(self) -> Self:
         if not self._quiet and self._stream.isatty():
             console = Console(file=self._stream)
-            self._bar = Progress(*self._columns, console=console, transient=self._transient)
+            self._bar = Progress(*self._columns, console=console, transient=self._transient, expand=True)
             self._bar.start()
         return self
 
@@ -61,8 +110,7 @@ class SearchProgress(BarDisplay):
     """A search for a plan. Without a terminal, a line whenever a plan is better than the last by a hundredth."""
 
     def __init__(self, budget: Budget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
-        share = TextColumn("{task.percentage:.0f} %")
-        super().__init__(TextColumn("{task.description}", markup=False), BarColumn(), share, quiet=quiet, stream=stream)
+        super().__init__(*columns("{task.percentage:.0f} %"), quiet=quiet, stream=stream)
         self._budget, self._bound = budget, bound_s
         self._told = float("inf")
 
@@ -83,9 +131,7 @@ class SurveyProgress(BarDisplay):
     """A measurement of links. Without a terminal, a line for each pair that is done."""
 
     def __init__(self, pairs: int, quiet: bool, stream: TextIO | None = None) -> None:
-        count = TextColumn("{task.completed:.0f}/{task.total:.0f} pairs")
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
-        super().__init__(*columns, quiet=quiet, stream=stream)
+        super().__init__(*columns("{task.completed:.0f}/{task.total:.0f} pairs"), quiet=quiet, stream=stream)
         self._pairs = pairs
         self._done = 0
 
@@ -97,3 +143,24 @@ class SurveyProgress(BarDisplay):
         self._done += 1
         if not self._moved(self._done, text):
             self._print(f"{self._done}/{self._pairs} pairs: {text}")
+
+
+class CountProgress(BarDisplay):
+    """How many parts of some work are done. Without a terminal, a line every few seconds."""
+
+    def __init__(self, what: str, unit: str, total: int, stream: TextIO | None = None) -> None:
+        """``stream`` is standard error unless given: results go to standard output."""
+        count = f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"
+        super().__init__(*columns(count), quiet=False, stream=stream or sys.stderr, transient=True)
+        self._what, self._unit, self._total, self._done = what, unit, total, 0
+        self._told = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self._begin(self._what, self._total)
+
+    def done(self, parts: int = 1) -> None:
+        """So many further parts are done."""
+        self._done += parts
+        if not self._moved(self._done, self._what) and time.monotonic() - self._told >= BETWEEN_S:
+            self._told = time.monotonic()
+            self._print(f"{self._what}: {self._done}/{self._total} {self._unit}")

@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TextIO
 
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 
-from planaria.observe.live.bars import BarDisplay
+from planaria.observe.live.bars import BarDisplay, columns
 
 
 class JobsProgress(BarDisplay):
     """A terminal gets bars and lines, anything else the lines alone; both are a ``trials.jobs.Watcher``."""
 
     def __init__(self, quiet: bool, stream: TextIO | None = None) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
-            TimeRemainingColumn(),
-        )
-        super().__init__(*columns, quiet=quiet, stream=stream, transient=True)
+        count = "{task.completed:.0f}/{task.total:.0f} steps"
+        super().__init__(*columns(count), quiet=quiet, stream=stream, transient=True)
         self._tasks: list[TaskID] = []
 
     def said(self, line: str) -> None:

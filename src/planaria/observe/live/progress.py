@@ -6,10 +6,10 @@ import sys
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from planaria.observe.live.bars import columns
 from planaria.observe.run.narrate import Line, Narrator, Tone
 from planaria.record.decisions import Decision, Form
 from planaria.record.events import Event
@@ -59,14 +59,9 @@ class Progress(Quiet):
         if not self._stream.isatty():
             return
         self._bar = RichProgress(
-            TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[numbers]}", markup=False),
-            TimeRemainingColumn(),
-            console=Console(file=self._stream),
-            expand=True,
+            *columns("step {task.completed}/{task.total}", first=True), console=Console(file=self._stream), expand=True
         )
-        self._bar.add_task("train", total=total, completed=first, numbers="")
+        self._bar.add_task("train", total=total, completed=first, parts=())
         self._bar.start()
 
     def on_event(self, t: float, event: Event) -> None:
@@ -85,10 +80,10 @@ class Progress(Quiet):
             self._numbers["loss"] = f"loss {metric.loss:.4f}"
             self._numbers["speed"] = f"{metric.tokens_per_s:,.0f} tokens/s"
         else:
-            self._numbers["validation"] = f"validation {metric.val_loss:.4f}"
+            self._numbers["validation"] = f"validation {metric.val_loss:.4f} (step {metric.step})"
         if self._bar is None and self._tenth() > self._told:
             self._told = self._tenth()
-            self._print(f"step {self._done}/{self._total}  {self._summary()}")
+            self._print("  ".join((f"step {self._done}/{self._total}", *self._summary())))
         self._refresh()
 
     def stop(self) -> None:
@@ -99,14 +94,15 @@ class Progress(Quiet):
     def _tenth(self) -> int:
         return 10 * self._done // max(self._total, 1)
 
-    def _summary(self) -> str:
+    def _summary(self) -> list[str]:
+        """Return the newest numbers, the most important first."""
         workers = f"{len(self._members.holders)} + {self._members.spares} workers" if self._members.alive else ""
         order = (self._numbers.get(name) for name in ("loss", "validation", "speed"))
-        return "  ".join(part for part in (*order, workers) if part)
+        return [part for part in (*order, workers) if part]
 
     def _refresh(self) -> None:
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self._done, numbers=self._summary())
+            self._bar.update(self._bar.task_ids[0], completed=self._done, parts=self._summary())
 
     def _say(self, line: Line | None) -> None:
         if line is None:
