@@ -34,6 +34,8 @@ def _held(value: float, fits: bool, bound: str, reason: str) -> float:
     return value
 
 
+COLDEST = 1e-6
+"""lowest temperature that numbers are divided by; when tokens are drawn, lower ones take the likeliest, as 0 does"""
 _WHOLE = at_most(EXACT, "more cannot be told exactly in JSON")
 Positive = Annotated[int, Field(gt=0), _WHOLE]
 Natural = Annotated[int, Field(ge=0), _WHOLE]

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,9 +44,10 @@ def compiled(function: F) -> F:
 def _cache(function: Callable[..., object], folder: Path) -> Any:
     """Return a cache of machine code in ``folder``. Files that cannot be read or written only cost a compilation."""
     import numba
-    from numba.core.caching import FunctionCache
 
-    class Cache(FunctionCache):  # type: ignore[misc]
+    caching: Any = import_module("numba.core.caching")
+
+    class Cache(caching.FunctionCache):  # type: ignore[misc]
         def load_overload(self, *given: object) -> object:
             with suppress(OSError):
                 return super().load_overload(*given)

@@ -191,8 +191,8 @@ def test_too_little_text_without_a_lambda(tmp_path: Path) -> None:
     ("words", "complaint"),
     [
         (["--top-k", "-1"], r"--top-k -1: must be 0 \(all\) or more"),
-        (["--temperature", "0"], "--temperature 0: must be above 0"),
-        (["--temperature", "nan"], "--temperature nan: must be above 0"),
+        (["--temperature", "0"], "--temperature 0: must be 1e-06 or more"),
+        (["--temperature", "nan"], "--temperature nan: must be 1e-06 or more"),
         (["--lambda", "-1"], "--lambda -1: must be 0 or more"),
         (["--lambda", "inf"], "--lambda inf: must be 0 or more"),
         (["--samples", "0"], "--samples 0: must be 1 or more"),

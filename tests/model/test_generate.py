@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from planaria.config import ModelConfig
+from planaria.config import DataConfig, ModelConfig
+from planaria.data.tokenizer import load_tokenizer
 from planaria.errors import UserError
-from planaria.model.generate import generate
+from planaria.model.decode import decode
+from planaria.model.generate import generate, texts
 from planaria.model.stages import Llama
 
 MODEL = Llama(ModelConfig(vocab=30, dim=16, layers=2, heads=2, hidden=24, context=8, init_std=0.4), seed=5)
@@ -56,9 +62,56 @@ def test_the_prompt_is_left_alone_and_no_graph_is_kept() -> None:
         ({"tokens": []}, "no tokens"),
         ({"tokens": [3, 30]}, "token 30 is outside"),
         ({"temperature": -1.0}, "temperature = -1.0"),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"temperature": float("inf")}, "temperature = inf"),
         ({"top_k": 0}, "top_k = 0"),
+        ({"max_new": 0}, "tokens = 0; give 1 to 1,000,000"),
+        ({"max_new": 999_999_999}, "tokens = 999999999; give 1 to 1,000,000"),
+        ({"seed": 2**63}, "seed = 9223372036854775808 has more than 64 bits"),
+        ({"seed": -(10**5000)}, "seed = a number of 16610 bits has more"),
     ],
 )
 def test_mistakes_are_named_at_once(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         generate(MODEL, **{"tokens": [1], "max_new": 1, **wrong})
+
+
+@given(
+    st.floats() | st.floats(0, 1e-5) | st.sampled_from([5e-324, 1e-300, 1e-45, 1e-38, 9.9e-7, 1e-6, 1e300]),
+    st.integers(-1, 31) | st.integers(),
+    st.integers(-(2**63), 2**63 - 1),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_numbers_are_refused_in_a_line_or_draw_tokens(temperature: float, top_k: int, seed: int) -> None:
+    """Also one by one, and many at once, whose log-probabilities are finite."""
+    try:
+        drawn = list(generate(MODEL, [1, 2], 3, temperature, top_k, seed))
+        rows = decode(MODEL, [[1, 2]] * 2, 3, temperature, top_k, torch.Generator().manual_seed(seed))
+    except UserError as error:
+        assert "\n" not in str(error) and (not 0 <= temperature < float("inf") or top_k < 1)
+        return
+    assert len(drawn) == 3 and all(0 <= token < 30 for token in drawn)
+    assert all(logp <= 0 and logp > float("-inf") for row in rows for logp in row.logps)
+    if temperature < 1e-6:
+        assert drawn == list(generate(MODEL, [1, 2], 3)) == list(rows[0].ids)
+
+
+@given(st.lists(st.integers(0, 256), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_pieces_are_the_text_whole_and_never_end_within_a_character(ids: list[int]) -> None:
+    """Of bytes as tokens, most of them no UTF-8; 256 ends documents and has no text."""
+    tokenizer = load_tokenizer(DataConfig(tokenizer="bytes"), 257, Path())
+    pieces = list(texts(ids, tokenizer.decode))
+    assert "".join(pieces) == tokenizer.decode(ids)
+    assert not any(piece.endswith("\ufffd") for piece in pieces[:-1])
+
+
+def test_pieces_come_as_soon_as_they_are_whole() -> None:
+    tokenizer, taken = load_tokenizer(DataConfig(tokenizer="bytes"), 257, Path()), list[int]()
+
+    def ids() -> Iterator[int]:
+        for one in tokenizer.encode("aé…b"):
+            taken.append(one)
+            yield one
+
+    assert [(piece, len(taken)) for piece in texts(ids(), tokenizer.decode)] == [("a", 1), ("é", 3), ("…", 6), ("b", 7)]

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from tiny_swarm import policy
 
 from planaria import cli
@@ -116,6 +118,32 @@ def test_who_has_no_token_is_told_nothing_and_bad_requests_are_answered_in_a_lin
         assert status(url, b"x" * (routes.LARGEST_BODY + 1)) == 413
         assert status(url, b"", **{"content-length": "10"}) == 413, "a body that does not come"
         assert completions(ask(one, "x"), WORDS, 8)
+
+
+NUMBERS = (
+    st.integers(-2, 70)
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([5e-324, 1e-300, 1e-45, 1e-7, 1e-6, 9.99, 10, 2**63 - 1, -(2**63), 1 << 24, 10**400])
+)
+FIELDS = ["n", "max_tokens", "temperature", "top_k", "seed", "logprobs", "top_p", "min_p", "best_of", "prompt", "echo"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS, max_size=4), st.lists(NUMBERS, max_size=3))
+@example({"temperature": 1e-300}, [])
+@example({"temperature": 5e-324, "top_k": 3}, [])
+@settings(max_examples=150, deadline=None)
+def test_any_numbers_in_a_request_are_answered_or_refused_and_never_fail(
+    fields: dict[str, Any], prompt: list[Any]
+) -> None:
+    """The reply is the one that goes out: JSON has no infinite numbers."""
+    service = Service(Answering(POLICY, "tiny"), lambda _: None)
+    body = {"prompt": prompt or "2+3=", "max_tokens": 3, **fields}
+    reply = service._answer(json.dumps(body).encode())
+    assert reply.status_code in (200, 400), reply.body
+    if reply.status_code == 200:
+        (first, *_) = json.loads(reply.body)["choices"]
+        assert first["logprobs"] is None or max(first["logprobs"]["token_logprobs"]) <= 0
 
 
 def test_a_censored_reply_is_empty_and_a_spent_budget_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from planaria.bounds import COLDEST
 from planaria.cli.flags import add_fields, add_recipe, command, flagged
 from planaria.config import RunConfig
 from planaria.errors import UserError
@@ -150,8 +151,8 @@ def _wanted(given: argparse.Namespace) -> Any:
         value = getattr(given, name)
         if value is not None and not least <= value < float("inf"):
             raise UserError(f"--{_FLAGS.get(name, name)} {value:g}: must be {told}")
-    if given.temperature is not None and not 0 < given.temperature < float("inf"):
-        raise UserError(f"--temperature {given.temperature:g}: must be above 0")
+    if given.temperature is not None and not COLDEST <= given.temperature < float("inf"):
+        raise UserError(f"--temperature {given.temperature:g}: must be {COLDEST:g} or more")
     defaults = {"top_k": 1, "temperature": 1.0, "ridge": RIDGE, "samples": SAMPLES}
     chosen = {name: getattr(given, name) if getattr(given, name) is not None else own for name, own in defaults.items()}
     return Wanted(given.by or "dume", Routers.model_validate(chosen), not given.no_bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,10 @@ def _add_generate(commands: Any) -> None:
         "behaviour on all calls (plurality)",
     )
     generate.add_argument(
-        "--tokens", type=int, help="maximum number of new tokens (default 100; with --task 768 a request)"
+        "--tokens",
+        type=int,
+        help="maximum number of new tokens (default 100; with --task 768 a request); past its context, the model sees "
+        "only the newest tokens",
     )
     generate.add_argument("--temperature", type=float, help="0 is greedy (default 0.7; with --task 0.2 and 0.8)")
     generate.add_argument(
@@ -124,15 +128,23 @@ def _generate(given: argparse.Namespace) -> int:
         return _generate_program(given)
     if given.prompt is None or any(getattr(given, name) is not None for name in ("problem", "way", "choose")):
         raise UserError("give --prompt TEXT, or --task programs:PATH --problem N and perhaps --as once, vote or tree")
-    from planaria.api.complete import complete
+    from planaria.api.complete import stream
     from planaria.commands import ensemble
 
     tokens = 100 if given.tokens is None else given.tokens
     temperature = 0.7 if given.temperature is None else given.temperature
-    speak = complete if given.experts is None else ensemble.complete
+    complete = stream if given.experts is None else ensemble.stream
     folder = _one_of(given.run, given.experts)
-    print(speak(folder, given.prompt, tokens, temperature, given.top_k, given.seed))
+    pieces = complete(folder, given.prompt, tokens, temperature, given.top_k, given.seed, _note)
+    print(given.prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
     return 0
+
+
+def _note(line: str) -> None:
+    print(f"planaria: {line}", file=sys.stderr)
 
 
 def _generate_program(given: argparse.Namespace) -> int:

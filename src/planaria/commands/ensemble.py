@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from planaria.api.complete import note_context
 from planaria.api.export import export_run
 from planaria.config import DataConfig
 from planaria.data.shards import prepare
@@ -27,19 +28,29 @@ from planaria.experts.experts_results import Score
 from planaria.experts.manifest import ADDED, TOKENIZER, Manifest, Member
 from planaria.experts.reading import windows
 from planaria.experts.scoring import score
+from planaria.model.generate import texts
 from planaria.names import require_name
+from planaria.observe.live.bars import CountProgress
 from planaria.observe.tables import Table, show
 
 MOST_WINDOWS = 500
 
 
-def complete(
-    folder: Path, prompt: str, max_new: int = 60, temperature: float = 0.7, top_k: int = 40, seed: int = 0
-) -> str:
-    """``prompt`` and what the ensemble in ``folder`` adds to it."""
+def stream(
+    folder: Path,
+    prompt: str,
+    max_new: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+    note: Callable[[str], object] | None = None,
+) -> Iterator[str]:
+    """Return what the ensemble in ``folder`` adds to ``prompt``, as :func:`planaria.api.complete.stream` does."""
     ensemble = Ensemble(folder)
     tokens = ensemble.tokenizer.encode(prompt) or [ensemble.tokenizer.end]
-    return prompt + ensemble.tokenizer.decode(list(ensemble.generate(tokens, max_new, temperature, top_k, seed)))
+    new = ensemble.generate(tokens, max_new, temperature, top_k, seed)
+    note_context(len(tokens) + max_new, ensemble.manifest.context, note)
+    return texts(new, ensemble.tokenizer.decode)
 
 
 def evaluate(folder: Path, text: str | None) -> int:
@@ -84,7 +95,9 @@ def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, Sc
     """What the experts make of a text [E, N, T], ln p, and how they do together."""
     data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
     samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MOST_WINDOWS)
-    logps = ensemble.logps(samples)
+    parts = len(samples) * len(ensemble.manifest.members)
+    with CountProgress(f"experts read {source}", "samples", parts) as progress:
+        logps = ensemble.logps(samples, on_read=progress.done)
     return logps, score(logps, ensemble.log_prior(samples), ensemble.manifest.mixture)
 
 

@@ -10,8 +10,9 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.engine import runs
 from planaria.engine.batches import batches, masks
-from planaria.engine.omission import Omission, omissions
+from planaria.engine.omission import Omission, evaluations, omissions
 from planaria.errors import UserError
+from planaria.observe.live.bars import CountProgress
 from planaria.observe.tables import Table, show
 
 FILE = "omission.json"
@@ -29,7 +30,9 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
     count = microbatches or config.train.eval_microbatches
     batch = batches(stream, 0, config.pipeline.microbatch_size)
     apart = masks(config.data, stream, batch)
-    found = omissions(model, batch, count, shares, most, config.seed, apart)
+    parts = evaluations(config.pipeline.stages, shares, most)
+    with CountProgress("evaluating the model whole and with stages left out", "evaluations", parts) as progress:
+        found = omissions(model, batch, count, shares, most, config.seed, apart, progress.done)
     unfinished = folder / f".{FILE}"
     unfinished.write_text(json.dumps([one.model_dump() for one in found], indent=1))
     unfinished.replace(folder / FILE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from planaria.experts.manifest import TOKENIZER
 from planaria.experts.merge import shares
 from planaria.experts.reading import token_logps, windows
 from planaria.model.stages import Llama
+from planaria.observe.live.bars import CountProgress
 from planaria.observe.tables import Table, show
 
 
@@ -55,9 +57,12 @@ def _measured(folder: Path, model: Llama, source: str, names: list[str]) -> list
     """Cells of one text."""
     data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
     samples = windows(prepare(data, model.config.vocab), "train", model.config.context, MOST_WINDOWS)
+    with (
+        CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
+        shares(model) if names else nullcontext(torch.ones(1)) as passed,
+    ):
+        found = math.exp(-float(token_logps(model, samples, progress.done).mean()))
     if not names:
-        return [f"{math.exp(-float(token_logps(model, samples).mean())):.3f}"]
-    with shares(model) as passed:
-        found = math.exp(-float(token_logps(model, samples).mean()))
+        return [f"{found:.3f}"]
     most = int(passed.argmax())
     return [f"{found:.3f}", names[most], f"{float(passed[most] / passed.sum()):.1%}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
 from statistics import fmean
 
@@ -42,21 +42,34 @@ def omissions(
     most: int,
     seed: int,
     masks: Masks | None = None,
+    on_loss: Callable[[], object] = lambda: None,
 ) -> list[Omission]:
-    """The model whole, and without every share of its block stages, over all subsets or ``most`` drawn from ``seed``.
+    """Evaluate the model whole, and without every share of its block stages, over all subsets or ``most`` drawn ones.
 
     ``batch`` gives the text, so many ``microbatches`` of it, and ``masks`` keep its documents apart, if they are to be.
-    The ends are never left out.
+    The subsets are drawn from ``seed``; the ends are never left out. ``on_loss`` is called after each of
+    :func:`evaluations`.
     """
+
+    def measured(subset: Collection[int]) -> float:
+        found = loss(model, batch, microbatches, subset, masks)
+        on_loss()
+        return found
+
     stages = len(model.stages)
-    full = loss(model, batch, microbatches, (), masks)
+    full = measured(())
     found = [_summary(0.0, 0, 1, [full], full)]
     for share in shares:
         count = round(share * stages)
         subsets, possible = _subsets(stages, count, most, random.Random(f"{seed} {count}"))
-        losses = [loss(model, batch, microbatches, subset, masks) for subset in subsets]
+        losses = [measured(subset) for subset in subsets]
         found.append(_summary(share, count, possible, losses, full))
     return found
+
+
+def evaluations(stages: int, shares: Sequence[float], most: int) -> int:
+    """Return how many losses :func:`omissions` measures."""
+    return 1 + sum(min(most, math.comb(stages, round(share * stages))) for share in shares)
 
 
 @torch.no_grad()

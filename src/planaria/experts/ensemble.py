@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from planaria.experts.experts_results import Speech
 from planaria.experts.manifest import TOKENIZER, Manifest, digest, place
 from planaria.experts.reading import Texts, token_logps
 from planaria.experts.text_prior import text_prior
-from planaria.model.decode import Reading, check_draws, pick
+from planaria.model.decode import Reading, check_draws, check_one, pick
 from planaria.model.huggingface import import_model
 from planaria.model.stages import Llama
 
@@ -72,10 +72,15 @@ class Ensemble:
         beliefs = [member.belief for member in self.manifest.members]
         return torch.tensor(beliefs, dtype=torch.float64).log_softmax(0)
 
-    def logps(self, samples: Tensor, experts: Sequence[int] | None = None) -> Tensor:
-        """ln p_j(x_t | x_<t) [E, N, T] of samples [N, T + 1]; of these ``experts``, or all."""
+    def logps(
+        self, samples: Tensor, experts: Sequence[int] | None = None, on_read: Callable[[int], object] = lambda _: None
+    ) -> Tensor:
+        """Return ln p_j(x_t | x_<t) [E, N, T] of samples [N, T + 1]; of these ``experts``, or all.
+
+        ``on_read`` receives the number of samples whenever an expert has read some.
+        """
         asked = range(len(self.manifest.members)) if experts is None else experts
-        return torch.stack([token_logps(self.model(j), samples) for j in asked])
+        return torch.stack([token_logps(self.model(j), samples, on_read) for j in asked])
 
     def weights(self, samples: Tensor) -> Tensor:
         """ln w [E, N, T] over samples [N, T + 1], as the manifest's mixture says."""
@@ -95,6 +100,7 @@ class Ensemble:
         if not tokens or not 0 <= min(tokens) <= max(tokens) < self.manifest.vocab:
             raise UserError(f"generate: a prompt needs one token or more, with ids below {self.manifest.vocab}")
         check_draws(temperature, top_k)
+        check_one(max_new, seed)
         return _Speech(self, list(tokens), max_new, temperature, top_k, seed).run()
 
 

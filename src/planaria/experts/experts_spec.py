@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from planaria import recipe
+from planaria import bounds, recipe
 from planaria.bounds import Fraction, Natural, Positive
 from planaria.config import ModelConfig, RunConfig, Section
 from planaria.errors import UserError, nearest
@@ -93,7 +93,7 @@ class MixtureSpec(Section):
     that decay = 0.7 multiplies the old by 0.3, as HDEE's code does"""
     sequences: Positive = 100
     """cached: held-out texts that are looked at"""
-    temperature: Annotated[float, Field(gt=0)] = 0.1
+    temperature: Annotated[float, bounds.at_least(bounds.COLDEST, "what is colder believes in one expert alone")] = 0.1
     """clusters: T in exp(-distance² / T); ridge: in exp(estimated probability / T)"""
     top_k: Natural = 0
     """experts that go on speaking after a text's first ``prefix`` tokens; 0 is all"""

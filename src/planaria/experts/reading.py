@@ -193,10 +193,14 @@ def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:
 
 
 @torch.inference_mode()
-def token_logps(model: Llama, samples: Tensor) -> Tensor:
-    """ln p(x_t | x_<t) [N, T] of samples [N, T + 1], in nats, float64; the first token of each is given."""
+def token_logps(model: Llama, samples: Tensor, on_read: Callable[[int], object] = lambda _: None) -> Tensor:
+    """Return ln p(x_t | x_<t) [N, T] of samples [N, T + 1], in nats, float64; the first token of each is given.
+
+    ``on_read`` receives the number of samples of each batch once it is read.
+    """
     found = []
     for batch in torch.split(samples, BATCH):
         log_p = model(batch[:, :-1]).double().log_softmax(-1)
         found.append(log_p.gather(-1, batch[:, 1:, None])[..., 0])
+        on_read(len(batch))
     return torch.cat(found)

@@ -7,18 +7,23 @@ slots between its prompt and its first drawn token. So a step writes one slice, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from planaria.bounds import COLDEST
+from planaria.documents import shown
 from planaria.errors import UserError
 from planaria.model.llama import Past
 from planaria.model.stages import BlockStage, Llama
 
 KEPT_BYTES = 2**29
 """of keys and values at once; more rows are read in turns, which changes no draw"""
+MOST_NEW = 1_000_000
+"""maximum number of tokens of one completion"""
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def decode(
     """At most ``max_new`` tokens after each prompt, the ``end`` among them, and no more than the context has room for.
 
     Drawn as :func:`pick` says. The log-probability of a token is log softmax(logits / temperature) over the whole
-    vocabulary, also where ``top_k`` narrowed the choice; at temperature 0 it is the model's own, as at 1.
+    vocabulary, also where ``top_k`` narrowed the choice; where draws are greedy it is the model's own, as at 1.
 
     Row n draws with the n-th ``max_new`` numbers of ``generator`` (on the CPU; a fresh one with seed 0 unless given),
     so what a row becomes does not depend on what else is in the batch, but for the rounding of sums.
@@ -150,10 +155,11 @@ def decode(
 def pick(logits: Tensor, temperature: float, top_k: int, uniforms: Tensor) -> Tensor:
     """One token id [R] for each row of ``logits`` [R, V], drawn with a number from [0, 1) each, ``uniforms`` [R].
 
-    Temperature 0 takes the likeliest; otherwise it is one of the ``top_k`` likeliest (0: all) with probability
-    softmax(logits / temperature) among them: the first id at which the sum of probabilities exceeds the number.
+    Temperatures below ``bounds.COLDEST`` take the likeliest; otherwise it is one of the ``top_k`` likeliest (0: all)
+    with probability softmax(logits / temperature) among them: the first id at which the sum of probabilities exceeds
+    the number.
     """
-    if temperature == 0:
+    if temperature < COLDEST:
         return logits.argmax(-1)
     if 0 < top_k < logits.shape[-1]:
         values, ids = logits.topk(top_k)
@@ -175,11 +181,24 @@ def check_prompts(model: Llama, prompts: Sequence[Sequence[int]], at_most: int |
 
 
 def check_draws(temperature: float, top_k: int) -> None:
-    """UserError on a negative temperature or top_k."""
-    if not temperature >= 0:
-        raise UserError(f"generate: temperature = {temperature} is negative; 0 is greedy, 1 is the model's own")
+    """:raises UserError: when the temperature or top_k is negative, or the temperature is not finite."""
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"generate: temperature = {temperature} is not from 0 up; 0 is greedy, 1 is the model's own")
     if top_k < 0:
         raise UserError(f"generate: top_k = {top_k}; give at least 1, or leave it out to draw from all tokens")
+
+
+def check_one(max_new: int, seed: int) -> None:
+    """:raises UserError: when the length of one completion or the seed of its draws is out of range."""
+    if not 1 <= max_new <= MOST_NEW:
+        raise UserError(f"generate: tokens = {max_new}; give 1 to {MOST_NEW:,}")
+    if not -(2**63) <= seed < 2**63:
+        raise UserError(f"generate: seed = {shown(seed)} has more than 64 bits; give a smaller one")
+
+
+def divisor(temperature: float) -> float:
+    """Return what logits are divided by for log-probabilities: the temperature; 1 where draws are greedy."""
+    return temperature if temperature >= COLDEST else 1.0
 
 
 @torch.inference_mode()
@@ -213,8 +232,8 @@ def _continue(
 
 
 def _logps(logits: Tensor, chosen: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature) [R] at ``chosen``; at temperature 0, as at 1."""
-    scaled = logits / (temperature or 1.0)
+    """log softmax(logits / temperature) [R] at ``chosen``; where draws are greedy, as at temperature 1."""
+    scaled = logits / divisor(temperature)
     return scaled.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
 
 

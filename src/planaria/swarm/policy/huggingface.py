@@ -13,8 +13,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from planaria.atomic import new_folder
+from planaria.bounds import COLDEST
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError, missing_package
+from planaria.model.decode import divisor
 from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.wording import Wording
 
@@ -73,7 +75,7 @@ class HuggingFacePolicy(Wording):
 
         All have the room that the context leaves the longest prompt. One number of ``generator`` seeds all draws, so
         that a completion depends on what is sampled beside it; PyTorch's global generator is left as it was.
-        Log-probabilities come from one further forward of the whole rows; at temperature 0 they are the model's own.
+        Log-probabilities come from one further forward of the whole rows; of greedy draws they are the model's own.
 
         :raises UserError: on an empty prompt, and one that leaves no room.
         """
@@ -86,7 +88,7 @@ class HuggingFacePolicy(Wording):
         seed = int(torch.randint(2**62, (), generator=generator))
         new = self._generate(rows, min(max_new, self.context - longest), temperature, top_k, seed)
         cut = [ids[: ids.index(self.end) + 1] if self.end in ids else ids for ids in new]
-        logps = self._logps(rows, cut, temperature or 1.0)
+        logps = self._logps(rows, cut, divisor(temperature))
         drawn = [self._drawn(ids, found) for ids, found in zip(cut, logps, strict=True)]
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
@@ -131,7 +133,7 @@ class HuggingFacePolicy(Wording):
         tokens = torch.tensor([[self.end] * (longest - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
         drawn = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": 1.0}
-        how = drawn if temperature else {"do_sample": False}
+        how = drawn if temperature >= COLDEST else {"do_sample": False}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             with self.passing(self.module):

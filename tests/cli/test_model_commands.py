@@ -1,0 +1,111 @@
+"""``planaria generate`` and ``eval`` on an exported model: text as it is drawn, bounds, progress."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from planaria import cli
+from planaria.api.complete import complete
+from planaria.config import DataConfig, ModelConfig
+from planaria.data.tokenizer import load_tokenizer
+from planaria.engine.omission import evaluations, omissions
+from planaria.model.huggingface import export_model
+from planaria.model.stages import Llama
+
+SHAPE = ModelConfig(vocab=257, dim=16, layers=4, heads=2, hidden=24, context=16, init_std=0.3)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = load_tokenizer(DataConfig(tokenizer="bytes"), 257, folder)
+    tokenizer.save(folder / "tokenizer.json")
+    export_model(Llama(SHAPE, seed=1), folder / "out", folder / "tokenizer.json", tokenizer.end)
+    return folder / "out"
+
+
+class Recorder(io.StringIO):
+    """Keeps what was written before each flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushed: list[str] = []
+
+    def flush(self) -> None:
+        self.flushed.append(self.getvalue())
+
+
+def generate(folder: Path, *words: str) -> int:
+    return cli.run(["generate", str(folder), "--prompt", "a b", "--seed", "3", *words])
+
+
+def test_text_is_printed_as_it_is_drawn(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", recorder := Recorder())
+    assert generate(exported, "--tokens", "9") == 0
+    assert recorder.getvalue() == complete(exported, "a b", 9, seed=3) + "\n"
+    assert recorder.flushed[0] == "a b" and len(set(recorder.flushed)) > 2
+    assert capsys.readouterr().err == ""
+
+
+def test_what_happens_past_the_context_is_said(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate(exported, "--tokens", "30") == 0
+    found = capsys.readouterr()
+    said = "past 16 tokens (its context) the model sees only the newest 16; each takes longer then"
+    assert found.err == f"planaria: {said}\n"
+    assert found.out == complete(exported, "a b", 30, seed=3) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--tokens", "999999999"), "tokens = 999999999; give 1 to 1,000,000"),
+        (("--tokens", "0"), "tokens = 0"),
+        (("--temperature", "-.5"), "temperature = -0.5 is not from 0 up"),
+        (("--temperature", "inf"), "temperature = inf"),
+        (("--temperature", "nan"), "temperature = nan"),
+        (("--seed", "9" * 30), "more than 64 bits"),
+        (("--top-k", "-3"), "top_k = -3"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_anything_is_printed(
+    exported: Path, words: tuple[str, str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["generate", str(exported), "--prompt", "a b", *words])
+    found = capsys.readouterr()
+    assert ended.value.code == 2 and found.out == "" and line in found.err and found.err.count("\n") == 1
+
+
+def test_a_denormal_temperature_is_greedy(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate(exported, "--temperature", "1e-300") == 0
+    cold = capsys.readouterr().out
+    assert generate(exported, "--temperature", "0") == 0
+    assert cold == capsys.readouterr().out
+
+
+def test_eval_shows_how_far_it_is(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 60)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert cli.run(["eval", str(exported), "--text", str(tmp_path / "text.txt")]) == 0
+    assert "75/75 samples" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("shares", "most"), [([], 9), ([0.25, 0.5], 3), ([0.25, 0.5, 0.75], 64)])
+def test_evaluations_are_counted_before_they_are_made(shares: list[float], most: int) -> None:
+    made: list[Any] = []
+    model = Llama(SHAPE, stages=4, seed=1)
+    tokens = torch.arange(16)[None]
+    omissions(model, lambda _: (tokens, tokens), 1, shares, most, 0, on_loss=lambda: made.append(1))
+    assert len(made) == evaluations(4, shares, most)
