@@ -80,11 +80,11 @@ class End:
         from planaria.transport import channel
         from planaria.transport.edge import Edge, EdgeSpec
 
-        inside, channel.stays_here = channel.stays_here, lambda raw: name != "edge tls"  # type: ignore[attr-defined]
+        inside, channel.shares_host = channel.shares_host, lambda tls: name != "edge tls"  # type: ignore[attr-defined]
         at = self._there if self._rank else ""
         edge = Edge(EdgeSpec(name, at, self._other, max_bytes, _TIMEOUT_S), self._port, self._inbox)
         self._expect("Opened")
-        channel.stays_here = inside  # type: ignore[attr-defined]
+        channel.shares_host = inside  # type: ignore[attr-defined]
         return edge
 
     def _send(self, side: Side, payload: Tensor) -> None:

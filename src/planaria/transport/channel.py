@@ -1,4 +1,4 @@
-"""A connection that has proved the run's key, as bytes in and bytes out: plain on this machine, TLS beyond it.
+"""An authenticated connection as bytes in and bytes out: plain text within one host, TLS between hosts.
 
 One thread may read while another writes, and closing a channel wakes both.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Protocol
 
-from planaria.transport.secure import stays_here
+from planaria.transport.secure import shares_host
 
 _RECORD = 1 << 14
 """bytes of a TLS record; OpenSSL gives one at a time"""
@@ -227,12 +227,14 @@ def keep_alive(tls: ssl.SSLSocket) -> None:
 
 
 def channel(tls: ssl.SSLSocket) -> Plain | Secured:
-    """What two ends that have proved the key to each other go on with; both call this at the same point.
+    """Return the channel that an authenticated connection continues with; both ends call this at the same point.
+
+    The connection has a timeout, within which the other end has to do its part.
 
     :raises OSError: when the connection breaks.
     """
     keep_alive(tls)
-    if not stays_here(tls):
+    if not shares_host(tls):
         return Secured(tls)
     tls.unwrap()
     return Plain(socket.socket(fileno=tls.detach()))

@@ -1,19 +1,22 @@
-"""How the two ends of a connection prove the run's key to each other, before anything else is read or sent.
+"""Authenticate both ends of a connection by the run's key, before anything else is read or sent.
 
 Both ends hold the same 32 random bytes. An Ed25519 key pair and its self-signed certificate follow from them, the same
 in every process of the run, and TLS 1.3 demands that certificate of both ends: a stranger cannot finish the handshake.
-What leaves the machine stays inside TLS. Between processes of one machine the handshake is all there is: it has shown
-who the other is, and encryption would cost more than the transfer. See docs/assumptions.md for what this defends.
+Traffic between hosts stays inside TLS. Between processes of one host, edges continue in plain text after the handshake,
+because encryption would cost more than the transfer; :func:`shares_host` decides, by proof. See docs/assumptions.md for
+the threat model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import os
 import secrets
 import socket
 import ssl
+import struct
 from functools import lru_cache
 
 from cryptography import x509
@@ -27,6 +30,14 @@ KEY_BYTES = 32
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "planaria")])
 _FROM, _UNTIL = datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31)
 """a run's key lives as long as the run; clocks of strangers' machines may be wrong"""
+_NONCE_BYTES = 32
+_NO_OFFER = bytes(_NONCE_BYTES)
+"""in place of a nonce: the connection stays inside TLS"""
+_MET, _APART = b"\x01", b"\x00"
+_MEETING_S = 1.0
+"""a connection within one kernel succeeds or fails at once"""
+_CREDENTIALS = struct.Struct("iII")
+"""``struct ucred``: process, user, group"""
 
 
 class StrangerError(Exception):
@@ -105,8 +116,79 @@ def prove(tls: ssl.SSLSocket, key: bytes, seconds: float) -> None:
         raise StrangerError("it shows another certificate than the run's")
 
 
-def stays_here(raw: socket.socket) -> bool:
-    """Is the other end on this machine? Both ends answer alike: a connection that leaves it has two addresses."""
-    if raw.family == socket.AF_UNIX:
-        return True
-    return bool(raw.getsockname()[0] == raw.getpeername()[0])
+def shares_host(tls: ssl.SSLSocket) -> bool:
+    """Return whether both ends are processes of one user in one network namespace, connected without a forwarder.
+
+    Both ends of an authenticated connection call this at the same point and get the same answer. Addresses alone prove
+    nothing: with a forwarder on each host's loopback, ends on two hosts see equal ones. So the called end listens on a
+    Unix socket with an abstract name, and the calling end has to reach it. Such names exist within one network
+    namespace of one kernel. The name is the digest of a nonce, sent inside TLS, and of both addresses as each end sees
+    them: a forwarder between the ends changes the addresses, and the name with them. The calling end also requires that
+    its own user listens there, so that another user who has seen the name cannot take its place. Whatever fails, the
+    answer is no.
+
+    :raises OSError: when the connection breaks, or the other end takes longer than the socket's timeout.
+    """
+    return _offer_meeting(tls) if tls.server_side else _attend_meeting(tls)
+
+
+def _offer_meeting(tls: ssl.SSLSocket) -> bool:
+    """The called end's part: listen, send the nonce, and read whether the other end got through."""
+    nonce, here, there = secrets.token_bytes(_NONCE_BYTES), *_ends(tls)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as meeting:
+        try:
+            if here[0] != there[0]:  # spares ends on two hosts a round trip
+                raise OSError("another host")
+            meeting.bind(_meeting_name(nonce, there, here))
+            meeting.listen(1)
+        except OSError:
+            tls.sendall(_NO_OFFER)
+            return False
+        tls.sendall(nonce)
+        return _read(tls, 1) == _MET
+
+
+def _attend_meeting(tls: ssl.SSLSocket) -> bool:
+    """The calling end's part: read the nonce, try to get through, and send whether that worked."""
+    nonce = _read(tls, _NONCE_BYTES)
+    if nonce == _NO_OFFER:
+        return False
+    met = _reaches(_meeting_name(nonce, *_ends(tls)))
+    tls.sendall(_MET if met else _APART)
+    return met
+
+
+def _reaches(name: bytes) -> bool:
+    """Return whether a process of this user listens on a Unix socket of this name."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as meeting:
+            meeting.settimeout(_MEETING_S)
+            meeting.connect(name)
+            credentials = meeting.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+    except OSError:
+        return False
+
+
+def _ends(tls: ssl.SSLSocket) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """This end's address and the other's: host and port."""
+    here, there = tls.getsockname(), tls.getpeername()
+    if tls.family == socket.AF_UNIX:
+        return (str(here),), (str(there),)
+    return tuple(map(str, here[:2])), tuple(map(str, there[:2]))
+
+
+def _meeting_name(nonce: bytes, calling: tuple[str, ...], called: tuple[str, ...]) -> bytes:
+    """The abstract name at which the ends of a connection meet."""
+    digest = hashlib.sha256(nonce + repr((calling, called)).encode()).hexdigest()
+    return f"\0planaria-{digest}".encode()
+
+
+def _read(tls: ssl.SSLSocket, count: int) -> bytes:
+    """Read exactly ``count`` bytes."""
+    got = b""
+    while len(got) < count:
+        if not (more := tls.recv(count - len(got))):
+            raise ConnectionError("it hung up")
+        got += more
+    return got
