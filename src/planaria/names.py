@@ -1,8 +1,14 @@
-"""Names that a user gives, of runs, peers, experts and sources of text: each becomes a file or a folder."""
+"""Names that become files or folders: those that a user gives, and those that come from another machine.
+
+A user names runs, peers, experts and sources of text (``Name``, ``Key``). Another machine, a recipe or a downloaded file
+names files (``FileName``): such a name is one component of a path, so nothing is written outside the folder that it is
+joined to.
+"""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -47,3 +53,30 @@ def _key(name: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 Key = Annotated[str, AfterValidator(_key)]
 """a name without dots, a part of a dotted setting"""
+
+LONGEST = 200
+"""bytes of a file name; file systems have 255, and suffixes such as ``.unfinished`` are added"""
+STAGE_FILE = r"stage-[0-9]{4,}(-at-[0-9]+)?\.safetensors"
+"""pattern of the file of a stage in a checkpoint"""
+
+
+def plain(name: str) -> str:
+    """Return ``name`` if it is one visible component of a path.
+
+    :raises PydanticCustomError: when it is not.
+    """
+    if not name.isprintable() or name[:1] in ("", ".") or "/" in name or len(name.encode()) > LONGEST:
+        text = "must be a plain name: 1 to {most} bytes, printable, without '/', not starting with '.'"
+        raise PydanticCustomError("file_name", text, {"most": LONGEST})
+    return name
+
+
+def _plainly_named(path: Path) -> Path:
+    plain(path.name)
+    return path
+
+
+FileName = Annotated[str, AfterValidator(plain)]
+"""one component of a path"""
+NamedPath = Annotated[Path, AfterValidator(_plainly_named)]
+"""a path whose last component may be used as the name of another file"""

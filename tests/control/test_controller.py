@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections import deque
 from itertools import product
@@ -11,6 +12,7 @@ import pytest
 from herd_steps import herd, said, work_until
 
 from planaria.chaos.trace import Fault
+from planaria.checkpoint.stage_file import stage_file
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.control import controller as module
@@ -170,6 +172,22 @@ def test_a_run_ends_with_its_checkpoint_and_state_file(scene: Scene) -> None:
     assert (scene.folder / "checkpoints" / "step-00000002" / "manifest.json").is_file()
     assert '"phase": "over"' in (scene.folder / "state.json").read_text()
     assert max(scene.fleet.waits) <= CONFIG.fleet.heartbeat_s
+
+
+def test_a_checkpoint_is_collected_before_anybody_is_asked_for_a_part(scene: Scene) -> None:
+    """Machines that do not see the folder can send their stages only while it is there."""
+    store, original = CheckpointStore(scene.folder / "checkpoints"), scene.fleet.send
+    shutil.rmtree(store.folder)
+
+    def send(worker: str, text: bytes) -> None:
+        if isinstance(order := d.ORDER.validate_json(text), d.Save):
+            file = stage_file(store.unfinished(order.step, order.generation), scene.fleet.stages[worker])
+            file.write_bytes(b"x")
+        original(worker, text)
+
+    scene.fleet.send = send  # type: ignore[method-assign]
+    assert scene.run() == d.Finish(outcome="finished")
+    assert [f.name for f in store.folder.iterdir()] == ["step-00000002"]
 
 
 def test_a_request_to_stop_is_heard(scene: Scene) -> None:

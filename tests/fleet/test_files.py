@@ -18,6 +18,14 @@ from planaria.fleet.switchboard import FILES, Switchboard, call
 from planaria.transport.secure import new_key
 
 PART = "checkpoints/step-00000004.g2.unfinished/stage-0001.safetensors"
+READABLE = [
+    "data/text/train.bin",
+    "run/schedule.json",
+    "checkpoints/step-00000002/manifest.json",
+    "checkpoints/step-00000002/stage-0001.safetensors",
+    "checkpoints/step-00000002/replica-1/stage-0001-at-2.safetensors",
+]
+SECRET = ["door.json", "events.jsonl", "workers/w0.log", "data/.hidden", "checkpoints/notes", "config.json", PART]
 
 
 class Run:
@@ -25,13 +33,17 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.key = folder, new_key()
-        (folder / "checkpoints" / "step-00000002").mkdir(parents=True)
-        (folder / "data").mkdir()
+        saved, collected = (folder / "checkpoints" / name for name in ("step-00000002", "step-00000004.g2.unfinished"))
+        for place in (saved / "replica-1", collected, folder / "data", folder / "workers"):
+            place.mkdir(parents=True)
         (folder / "data" / "train.bin").write_bytes(bytes(range(256)) * 9000)
-        (folder / "data" / ".hidden").write_bytes(b"no")
-        (folder / "secret").write_bytes(b"no")
+        for file in READABLE[1:]:
+            (folder / file.removeprefix("run/")).write_bytes(b"yes")
+        for file in SECRET:
+            (folder / file).write_bytes(b"no")
         self.board = Switchboard("127.0.0.1", 0, self.key, 1000, lambda _, line: line.close())
-        self.board.asked = FileServer({"data": folder / "data", "checkpoints": folder / "checkpoints"}).serve
+        roots = {"run/schedule.json": folder / "schedule.json", "data/text": folder / "data"}
+        self.board.asked = FileServer(roots | {"checkpoints": folder / "checkpoints"}).serve
         self.files = Files(self.board.address, self.key)
 
 
@@ -43,10 +55,13 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def test_a_file_is_fetched_byte_for_byte(run: Run, tmp_path: Path) -> None:
-    assert run.files.names("data") == ["train.bin"]
-    run.files.fetch("data/train.bin", tmp_path / "new" / "mine.bin")
+    assert run.files.names("data/text") == ["train.bin"]
+    run.files.fetch(READABLE[0], tmp_path / "new" / "mine.bin")
     assert (tmp_path / "new" / "mine.bin").read_bytes() == (run.folder / "data" / "train.bin").read_bytes()
     assert [f.name for f in (tmp_path / "new").iterdir()] == ["mine.bin"]
+    for name in READABLE[1:]:
+        run.files.fetch(name, tmp_path / name)
+        assert (tmp_path / name).read_bytes() == b"yes"
 
 
 def test_a_part_of_a_checkpoint_is_stored(run: Run, tmp_path: Path) -> None:
@@ -57,42 +72,62 @@ def test_a_part_of_a_checkpoint_is_stored(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["data/../secret", "secret", "data/.hidden", "data//train.bin", "/etc/passwd", "data/absent", "run/a.json", "data"],
+    [
+        "data/text/../../door.json",
+        "data/text/.hidden",
+        "data/text//train.bin",
+        "data/other/train.bin",
+        "/etc/passwd",
+        "run/schedule.json/x",
+        "data/text",
+        "checkpoints/step-00000002",
+        *(f"{root}/{name}" for name in SECRET for root in ("run", "run/schedule.json/..", "data/text/..")),
+        *SECRET,
+    ],
 )
-def test_nothing_else_can_be_had(run: Run, tmp_path: Path, name: str) -> None:
-    with pytest.raises(OSError, match=r"no such name in a run|[nN]o such file|directory"):
+def test_nothing_else_can_be_fetched(run: Run, tmp_path: Path, name: str) -> None:
+    with pytest.raises(OSError, match="no such name in a run"):
         run.files.fetch(name, tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.mark.parametrize("name", ["run", "checkpoints", "checkpoints/step-00000002", "data", "data/..", "data/text/.."])
+def test_nothing_else_can_be_listed(run: Run, name: str) -> None:
+    with pytest.raises(OSError, match="no such name in a run"):
+        run.files.names(name)
+
+
 def test_a_link_is_not_followed(run: Run, tmp_path: Path) -> None:
-    (run.folder / "data" / "link").symlink_to(run.folder / "secret")
+    (run.folder / "data" / "link").symlink_to(run.folder / "door.json")
     with pytest.raises(OSError, match="link"):
-        run.files.fetch("data/link", tmp_path / "mine")
+        run.files.fetch("data/text/link", tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "data/train.bin",
+        "data/text/train.bin",
         "checkpoints/step-00000002/stage-0001.safetensors",
         "checkpoints/step-00000004.g2.unfinished/manifest.json",
         "checkpoints/step-00000004.g2.unfinished/../stage-0001.safetensors",
         "checkpoints/../run.json",
+        PART.replace("g2", "g3"),
+        PART.replace("00000004", "00000005"),
+        PART.replace("stage-", "replica-0.g2/stage-"),
     ],
 )
 def test_nothing_else_can_be_written(run: Run, tmp_path: Path, name: str) -> None:
-    before = (run.folder / "data" / "train.bin").read_bytes()
+    """Also no part of a checkpoint that nobody collects: whose folder the controller has not made, or has sealed."""
+    before = {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()}
     (tmp_path / "part").write_bytes(b"other")
-    with pytest.raises(OSError, match="no such name"):
+    with pytest.raises(OSError, match=r"no such (name|checkpoint)"):
         run.files.put(tmp_path / "part", name)
-    assert (run.folder / "data" / "train.bin").read_bytes() == before
-    assert sorted(f.name for f in (run.folder / "checkpoints").iterdir()) == ["step-00000002"]
+    assert {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()} == before
 
 
 def test_a_stranger_gets_nothing(run: Run, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not this run's"):
-        Files(run.board.address, new_key()).fetch("data/train.bin", tmp_path / "mine")
+        Files(run.board.address, new_key()).fetch(READABLE[0], tmp_path / "mine")
 
 
 def test_a_full_disk_there_is_said_here(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +138,7 @@ def test_a_full_disk_there_is_said_here(run: Run, tmp_path: Path, monkeypatch: p
     (tmp_path / "part").write_bytes(b"weights")
     with pytest.raises(OSError, match="No space left"):
         run.files.put(tmp_path / "part", PART)
-    assert not (run.folder / PART).exists()
+    assert (run.folder / PART).read_bytes() == b"no", "what was there before"
 
 
 def test_damage_on_the_way_is_noticed(run: Run, tmp_path: Path) -> None:
@@ -117,7 +152,7 @@ def test_damage_on_the_way_is_noticed(run: Run, tmp_path: Path) -> None:
 
     run.board.asked = lies
     with pytest.raises(OSError, match="damaged on its way"):
-        run.files.fetch("data/train.bin", tmp_path / "mine")
+        run.files.fetch(READABLE[0], tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 
 
@@ -128,10 +163,10 @@ def test_a_part_that_breaks_off_leaves_nothing(run: Run) -> None:
     line.send_bytes(b"a few")
     line.close()
     for _ in range(100):
-        if not list((run.folder / PART).parent.iterdir()):
+        if [*(run.folder / PART).parent.iterdir()] == [run.folder / PART]:
             break
         threading.Event().wait(0.05)
-    assert not list((run.folder / PART).parent.iterdir())
+    assert [*(run.folder / PART).parent.iterdir()] == [run.folder / PART]
 
 
 @given(words=st.lists(st.binary(max_size=200), min_size=1, max_size=4))

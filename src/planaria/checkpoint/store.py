@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from planaria.bounds import Natural, Positive, Replicas, Stages
 from planaria.checkpoint.stage_file import stage_file
 from planaria.config import ExchangeConfig, ModelConfig
 from planaria.errors import UserError
+from planaria.names import STAGE_FILE
 from planaria.record.events import Standing
 
 FORMAT = 1
@@ -32,7 +34,7 @@ NONE: Mapping[int, int] = MappingProxyType({})
 _UNFINISHED = ".unfinished"
 _REPLACED = f".replaced{_UNFINISHED}"
 _DROPPED = f".old{_UNFINISHED}"
-_FILE = r"^(replica-\d+/)?stage-\d{4,}(-at-\d+)?\.safetensors$"
+_FILE = rf"^(replica-\d+/)?{STAGE_FILE}$"
 _WHOLE = re.compile(r"step-(\d+)")
 """how a whole checkpoint is called"""
 
@@ -110,6 +112,11 @@ class CheckpointStore:
         if replicas == 1:
             return self.unfinished(step, generation)
         return self.unfinished(step) / f"replica-{replica}.g{generation}"
+
+    def collect(self, step: int, replicas: int, replica: int, generation: int) -> None:
+        """Make the folder of :meth:`part`. Machines that do not see it may send their stages only while it is there."""
+        with suppress(OSError):  # the workers that write there report why they cannot
+            self.part(step, replicas, replica, generation).mkdir(parents=True, exist_ok=True)
 
     def seal(self, name: str, manifest: Manifest, keep: int, generations: Mapping[int, int] = NONE) -> Saved:
         """Make a gathered checkpoint appear as ``name``, and drop whole ones beyond the newest ``keep``.

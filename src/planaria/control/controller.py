@@ -207,6 +207,9 @@ class Controller:
                 asked = self.state.replicas[decision.replica].waiting
                 to_write = isinstance(decision, d.Save) and decision.background
                 self._deadlines.ask(time.monotonic(), asked, to_write)
+                if isinstance(decision, d.Save):
+                    own = decision.replica, decision.generation
+                    self._store.collect(decision.step, self.state.settings.replicas, *own)
                 self._order(decision, asked)
                 if isinstance(decision, d.Form):
                     self._borrow(decision)

@@ -23,6 +23,7 @@ from planaria.engine.outliving import prepare_memory
 from planaria.engine.prepare import Prepared
 from planaria.engine.provision import settled
 from planaria.engine.replanner import Replanner
+from planaria.engine.runs import SCHEDULE
 from planaria.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 from planaria.engine.stopping import stop_asked
 from planaria.fleet.base import Fleet
@@ -95,7 +96,8 @@ def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> Op
     """
     config = setup.config
     theirs = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())
-    files = {RUN: setup.folder, CHECKPOINTS: setup.checkpoints} | {f"{DATA}/{part.name}": part for part in data}
+    files = {f"{RUN}/{SCHEDULE}": setup.folder / SCHEDULE, CHECKPOINTS: setup.checkpoints}
+    files |= {f"{DATA}/{part.name}": part for part in data}
 
     def home(relay: str) -> Fleet:
         entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))

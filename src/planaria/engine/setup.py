@@ -8,7 +8,9 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from planaria.bounds import Natural
 from planaria.config import RunConfig
+from planaria.names import NamedPath
 from planaria.transport.address import REACHABLE, Reach
 
 RUN, DATA, CHECKPOINTS = "run", "data", "checkpoints"
@@ -22,13 +24,13 @@ class Setup:
     config: RunConfig
     folder: Path
     """the run's folder"""
-    dataset: Path
+    dataset: NamedPath
     """folder of the prepared token shards"""
     host: str
     """where the workers of this machine listen"""
     key: Annotated[bytes, Field(exclude=True)] = field(default=b"", repr=False)
     """the run's, which all of its connections prove; a machine that joins knows it already"""
-    offset: int = 0
+    offset: Natural = 0
     """the first sample of block 0 (``RunStarted.offset``)"""
     reach: Reach = REACHABLE
     """how this machine is reached by others"""

@@ -1,8 +1,9 @@
 """A run's files for machines that do not see its folder: the controller sends them, and takes parts of checkpoints.
 
-What is asked for is JSON of bounded size on a line with the run's key (``fleet/switchboard.py``); contents are pieces
-of bytes with their SHA-256 behind them. Files appear whole at either end. Only names that a run has can be asked for,
-and only parts of checkpoints that are being gathered can be written.
+Requests are JSON of bounded size on a line with the run's key (``fleet/switchboard.py``); contents are pieces of bytes
+followed by their SHA-256. Files appear whole at either end. Both ends validate names: the controller serves only what
+a joining machine needs, and stores only stages of checkpoints that are being collected; a machine accepts only plain
+file names.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Annotated, BinaryIO, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from planaria.atomic import replacing
+from planaria.documents import first
 from planaria.fleet.switchboard import FILES, WorkerLine, call
+from planaria.names import STAGE_FILE, FileName
 from planaria.transport.secure import StrangerError
 
 PATIENCE_S = 60.0
@@ -27,10 +30,7 @@ MOST_BYTES = 1 << 42
 """of one file"""
 _PIECE = 1 << 19
 _MOST_WORD_BYTES = 1 << 20
-_NAME = re.compile(r"[a-z]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*){1,4}")
-_WRITABLE = re.compile(
-    r"checkpoints/step-\d{8,}(\.g\d+)?\.unfinished/(replica-\d+\.g\d+/)?stage-\d{4,}(-at-\d+)?\.safetensors"
-)
+_PLAIN, _STEP = "[A-Za-z0-9_][A-Za-z0-9_.-]*", "checkpoints/step-[0-9]{8,}"
 _Text = Annotated[str, Field(max_length=400)]
 _Size = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 
@@ -72,7 +72,7 @@ class Listed(_Word):
     """The names of a folder's files."""
 
     kind: Literal["listed"] = "listed"
-    names: Annotated[list[_Text], Field(max_length=4096)]
+    names: Annotated[list[FileName], Field(max_length=4096)]
 
 
 class Ready(_Word):
@@ -102,6 +102,15 @@ class Refused(_Word):
 
 
 _ASKED: TypeAdapter[Get | Index | Put] = TypeAdapter(Annotated[Get | Index | Put, Field(discriminator="kind")])
+_ALLOWED: dict[type[_Word], re.Pattern[str]] = {
+    Get: re.compile(
+        rf"run/schedule\.json|data/{_PLAIN}/{_PLAIN}"
+        rf"|{_STEP}(\.partial)?/(manifest\.json|(replica-[0-9]+/)?{STAGE_FILE})"
+    ),
+    Index: re.compile(rf"data/{_PLAIN}"),
+    Put: re.compile(rf"{_STEP}(\.g[0-9]+)?\.unfinished/(replica-[0-9]+\.g[0-9]+/)?{STAGE_FILE}"),
+}
+"""the names that each request may have"""
 _Answer = Content | Listed | Ready | Digest | Stored | Refused
 _Heard = TypeVar("_Heard", bound=_Answer)
 _ANSWER: TypeAdapter[_Answer] = TypeAdapter(Annotated[_Answer, Field(discriminator="kind")])
@@ -111,12 +120,12 @@ class FileServer:
     """The controller's end. :meth:`serve` is called in a thread of each caller's own."""
 
     def __init__(self, roots: Mapping[str, Path]) -> None:
-        """``roots``: the first word of a name, or first words → the folder that they stand for."""
+        """``roots``: the beginning of a name, in whole components → the file or folder that it stands for."""
         self._roots = dict(roots)
 
     def serve(self, line: WorkerLine) -> None:
-        """Do the one thing that the caller asks for."""
-        with closing(line), suppress(EOFError, OSError, ValidationError):  # it hears that the line is closed
+        """Answer the one request on a line, and close the line."""
+        with closing(line), suppress(EOFError, OSError, ValidationError):
             asked = _ASKED.validate_json(_next(line))
             try:
                 self._answer(line, asked, self._path(asked))
@@ -130,18 +139,22 @@ class FileServer:
                     _say(line, Content(size=size))
                     _send(line, file)
             case Index():
-                _say(line, Listed(names=sorted(f.name for f in path.iterdir() if _NAME.fullmatch(f"x/{f.name}"))))
+                found = (f.name for f in path.iterdir() if _ALLOWED[Get].fullmatch(f"{asked.name}/{f.name}"))
+                _say(line, Listed(names=sorted(found)))
             case Put(size=size):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.parent.is_dir():
+                    raise PermissionError("no such checkpoint is being collected")
                 _say(line, Ready())
                 _receive(line, path, size)
                 _say(line, Stored())
 
     def _path(self, asked: Get | Index | Put) -> Path:
-        """:raises OSError: when nothing of a run has such a name."""
+        """Return where the file or folder is.
+
+        :raises OSError: when the name is not one that this request may have.
+        """
         found = (root for root in self._roots if f"{asked.name}/".startswith(f"{root}/"))
-        fits = _WRITABLE.fullmatch(asked.name) if isinstance(asked, Put) else _NAME.fullmatch(f"{asked.name}/x")
-        if not fits or (root := next(found, None)) is None:
+        if not _ALLOWED[type(asked)].fullmatch(asked.name) or (root := next(found, None)) is None:
             raise PermissionError("no such name in a run")
         return self._roots[root] / asked.name.removeprefix(root).removeprefix("/")
 
@@ -154,9 +167,9 @@ class Files:
         self.address, self._key = address, key
 
     def names(self, folder: str) -> list[str]:
-        """The names of a folder's files.
+        """Return the names of a folder's files, each of them plain.
 
-        :raises OSError: when there is no such folder, or the controller does not answer.
+        :raises OSError: when there is no such folder, or the controller does not answer as it should.
         """
         with self._line() as line:
             _say(line, Index(name=folder))
@@ -199,8 +212,10 @@ class Files:
                 yield line
         except EOFError:
             raise OSError(f"the controller at {self.address} hung up") from None
-        except (StrangerError, ValidationError):
+        except StrangerError:
             raise OSError(f"the controller at {self.address} is not this run's") from None
+        except ValidationError as error:
+            raise OSError(f"the controller at {self.address} sent an invalid answer ({first(error)})") from None
 
 
 def _say(line: WorkerLine, word: _Word) -> None:

@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from planaria.chaos.trace import Fault
+from planaria.names import FileName
 
 MAX_WORKERS = 256
 BEAT_S = 0.25
 """between two beats of a machine"""
 _Name = Annotated[str, Field(max_length=200)]
+_Incarnation = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Word(BaseModel):
@@ -23,8 +25,9 @@ class Word(BaseModel):
 class WorkerWord(Word):
     """About one worker."""
 
-    worker: _Name
-    incarnation: int
+    worker: FileName
+    """its log and its files on their way are called after it"""
+    incarnation: _Incarnation
 
 
 class JoinRequest(Word):
@@ -84,7 +87,7 @@ class Welcome(Word):
     """The machine may join, under this name, with a run of this setup (JSON)."""
 
     kind: Literal["welcome"] = "welcome"
-    host: _Name
+    host: FileName
     setup: str
     cwd: str
     """where the controller runs; relative paths of the run start there"""
@@ -102,7 +105,7 @@ class Signal(WorkerWord):
     """Send a signal to a worker."""
 
     kind: Literal["signal"] = "signal"
-    number: int
+    number: Annotated[int, Field(ge=1, le=64)]
 
 
 class Goodbye(Word):

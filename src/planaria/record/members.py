@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from planaria.names import FileName
 from planaria.record.started import Fact
 
 
@@ -25,7 +26,7 @@ class Load(Fact):
     """The member reads its stage from a checkpoint folder."""
 
     origin: Literal["load"] = "load"
-    folder: str
+    folder: FileName
 
 
 class Recall(Fact):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from planaria.names import STAGE_FILE
 from planaria.record.gauges import Gauged
 from planaria.record.offers import MessageCompressed, OfferHeard, OfferRefused, OffersCounted, RoundMade
 from planaria.record.started import Fact
@@ -124,7 +125,7 @@ class StageSaved(Fact):
     generation: int
     step: int
     bytes: int
-    file: str = ""
+    file: Annotated[str, Field(pattern=f"^({STAGE_FILE})?$")] = ""
     """its name; the stage's number in logs of an older planaria"""
     sha256: str = ""
     """of the file; empty in logs of an older planaria"""

@@ -7,7 +7,6 @@ from planaria.observe.verdict import Verdict
 from planaria.observe.words import amount, counted, listed
 from planaria.trials.spread import Spread
 
-
 LEAST_FAILURES = 5
 """failures over all seeds, below which the order of two arms is not reported as a ranking"""
 
