@@ -48,6 +48,16 @@ class Client:
         finally:
             line.close()
 
+    def status(self, path: str, **headers: str) -> int:
+        """The status of an answer that may be a stream; ``headers`` as in :meth:`ask`."""
+        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        line = http.client.HTTPConnection(self.host, self.port, timeout=20)
+        try:
+            line.request("GET", path, headers=said | {"authorization": f"Bearer {TOKEN}"})
+            return line.getresponse().status
+        finally:
+            line.close()
+
     def strike(self, worker: str, incarnation: int, fault: str, **headers: str) -> Answer:
         body = json.dumps({"worker": worker, "incarnation": incarnation, "fault": fault})
         return self.ask("/api/runs/0/strike", "POST", body, **headers)

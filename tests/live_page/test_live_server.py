@@ -13,9 +13,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from live_server import TOKEN, Client, served
 from test_followed import folder
 
+from hostile_json import hostile
 from planaria.commands import chaos
 from planaria.engine import runs
 from planaria.errors import UserError
@@ -125,29 +128,30 @@ def test_a_giant_address_or_head_is_refused(tmp_path: Path) -> None:
         assert client.ask("/health").status == 200
 
 
-def test_a_thousand_connections_are_not_all_taken_and_the_rest_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "ASK_S", 0.5)
+def test_a_thousand_idle_connections_keep_nobody_from_being_answered(tmp_path: Path) -> None:
+    """Those that were idle for longest make room; a watcher of a stream is not idle."""
     with served([run_in(tmp_path / "run")]) as client, ExitStack() as held:
-        lines = []
-        for _ in range(1000):
-            try:
-                lines.append(held.enter_context(socket.create_connection((client.host, client.port), timeout=20)))
-            except OSError:
-                break
-        over = time.monotonic() + 20  # those that ask for nothing are dropped, all of them
-        while time.monotonic() < over:
-            try:
-                if client.ask("/health").status == 200:
-                    break
-            except (OSError, http.client.HTTPException):
-                time.sleep(0.05)
-        else:
-            raise AssertionError("nobody is served any more")
-        assert len(lines) > limits.MOST_CONNECTIONS
-        for line in lines:
+        watching = client.frames(until=lambda _: False)
+        assert next(watching)["n"] == 0
+        lines = [held.enter_context(socket.create_connection((client.host, client.port))) for _ in range(1000)]
+        began = time.monotonic()
+        assert client.ask("/health").status == 200 and client.ask("/api/runs").status == 200
+        assert time.monotonic() - began < limits.ASK_S, "nobody waits until idle connections time out"
+        for line in lines[: -limits.MOST_CONNECTIONS]:
             assert _dropped(line)
+        assert "planaria_watchers 1\n" in client.ask("/metrics").body
+        watching.close()
+
+
+def test_a_connection_that_asks_for_nothing_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "ASK_S", 0.2)
+    with (
+        served([run_in(tmp_path / "run")]) as client,
+        socket.create_connection((client.host, client.port)) as silent,
+        socket.create_connection((client.host, client.port)) as slow,
+    ):
+        slow.sendall(b"GET /health HT")
+        assert _dropped(silent) and _dropped(slow)
 
 
 def _dropped(line: socket.socket) -> bool:
@@ -284,12 +288,46 @@ def test_an_order_is_carried_out_for_the_token_its_origin_and_a_known_fault_alon
         assert client.ask("/api/runs/0/strike", "POST", body, token=None, cookie=cookie).status == 403, "no origin"
         for bad in ("", "[]", "null", '{"worker": 1}', "{" * 500, body.replace("kill", "nuke"), body + " " * 2000):
             assert client.ask("/api/runs/0/strike", "POST", bad).status == 400, bad
+        for changed in ({"worker": "\ud800"}, {"incarnation": True}, {"incarnation": -1}, {"incarnation": 1 << 64}):
+            answer = client.ask("/api/runs/0/strike", "POST", json.dumps(json.loads(body) | changed))
+            assert answer.status == 400 and answer.body.startswith("give worker, incarnation and fault"), changed
         assert not done
         assert client.strike("w9", 1, "kill").status == 409
         assert client.ask("/api/runs/7/strike", "POST", body).status == 404
         answer = client.ask("/api/runs/0/strike", "POST", body, token=None, cookie=cookie, origin=own)
         assert answer.status == 200 and json.loads(answer.body) == {"done": "kill for w1"}
         assert done == [("w1", 1, "kill")]
+
+
+def test_hostile_requests_are_refused_in_a_line_and_never_fail(tmp_path: Path) -> None:
+    """Any body of a strike, and any path, query and header that HTTP can carry."""
+    good = {"worker": "w1", "incarnation": 1, "fault": "kill"}
+    paths = st.sampled_from(
+        ["/api/runs/%s/frames?after=%s", "/api/runs/%s/strike", "/static/%s", "/%s?token=%s", "/%s"]
+    )
+    parts = st.sampled_from(["9" * 400, "-1", "1e999", "%00", "%ff", "%ed%a0%80", "%0d%0ax: y", "..%2f", "\xb2", "0"])
+    headers = st.dictionaries(
+        st.sampled_from(["last_event_id", "origin", "cookie", "content_length", "sec_fetch_site"]),
+        st.sampled_from(["", "9" * 400, "1e999", "\xb2", "\xff", "NaN", "a=b; c", "-1"]),
+        max_size=2,
+    )
+    with served([run_in(tmp_path / "run")], lambda *order: f"{order[1]}") as client:
+
+        @settings(max_examples=60)
+        @given(hostile(good))
+        def any_body(body: bytes) -> None:
+            answer = client.ask("/api/runs/0/strike", "POST", body.decode("latin-1"))
+            assert answer.status in (200, 400) and answer.body.count("\n") <= 1
+
+        @settings(max_examples=60)
+        @given(paths, parts, headers)
+        def any_address(path: str, part: str, more: dict[str, str]) -> None:
+            with suppress(http.client.HTTPException, ConnectionError, UnicodeError):  # h11 may only hang up
+                assert client.status(path.replace("%s", part), **more) < 500, (path, part, more)
+
+        any_body()
+        any_address()
+        assert client.ask("/health").status == 200
 
 
 def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> None:

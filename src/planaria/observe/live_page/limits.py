@@ -22,7 +22,7 @@ READY_S = 60.0
 """the newest fact of a run that is ready is no older"""
 
 MOST_CONNECTIONS = 128
-"""at a time; what goes beyond is dropped at once"""
+"""at a time; beyond that, a new one replaces the one that has been idle for longest"""
 MOST_STREAMS = 64
 """watchers at a time"""
 LONGEST_TARGET = 512

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, get_args
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -30,7 +31,8 @@ Strike = Callable[[Path, str, int, str], str]
 
 Raises UserError when nobody of this run answers to that.
 """
-FAULTS = ("kill", "freeze", "slow", "cut")
+Fault = Literal["kill", "freeze", "slow", "cut"]
+FAULTS: tuple[str, ...] = get_args(Fault)
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FILES = {file.name: file.read_bytes() for file in (resources.files(__package__) / "static").iterdir()}
 """the page, which needs nothing from anywhere else"""
@@ -143,7 +145,7 @@ class Page:
         if order is None:
             return _refused(HTTPStatus.BAD_REQUEST, f"give worker, incarnation and fault ({', '.join(FAULTS)})")
         try:
-            done = await asyncio.to_thread(self._strike, run.folder, *order)
+            done = await asyncio.to_thread(self._strike, run.folder, order.worker, order.incarnation, order.fault)
         except UserError as error:
             return JSONResponse({"refused": str(error)}, HTTPStatus.CONFLICT)
         return JSONResponse({"done": done})
@@ -162,17 +164,23 @@ class Page:
         return Response(told, media_type=CONTENT_TYPE)
 
 
-async def _order(request: Request) -> tuple[str, int, str] | None:
-    """Worker, incarnation and fault of a request; None if it is none."""
+class Order(BaseModel):
+    """The body of a request to inject a fault. Further keys are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    worker: Annotated[str, Field(max_length=200)]
+    incarnation: Annotated[int, Field(ge=0, lt=1 << 31)]
+    fault: Fault
+
+
+async def _order(request: Request) -> Order | None:
+    """Return the order in a request's body, None if it holds none."""
     body = await read_body(request.stream(), LARGEST_BODY, ASK_S)
     try:
-        said: Any = None if body is None else json.loads(body)
-    except (ValueError, RecursionError):
+        return None if body is None else Order.model_validate_json(body)
+    except ValidationError:
         return None
-    match said:
-        case {"worker": str(worker), "incarnation": int(incarnation), "fault": str(fault)} if fault in FAULTS:
-            return worker, incarnation, fault
-    return None
 
 
 def _refused(status: HTTPStatus, why: str) -> Response:

@@ -1,4 +1,4 @@
-"""uvicorn within limits: how many connections there may be, and how long they may idle, or be slow to read."""
+"""uvicorn with limits on the number of connections, on how long they may be idle, and on how slowly they may read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,34 @@ from planaria.observe.live_page.limits import ASK_S, LARGEST_HEAD, LEAVE_S, MOST
 
 
 class Bounded(H11Protocol):
-    """A connection that is dropped when there are too many, when it asks for nothing, or does not take what it gets."""
+    """A connection that is dropped when it stays idle, does not read its answer, or is needed for another one.
+
+    Beyond :data:`MOST_CONNECTIONS`, a new connection replaces the one that has been idle for longest. So idle
+    connections, of any number, keep nobody from being answered.
+    """
 
     _asked: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
-            return
+        self._idle_since = self.loop.time()
         self._asked = self.loop.call_later(ASK_S, self._drop_idle)
+        if len(self.connections) > MOST_CONNECTIONS:
+            idle = (other for other in self.connections if isinstance(other, Bounded) and other.idle)
+            oldest = min(idle, key=lambda other: other._idle_since)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    @property
+    def idle(self) -> bool:
+        """No request is under way; one that has not arrived as a whole does not count."""
+        return self.cycle is None or bool(self.cycle.response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
