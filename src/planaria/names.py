@@ -1,8 +1,8 @@
 """Names that become files or folders: those that a user gives, and those that come from another machine.
 
-A user names runs, peers, experts and sources of text (``Name``, ``Key``). Another machine, a recipe or a downloaded file
-names files (``FileName``): such a name is one component of a path, so nothing is written outside the folder that it is
-joined to.
+A user names runs, peers, experts and sources of text (``Name``, ``Key``). Another machine or a downloaded file names
+files (``FileName``): such a name is one component of a path, so nothing is written outside the folder that it is joined
+to.
 """
 
 from __future__ import annotations

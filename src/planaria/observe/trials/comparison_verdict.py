@@ -45,8 +45,8 @@ def _said(found: Compared, struck: list[tuple[Scored, Spread]], unit: str) -> st
     gap = _shown(theirs.mean - mine.mean, unit)
     if (met := min(failures(first), failures(second))) < LEAST_FAILURES:
         return (
-            f"Too few failures to rank: {second.name} and {first.name} met at least {counted(met, 'failure')} before the "
-            f"target over {counted(len(first.runs), 'seed')}; a ranking needs {LEAST_FAILURES} or more. "
+            f"Too few failures to rank: {second.name} and {first.name} met at least {counted(met, 'failure')} before "
+            f"the target over {counted(len(first.runs), 'seed')}; a ranking needs {LEAST_FAILURES} or more. "
             f"{first.name} took {_shown(mine.mean, unit)}, {second.name} {gap} more."
         )
     seeds = len(first.runs)
