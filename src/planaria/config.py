@@ -115,6 +115,9 @@ class TrainConfig(Section):
     start: str | None = None
     """weights that the first step starts from, with fresh moments: a run, a folder of safetensors, a GGUF file, or
     'hf:OWNER/NAME' (Hugging Face); what they fix, and their tokenizer, goes with them"""
+    pretrained: bool = False
+    """whether the recipe is made for pretrained weights; a run of it without start warns that it begins from random
+    ones"""
     eval_every: Natural = 100
     """steps between validations; 0 switches them off"""
     eval_microbatches: Positive = 8

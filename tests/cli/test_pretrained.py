@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import weakref
 from collections.abc import Callable
@@ -23,11 +24,14 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.config import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.engine.branch import branch_off
+from planaria.engine.prepare import prepare
 from planaria.engine.runs import config_of
 from planaria.engine.weights import open_model, open_weights
 from planaria.errors import UserError
 from planaria.model.huggingface import export_model
 from planaria.model.stages import Llama
+from planaria.shipped import FOLDER
+from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 MODEL = ModelConfig(
     vocab=300, dim=32, layers=5, heads=4, kv_heads=2, hidden=48, context=64, rope_theta=5e4, norm_eps=1e-4, tied=False
@@ -71,6 +75,95 @@ def test_what_the_weights_fix_is_inherited(home: Path) -> None:
     first = next(saved for saved in CheckpointStore(run / "checkpoints").list() if saved.step == 0)
     before, after = Llama(MODEL, seed=1).global_state(), load_model(first).global_state()
     assert all(torch.equal(before[name], after[name]) for name in before | after)
+
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+ENDS = [256, 7]
+BESIDE: dict[str, dict[str, Any]] = {
+    "generation_config.json": {"eos_token_id": ENDS, "bos_token_id": 3, "temperature": 0.6, "top_p": 0.95},
+    "tokenizer_config.json": {"eos_token": "<|end|>", "model_max_length": 64, "padding_side": "left"},
+}
+
+
+@pytest.fixture(scope="module")
+def instruct(home: Path) -> Path:
+    """``theirs`` as a model that chats: a template, several ends, settings for generation."""
+    shutil.copytree(home / "theirs", folder := home / "instruct")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    for name, content in BESIDE.items():
+        (folder / name).write_text(json.dumps(content))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"eos_token_id": ENDS, "bos_token_id": 3, "pad_token_id": 5})
+    )
+    return folder
+
+
+def require_kept(folder: Path) -> None:
+    """The exported model is used as the one it was trained from."""
+    assert (folder / "chat_template.jinja").read_text() == TEMPLATE
+    assert {name: json.loads((folder / name).read_text()) for name in BESIDE} == BESIDE
+    config = json.loads((folder / "config.json").read_text())
+    ids = [config[f"{kind}_token_id"] for kind in ("eos", "bos", "pad")]
+    assert ids == [ENDS, 3, 5] and config["max_position_embeddings"] == 64
+    digests.require(folder, (sums := digests.read(folder)), sums)
+    assert "chat_template.jinja" in sums
+
+
+def test_an_export_keeps_how_the_model_is_used(home: Path, instruct: Path) -> None:
+    """Of a fine-tuned model, of a run that starts from that run, and of a policy that opens it."""
+    assert train(home, instruct, "--name", "tuned") == 0
+    assert train(home, home / "runs" / "tuned", "--name", "again") == 0
+    for name in ("tuned", "again"):
+        require_kept(home / "runs" / name / "model")
+    policy = open_policy(str(home / "runs" / "again" / "model"))
+    assert isinstance(policy, LlamaPolicy) and policy.context == 64 and policy.end == ENDS[0]
+    policy.clone().export(home / "policy")
+    require_kept(home / "policy")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(home / "policy")
+    assert "user\nhello" in tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert transformers.GenerationConfig.from_pretrained(home / "policy").eos_token_id == ENDS
+
+
+def test_a_longer_context_than_the_weights_know_is_exported(home: Path, instruct: Path) -> None:
+    assert train(home, instruct, "--name", "longer", "--model.context", "128") == 0
+    config = json.loads((home / "runs" / "longer" / "model" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 128
+
+
+def test_a_class_that_would_have_to_be_fetched_is_left_behind(home: Path, instruct: Path, tmp_path: Path) -> None:
+    shutil.copytree(instruct, tmp_path / "own")
+    settings = {"tokenizer_class": "TheirTokenizer", "auto_map": {"AutoTokenizer": ["theirs.TheirTokenizer", None]}}
+    (tmp_path / "own" / "tokenizer_config.json").write_text(json.dumps(settings))
+    usage = open_weights(tmp_path / "own").usage
+    assert usage is not None and usage.tokenizer == {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+@pytest.mark.parametrize("name", [*BESIDE, "chat_template.jinja"])
+def test_damaged_files_beside_the_weights_are_named(instruct: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(instruct, tmp_path / "damaged")
+    (tmp_path / "damaged" / name).write_bytes(b"{\xff")
+    with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path / 'damaged' / name))}: .*download it again"):
+        open_weights(tmp_path / "damaged")
+
+
+def test_a_recipe_for_pretrained_weights_says_that_it_begins_without(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each shipped recipe that asks for weights is marked as one."""
+    asking = [path for path in FOLDER.rglob("*.toml") if "--train.start" in path.read_text()]
+    assert asking
+    for path in asking:
+        assert cli.run(["train", str(path), "--dry-run"]) == 0
+        assert "# warning: this recipe is made for pretrained weights" in capsys.readouterr().out
+    assert cli.run(["train", str(home / "child.toml"), "--dry-run", "--model.layers", "5"]) == 0
+    assert "pretrained weights" not in capsys.readouterr().out
+    flags = ["--train.pretrained", "true", "--train.start", str(home / "theirs")]
+    assert cli.run(["train", str(home / "child.toml"), "--dry-run", *flags]) == 0
+    assert "warning" not in capsys.readouterr().out
+    prepared = prepare(configure(home / "child.toml", settings={"train.pretrained": True, "model.layers": 5}))
+    assert sum("random ones; give weights with --train.start" in note for note in prepared.notes) == 1
 
 
 def test_context_is_the_recipes_up_to_what_the_weights_know(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from planaria.engine.runs import config_of
 from planaria.engine.weights import open_model
 from planaria.errors import UserError
 from planaria.model.generate import generate
-from planaria.model.gguf import gguf_tokenizer, import_gguf
+from planaria.model.gguf import gguf_tokenizer, import_gguf, open_gguf
 from planaria.model.stages import Llama
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
@@ -103,6 +103,18 @@ def test_every_tensor_finds_its_place(tied: bool, tmp_path: Path) -> None:
     before, after = model.global_state(), found.global_state()
     assert found.config == model.config
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_how_the_model_is_used_is_read(tmp_path: Path) -> None:
+    def beside(writer: Any) -> None:
+        writer.add_chat_template("{{ messages }}")
+        writer.add_eos_token_id(0)
+        writer.add_eot_token_id(3)
+
+    usage = open_gguf(write(tmp_path / "m.gguf", Llama(CONFIG), extra=beside)).usage
+    assert usage is not None and usage.template == "{{ messages }}" and usage.context == CONFIG.context
+    assert usage.ids == {"bos_token_id": None, "eos_token_id": [0, 3], "pad_token_id": None} == usage.generation
+    assert usage.tokenizer["eos_token"] == "<end>"
 
 
 def test_quantised_weights_come_back_rounded(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def export_run(
     def write(made: Path) -> None:
         huggingface.write(atoms, made, precision, largest or sys.maxsize)
 
-    export_folder(saved.manifest.model.dense, to, write, tokenizer, end, dtype)
+    export_folder(saved.manifest.model.dense, to, write, tokenizer, end, dtype, used=runs.usage_of(folder))
     return to
 
 

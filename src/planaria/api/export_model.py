@@ -19,7 +19,7 @@ def export_again(folder: Path, to: Path) -> Path:
     weights = open_weights(folder)
     model = _as_mixtral(folder, weights.model())
     end = None if weights.tokenizer is None else Tokenizer.open(weights.tokenizer).end
-    export_model(model, to, weights.tokenizer, end)
+    export_model(model, to, weights.tokenizer, end, weights.usage)
     return to
 
 

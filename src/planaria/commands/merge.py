@@ -15,7 +15,6 @@ from planaria.commands.fuse import Gathered, add_up, gather, open_llama, part_of
 from planaria.commands.realign import write
 from planaria.config import DataConfig
 from planaria.data.shards import prepare
-from planaria.data.tokenizer import Tokenizer
 from planaria.engine.weights import open_model
 from planaria.errors import UserError, nearest
 from planaria.experts import fused
@@ -26,7 +25,7 @@ from planaria.experts.manifest import TOKENIZER
 from planaria.experts.reading import domain_samples, kept_sums, windows
 from planaria.model.stages import Llama
 from planaria.names import require_name
-from planaria.swarm.policy.policies import LlamaPolicy
+from planaria.swarm.policy.policies import LlamaPolicy, usage_of
 
 SUMS = "routers.safetensors"
 """expert's name → sums of its domain [layers, D + 1, D + 1], from which routers are made anew"""
@@ -58,7 +57,7 @@ def merge(run: Path, to: Path, wanted: Wanted, safe: str | None) -> int:
     model = merging.merged(experts, wanted.routers.of(len(experts)), wanted.bias)
     sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(found.parts)}
     record = Fused(by="dume", parent=found.origin, parts=found.parts, run=_place(run), routers=wanted.routers)
-    _finish(to, model, found.experts[0].tokenizer, record, sums)
+    _finish(to, model, found.experts[0], record, sums)
     return 0
 
 
@@ -88,7 +87,7 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
     wider = merging.with_block(model, _llama(policy), routers.of(number + 1))
     sums = {**opened.sums, name: merging.domain_sums(wider, number, samples)}
     parts = [*opened.record.parts, part_of(name, domain, Path(expert), policy)]
-    _finish(to, wider, opened.policy.tokenizer, opened.record.model_copy(update={"parts": parts}), sums)
+    _finish(to, wider, opened.policy, opened.record.model_copy(update={"parts": parts}), sums)
     return 0
 
 
@@ -108,7 +107,7 @@ def remove_expert(folder: Path, to: Path, name: str) -> int:
     parts = [part for part in opened.record.parts if part.name != name]
     fewer = merging.without_block(opened.model, names.index(name), opened.routers.of(len(parts)))
     sums = {part.name: opened.sums[part.name] for part in parts}
-    _finish(to, fewer, opened.policy.tokenizer, opened.record.model_copy(update={"parts": parts}), sums)
+    _finish(to, fewer, opened.policy, opened.record.model_copy(update={"parts": parts}), sums)
     return 0
 
 
@@ -132,8 +131,10 @@ class _Opened:
         names, size = [part.name for part in record.parts], model.config.dim + 1
         if model.routing is None or model.routing.experts != len(names):
             raise UserError(f"{folder / FILE}: names {len(names)} experts, the model has others; merge again")
+        policy = LlamaPolicy(model, tokenizer)
+        policy.usage = usage_of(folder, model.config.context)
         return cls(
-            model, LlamaPolicy(model, tokenizer), record, record.routers,
+            model, policy, record, record.routers,
             _sums(folder / SUMS, names, (model.config.layers, size, size)),
         )  # fmt: skip
 
@@ -163,14 +164,17 @@ def _texts(found: Gathered, samples: int) -> dict[str, Tensor]:
     }
 
 
-def _finish(to: Path, model: Llama, tokenizer: Tokenizer, record: Fused, sums: Mapping[str, Tensor]) -> None:
-    """Give the model its routers and write it down, with all that is needed to change it."""
+def _finish(to: Path, model: Llama, like: LlamaPolicy, record: Fused, sums: Mapping[str, Tensor]) -> None:
+    """Give the model its routers and write it, with all that is needed to change it; tokenizer and usage are those of
+    ``like``."""
     assert record.routers is not None and model.routing is not None
     ordered = [sums[part.name] for part in record.parts]
     merging.route(model, ordered, record.routers.ridge, record.routers.temperature)
     packed = save({name: tensor.contiguous() for name, tensor in sums.items()})
     extra = {FILE: record.model_dump_json(indent=1).encode(), SUMS: packed}
-    write(to, LlamaPolicy(model, tokenizer), extra)
+    policy = LlamaPolicy(model, like.tokenizer)
+    policy.usage = like.usage
+    write(to, policy, extra)
     count = sum(tensor.numel() for tensor in model.global_state().values())
     tokens = sum(float(own[0, -1, -1]) for own in ordered)
     print(f"{to}: {len(record.parts)} experts in one model of {count:,} parameters, {model.routing.top_k} of "

@@ -16,6 +16,7 @@ from planaria.config import RunConfig
 from planaria.control.saving import folder_name
 from planaria.data.shards import Data
 from planaria.data.tokenizer import Tokenizer
+from planaria.engine import runs
 from planaria.engine.origin import Origin
 from planaria.engine.weights import FIXED, open_weights, require_dense, require_same
 from planaria.errors import UserError
@@ -72,8 +73,13 @@ def _digest(tokenizer: Path) -> str:
 
 
 def unfit(config: RunConfig, weights: Weights | None) -> Iterator[str]:
-    """What of a recipe harms the weights that it starts from, a line for each."""
+    """Yield a warning for each setting that does not suit the weights that the recipe starts from."""
     if weights is None:
+        if config.train.pretrained:
+            yield (
+                "warning: this recipe is made for pretrained weights, and the run begins from random ones; give "
+                "weights with --train.start, a file, a folder or hf:OWNER/NAME"
+            )
         return
     known, context = weights.config.context, config.model.context
     if context > known:
@@ -105,4 +111,6 @@ def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
     manifest = Manifest(step=0, stages=stages, pipeline_stages=cut.stages, samples=0, digests=sums, model=config.model)
     name = folder_name(0, partial=False)
     store.seal(name, manifest, config.checkpoint.keep)
+    if weights.usage is not None:
+        digests.put(folder, {runs.USAGE: weights.usage.model_dump_json(indent=1).encode()})
     return Origin(load=dict.fromkeys(stages, name))

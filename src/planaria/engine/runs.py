@@ -18,13 +18,16 @@ from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import RunConfig
 from planaria.data.shards import Data
 from planaria.errors import UserError
+from planaria.model.usage import Usage
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.record.logs import not_a_run
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
 """the faults of the run, what its token shards were made from, and its nodes and routes if it has a schedule"""
-KEPT = (CONFIG, TOKENIZER, TRACE, DATA, SCHEDULE)
+USAGE = "usage.json"
+"""of the model that the run started from: what an export keeps of it, beside its weights"""
+KEPT = (CONFIG, TOKENIZER, TRACE, DATA, SCHEDULE, USAGE)
 """what a run is, beside its checkpoints; its list of digests covers these"""
 
 
@@ -147,6 +150,15 @@ def config_of(folder: Path, *further: str) -> RunConfig:
         raise not_a_run(folder)
     require(folder, CONFIG, *further)
     return recipe.parse(documents.text(path), str(path))
+
+
+def usage_of(folder: Path) -> Usage | None:
+    """Return the usage of the model that a run started from; None if it started from the seed's weights.
+
+    :raises UserError: when the file is not as the run wrote it.
+    """
+    require(folder, USAGE)
+    return documents.model(folder / USAGE, Usage) if (folder / USAGE).is_file() else None
 
 
 def newest_whole(folder: Path) -> Saved:

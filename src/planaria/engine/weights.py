@@ -46,7 +46,12 @@ def open_weights(source: str | Path) -> Weights:
     atoms = {atom.name: atom for atom in weights_of(saved)}
     shapes = {name: atom.shape for name, atom in atoms.items()}
     return Weights(
-        path, saved.manifest.model.dense, shapes, lambda name: atoms[name].read("weights"), path / runs.TOKENIZER
+        path,
+        saved.manifest.model.dense,
+        shapes,
+        lambda name: atoms[name].read("weights"),
+        path / runs.TOKENIZER,
+        usage=runs.usage_of(path),
     )
 
 

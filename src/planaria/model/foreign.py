@@ -15,6 +15,7 @@ from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.routed import Routing
 from planaria.model.stages import Llama, require_shapes
+from planaria.model.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Weights:
     """what :meth:`planaria.data.tokenizer.Tokenizer.open` opens; None: nothing is there"""
     routing: Routing | None = None
     """of layers with several feed-forward blocks"""
+    usage: Usage | None = None
+    """what lies beside the weights; None: nothing is known"""
 
     def __post_init__(self) -> None:
         """:raises UserError: naming the file and the first tensor that is missing, of another shape, or unknown."""

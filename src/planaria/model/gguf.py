@@ -17,6 +17,7 @@ from torch import Tensor
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError, missing_package
+from planaria.model import usage
 from planaria.model.foreign import Weights, checked_config
 from planaria.model.gguf_file import GgufFile, look
 from planaria.model.llama import to_rotate_half
@@ -70,7 +71,7 @@ def open_gguf(path: Path) -> Weights:
         heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
         return reading[name]() if heads is None else to_rotate_half(reading[name](), heads)
 
-    return Weights(path, config, shapes, read, path)
+    return Weights(path, config, shapes, read, path, usage=usage.of_gguf(held.values, config.context))
 
 
 def import_gguf(path: Path) -> Llama:

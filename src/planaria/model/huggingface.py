@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from planaria.model.hf_config import from_config, to_config
 from planaria.model.lora import merged
 from planaria.model.routed import Routing, from_file, from_keys, to_file
 from planaria.model.stages import Llama
+from planaria.model.usage import CLASS, GENERATION, SETTINGS, Usage, of_folder, write_json
 
 WEIGHTS, INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 DTYPES = ("F32", "BF16", "F16")
@@ -39,7 +39,9 @@ Files = dict[str, tuple[Path, str]]
 """global name → file, and the tensor's name there"""
 
 
-def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None) -> None:
+def export_model(
+    model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None, used: Usage | None = None
+) -> None:
     """Write a model in memory as :func:`export_folder` does, in fp32; adapters are added to their matrices."""
 
     def write(made: Path) -> None:
@@ -47,7 +49,7 @@ def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None,
         state = {named(name): tensor.contiguous() for name, tensor in merged(model).items()}
         save_file(state, made / WEIGHTS, metadata=METADATA)
 
-    export_folder(model.config, folder, write, tokenizer_file, end, routing=model.routing)
+    export_folder(model.config, folder, write, tokenizer_file, end, routing=model.routing, used=used)
 
 
 def export_folder(
@@ -58,11 +60,14 @@ def export_folder(
     end: int | None = None,
     dtype: str = "float32",
     routing: Routing | None = None,
+    used: Usage | None = None,
 ) -> None:
     """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files.
 
     ``write`` puts the weights, of type ``dtype``, into the folder that it is given. ``end`` is the id of the token that
-    ends a text, where generation is to stop. The folder appears at once and whole.
+    ends a text, where generation is to stop. ``used`` is of the model that these weights were trained from: its
+    context, special tokens, generation settings and chat template take the place of ours. The folder appears at once
+    and whole.
 
     :raises UserError: when it exists and is not empty, cannot be written, or the tokenizer does not fit the model.
     """
@@ -72,12 +77,15 @@ def export_folder(
     token, ids = None if end is None else names.get(end), {"bos_token_id": None, "eos_token_id": end}
     try:
         with new_folder(folder) as made:
-            _write(made / "config.json", to_config(config, routing) | {"torch_dtype": dtype} | ids)
-            _write(made / "generation_config.json", ids)
+            kept = {} if used is None else used.config(config.context)
+            write_json(made / "config.json", to_config(config, routing) | {"torch_dtype": dtype} | ids | kept)
+            write_json(made / GENERATION, ids)
             write(made)
             if tokenizer_file is not None:
                 shutil.copyfile(tokenizer_file, made / TOKENIZER)
-                _write(made / "tokenizer_config.json", _tokenizer_config(config, token))
+                write_json(made / SETTINGS, _tokenizer_config(config, token))
+            if used is not None:
+                used.write(made)
             digests.accept(made, [file.name for file in made.iterdir()])
     except (SafetensorError, OSError) as error:
         raise UserError(f"export: {refused(folder, error)}; make room, or export elsewhere") from error
@@ -123,7 +131,8 @@ def open_folder(folder: Path) -> Weights:
             return found.clone()
 
     tokenizer = folder / TOKENIZER
-    return Weights(folder, config, shapes, read, tokenizer if tokenizer.is_file() else None, routing)
+    used = of_folder(folder, said, config.context)
+    return Weights(folder, config, shapes, read, tokenizer if tokenizer.is_file() else None, routing, used)
 
 
 def _equal(one: tuple[Path, str], other: tuple[Path, str], rows: int) -> bool:
@@ -204,7 +213,7 @@ def _token_names(file: Path, config: ModelConfig) -> dict[int, str]:
 
 def _tokenizer_config(config: ModelConfig, end: str | None) -> dict[str, Any]:
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": CLASS,
         "model_max_length": config.context,
         "eos_token": end,
         "clean_up_tokenization_spaces": False,
@@ -216,7 +225,3 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{file}: not a JSON object")
     return found
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -108,6 +108,8 @@ class HuggingFacePolicy(Wording):
             made = Path(temporary) / "model"
             whole.save_pretrained(made)
             self.tokenizer.save(made / "tokenizer.json")
+            if self.usage is not None:
+                self.usage.write(made)
             made.replace(folder)
 
     @property

@@ -14,6 +14,7 @@ from planaria import documents
 from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
 from planaria.data.tokenizer import Tokenizer
+from planaria.engine import runs
 from planaria.engine.weights import located, open_weights
 from planaria.errors import UserError
 from planaria.model.decode import decode
@@ -21,6 +22,7 @@ from planaria.model.gguf_file import is_gguf, look
 from planaria.model.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
 from planaria.model.lora import adapt, has_adapters, save_adapters
 from planaria.model.stages import Llama
+from planaria.model.usage import Usage, of_folder, of_gguf
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.chat import Template, template_of
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
@@ -80,7 +82,7 @@ class LlamaPolicy(Wording):
         """Write model and tokenizer as a Hugging Face folder; :func:`planaria.model.huggingface.export_model`."""
         with tempfile.TemporaryDirectory() as temporary:
             self.tokenizer.save(file := Path(temporary) / "tokenizer.json")
-            export_model(self._model, folder, file, self.end)
+            export_model(self._model, folder, file, self.end, self.usage)
 
     @property
     def adapted(self) -> bool:
@@ -120,8 +122,16 @@ def open_policy(
         if lora_rank:
             adapt(model, lora_rank, lora_alpha or 2 * lora_rank, seed)
         policy = LlamaPolicy(model, tokenizer)
-    policy.template = template
+    policy.template, policy.usage = template, usage_of(place, policy.context)
     return policy
+
+
+def usage_of(place: Path, context: int) -> Usage | None:
+    """Return what came with the weights at ``place``."""
+    if place.is_dir():
+        folder = is_exported(place)
+        return of_folder(place, _settings(place / "config.json"), context) if folder else runs.usage_of(place)
+    return of_gguf(look(place).values, context) if is_gguf(place) else None
 
 
 def _own(place: Path) -> tuple[Llama, Tokenizer]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
+from planaria.model.usage import Usage
 from planaria.swarm.policy.asking import Asking
 from planaria.swarm.policy.base import ROOM
 from planaria.swarm.policy.chat import Template
@@ -28,6 +29,8 @@ class Wording:
     """whether passes compute in bf16"""
     template: Template | None = None
     """the chat template that came with the model"""
+    usage: Usage | None = None
+    """what else came with the model; an export keeps it"""
     asking: Asking | None = None
     """how problems are put to it; None: as they stand"""
 
