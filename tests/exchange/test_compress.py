@@ -69,6 +69,16 @@ def test_delta_of_a_normal_variable(said: str, least: float, most: float) -> Non
     assert made(said).delta(200_000) == pytest.approx(measured_delta(made(said), normal), abs=0.01)
 
 
+@pytest.mark.parametrize("said", ALL)
+def test_a_delta_is_guaranteed_unless_a_sparse_vector_is_below_it(said: str) -> None:
+    codec, spikes = made(said), torch.zeros(16, 128)
+    for large in range(1, 16):
+        spikes[large, :large] = 1.0 + torch.arange(large)
+    worst = min(measured_delta(codec, row) for row in spikes) if not said.startswith("rand") else 1.0
+    assert (worst >= codec.delta(128) - 5e-3) == codec.guaranteed
+    assert 0.0 <= codec.reached(spikes[1]) <= codec.delta(128)
+
+
 @given(st.integers(1, 400), st.floats(0.001, 1.0), st.integers(0, 50))
 def test_top_k_sends_the_largest_and_nothing_else(count: int, keep: float, seed: int) -> None:
     codec, exact = TopK(keep=keep), torch.randn(count, generator=torch.Generator().manual_seed(seed))

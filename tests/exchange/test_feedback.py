@@ -216,6 +216,71 @@ def test_one_way_to_say_it() -> None:
     assert torch.equal(short.offer(Outer(), gradients).blocking, long.offer(Outer(), gradients).blocking)  # type: ignore[arg-type]
 
 
+# ---- a compressor that guarantees no delta
+
+
+def ill_conditioned(d: int = 20, n: int = 2) -> tuple[Tensor, Tensor]:
+    """Heterogeneous quadratics f_i(x) = xᵀH_i x/2 − b_iᵀx: H [n, d, d] with curvatures that spread log-normally over
+    the coordinates, mean curvature at most 3; and b [n, d]."""
+    generator = torch.Generator().manual_seed(1)
+    a = torch.randn(n, d, d, generator=generator, dtype=torch.float64) / d**0.5
+    scale = torch.randn(d, generator=generator, dtype=torch.float64).exp()
+    h = (a @ a.mT + 0.1 * torch.eye(d, dtype=torch.float64)) * scale * scale.unsqueeze(1)
+    h *= 3 / torch.linalg.eigvalsh(h.mean(0))[-1]
+    return h, 10 * torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
+def growth(options: dict[str, object], steps: int = 250, gamma: float = 0.3) -> float:
+    """‖x − x*‖ over its start after gradient descent from 0 along the mean estimate; inf once it exceeds 100."""
+    h, b = ill_conditioned()
+    by, outer = compression_of(options), [Outer()] * len(h)
+    x, best = torch.zeros_like(b[0]), torch.linalg.solve(h.mean(0), b.mean(0))
+    for step in range(steps):
+        gradients = ((h @ x).squeeze(-1) - b).float()
+        kept = [by.offer(own, {"x": g}).kept for own, g in zip(outer, gradients, strict=True)]
+        mean = sum(each["estimate"]["x"] for each in kept) / len(kept)
+        outer = [Outer({**each, "mean_estimate": {"x": mean}}, step + 1) for each in kept]  # type: ignore[dict-item]
+        x = x - gamma * mean.double()  # type: ignore[union-attr]
+        if float(x.norm()) > 100 * float(best.norm()):
+            return math.inf
+    return float((x - best).norm() / best.norm())
+
+
+SIGN = {"kind": "sign", "feedback": "econtrol"}
+
+
+@pytest.mark.parametrize("options", [SIGN, {**SIGN, "eta": 0.6}], ids=["auto", "a number"])
+def test_econtrol_is_stable_where_the_compressor_guarantees_no_delta(options: dict[str, object]) -> None:
+    assert growth(options) < 1.0
+
+
+def test_econtrol_diverges_with_the_delta_of_a_normal_variable_if_forced() -> None:
+    assert growth({**SIGN, "eta": 1 / math.pi, "force": True}) == math.inf
+
+
+@pytest.mark.parametrize("said", ["sign", "2bits"])
+def test_eta_follows_the_delta_of_what_a_message_carries(said: str) -> None:
+    """Half of the smaller δ of g − h and of e, written out; e is sparse here, so its δ is near 1/d, or nothing."""
+    made, codec = compressed(f"econtrol:{said}"), compression_of(said).compressor
+    g, h, e = torch.randn(D), torch.randn(D), torch.zeros(D).index_fill_(0, torch.tensor(7), 100.0)
+    outer = Outer({"estimate": {"w": h}, "mean_estimate": {"w": h}, "residual": {"w": e}}, 1)
+
+    def delta(v: Tensor) -> float:
+        v, sent = v.double(), codec.decode(codec.encode(v), D).double()
+        return max(0.0, 1.0 - float((sent - v).square().sum() / v.square().sum()))
+
+    assert delta(e) < 0.2 < delta(g - h)
+    offer = made.offer(outer, {"w": g})
+    expected = codec.encode((delta(e) / 2) * e + (g - h))
+    assert torch.allclose(codec.decode(offer.blocking, D), codec.decode(expected, D), rtol=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("said", ["top10%", "rand10%", "8bits", "4bits"])
+def test_a_guaranteed_delta_is_not_measured(said: str) -> None:
+    codec = compression_of(said).compressor
+    assert codec.guaranteed and codec.reached(torch.zeros(D).index_fill_(0, torch.tensor(7), 1.0)) == codec.delta(D)
+
+
 # ---- the papers' own small problems; their full forms are in benchmarks/compression.py
 
 

@@ -54,6 +54,11 @@ def test_a_step_that_was_done_again_counts_as_it_was_done_last() -> None:
     ]
 
 
+def test_no_delta_is_stated_where_none_is_guaranteed() -> None:
+    run = record(*FACTS, compress="econtrol:sign")
+    assert [row[5] for row in compression._rows(run, compression.messages_of(run))] == ["none", "none"]
+
+
 def test_what_is_drawn_are_norms_of_the_whole_model_and_contractions_of_each_stage() -> None:
     messages = compression.messages_of(record(*FACTS))
     norm, owed, off, full = compression.norms_figure(messages, "step").data

@@ -165,7 +165,7 @@ def weigh(config: RunConfig, arm: Arm, coding: Coding) -> Weighed:
         how = arm.changes.get("exchange.compress", arm.name)
         if isinstance(made.compression.compressor, TopK):
             coding_s = coding.seconds.mean / coding.numbers * largest / max(1, made.interval or 0)
-        if isinstance(made.compression.feedback, EControl):
+        if isinstance(made.compression.feedback, EControl) and made.compression.compressor.guaranteed:
             eta = made.compression.compressor.delta(largest) / 2
     elif made.interval:
         how = f"{changed.exchange.kind}, every {made.interval}"

@@ -62,11 +62,18 @@ class Compression:
             blocking, kept = message.pack(exact), self.feedback.begun(exact)
             return Offer(blocking, prefetched, kept, _measured(blocking, exact, {**outer.parts, **kept}))
         count = sum(tensor.numel() for tensor in exact.values())
-        meant = self.feedback.meant(outer, exact, codec.delta(count))
+        meant = self.feedback.meant(outer, exact, self._delta(outer, exact, count))
         blocking = codec.encode(message.flat(meant), outer.rounds)
         sent = message.named(codec.decode(blocking, count, outer.rounds), meant)
         kept = self.feedback.kept(outer, exact, meant, sent)
         return Offer(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent)))
+
+    def _delta(self, outer: Outer, exact: Weights, count: int) -> float:
+        """The compressor's δ for the message of ``exact``."""
+        if self.compressor.guaranteed:
+            return self.compressor.delta(count)
+        judged = [message.flat(vector) for vector in self.feedback.judged(outer, exact) if vector]
+        return min((self.compressor.reached(v, outer.rounds) for v in judged), default=self.compressor.delta(count))
 
     def heard(
         self, outer: Outer, offers: Mapping[int, Offer], me: int, like: Weights

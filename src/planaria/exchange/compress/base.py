@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,10 +46,22 @@ class Compressor(Choice, ABC):
         :raises ValueError: when it is no message of so many numbers.
         """
 
+    @property
+    def guaranteed(self) -> bool:
+        """Whether :meth:`delta` holds for every vector. If not, it is that of a normal variable, and the δ of a sparse
+        or heavy-tailed vector may be next to nothing: whatever needs a bound has to measure (:meth:`reached`)."""
+        return True
+
     @abstractmethod
     def delta(self, count: int) -> float:
-        """The δ that feedback goes by, rounding of what is sent not counted: that of the worst vector of ``count``
-        numbers, or, where that is next to nothing, of a normal variable; by chance, in the mean over draws."""
+        """δ for the worst vector of ``count`` numbers, or for a normal variable if it is not :attr:`guaranteed`.
+
+        Rounding of the numbers that are sent is not included. For random compressors it is the mean over draws.
+        """
+
+    def reached(self, vector: Tensor, draw: int = 0) -> float:
+        """A δ that holds for ``vector``: the guaranteed one, or else the measured one, 0 if the message is useless."""
+        return self.delta(len(vector)) if self.guaranteed else max(0.0, measured_delta(self, vector, draw))
 
     @abstractmethod
     def count(self, message: Tensor) -> int:
@@ -66,10 +79,15 @@ class Compressor(Choice, ABC):
 
 
 def measured_delta(compressor: Compressor, vector: Tensor, draw: int = 0) -> float:
-    """1 − ‖C(v) − v‖²/‖v‖²: what a compressor does to one vector; 1 for a vector of zeros."""
+    """1 − ‖C(v) − v‖²/‖v‖² of one vector; 1 for a vector of zeros. Does not depend on the number of threads."""
     sent = compressor.decode(compressor.encode(vector, draw), len(vector), draw)
-    size = float(vector.double().square().sum())
-    return 1.0 - float((sent - vector).double().square().sum()) / size if size else 1.0
+    size = _square(vector)
+    return 1.0 - _square(sent - vector) / size if size else 1.0
+
+
+def _square(vector: Tensor) -> float:
+    """‖v‖² in fp64, by NumPy: torch shares a long sum out among threads, and its last bits depend on their number."""
+    return float(np.square(vector.numpy(), dtype=np.float64).sum())
 
 
 def all_finite(numbers: Tensor) -> bool:

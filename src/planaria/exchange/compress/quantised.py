@@ -25,6 +25,11 @@ class Quantised(Compressor):
     def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
         return quantise.decode(message, count, self.bits)
 
+    @property
+    def guaranteed(self) -> bool:
+        """Not with 2 bits: levels follow the root mean square, so a group with one large number loses all of it."""
+        return self.bits > 2
+
     def delta(self, count: int) -> float:
         """8 and 4 bits: an error is at most half of a step, which is the largest number of a group over 2^(b − 1), and
         never more than the number itself. The worst group has 127 numbers of half a step: δ = 1/(1 + 127/4^b).

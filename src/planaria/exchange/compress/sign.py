@@ -34,8 +34,13 @@ class Sign(Chunked):
             chunk.copy_(positive).mul_(2).sub_(1).mul_(scales)
         return vector
 
+    @property
+    def guaranteed(self) -> bool:
+        """No: δ = ‖v‖₁²/(d‖v‖²), which is 1/d if one number is not zero."""
+        return False
+
     def delta(self, count: int) -> float:
-        """2/π, of a normal variable: the worst vector, with one number that is not zero, has 1/d."""
+        """2/π, of a normal variable."""
         return 2.0 / math.pi
 
     def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:

@@ -8,7 +8,7 @@ i has sent, h̄ the mean of these estimates.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -41,7 +41,12 @@ class Feedback(Choice, ABC):
 
     @abstractmethod
     def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
-        """What is compressed in place of ``exact``; ``delta`` is the compressor's δ."""
+        """What is compressed in place of ``exact``. ``delta`` is the compressor's δ: guaranteed, or else the smallest
+        that was measured for the vectors of :meth:`judged`."""
+
+    def judged(self, outer: Outer, exact: Weights) -> Sequence[Weights]:
+        """The vectors whose δ :meth:`meant` depends on. Measured only if the compressor guarantees none."""
+        return ()
 
     @abstractmethod
     def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:

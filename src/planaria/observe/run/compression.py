@@ -128,19 +128,20 @@ def _rows(record: RunRecord, messages: Messages) -> Iterator[list[str]]:
         deltas = [1.0 - fact.lost for fact in own]
         each = [f"{of(deltas):.4f}" if own else "–" for of in (median, min, max)]
         steady = f"{share(own):.2%}" if own else "–"
-        stated = f"{_stated(record, own[0].dense_bytes // 4):.4f}" if own else "–"
+        stated = _stated(record, own[0].dense_bytes // 4) if own else "–"
         whole = f"{share(facts.values()):.2%}"
         yield [str(stage), str(len(facts)), *each, stated, steady, whole, str(len(facts) - len(own))]
 
 
-def _stated(record: RunRecord, count: int) -> float:
-    """The δ that feedback goes by, for vectors of so many numbers."""
+def _stated(record: RunRecord, count: int) -> str:
+    """The δ that the compressor guarantees for vectors of so many numbers, or "none"."""
     from planaria.exchange import exchange  # compressors import torch
     from planaria.exchange.aggregate import Averaging
 
     made = exchange(record.config.exchange)
     assert isinstance(made, Averaging), "others have nothing to compress"
-    return made.compression.compressor.delta(count)
+    compressor = made.compression.compressor
+    return f"{compressor.delta(count):.4f}" if compressor.guaranteed else "none"
 
 
 def contraction_figure(messages: Messages, when: str) -> go.Figure:
