@@ -162,7 +162,8 @@ def notes_of(verdicts: Sequence[Plain], folder: Path) -> list[str]:
         f"formations: {listed(summed(verdicts, 'formed'))}",
         f"deaths by: {listed(summed(verdicts, 'deaths'))}",
         f"runs: {listed(Counter(verdict['species'] for verdict in verdicts))}",
-        f"processes of controllers: {sum(verdict['parts'] for verdict in verdicts)}",
+        f"processes of controllers: {sum(verdict['parts'] for verdict in verdicts)}, "
+        f"{sum(verdict.get('from_memory', 0) for verdict in verdicts)} of them resumed from memory",
         f"refusals, each with its reason: {sum(refusals.values())}",
         *(f"   {count} × {reason}" for reason, count in refusals.most_common(12)),
         *(f"WRONG in run {verdict['number']}: {what[:300]}" for verdict in verdicts for what in verdict["wrong"]),

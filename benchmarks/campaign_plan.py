@@ -22,6 +22,9 @@ CHAINS = (
     "uniform, checkpoint",
     "identity, checkpoint",
     "random, checkpoint",
+    "snapshot, checkpoint",
+    "whole_copies, checkpoint",
+    "snapshot, checkfree, checkpoint",
     "checkfree",
     "checkfree_plus",
     "echo",
@@ -39,6 +42,8 @@ EXCHANGES: dict[str, Plain] = {
 }
 SPECIES = [*CHAINS, *EXCHANGES, *EXCHANGES]
 """of runs: of one replica by its recovery strategy, of several by their exchange, each of these twice"""
+REMEMBERING = [chain for chain in CHAINS if {"snapshot", "whole_copies"} & {*chain.split(", ")}]
+"""chains whose snapshots may outlive the workers in the machine's memory; a resumed run looks there first"""
 
 KINDS = {
     "kill": 40, "stop": 10, "stuck": 8, "slow": 6, "delay": 6, "reset": 9, "cut": 6, "disk_full": 3, "disk_slow": 4,
@@ -82,6 +87,10 @@ def _one(rng: random.Random, chain: str, faults: int) -> Plain:
         "mirror_moments": rng.random() < 0.5,
         "forward": rng.random() < 0.5,
     }
+    if chain in REMEMBERING:
+        every = rng.randint(2, 5)
+        offered |= {"meanwhile": "wait", "every": every, "slices": rng.randint(1, every), "outlive": rng.random() < 0.8}
+        offered |= {"tolerate": rng.choice((1, 1, 2)), "code": rng.choice(("auto", "local"))}
     meanwhile = offered.pop("meanwhile")
     if "checkfree" not in chain:
         offered.pop("moments")

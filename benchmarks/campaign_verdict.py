@@ -36,6 +36,7 @@ def judge(run: Run, outcome: str, seconds: float) -> Plain:
         "parts": seen.parts,
         "faults": dict(sorted(struck.items())),
         "outside": dict(sorted(seen.outside.items())),
+        "from_memory": sum(f["kind"] == "run_started" and f.get("recalled", -1) >= 0 for f in log),
         "formed": dict(Counter(f["outcome"] for f in log if f["kind"] == "form")),
         "deaths": dict(Counter(f["cause"] for f in log if f["kind"] == "worker_lost")),
         "refusals": seen.refusals,
@@ -65,6 +66,7 @@ def first_opinion(folder: Path) -> list[str]:
 def leftovers(run: Run, outcome: str, flipped: bool) -> list[str]:
     """What a run that is over must not leave: tracebacks, doors, halves of files, checkpoints that cannot be read."""
     from planaria.checkpoint.loading import load_model
+    from planaria.checkpoint.memory import MemoryFolder
     from planaria.checkpoint.store import CheckpointStore
     from planaria.errors import UserError
 
@@ -73,6 +75,8 @@ def leftovers(run: Run, outcome: str, flipped: bool) -> list[str]:
     found = [f"{log.name}: {log.read_text(errors='replace')[-800:]}" for log in logs]
     if outcome != "finished" or run.seen.killed_last:  # nobody was left to tidy up
         return found
+    if (memory := MemoryFolder(folder).folder).exists():
+        found.append(f"{memory}: snapshots are left in memory")
     halves = [p for p in folder.rglob("*") if p.name.startswith(".") or "unfinished" in p.name or p.name == "door.json"]
     found += [f"{path.relative_to(folder)} is left" for path in halves]
     saved = CheckpointStore(folder / "checkpoints").list()

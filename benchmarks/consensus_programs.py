@@ -150,10 +150,10 @@ def vote(folder: Path, every: int) -> Iterator[Row]:
                 agreeing.append(right[most_agreeing(candidates)])
                 plain.append(fmean(right))
             rates.append(fmean(hits))
-        said = f"p = {p:g}, {honest} honest" + (f" and {colluders} who collude" if colluders else "")
+        case = f"p = {p:g}, {honest} honest" + (f" and {colluders} who collude" if colluders else "")
         told = f"{len(rates)} problems x {POOLS} pools; any of them: {fmean(plain):.3f}"
-        yield Row(f"vote, {said}", [fmean(rates)], told, claim)
-        yield Row(f"agreement, {said}", [fmean(agreeing)], told)
+        yield Row(f"vote, {case}", [fmean(rates)], told, claim)
+        yield Row(f"agreement, {case}", [fmean(agreeing)], told)
 
 
 def cheats(task: Programs, number: int) -> list[str]:

@@ -113,7 +113,7 @@ def train(given: argparse.Namespace, seed: int) -> None:
 def losses_of(given: argparse.Namespace, seed: int, rule: str | None) -> list[tuple[float, float]]:
     """Validation losses (at once, later) for each middle stage that is lost; with no rule, once, losing nothing."""
     engine = engine_for(recipe(given, seed, RULES[rule] if rule else RecoveryConfig()))
-    state = {stage: read_stage(trained(seed), stage) for stage in engine.runners}
+    state = {stage: read_stage(trained(seed), stage, given.steps - WARM) for stage in engine.runners}
     found = []
     for stage in range(2, given.stages) if rule else [None]:
         engine.step = given.steps - WARM

@@ -102,7 +102,7 @@ def _shas(record: RunRecord) -> list[str]:
     saved = CheckpointStore(Path(record.folder) / "checkpoints").newest(whole_only=True)
     if saved is None:
         return [""] * (STAGES + 1)
-    states = [read_stage(saved.folder, stage) for stage in range(STAGES + 1)]
+    states = [read_stage(saved.folder, stage, saved.step) for stage in range(STAGES + 1)]
     return [hashlib.sha256(pack(state).numpy().tobytes()).hexdigest() for state in states]
 
 

@@ -192,7 +192,7 @@ def weights_of(saved: Saved, replica: int) -> Tensor:
     from planaria.checkpoint.store import replica_folder
 
     folder = replica_folder(saved.folder, replica)
-    states = [read_stage(folder, stage).weights for stage in saved.manifest.stages]
+    states = [read_stage(folder, stage, saved.step).weights for stage in saved.manifest.stages]
     return torch.cat([tensor.flatten().double() for state in states for _, tensor in sorted(state.items())])
 
 

@@ -34,14 +34,14 @@ RULES: dict[str, dict[str, Any] | None] = {
     "trimmed mean": {"rule": "trimmed_mean"},
     "Krum": {"rule": "krum"},
     "multi-Krum": {"rule": "multikrum"},
-    "geometric median": {"rule": "geometric_median"},
-    "centered clipping": {"rule": "clipping"},
+    "geometric median": {"rule": "geometric_median", "rounds": 8},
+    "centered clipping": {"rule": "clipping", "rounds": 1},
     "Flag, 1 round": {"rule": "flag", "rounds": 1},
     "Flag, 5 rounds": {"rule": "flag", "rounds": 5},
     "NNM, median": {"rule": "median", "mix": "nnm"},
     "NNM, trimmed mean": {"rule": "trimmed_mean", "mix": "nnm"},
-    "bucketing, geometric median": {"rule": "geometric_median", "mix": "bucketing"},
-    "bucketing, clipping": {"rule": "clipping", "mix": "bucketing"},
+    "bucketing, geometric median": {"rule": "geometric_median", "rounds": 8, "mix": "bucketing"},
+    "bucketing, clipping": {"rule": "clipping", "rounds": 1, "mix": "bucketing"},
 }
 MAY_FAIL = {"mean", "Krum"}
 

@@ -37,7 +37,7 @@ DOMAINS = ("books", "law", "dialogue", "encyclopaedia")
 RULES: Mapping[str, Any] = {
     "mean": "",
     "multi-Krum": {"rule": "multikrum", "liars": 2},
-    "clipping": {"rule": "clipping", "liars": 2},
+    "clipping": {"rule": "clipping", "rounds": 1, "liars": 2},
     "Flag": {"rule": "flag", "liars": 2},
     "NNM, trimmed mean": {"rule": "trimmed_mean", "liars": 2, "mix": "nnm"},
 }

@@ -41,8 +41,8 @@ SUBTLE = ("zero", "alie", "ipm", "mimic")
 RULES: dict[str, dict[str, Any]] = {
     "multi-Krum": {"rule": "multikrum"},
     "NNM, multi-Krum": {"rule": "multikrum", "mix": "nnm"},
-    "geometric median": {"rule": "geometric_median"},
-    "clipping": {"rule": "clipping"},
+    "geometric median": {"rule": "geometric_median", "rounds": 8},
+    "clipping": {"rule": "clipping", "rounds": 1},
     "Flag": {"rule": "flag"},
 }
 

@@ -25,9 +25,9 @@ RULES: Mapping[str, tuple[dict[str, Any], float | None]] = {
     "trimmed mean": ({"rule": "trimmed_mean"}, 2.0),
     "Krum": ({"rule": "krum"}, 1.3),
     "multi-Krum": ({"rule": "multikrum"}, 1.3),
-    "geometric median": ({"rule": "geometric_median"}, 1.3),
+    "geometric median": ({"rule": "geometric_median", "rounds": 8}, 1.3),
     "Flag": ({"rule": "flag"}, 1.3),
-    "bucketing, geometric median": ({"rule": "geometric_median", "mix": "bucketing"}, 1.3),
+    "bucketing, geometric median": ({"rule": "geometric_median", "rounds": 8, "mix": "bucketing"}, 1.3),
     "NNM, median": ({"rule": "median", "mix": "nnm"}, None),
 }
 """exchange.robust, and how often as long as the mean it may take"""

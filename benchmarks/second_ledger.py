@@ -23,6 +23,7 @@ class Replica:
     ready: set[str] = field(default_factory=set)
     saved: int | None = None  # its steps when it was last saved, for a checkpoint to be sealed
     written: set[int] = field(default_factory=set)
+    recalled: int = -1  # step of the snapshot in memory with which this part of the log begins
     saves: Fact | None = None  # the order to
 
     @property
@@ -36,6 +37,7 @@ class Ledger:
     def __init__(self, log: list[Fact]) -> None:
         self.problems, self.used = list[str](), set[int]()
         self.lost = self.repeated = self.total = 0
+        self._history = list[int]()  # of a run of one replica: the block of each step that was not undone
         self._sealed: dict[str, list[tuple[set[int], int, dict[int, int]]]] = {}  # folder → blocks, their size, steps
         large = {"run_started": self._begin, "form": self._form, "commit": self._commit, "seal": self._seal}
         for f in log:
@@ -48,11 +50,16 @@ class Ledger:
         self.total = (before + (f["steps"] - first) * each) // self._size
         self.used = {*range(before // self._size if f["first_block"] is None else f["first_block"]), *f["blocks_ahead"]}
         self._has = dict[str, int]()  # worker → steps that its state comprises
+        self._passed = dict[str, set[int]]()  # worker → steps of which it may remember its state
         self._copied = dict[str, object]()  # worker → the order to save for which it writes a copy
         self._coming = dict[str, tuple[int, int]]()  # worker → the generation in which it takes a state of so many
         self._load, self._durable, self._last = set(f["load"].values()), dict[str, dict[int, int]](), set[int]()
         places = range(max(f["replicas"], len(f["columns"])))
         self.replicas = {r: Replica(stands.get(str(r), {"step": first})["step"]) for r in places}
+        if f.get("recalled", -1) >= 0:
+            self._begin_from_memory(f)
+            return
+        self._history = self._history[:first]
         alike = (
             used == self.used and all(self.replicas[r].first == step for r, step in steps.items())
             if size == self._size
@@ -62,12 +69,24 @@ class Ledger:
         if (self.used or first) and not any(alike):
             self.problems.append(f"taken up at step {first} with samples that are not those of {sorted(self._load)}")
 
+    def _begin_from_memory(self, f: Fact) -> None:
+        """The snapshot must be of a step that the history has; a rollback may lead to the checkpoint before it."""
+        first, before = f["first_step"], f["durable_step"]
+        if len(self._history) < first or self.used != {*self._history[:first]}:
+            self.problems.append(f"taken up from memory at step {first}; the history has {len(self._history)} steps")
+            self._history += [-1] * (first - len(self._history))
+        self._history = self._history[:first]
+        self.replicas[0] = Replica(before, self._history[before:], recalled=f["recalled"])
+
     def _form(self, f: Fact) -> None:
         r, step, generation = self.replicas[f["replica"]], f["step"], f["generation"]
         for m in f["members"]:
             if (has := self._from(f, m["worker"], m["source"])) != step:
                 self.problems.append(f"generation {generation}: node {m['node']} has {has} steps, not {step}")
             self._coming[m["worker"]] = generation, step
+            self._passed[m["worker"]] = {known for known in self._passed.get(m["worker"], ()) if known <= step}
+        if len(self.replicas) == 1:
+            self._history = self._history[:step]
         if not r.first <= step <= r.step:
             self.problems.append(f"generation {generation}: step {step} is not one of {r.first} to {r.step}")
         r.blocks, undone = r.blocks[: max(0, step - r.first)], r.blocks[max(0, step - r.first) :]
@@ -84,6 +103,9 @@ class Ledger:
         if origin in ("fresh", "load"):
             begun = r.first if origin == "fresh" or source["folder"] in self._load else -1
             return self._durable.get(source.get("folder", ""), {}).get(f["replica"], begun)
+        if origin == "recall":  # what a worker remembers, or a file that another has left
+            there = {r.recalled} if source.get("file") else self._passed.get(worker, ())
+            return source["step"] if source["step"] in there else None
         others = {n: w for q in self.replicas.values() if q is not r for n, w in q.holders.items()}
         own = {m["node"]: m["source"]["origin"] for m in f["members"]}
         given = [own.get(n, others.get(n) in self._has) for n in source["donors"]]
@@ -97,13 +119,16 @@ class Ledger:
         match f["kind"]:
             case "worker_joined" | "worker_lost" | "worker_failed":
                 self._has.pop(worker, None)
+                self._passed.pop(worker, None)
                 self._copied.pop(worker, None)
             case "linked" if r and self._coming[worker][0] == r.generation:
                 self._has[worker] = self._coming[worker][1]
+                self._passed.setdefault(worker, set()).add(self._has[worker])
             case "stage_ready" if r and r.step == f["step"]:
                 r.ready.add(worker)
             case "stage_committed" if r and r.step - 1 == f["step"] == has:
                 self._has[worker] += 1
+                self._passed[worker].add(self._has[worker])
             case "stage_copied" if r and r.saved is not None and r.saved == has:
                 self._copied[worker] = r.saves
             case "stage_saved" if worker in self._copied:  # whoever stands where it stood
@@ -144,6 +169,7 @@ class Ledger:
             self.repeated += 1
             self.problems.append(f"block {block} is used again, in step {step} of replica {f['replica']}")
         r.blocks.append(block)
+        self._history += [block] if len(self.replicas) == 1 else []
         self.used.add(block)
 
     def _seal(self, f: Fact) -> None:

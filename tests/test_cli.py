@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planaria import cli, recipe
+from planaria.cli import entry
 from planaria.errors import RunStopped, UserError
 from planaria.shipped import find
 
@@ -45,6 +46,13 @@ def test_a_dry_run_prints_the_recipe_that_would_run(capsys: pytest.CaptureFixtur
         (["swarm", "arithmetic_swarm", "--task.name", "sms", "--dry-run"], "did you mean 'sums'?"),
         (["train", "demo", "--recovery.strategy", "x", "--dry-run"], "known here: checkfree"),
         (["train", "demmo"], "demmo: no such recipe; did you mean 'demo'?"),
+        (["train", "demo", "extra"], "extra: unexpected argument; settings are flags, such as --train.steps 200; see"),
+        (["train", "demo", "steps=20"], "steps=20: unexpected argument; write --train.steps 20"),
+        (["train", "demo", "train.steps=20"], "train.steps=20: unexpected argument; write --train.steps 20"),
+        (["generate", "runs/x", "a text"], "a text: unexpected argument; write --prompt 'a text'"),
+        (["eval", "runs/x", "--omits", "3"], "--omits: unknown flag; did you mean '--omit'?"),
+        (["serve", "model", "--port", "80"], "--port: unknown flag; write --at HOST:PORT, such as --at 127.0.0.1:8080"),
+        (["train", "demo", "--live-port", "80"], "--live-port: unknown flag; write --live-at HOST:PORT"),
         (["train", "demo", "--resume", "runs/x"], "give a recipe or a run to resume, not both"),
         (["trian"], "trian: unknown command; did you mean 'train'?"),
         (["chaos", "nowhere", "--kill", "stage=1"], "nowhere"),
@@ -56,6 +64,35 @@ def test_a_dry_run_prints_the_recipe_that_would_run(capsys: pytest.CaptureFixtur
 )
 def test_mistakes_are_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_what_the_system_lacks_is_one_line(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(entry, "run", short)
+    assert refused(capsys, "report", "x").startswith("not enough memory")
+    error.args = ("something else",)
+    if isinstance(error, RuntimeError):
+        with pytest.raises(RuntimeError, match="something else"):
+            cli.main(["report", "x"])
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "compare", "swarm", "experts", "drill"])
+def test_a_run_in_place_of_a_recipe_is_named(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    line = f"{tmp_path}: is a run, not a recipe; continue it with `planaria train --resume {tmp_path}`"
+    assert refused(capsys, command, str(tmp_path)) == line
+    (tmp_path / "config.json").unlink()
+    assert f"{tmp_path}: is a folder, not a recipe; give a TOML file" in refused(capsys, command, str(tmp_path))
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 0
+    assert capsys.readouterr().out.startswith("usage: planaria ")
 
 
 def test_every_setting_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Compiled functions work wherever they are installed, and keep their code where they are told to."""
+"""Compiled functions: where their code is kept, and that they work without a place for it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from planaria import documents
+from planaria.commands.watch import token_in
 from planaria.errors import UserError
+from planaria.fleet.door import read_door, read_key
+from planaria.record.identity import identity
 
 
 class Letter(BaseModel):
@@ -17,6 +24,28 @@ class Letter(BaseModel):
 
     words: list[str] = []
     number: float = 0.0
+
+
+@pytest.mark.parametrize("size", [32, 1 << 30])
+def test_reading_a_small_file_takes_memory_for_what_is_there(size: int, tmp_path: Path) -> None:
+    """A large file in place of a small one takes no more than the reader's bound."""
+    file, door = tmp_path / "run.id", tmp_path / "door.json"
+    for path in (file, door):
+        path.touch(0o600)
+        os.truncate(path, size)
+    readers: list[Callable[[], object]] = [lambda: read_key(file), lambda: read_door(tmp_path), lambda: token_in(file)]
+    readers.append(lambda: documents.data(file, 1 << 12) if size > 32 else documents.data(file))
+    if size == 32:
+        readers.append(lambda: identity(tmp_path))
+    tracemalloc.start()
+    try:
+        for read in readers:
+            tracemalloc.reset_peak()
+            with suppress(UserError):
+                read()
+            assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.binary(max_size=200))

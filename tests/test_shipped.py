@@ -47,10 +47,14 @@ def test_all_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture[str
 def test_a_copy_is_the_same_recipe(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "mine.toml"
     assert cli.run(["init", str(copy), "--from", name]) == 0
-    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(written)
+    *written, then = capsys.readouterr().out.splitlines()
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*map(Path, written)}
     mine, theirs = recipe.read(copy), recipe.read(shipped.find(name))
+    assert mine.pop("name", "mine") == "mine" and recipe.load(copy, {}).name == "mine"
+    theirs.pop("name", None)
     assert mine == theirs
+    command = then.removeprefix("next          planaria ").split()
+    assert command[0] in recipe.kinds_of(mine) and command[1:] == [str(copy)]
     clock = mine.get("compare", {}).get("clock")
     assert clock is None or (tmp_path / clock).is_file()
 

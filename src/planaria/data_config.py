@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -40,6 +40,9 @@ class DataConfig(Section):
     tokenizer: str = "bpe"
     """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json or GGUF file; with
     train.start that of the weights, unless given"""
+    tokenization: Literal["exact", "legacy"] = "exact"
+    """exact: each document as its tokenizer encodes it in one go, with the tokens that its template adds (BOS); legacy,
+    of runs that began before this setting: without those, and cut at line ends every 2^18 characters"""
     document_mask: bool = False
     """a token sees those of its own document only, and none of others in the same sample"""
     validation: Fraction = 0.02

@@ -13,7 +13,7 @@ import reprlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, BinaryIO, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,6 +21,7 @@ from planaria.errors import UserError, nearest
 
 MAX_BYTES = 64 << 20
 """largest document, unless its kind says otherwise"""
+_PIECE = 1 << 16
 Kind = TypeVar("Kind", bound=BaseModel)
 _LONG_KEY = re.compile(r"(?:\.[ \t]*[\w\"'-]{1,64}[ \t]*){100}")
 _BRIEF = reprlib.Repr()
@@ -43,13 +44,23 @@ def data(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> byte
         if path.exists() and not path.is_file():  # a pipe would be waited for, a device has no end
             raise UserError(f"{path}: is not a file; {mend}")
         with path.open("rb") as file:
-            found = file.read(most + 1)
+            found = bounded(file, most)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise UserError(f"{path}: cannot be read ({reason}); {mend}") from None
     if len(found) > most:
         raise UserError(f"{path}: has more than {most} bytes, too many for what it should be; {mend}")
     return found
+
+
+def bounded(file: BinaryIO, most: int) -> bytes:
+    """Read a stream to its end, or ``most`` + 1 bytes of it, piece by piece: memory for what is there, not for
+    the bound."""
+    pieces, left = list[bytes](), most + 1
+    while left and (piece := file.read(min(left, _PIECE))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 def text(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> str:
@@ -161,17 +172,19 @@ def _refuse_huge(tree: object, place: object) -> None:
         rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def first(error: ValidationError, kind: type[BaseModel], values: bool = False) -> str:
-    """Describe the first error of a document of ``kind``: its key, with ``values`` its value, and what is wrong.
+def first(error: ValidationError, kind: type[BaseModel] | None = None, values: bool = False) -> str:
+    """Describe the first error of a document: its key, with ``values`` its value, and what is wrong.
+
+    ``kind``: the document's, from which the names near an unknown key are taken.
 
     An unknown key comes before others, because what it was meant to be is reported as missing. Of a key that may have
     several types, the error deepest inside counts.
     """
     found = min(error.errors(include_url=False), key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
-    place, known = _located(kind, found["loc"])
+    place, known = _located(kind, found["loc"]) if kind is not None else (found["loc"], ())
     key, message = ".".join(map(str, place)), found["msg"].removeprefix("Value error, ")
     if found["type"] == "extra_forbidden":
-        return f"{key}: unknown key; {nearest(str(place[-1]), known)}"
+        return f"{key}: unknown key" + (f"; {nearest(str(place[-1]), known)}" if known else "")
     value = f" = {shown(found['input'])}" if values and found["type"] != "missing" else ""
     return f"{key}{value}: {message}" if key else message
 

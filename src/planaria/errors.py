@@ -46,6 +46,10 @@ def missing_package(what: str, package: str, extra: str, otherwise: str = "") ->
     return UserError(f"{what} needs the package {package!r}; install it with: {install(extra)}{otherwise}")
 
 
+class LedgerError(RunStopped):
+    """Samples of a run were lost or used twice (exit code 3), although its log shows no error."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A "did you mean" clause naming the known word nearest to ``word``, or all of them when none is near."""
     options = sorted(known)

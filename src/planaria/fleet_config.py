@@ -45,6 +45,12 @@ class FleetConfig(Section):
     """seconds between a worker's heartbeats"""
     missed: Positive = 4
     """heartbeats a worker may miss before it counts as dead"""
+    start_timeout_s: Annotated[Seconds, Field(gt=0)] = 120.0
+    """longest that the imports which all workers of a machine share may take, and longest from a worker's start to its
+    first heartbeat"""
+    stop_s: Annotated[Seconds, Field(gt=0)] = 10.0
+    """seconds that a stop (SIGTERM, Ctrl-C) waits for the step under way and for repairs; after that, the last
+    committed step is saved"""
     timeout_s: Annotated[Seconds, Field(gt=0)] = 30.0
     """longest wait for one message from a neighbour, and longest that one action or order may take a worker; more
     where this run's own steps have shown that they take long"""

@@ -21,6 +21,8 @@ from planaria.options import CHOICES, NAME
 from planaria.section import DERIVED, entry_of, section_of
 
 MAX_RECIPE_BYTES = 1 << 20
+RUN = "config.json"
+"""the file of a run's folder that holds its configuration"""
 TABLES = ("compare", "experts", "drill")
 """what a recipe may have beside a run's own sections: each is for the command of its name"""
 SWARM = frozenset(
@@ -166,6 +168,12 @@ def dump(config: Section, **tables: Section) -> str:
 
 def read(recipe: Path) -> dict[str, Any]:
     """The tables of a recipe, not yet checked; UserError when there is no such file, or it is not TOML."""
+    if (recipe / RUN).is_file():
+        raise UserError(f"{recipe}: is a run, not a recipe; continue it with `planaria train --resume {recipe}`")
+    if recipe.is_dir():
+        raise UserError(
+            f"{recipe}: is a folder, not a recipe; give a TOML file or a name that `planaria recipes` lists"
+        )
     if not recipe.is_file():
         known = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
         mend = nearest(recipe.name, known) if recipe.suffix and known else nearest(str(recipe), shipped.names())

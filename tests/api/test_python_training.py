@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,32 @@ def test_it_is_the_commands_run(recipe: Path, capsys: pytest.CaptureFixture[str]
     assert [step.val_loss for step in steps] == 4 * [run.validations[0]] + 4 * [run.validations[4]]
     assert steps[0].grad_norm.keys() == set(range(5)) and all(step.tokens_per_s > 0 for step in steps[1:])
     assert run.outcome == "finished" and "8 steps" in repr(run) and run.complete("eta", max_new=3).startswith("eta")
+
+
+def test_a_run_whose_folder_is_removed_stops_and_says_so(recipe: Path) -> None:
+    def remove(step: planaria.Step) -> None:
+        if step.step == 2:
+            (log,) = recipe.parent.glob("**/events.jsonl")
+            shutil.rmtree(log.parent)
+
+    with pytest.raises(planaria.UserError, match=r"events\.jsonl: cannot be written \(it was removed"):
+        planaria.train(recipe, on_step=remove, progress=False)
+
+
+def test_missing_samples_have_an_exit_code_of_their_own(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = planaria.train(recipe, progress=False)
+    log = run.folder / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"kind":"commit"' not in line or '"step":3,' not in line))
+    shutil.rmtree(run.folder / "model")  # as if it had been killed before the export
+    samples = run.config.samples
+    for command in (["report"], ["train", "--quiet", "--resume"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command, str(run.folder)])
+        said = capsys.readouterr()
+        assert ended.value.code == 3 and "report.html" in said.out
+        missing = f"samples {3 * samples} to {4 * samples - 1} are missing"
+        assert said.err == f"planaria: {run.folder}: not every sample was used exactly once: {missing}\n"
 
 
 def test_a_tracker_of_ones_own_hears_of_every_step_also_when_another_fails(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from benchmarks.second_ledger import Fact, Ledger
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,16 +22,18 @@ class Story:
         self.step, self.saved, self._born = 0, 0, 0
         self.begin()
 
-    def begin(self) -> None:
-        """Start, or resume from the newest checkpoint."""
-        folder = f"step-{self.saved:08d}"
-        self._generation, self._first, self.step = getattr(self, "_generation", 0), self.saved, self.saved
-        self._say("run_started", samples_per_step=4, replicas=1, first_step=self.saved, first_sample=None, steps=STEPS)
+    def begin(self, recalled: int = -1) -> None:
+        """Start, or resume from the newest checkpoint, or from a snapshot in memory of the step ``recalled``."""
+        folder, first = f"step-{self.saved:08d}", max(self.saved, recalled)
+        self._generation, self._first, self.step = getattr(self, "_generation", 0), self.saved, first
+        self._say("run_started", samples_per_step=4, replicas=1, first_step=first, first_sample=None, steps=STEPS)
         self.log[-1] |= {"first_block": None, "blocks_ahead": [], "columns": [], "standings": {}}
+        self.log[-1] |= {"recalled": recalled, "durable_step": self.saved if recalled >= 0 else None}
         self._source: Fact = {"origin": "load", "folder": folder} if self.saved else {"origin": "fresh"}
         self.log[-1]["load"] = {str(stage): folder for stage in range(STAGES)} if self.saved else {}
         self.holders = [self._worker() for _ in range(STAGES)]
-        self.form([self._source] * STAGES)
+        recall: Fact = {"origin": "recall", "step": recalled, "file": {"step": recalled}}
+        self.form([self._source if recalled < 0 else recall] * STAGES)
 
     def form(self, sources: list[Fact]) -> None:
         self._generation += 1
@@ -137,6 +140,51 @@ def test_a_block_in_place_of_another_is_found(log: list[Fact], data: st.DataObje
     last["block"] = data.draw(st.integers(0, STEPS - 2))
     ledger = Ledger(changed)
     assert (ledger.lost, ledger.repeated) == (1, 1) and ledger.problems
+
+
+def remembering() -> Story:
+    """A checkpoint after one step, and snapshots in memory of the steps after it."""
+    story = Story()
+    story.train()
+    story.save()
+    for _ in range(3):
+        story.train()
+    return story
+
+
+def test_a_run_that_is_taken_up_from_memory_may_go_back_to_its_checkpoint_and_be_taken_up_again() -> None:
+    story = remembering()
+    story.begin(recalled=3)
+    story.train()
+    story.begin(recalled=3)
+    story.train()
+    story.roll_back()
+    story.train()
+    story.begin(recalled=2)
+    story.end()
+    assert Ledger(story.log).problems == []
+
+
+def test_a_snapshot_of_steps_that_were_undone_cannot_be_taken_up() -> None:
+    story = remembering()
+    story.roll_back()
+    story.train()
+    story.begin(recalled=3)
+    story.end()
+    assert "taken up from memory at step 3; the history has 2 steps" in Ledger(story.log).problems
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_worker_can_go_back_to_what_it_has_had_and_to_nothing_else(step: int) -> None:
+    """One is new since step 2, so it remembers nothing from before."""
+    story = remembering()
+    story.lose(1)
+    story.train()
+    story.step = step
+    story.form([{"origin": "recall", "step": step, "file": None}] * STAGES)
+    story.end()
+    problems = Ledger(story.log).problems
+    assert problems[:1] == ([] if step == 4 else ["generation 3: node 1 has None steps, not 2"])
 
 
 def test_a_rollback_that_is_not_told_of_repeats_what_it_freed() -> None:

@@ -68,7 +68,7 @@ def states(run: Path) -> list[dict[str, bytes]]:
     """Every tensor of each stage in the newest checkpoint, with moments and clocks, byte by byte."""
     saved = CheckpointStore(run / "checkpoints").newest(whole_only=True)
     assert saved is not None
-    found = [entries(read_stage(saved.folder, stage)) for stage in saved.manifest.stages]
+    found = [entries(read_stage(saved.folder, stage, saved.step)) for stage in saved.manifest.stages]
     return [{name: tensor.numpy().tobytes() for name, tensor in stage.items()} for stage in found]
 
 

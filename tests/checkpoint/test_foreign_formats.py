@@ -66,7 +66,7 @@ def taken(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None)
     """The stages that a folder becomes, read in this process."""
     given = job(folder, wanted, kind, names)
     reply = Reading(given).carry_out()
-    return {stage: read_stage(Path(given.to), stage, sha256) for stage, sha256 in enumerate(reply.digests)}
+    return {stage: read_stage(Path(given.to), stage, reply.step, sha256) for stage, sha256 in enumerate(reply.digests)}
 
 
 def require_same(found: StageState, wanted: StageState) -> None:
@@ -221,6 +221,40 @@ def test_a_universal_folder_has_the_files_that_the_layout_asks_for(tmp_path: Pat
     assert (states["global_steps"], states["global_samples"]) == (STEP, SAMPLES)
     (group,) = loaded("zero", "optimizer_state.pt")["param_groups"]
     assert (group["step"], group["betas"]) == (STEP, (0.9, 0.999))
+
+
+def test_tensor_parallel_ranks_that_load_a_universal_folder_compute_what_one_does(tmp_path: Path) -> None:
+    """A loader cuts what its own parameter is smaller than, along ``cat_dim``, or along dimension 0 without one."""
+    source = config(4, tied=False)
+    saved = save(tmp_path / "checkpoints", source, even(source))
+    folder = written(saved, tmp_path / "out", "universal")
+    zero = folder / (folder / "latest_universal").read_text() / "zero"
+    held = {p.name: torch.load(p / "exp_avg.pt", weights_only=True) for p in zero.iterdir() if p.is_dir()}
+    whole = {name: one["param"].double() for name, one in held.items()}
+
+    def of_rank(rank: int, name: str) -> Tensor:
+        return whole[name].chunk(2, held[name].get("cat_dim", 0))[rank]
+
+    layer = "model.layers.2."
+    ups = [f"{layer}mlp.gate_proj.weight", f"{layer}mlp.up_proj.weight"]
+    output, down = f"{layer}self_attn.o_proj.weight", f"{layer}mlp.down_proj.weight"
+    x = torch.randn(3, whole[ups[0]].shape[1], dtype=torch.float64)
+    heads = torch.randn(3, whole[output].shape[1], dtype=torch.float64)
+
+    def perceptron(weights: list[Tensor], last: Tensor) -> Tensor:
+        return (torch.sigmoid(x @ weights[0].T) * (x @ weights[1].T)) @ last.T
+
+    parts = [perceptron([of_rank(rank, name) for name in ups], of_rank(rank, down)) for rank in (0, 1)]
+    assert torch.allclose(parts[0] + parts[1], perceptron([whole[name] for name in ups], whole[down]))
+    parts = [half @ of_rank(rank, output).T for rank, half in enumerate(heads.chunk(2, 1))]
+    assert torch.allclose(parts[0] + parts[1], heads @ whole[output].T)
+    norms = {name for name in whole if "norm" in name}
+    assert norms and {name for name in whole if "cat_dim" not in held[name]} == norms, "each rank has all of a norm"
+    assert {name for name in whole if held[name].get("cat_dim") == 1} == {
+        f"model.layers.{n}.{module}.weight"
+        for n in range(source.model.layers)
+        for module in ("self_attn.o_proj", "mlp.down_proj")
+    }
 
 
 def test_unequal_clocks_have_no_place_in_a_universal_folder(tmp_path: Path) -> None:

@@ -515,7 +515,7 @@ def test_a_mix_of_two_checkpoints_is_refused(tmp_path: Path) -> None:
     saved = save(tmp_path, config(4))
     sealed = documents.sealed(saved.manifest.model_copy(update={"step": STEP + 1}))
     (saved.folder / "manifest.json").write_text(sealed)
-    assert f"is of step {STEP}, not {STEP + 1}" in refused(saved, config(2))
+    assert f"holds step {STEP}, not {STEP + 1}" in refused(saved, config(2))
 
 
 def test_a_partial_checkpoint_is_not_recut(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def assert_same(found: StageState, expected: StageState) -> None:
 def refused(folder: Path, stage: int = 2) -> str:
     """The one line in which reading ends."""
     with pytest.raises(UserError) as caught:
-        read_stage(folder, stage)
+        read_stage(folder, stage, 1)
     line = str(caught.value)
     assert "\n" not in line
     assert str(stage_file(folder, stage)) in line
@@ -75,12 +75,12 @@ def test_a_stage_comes_back_bit_for_bit(changed: dict[str, object], tmp_path: Pa
     content = stage_file(folder, 2).read_bytes()
     assert written.bytes == len(content)
     for known in (written.sha256, hashlib.sha256(content).hexdigest()):  # the latter as older manifests have it
-        assert_same(read_stage(folder, 2, known), kept)
-        require_stage(folder, 2, known)
+        assert_same(read_stage(folder, 2, 40, known), kept)
+        require_stage(folder, 2, 40, known)
     for asked in (read_stage, require_stage):
         with pytest.raises(UserError, match="has changed since it was written"):
-            asked(folder, 2, "0" * 64)
-    contents(folder, 2)
+            asked(folder, 2, 40, "0" * 64)
+    contents(folder, 2, 40)
 
 
 @given(
@@ -93,13 +93,13 @@ def test_numbers_come_back_exactly(tmp_path: Path, scale: float, norm: float | N
     w = torch.ones(2)
     kept = StageState({"w": w}, {"w": (w, w)}, {"w": clock}, scale, norm, norm)
     write_stage(tmp_path, 1, 0, kept)
-    assert_same(read_stage(tmp_path, 1), kept)
+    assert_same(read_stage(tmp_path, 1, 0), kept)
 
 
 def test_a_new_file_replaces_the_old_one(tmp_path: Path) -> None:
     write_stage(tmp_path, 2, 1, state(1))
     write_stage(tmp_path, 2, 1, state(2))
-    assert_same(read_stage(tmp_path, 2), state(2))
+    assert_same(read_stage(tmp_path, 2, 1), state(2))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_file_of_another_stage_is_refused(tmp_path: Path) -> None:
     stage_file(tmp_path, 3).rename(stage_file(tmp_path, 2))
     assert "holds stage 3" in refused(tmp_path)
     with pytest.raises(UserError, match="holds stage 3"):
-        contents(tmp_path, 2)
+        contents(tmp_path, 2, 1)
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 100, -1])
@@ -121,7 +121,7 @@ def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:length])
     assert "damaged" in refused(tmp_path)
     with pytest.raises(UserError, match="damaged"):
-        contents(tmp_path, 2)
+        contents(tmp_path, 2, 1)
 
 
 def header_of(path: Path) -> tuple[dict[str, dict[str, str]], bytes]:
@@ -153,8 +153,8 @@ def test_a_file_of_version_1_is_read(tmp_path: Path) -> None:
     label = {"version": 1, "stage": 2, "step": 9, "updates": 17, "lr_scale": 1.1, "grad_norm": 0.5}
     save_file(tensors, stage_file(tmp_path, 2), {"planaria": json.dumps(label | {"clipped_norm": None})})
     expected = replace(kept, clocks=dict.fromkeys(kept.moments, 17), grad_norm=0.5, clipped_norm=None)
-    assert_same(read_stage(tmp_path, 2), replace(expected, outer={"rounds": torch.tensor(4)}))
-    contents(tmp_path, 2)
+    assert_same(read_stage(tmp_path, 2, 9), replace(expected, outer={"rounds": torch.tensor(4)}))
+    contents(tmp_path, 2, 9)
 
 
 @given(st.data())
@@ -180,7 +180,7 @@ def test_whatever_happens_to_the_header_it_is_read_or_refused_in_words(tmp_path:
     raw[data.draw(st.integers(0, 7 + length))] = data.draw(st.integers(0, 255))
     path.write_bytes(raw)
     try:
-        read_stage(tmp_path, 2)
+        read_stage(tmp_path, 2, 1)
     except UserError as error:
         assert "\n" not in str(error)
 
@@ -196,7 +196,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match=r"cannot write .*stage-0002.safetensors \(.*No space left.*MB free"):
         write_stage(tmp_path, 2, 2, state(2))
     assert [file.name for file in tmp_path.iterdir()] == ["stage-0002.safetensors"]
-    assert_same(read_stage(tmp_path, 2), state(1))
+    assert_same(read_stage(tmp_path, 2, 1), state(1))
 
 
 def test_two_processes_that_write_the_same_stage_do_not_meet_in_one_file(
@@ -212,10 +212,10 @@ def test_two_processes_that_write_the_same_stage_do_not_meet_in_one_file(
             patch.setattr(os, "getpid", lambda: pid + 1)
             write_stage(tmp_path, 2, 1, state(2))
         file.write(b"what the frozen one still had to say")
-        assert_same(read_stage(tmp_path, 2), state(2))
+        assert_same(read_stage(tmp_path, 2, 1), state(2))
         file.seek(0)
         return real(file, *rest)
 
     monkeypatch.setattr(tensor_file, "write", frozen)
     write_stage(tmp_path, 2, 1, state(1))
-    assert_same(read_stage(tmp_path, 2), state(1))
+    assert_same(read_stage(tmp_path, 2, 1), state(1))

@@ -317,17 +317,43 @@ def test_trace(home: Path, capfd: pytest.CaptureFixture[str], trace: str, names:
     mistake(capfd, home, train(home, "--chaos.trace", str(home / "trace.json")), *names)
 
 
-def test_port_taken(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--engine", "fleet", "--fleet.port", "TAKEN"], ["fleet.port = ", "Address already in use", "another port"]),
+        (["--engine", "fleet", "--fleet.port", "TAKEN", "--checkpoint.store", "STORE"], ["another port"]),
+        (["--engine", "fleet", "--fleet.host", "192.0.2.1"], ["'192.0.2.1'", "give fleet.host an address of this mac"]),
+        (["--model.dim", "1000000"], ["out of memory: ", "choose a smaller model"]),
+        (
+            ["--engine", "fleet", "--model.dim", "1000000", "--pipeline.stages", "1", "--fleet.spares", "0"],
+            ["died before they were ready; w", "RuntimeError: ", "can't allocate memory"],
+        ),
+    ],
+)
+def test_a_start_that_fails_leaves_nothing_so_that_the_next_gets_the_name(
+    home: Path, capfd: pytest.CaptureFixture[str], flags: list[str], names: list[str]
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
+        places = {"TAKEN": str(taken.getsockname()[1]), "STORE": str(home / "store")}
+        for _ in range(1 + ("STORE" in flags)):  # nor a claim in a store
+            said = mistake(capfd, home, train(home, *(places.get(flag, flag) for flag in flags)), *names)
+    assert "resume" not in said and ("another port" in said) == ("TAKEN" in flags)
+
+
+def test_a_strategy_that_cannot_rebuild_names_one_that_rolls_back(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (home / "trace.json").write_text('{"faults": [{"step": 1, "stage": 0}]}')
+    flags = ["--chaos.trace", str(home / "trace.json"), "--checkpoint.every", "1"]
+    ended = {}
+    for strategy in ("checkfree", "checkfree, checkpoint"):
         with pytest.raises(SystemExit) as exit_:
-            main([str(a) for a in train(home, "--engine", "fleet", "--fleet.port", str(port))])
-    err = capfd.readouterr().err
-    assert exit_.value.code == 2 and len(err.strip().splitlines()) == 1
-    assert "fleet.port" in err and str(port) in err and "choose another port" in err
-    assert not (home / "runs" / "small" / "workers").exists(), "a worker was started"
+            main([str(a) for a in train(home, *flags, "--recovery.strategy", strategy)])
+        ended[exit_.value.code] = capfd.readouterr().err
+    assert ended.keys() == {0, 1}, ended
+    assert "add ', checkpoint': --recovery.strategy 'checkfree, checkpoint'" in ended[1]
 
 
 # ---- runs that are not, or are broken
@@ -449,6 +475,12 @@ def test_replay_of_a_broken_log(home: Path, run: Path, capfd: pytest.CaptureFixt
     lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
     (run / "events.jsonl").write_text("".join([lines[0], "{broken\n", *lines[1:]]))
     mistake(capfd, home, ["replay", run], "events.jsonl:2")
+
+
+def test_replay_of_an_empty_log(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("events", "spans", "metrics"):
+        (run / f"{name}.jsonl").write_text("")
+    mistake(capfd, home, ["replay", run], "events.jsonl: has no start of a run")
 
 
 @pytest.mark.parametrize("target", ["stage=2", "controller"])

@@ -73,6 +73,10 @@ def test_a_flipped_bit_in_a_tensor_is_found_before_anything_is_read_or_written(r
         assert said.kind, said.err
         assert f"{file}: " in said.err and "choose another checkpoint" in said.err
         assert "has changed since it was written" in said.err
+    resume = ["train", "--resume", str(run), "--train.steps", "6"]
+    assert carry_out(resume).err.rstrip().endswith(": --checkpoint step-00000002")
+    shutil.rmtree(run / "checkpoints" / "step-00000002")
+    assert carry_out(resume).err.rstrip().endswith(": there is no other, so start a new run")
 
 
 def test_what_was_changed_by_hand_is_named_and_can_be_accepted(run: Path) -> None:

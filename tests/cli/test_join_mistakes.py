@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 from types import SimpleNamespace
 from typing import cast
 
@@ -19,12 +22,15 @@ from planaria.cli import main
 from planaria.config import RunConfig
 from planaria.engine import runs
 from planaria.engine.setup import SETUP, Setup
+from planaria.fleet.base import Joined
 from planaria.fleet.door import Door, open_door
 from planaria.fleet.guest import Ending, Visit
 from planaria.fleet.guests import Guests
 from planaria.fleet.process_pool import ProcessPool
 from planaria.fleet.remote import Ears, RemoteFleet
+from planaria.fleet.request import Workplace
 from planaria.fleet.switchboard import Switchboard
+from planaria.fleet.visit import Goodbye
 from planaria.transport.secure import new_key
 
 
@@ -205,6 +211,62 @@ def test_a_machine_that_is_sent_away_has_failed(
         main(["join", str(run)])
     assert exit_.value.code == 1
     assert capfd.readouterr().err == f"planaria: {run}: sent this machine away: its disk is full\n"
+
+
+@pytest.mark.usefixtures("door")
+def test_a_signal_ends_the_preparations_at_once(
+    run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetching files and importing what workers need may take minutes: nothing here is the run's yet."""
+    began = time.monotonic()
+
+    def settled(*_: object) -> Workplace:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
+        raise AssertionError("not interrupted")
+
+    monkeypatch.setattr("planaria.engine.join.settled", settled)
+    with pytest.raises(SystemExit) as exit_:
+        main(["join", str(run)])
+    assert exit_.value.code == 0 and capfd.readouterr().out.endswith("getting ready\nleft\n")
+    assert time.monotonic() - began < 300
+
+
+def test_relative_paths_keep_their_meaning_when_the_run_is_called_again(
+    tmp_path: Path, run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key's file is read before every call; where workers run has no influence on that."""
+    key, port = new_key(), closed_port()
+    (tmp_path / "key").write_text(key.hex())
+    (tmp_path / "key").chmod(0o600)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("planaria.engine.join.settled", lambda *_: Workplace(print, elsewhere))  # type: ignore[arg-type]
+    monkeypatch.setattr(ProcessPool, "warm_up", lambda pool: None)
+    setup = SETUP.dump_json(Setup(runs.config_of(run), run, run, "127.0.0.1", key)).decode()
+
+    def controllers() -> None:
+        for again in (True, False):
+            made = list[Guests]()
+
+            def guests(ears: Ears, board: Switchboard, made: list[Guests] = made) -> Guests:
+                made.append(Guests(ears, board, setup, 60.0))
+                return made[0]
+
+            fleet = RemoteFleet("127.0.0.1", port, key, 1.0, 4, guests)
+            while not any(isinstance(notice, Joined) for notice in fleet.poll(0.1)):
+                pass
+            made[0].goodbye = Goodbye(reason="the run is " + ("about to begin" if again else "over"), again=again)
+            fleet.close(patience_s=0.0)
+
+    thread = Thread(target=controllers, daemon=True)
+    thread.start()
+    with pytest.raises(SystemExit) as exit_:
+        main(["join", f"127.0.0.1:{port}", "--key-file", "key", "--cache", "cache", "--patience", "60"])
+    thread.join(60.0)
+    said = capfd.readouterr()
+    assert (exit_.value.code, said.err) == (0, ""), said
+    assert said.out.count("joined\n") == 2 and said.out.endswith("the run is over\n")
 
 
 def test_the_door_is_its_owners_alone(run: Path) -> None:

@@ -58,8 +58,8 @@ def test_text_is_printed_as_it_is_drawn(
 def test_what_happens_past_the_context_is_said(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate(exported, "--tokens", "30") == 0
     found = capsys.readouterr()
-    said = "past 16 tokens (its context) the model sees only the newest 16; each takes longer then"
-    assert found.err == f"planaria: {said}\n"
+    line = "past 16 tokens (its context) the model sees only the newest 16; each takes longer then"
+    assert found.err == f"planaria: {line}\n"
     assert found.out == complete(exported, "a b", 30, seed=3) + "\n"
 
 

@@ -196,7 +196,7 @@ def test_one_tensor_is_in_memory_at_a_time(home: Path, tmp_path: Path) -> None:
     assert len(read) == len(weights.shapes)
     (saved,) = CheckpointStore(tmp_path / "checkpoints").list()
     for stage in range(5):
-        require_stage(saved.folder, stage, saved.manifest.digests[stage_file(Path(), stage).name])
+        require_stage(saved.folder, stage, saved.step, saved.manifest.digests[stage_file(Path(), stage).name])
 
 
 def test_a_comparison_of_such_a_recipe_is_refused(home: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pretender import DISK, Gift, Pretender, is_whole
 
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_STILLBORN
+from planaria.control.obstacles import held_up
 from planaria.control.saving import LAST_TRIES, resting
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -191,8 +192,13 @@ class PretendFleet:
         assert step is not None
         self.happened(e.RetryDue(step=step))
 
-    def stop(self) -> None:
-        self.happened(e.StopRequested(reason="someone asked"))
+    def stop(self, prompt: bool = False) -> None:
+        self.happened(e.StopRequested(reason="someone asked", prompt=prompt))
+
+    def stop_waits_no_longer(self) -> None:
+        """``fleet.stop_s`` have passed since the stop request."""
+        if detail := held_up(self.run):
+            self.happened(e.StopOverdue(detail=detail))
 
     def behave(self, most: int = 5000) -> None:
         """Everyone works until nobody has anything left to do."""
@@ -467,6 +473,12 @@ class PretendFleet:
 
     def _judge_cannot(self, cannot: d.Cannot, before: ReplicaState) -> None:
         """No strategy has an answer, or trying again has led nowhere too often."""
+        if self.before.overdue:
+            assert set(cannot.lost) == set(self.stage_of.values()) - set(before.stateful.stages) != set()
+            return
+        if self.before.relays_given_up:
+            assert cannot.reason.startswith("no relay has answered") and self.before.cut_off
+            return
         if before.attempts >= MAX_ATTEMPTS or (self.before.stillborn >= MAX_STILLBORN and before.vacant):
             return
         if not self.started.replace and before.vacant and not self._answer(before).reason:

@@ -13,6 +13,7 @@ from herd_worker import Content, HerdWorker, Loan, Part, lends
 from pretender import DISK
 
 from planaria.control.decide import decide
+from planaria.control.obstacles import held_up
 from planaria.control.rounds import waiting
 from planaria.control.saving import resting
 from planaria.record import decisions as d
@@ -148,8 +149,13 @@ class PretendHerd:
         assert step is not None
         self.happened(e.RetryDue(step=step))
 
-    def stop(self) -> None:
-        self.happened(e.StopRequested(reason="someone asked"))
+    def stop(self, prompt: bool = False) -> None:
+        self.happened(e.StopRequested(reason="someone asked", prompt=prompt))
+
+    def stop_waits_no_longer(self) -> None:
+        """``fleet.stop_s`` have passed since the stop request."""
+        if detail := held_up(self.run):
+            self.happened(e.StopOverdue(detail=detail))
 
     def behave(self, most: int = 20000) -> None:
         """Everyone works, and clocks run, until nobody has anything left to do."""

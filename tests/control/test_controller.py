@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shutil
 import signal
+import tempfile
 from collections import deque
 from itertools import product
 from pathlib import Path
 
 import pytest
 from herd_steps import herd, said, work_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from hostile_json import hostile
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.stage_file import stage_file
 from planaria.checkpoint.store import CheckpointStore
@@ -195,6 +199,38 @@ def test_a_request_to_stop_is_heard(scene: Scene) -> None:
     assert len(scene.log.all(e.StopRequested)) == 1
 
 
+def test_a_stop_ends_in_time_although_no_step_does(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "underlying", lambda run, reported: f"{sorted(reported)}: Network is unreachable")
+    original = scene.fleet.send
+
+    def send(worker: str, text: bytes) -> None:
+        order = d.ORDER.validate_json(text)
+        if isinstance(order, d.RunStep) and order.step == 1:
+            scene.fleet.say(worker, e.Heartbeat(trouble="Network is unreachable"))
+        else:
+            original(worker, text)
+
+    scene.fleet.send = send  # type: ignore[method-assign]
+    controller = scene.controller = Controller(CONFIG, STARTED, scene.fleet, scene.folder, scene.log, NoChaos())
+    finish = controller.run(lambda: "SIGTERM" if controller.state.replicas[0].step == 1 else "")
+    step = "step 1 was dropped: no result from stages 0, 1, 2, 3"
+    why = f"{step} (['w0', 'w1', 'w2', 'w3']: Network is unreachable)"
+    assert finish == d.Finish(outcome="stopped", reason="SIGTERM", detail=why)
+    assert CONFIG.fleet.stop_s <= scene.clock.now - 100.0 < CONFIG.fleet.stop_s + 2 * CONFIG.fleet.heartbeat_s
+    assert (scene.folder / "checkpoints" / "step-00000001" / "manifest.json").is_file()
+    assert replay(scene.log.facts).problems == []
+
+
+def test_workers_that_do_not_start_are_told_of_and_hold_up_no_stop(scene: Scene) -> None:
+    scene.fleet.spawn = lambda worker, incarnation, host="": None  # type: ignore[assignment,method-assign]
+    controller = scene.controller = Controller(CONFIG, STARTED, scene.fleet, scene.folder, scene.log, NoChaos())
+    finish = controller.run(lambda: "SIGTERM" if scene.clock.now > 145 else "")
+    assert finish == d.Finish(outcome="stopped", reason="SIGTERM") and scene.clock.now < 146
+    first, _ = scene.log.all(e.WorkersStarting)
+    limit_s = CONFIG.fleet.start_timeout_s
+    assert first == e.WorkersStarting(workers=["w0", "w1", "w2", "w3"], ready=0, waited_s=10.0, limit_s=limit_s)
+
+
 def test_a_broken_edge_without_a_death_is_replaced_when_its_grace_is_over(scene: Scene) -> None:
     scene.fleet.silent = {d.RunStep}
     original = scene.fleet.send
@@ -253,6 +289,49 @@ def test_the_dead_are_not_listened_to_and_told_to_leave(scene: Scene) -> None:
     assert scene.log.all(e.ZombieIgnored) == [e.ZombieIgnored(worker="w1", incarnation=1, said="linked")]
     assert scene.fleet.dismissed == [("w1", 1)] * 2
     assert [f.incarnation for f in scene.log.all(e.WorkerLost)] == [1]  # type: ignore[attr-defined]
+
+
+ABOUT = {"worker": "w1", "node": 1, "stage": 1, "generation": 1}
+REPORTS = [
+    e.Linked(**ABOUT, link_s=0.1, transfer_s=0.1, transfer_bytes=1, rebuild_s=0.1),
+    e.EdgeBroken(worker="w1", node=1, generation=1, peer=2, detail="reset", waited_s=1.0, since_s=1.0),
+    e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, heard={0: "x"}),
+    e.ResultsSent(**ABOUT, step=0, round=0),
+    e.StageCommitted(worker="w1", stage=1, generation=1, step=0),
+    e.StageCopied(worker="w1", stage=1, generation=1, step=2, seconds=0.1),
+    e.StageSaved(**ABOUT, step=2, bytes=1, seconds=0.1, file="stage-0001.safetensors", sha256="x", weights="y"),
+    e.SaveFailed(worker="w1", stage=1, generation=1, step=2, detail="x"),
+    e.OfferHeard(worker="w1", node=1, generation=1, round=0, replica=0, digest="x", products={0: 1.0}),
+    e.OfferRefused(**ABOUT, round=0, replica=0, reason="x"),
+    e.OffersCounted(**ABOUT, round=0, counted={0: 1.0}, rivals={"median": {0: 1.0}}),
+    e.MessageCompressed(**ABOUT, round=0, sent_bytes=1, dense_bytes=2, norm=1.0, lost=0.5, owed=0.1),
+    e.RoundMade(**ABOUT, round=0, blocking_bytes=1, prefetched_bytes=1, apart=0.1),
+    e.FaultInjected(worker="w1", node=1, signal="x", step=0, moment="any"),
+    e.WorkerJoined(worker="w1", incarnation=1, pid=1, memory=1, layer_s=0.1),
+    e.Gauged(**ABOUT, step=1, steps=2, seconds=1.0, passes={}, waited={2: 0.1}, flows={}, read_s=0.1),
+    e.Worked(**ABOUT, step=0, spans=[e.Span(action="copy", start=0.1, end=0.2)], sent_bytes={2: 2}, peak_bytes=3),
+    e.Heartbeat(doing="save", step=1, microbatch=1, for_s=1.0, cpu_s=0.1, writing=2, writing_s=0.1),
+]
+
+
+@settings(max_examples=60)
+@given(raw=hostile(*(report.model_dump(mode="json") for report in REPORTS)), once=st.sampled_from([d.Form, d.RunStep]))
+def test_a_report_beyond_range_costs_its_worker_at_most(raw: bytes, once: type[d.Order]) -> None:
+    """Its worker counts as dead, or the report is believed; whatever it says, the run comes to an end."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        scene = Scene(Path(folder), patch)
+        original, said = scene.fleet.send, list[bytes]()
+
+        def send(worker: str, text: bytes) -> None:
+            if not said and worker == "w1" and isinstance(d.ORDER.validate_json(text), once):
+                said.append(raw)
+                scene.fleet.notices.append(Said(worker, 1, raw))
+            original(worker, text)
+
+        scene.fleet.send = send  # type: ignore[method-assign]
+        ending = scene.run()
+        assert said and ending.outcome in ("finished", "failed", "cannot")
+        assert not replay(scene.log.facts).problems
 
 
 def test_heartbeats_and_spans_do_not_change_the_run(scene: Scene) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pretend_fleet import PretendFleet
 
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_STILLBORN
+from planaria.control.obstacles import held_up, underlying
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
 from planaria.record import decisions as d
@@ -166,6 +169,100 @@ def test_a_stop_waits_for_a_whole_step_and_saves_it() -> None:
         d.Seal(step=3, folder="step-00000003", stages=[0, 1, 2, 3, 4], first_block=3)
     ]
     assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
+
+
+def saves(made: PretendFleet) -> list[int]:
+    return [fact.step for fact in made.history if isinstance(fact, d.Save)]
+
+
+def broken(made: PretendFleet, pair: tuple[int, int] = (1, 2)) -> e.EdgeBroken:
+    """An edge that could not be opened: one of its ends knows why."""
+    said = {"generation": made.state.generation, "detail": "w1 (stage 1): Network is unreachable", "cause": "Network"}
+    return e.EdgeBroken(worker=made.state.holders[pair[0]], node=pair[0], peer=pair[1], **said)  # type: ignore[arg-type]
+
+
+def test_a_stop_saves_what_workers_hold_before_broken_edges_are_replaced() -> None:
+    """No worker answers any more: the step does not end, no edge opens, and yet the run is saved."""
+    made = fleet()
+    work_until(made, "run", 3)
+    made.happened(broken(made))
+    made.expire_grace()
+    assert made.state.phase == "link"
+    made.stop(prompt=True)
+    assert saves(made) == [3] and made.state.phase == "save"
+    made.behave()
+    assert seals(made) == [3]
+    why = "w1 (stage 1): Network is unreachable"
+    assert made.ending == d.Finish(outcome="stopped", reason="someone asked", detail=why)
+
+
+def test_a_stop_drops_a_step_that_does_not_end() -> None:
+    made = fleet()
+    work_until(made, "run", 3)
+    made.stop(prompt=True)
+    assert not saves(made), "a step that ends soon is waited for"
+    late = "step 3 was dropped: no result from stages 0, 1, 2, 3, 4"
+    assert held_up(made.run) == late
+    made.stop_waits_no_longer()
+    assert saves(made) == [3]
+    made.behave()
+    assert seals(made) == [3] and made.ending == d.Finish(outcome="stopped", reason="someone asked", detail=late)
+    assert replay(made.history).problems == []
+
+
+def test_a_stop_at_the_newest_checkpoint_waits_for_nobody() -> None:
+    """From the first step on, workers may need minutes to start: nothing would be lost."""
+    made = fleet()
+    made.stop(prompt=True)
+    assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
+    made = fleet(save_every=2)
+    work_until(made, "run", 2)
+    made.stop(prompt=True)
+    assert seals(made) == [2] and made.ending == d.Finish(outcome="stopped", reason="someone asked")
+
+
+def test_a_stop_after_the_last_step_changes_nothing() -> None:
+    made = fleet()
+    work_until(made, "save", 6)
+    made.stop(prompt=True)
+    made.behave()
+    assert seals(made) == [6] and made.ending == d.Finish(outcome="finished")
+
+
+def test_a_stop_waits_for_a_lost_stage_no_longer_than_for_a_step() -> None:
+    made = fleet(spares=0)
+    work_until(made, "run", 3)
+    made.lose(made.state.holders[2])
+    made.stop(prompt=True)
+    made.stop_waits_no_longer()
+    made.behave()
+    assert made.ending is not None and made.ending.outcome == "cannot"
+    assert made.ending.reason.endswith("no worker had the state of stages 2")
+    (seal,) = (fact for fact in made.history if isinstance(fact, d.Seal))
+    assert (seal.partial, seal.stages) == (True, [0, 1, 3, 4])
+
+
+def test_after_many_generations_in_vain_the_underlying_error_is_named() -> None:
+    made = fleet()
+    work_until(made, "run", 1)
+    while made.cannot is None:
+        made.happened(broken(made))
+        made.expire_grace()
+    first, _, error = made.cannot.reason.partition("; ")
+    assert first == f"{MAX_ATTEMPTS} generations in a row did not get step 1 committed"
+    assert error == "the last error: w1 (stage 1): Network is unreachable"
+
+
+def test_the_error_underneath_is_what_workers_report_or_what_a_probe_finds() -> None:
+    made = fleet()
+    work_until(made, "run", 1)
+    known = {name: replace(worker, at="10.0.0.1:7") for name, worker in made.run.workers.items()}
+    run = replace(made.run, roster=made.run.roster.with_workers(known))
+    refused = "{}: Connection refused".format
+    assert underlying(run, {"w1": "no route"}, refused) == "worker w1: no route"
+    assert underlying(run, {}, refused) == "10.0.0.1:7: Connection refused"
+    assert underlying(run, {}, lambda at: "") == ""
+    assert underlying(apply(broken(made), run), {}, refused) == "w1 (stage 1): Network is unreachable"
 
 
 def test_a_worker_that_fails_ends_the_run_at_once() -> None:

@@ -200,9 +200,14 @@ class HerdMachine(RuleBasedStateMachine):
         self.herd.lose_patience(impatient[pick % len(impatient)])
 
     @precondition(lambda self: self.herd.alive and len(self.herd.history) > 150)
+    @rule(prompt=st.booleans())
+    def someone_asks_to_stop(self, prompt: bool) -> None:
+        self.herd.stop(prompt)
+
+    @precondition(lambda self: self.herd.alive and self.herd.run.prompt and not self.herd.run.overdue)
     @rule()
-    def someone_asks_to_stop(self) -> None:
-        self.herd.stop()
+    def a_stop_waits_no_longer(self) -> None:
+        self.herd.stop_waits_no_longer()
 
     @precondition(lambda self: not self.herd.run.over and len(self.herd.machines) < MACHINES)
     @rule(room=st.integers(1, 5))

@@ -216,9 +216,14 @@ class ControlMachine(RuleBasedStateMachine):
         self.fleet.expire_grace()
 
     @precondition(lambda self: self.fleet.alive and len(self.fleet.history) > 40)
+    @rule(prompt=st.booleans())
+    def someone_asks_to_stop(self, prompt: bool) -> None:
+        self.fleet.stop(prompt)
+
+    @precondition(lambda self: self.fleet.alive and self.fleet.run.prompt and not self.fleet.run.overdue)
     @rule()
-    def someone_asks_to_stop(self) -> None:
-        self.fleet.stop()
+    def a_stop_waits_no_longer(self) -> None:
+        self.fleet.stop_waits_no_longer()
 
     @precondition(lambda self: self.fleet.alive)
     @rule(room=st.integers(0, 9), full=st.integers(1, 20))

@@ -146,7 +146,7 @@ def test_model_too_small_for_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "cannot read .* give 'bpe', 'bytes' or the path"),
+        (None, "cannot be read .* give 'bpe', 'bytes' or the path"),
         ("{", "is not a tokenizer.json"),
         ('{"model": {"type": "BPE"}}', "is not a tokenizer.json"),
         (BPE.to_json().replace(module.END, "<|nothing|>"), "no document separator; add one of the tokens"),

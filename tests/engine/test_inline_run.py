@@ -103,7 +103,7 @@ def test_a_run_tells_what_a_fleet_would(config: Recipe, tmp_path: Path) -> None:
     assert faults == [(3, 2)]
     validations = [f for f in log.facts if isinstance(f, e.StageReady) and f.mode == "evaluate"]
     assert [f.step for f in validations] == [0, 2, 4]
-    reborn = read_stage(tmp_path / "checkpoints" / "step-00000004", 2)
+    reborn = read_stage(tmp_path / "checkpoints" / "step-00000004", 2, 4)
     assert (set(reborn.clocks.values()), reborn.lr_scale) == ({1}, 1.1)
     (whole,) = log.worked
     assert (whole.stage, whole.step, whole.device_peak_bytes) == (-1, 4, 0)

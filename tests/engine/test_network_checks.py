@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planaria.config import RunConfig
+from planaria.engine import network_checks
 from planaria.engine.prepare import check
 from planaria.errors import UserError
+from planaria.transport import secure
 
 
 @pytest.mark.parametrize(
@@ -33,6 +37,17 @@ def test_a_setting_that_cannot_be(fleet: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
         check(RunConfig.model_validate({"fleet": fleet}))
     assert "\n" not in str(error.value) and "fleet." in str(error.value)
+
+
+def test_a_system_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are handed to OpenSSL through /proc/self/fd; also where a machine joins, which has no recipe to check."""
+    monkeypatch.setattr(network_checks, "Path", lambda _: tmp_path / "none")
+    with pytest.raises(UserError, match="/proc/self/fd: missing"):
+        check(RunConfig())
+    monkeypatch.setattr(os, "memfd_create", lambda *_: os.open(os.devnull, os.O_WRONLY))
+    monkeypatch.setattr(secure.ssl.SSLContext, "load_cert_chain", lambda _, path: (tmp_path / "none").read_bytes())
+    with pytest.raises(UserError, match="/proc/self/fd: missing"):
+        secure.prepare(secure.new_key())
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_a_report_begins_with_as_much_of_the_position_as_such_an_event_tells(her
         e.EdgeBroken(
             worker="w4", node=4, peer=3, generation=7,
             detail="worker w4 (stage 1 of replica 1) and stage 0 of replica 1: closed at step 9, generation 7",
+            cause="closed",
         ),
     ]  # fmt: skip
 

@@ -47,12 +47,17 @@ def served(config: RunConfig) -> Iterator[tuple[Setup, str]]:
 
 
 @pytest.mark.parametrize(("of", "folders"), [(config_in, 1), (mixture, 3)])
-def test_prepared_data_is_fetched_once_and_mended(tmp_path: Path, of: Any, folders: int) -> None:
+def test_prepared_data_is_fetched_once_and_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: Any, folders: int
+) -> None:
+    """A relative cache is that of the directory in which the machine was told to join, wherever its workers run."""
+    monkeypatch.chdir(tmp_path)
     home, said = tmp_path / "home", list[str]()
     home.mkdir()
     config = of(home)
     with served(config) as (setup, address):
-        found = provide(setup, address, "g1", tmp_path / "cache", said.append)
+        found = provide(setup, address, "g1", Path("cache"), said.append)
+        assert found.folder.parent == tmp_path / "cache" / JOINED
         theirs, ours = (Stream(open_data(s.dataset), "train", 16, 3) for s in (setup, found))
         assert [ours.sample(n).tolist() for n in range(50)] == [theirs.sample(n).tolist() for n in range(50)]
         assert found.dataset.parent == tmp_path / "cache" and len(open_data(found.dataset).folders) == folders

@@ -198,7 +198,7 @@ def test_a_rebuilt_stages_parameters_keep_their_clock_and_scale(config: Recipe, 
     trace = tmp_path / "trace.json"
     trace.write_text(text(Trace(faults=(Fault(step=3, stage=2),))))
     folder = begin(recipe(config, tmp_path, steps=8, chaos={"trace": str(trace)}))
-    rebuilt = read_stage(newest(folder), 2)
+    rebuilt = read_stage(newest(folder), 2, 8)
     assert (set(rebuilt.clocks.values()), rebuilt.lr_scale) == ({5}, 1.1)
     two = runs.config_of(folder).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
     found = stage_for(newest(folder), two, 1)

@@ -189,7 +189,7 @@ def test_a_run_of_replicas_goes_on_bit_for_bit_where_it_stopped(
     for replica in range(3):
         for stage in range(3):
             one, other = (
-                read_stage(tmp_path / name / "checkpoints" / "step-00000012" / f"replica-{replica}", stage)
+                read_stage(tmp_path / name / "checkpoints" / "step-00000012" / f"replica-{replica}", stage, 12)
                 for name in ("whole", "parted")
             )
             assert all(torch.equal(one.weights[n], other.weights[n]) for n in one.weights)

@@ -91,7 +91,7 @@ def test_the_copy_is_of_the_moment_and_whole(tmp_path: Path, monkeypatch: pytest
     go.set()
     assert desk.wait(3) == ["StageCopied", "StageSaved", "Worked"]
     assert desk.places == [("copy", True), ("write", False)]
-    assert pack(read_stage(tmp_path, 2)).numpy().tobytes() == expected
+    assert pack(read_stage(tmp_path, 2, 8)).numpy().tobytes() == expected
     saved, worked = desk.said[1:]
     assert isinstance(saved, e.StageSaved) and isinstance(worked, e.Worked)
     assert (saved.worker, saved.stage, saved.generation, saved.step) == ("w3", 2, 5, 8)
@@ -125,8 +125,8 @@ def test_the_next_part_is_not_begun_before_the_last_is_written(tmp_path: Path, m
     one.save_beside(part(tmp_path / "a"), state(1))
     one.save_beside(part(tmp_path / "b", 9), state(2))
     one.save(part(tmp_path / "c", 10), state(3))
-    for name, seed in (("a", 1), ("b", 2), ("c", 3)):
-        assert pack(read_stage(tmp_path / name, 2)).equal(pack(state(seed)))
+    for name, seed, step in (("a", 1, 8), ("b", 2, 9), ("c", 3, 10)):
+        assert pack(read_stage(tmp_path / name, 2, step)).equal(pack(state(seed)))
 
 
 @pytest.mark.parametrize(("error", "told"), [(OSError("full"), "SaveFailed"), (KeyError("x"), "WorkerFailed")])

@@ -26,9 +26,16 @@ STAGES = 4
 
 
 def made(
-    config: Recipe, tolerate: int, strategy: str = "snapshot", every: int = 0, slices: int = 1, **sections: Any
+    config: Recipe,
+    tolerate: int,
+    strategy: str = "snapshot",
+    every: int = 0,
+    slices: int = 1,
+    code: str = "auto",
+    **sections: Any,
 ) -> InlineEngine:
-    recovery = {"strategy": strategy, "options": {"tolerate": tolerate, "every": every, "slices": slices}}
+    options = {"tolerate": tolerate, "every": every, "slices": slices, "code": code}
+    recovery = {"strategy": strategy, "options": options}
     return engine_of(config(recovery=recovery, optim={"weight_decay": 0.1, "clip": 0.5}, **sections))
 
 
@@ -43,9 +50,9 @@ def lose(engine: InlineEngine, nodes: tuple[int, ...]) -> str:
     return engine.lose(nodes).reason
 
 
-@pytest.mark.parametrize("tolerate", [1, 2])
-def test_whatever_is_lost_together_comes_back_bit_for_bit(tolerate: int, config: Recipe) -> None:
-    struck, untroubled = made(config, tolerate), made(config, tolerate)
+@pytest.mark.parametrize(("tolerate", "code"), [(1, "auto"), (2, "auto"), (1, "local")])
+def test_whatever_is_lost_together_comes_back_bit_for_bit(tolerate: int, code: str, config: Recipe) -> None:
+    struck, untroubled = made(config, tolerate, code=code), made(config, tolerate)
     assert losses(struck, 2) == losses(untroubled, 2)
     for size in range(1, tolerate + 1):
         for lost in combinations(range(STAGES + 1), size):

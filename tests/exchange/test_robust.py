@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
@@ -78,13 +81,126 @@ def written(rule: str, x: Tensor, f: int) -> Tensor:
     return x.norm(dim=1).median() / n * (y @ (y.T @ u)).sum(dim=1)
 
 
+STEPS = {"geometric_median": {"rounds": 8}, "clipping": {"rounds": 1}}
+"""that :func:`written` takes"""
+
+
 @pytest.mark.parametrize("rule", ALL)
 @settings(max_examples=30)
 @given(n=st.integers(7, 12), d=st.integers(20, 60), seed=st.integers(0, 10**6))
 def test_a_rule_is_its_formula(rule: str, n: int, d: int, seed: int) -> None:
     x = vectors(n, d, seed)
-    found, expected = value(rule, x), written(rule, x, F)
+    found, expected = value(rule, x, **STEPS.get(rule, {})), written(rule, x, F)
     assert float((found - expected).norm() / expected.norm()) < 1e-9
+
+
+def attacked(n: int, f: int, d: int, spread: float, strength: float, seed: int) -> tuple[Tensor, Tensor]:
+    """n − f vectors about a unit vector, ``spread`` away; and all n, where f are −strength times the mean of these."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.randn(n - f + 1, d, generator=generator, dtype=torch.float64) / d**0.5
+    honest = torch.nn.functional.normalize(draw[:1], dim=1) + spread * draw[1:]
+    return honest, torch.cat([honest, -strength * honest.mean(0).repeat(f, 1)])
+
+
+def summed(x: Tensor, z: Tensor) -> float:
+    """F(z) = Σ ‖x_j − z‖"""
+    return float((x - z).norm(dim=1).sum())
+
+
+def least_sum(x: Tensor) -> float:
+    """min F, by SciPy's quasi-Newton method on √(‖x_j − z‖² + ε²) as ε falls, or at a member."""
+    points, z = x.numpy(), x.mean(0).numpy()
+    scale = float((x - x.mean(0)).norm(dim=1).mean())
+
+    def smoothed(z: Any, epsilon: float) -> tuple[float, Any]:
+        away = z - points
+        norms = np.sqrt((away**2).sum(1) + epsilon**2)
+        return float(norms.sum()), (away / norms[:, None]).sum(0)
+
+    for power in range(1, 10 if scale else 1):
+        z = minimize(smoothed, z, (scale * 10.0**-power,), "BFGS", jac=True, options={"gtol": 1e-12}).x
+    return min(summed(x, torch.from_numpy(z)), *(summed(x, row) for row in x))
+
+
+@settings(max_examples=60)
+@given(
+    n=st.integers(3, 16), data=st.data(), d=st.integers(1, 6), spread=st.sampled_from([0.0, 1e-3, 0.03, 0.3, 1.0, 3.0]),
+    strength=st.sampled_from([-1.0, 1.0, 10.0, 1e4]), seed=st.integers(0, 10**6),
+)  # fmt: skip
+def test_the_geometric_median_has_the_least_summed_distance(
+    n: int, data: st.DataObject, d: int, spread: float, strength: float, seed: int
+) -> None:
+    """For any number of liars below one half, some of them coincident, or all vectors on one line (d = 1)."""
+    f = data.draw(st.integers(0, (n - 1) // 2))
+    _, x = attacked(n, f, d, spread, strength, seed)
+    x = x[x.norm(dim=1) <= 9 * x.norm(dim=1).median()] if strength > 9 else x  # longer ones are bounded before the rule
+    scale = 10.0 ** data.draw(st.integers(-9, 9))
+    found = value("geometric_median", scale * x, liars=0) / scale
+    assert summed(x, found) <= least_sum(x) * (1 + 2e-6) + 1e-12
+
+
+@settings(max_examples=40)
+@given(n=st.integers(3, 16), data=st.data(), seed=st.integers(0, 10**6), excess=st.sampled_from([0.0, 1e-5, 1e-3, 0.1]))
+def test_the_geometric_median_converges_beside_a_member_that_is_almost_the_minimum(
+    n: int, data: st.DataObject, seed: int, excess: float
+) -> None:
+    """Where Weiszfeld steps are slowest: m members at 0, on which the others pull with m(1 + excess) unit vectors."""
+    m = data.draw(st.integers(1, (n - 1) // 2))
+    generator = torch.Generator().manual_seed(seed)
+    around = torch.randn(n - m, 5, generator=generator, dtype=torch.float64)
+    along, low, high = torch.eye(5, dtype=torch.float64)[0], 0.0, 1e6
+
+    def units(shift: float) -> Tensor:
+        return torch.nn.functional.normalize(around - around.mean(0) + shift * along, dim=1)
+
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float(units(middle).sum(0).norm()) < m * (1 + excess) else (low, middle)
+    far = torch.randn(n - m, 1, generator=generator, dtype=torch.float64).exp()
+    x = torch.cat([torch.zeros(m, 5, dtype=torch.float64), far * units(high)])
+    assert summed(x, value("geometric_median", x, liars=0)) <= least_sum(x) * (1 + 2e-6)
+
+
+@pytest.mark.parametrize(("n", "f"), [(5, 2), (9, 4), (15, 7), (15, 3), (8, 1)])
+@pytest.mark.parametrize(
+    ("rule", "spread"), [("geometric_median", 0.3), ("geometric_median", 0.03), ("clipping", 0.03)]
+)
+def test_the_value_follows_the_honest_majority_however_small_it_is(rule: str, n: int, f: int, spread: float) -> None:
+    honest, x = attacked(n, f, 2000, spread, 10.0, seed=0)
+    mean = honest.mean(0)
+    assert float(value(rule, x, liars=f) @ mean / (mean @ mean)) > (0.4 if spread > 0.1 else 0.9)
+    few = value(rule, x, liars=f, rounds=1)
+    assert float(few @ mean / (mean @ mean)) < 0.9, "which one step does not"
+
+
+def test_equal_vectors_and_two_are_their_mean() -> None:
+    for rule in ("geometric_median", "clipping"):
+        assert torch.allclose(value(rule, torch.ones(5, 3, dtype=torch.float64), liars=2), torch.ones(3).double())
+    x = vectors(2, 20, 4)
+    assert torch.allclose(value("geometric_median", x, liars=0), x.mean(0))
+
+
+@settings(max_examples=20)
+@given(
+    n=st.integers(3, 16), data=st.data(), spread=st.sampled_from([1e-3, 0.03, 0.3, 1.0, 3.0]), last=st.booleans(),
+    seed=st.integers(0, 10**6),
+)  # fmt: skip
+def test_clipping_with_its_own_tau_ends_where_more_steps_would_not_move_it(
+    n: int, data: st.DataObject, spread: float, last: bool, seed: int
+) -> None:
+    f = data.draw(st.integers(0, (n - 1) // 2))
+    honest, x = attacked(n, f, 50, spread, 10.0, seed)
+    v = vectors(1, 50, seed)[0] if last else torch.zeros(50, dtype=torch.float64)
+    found = combine(RULES.make("clipping", {"liars": f}), list(x), last=v).value  # type: ignore[arg-type]
+    tau = float("inf")
+    for _ in range(600):
+        away = x - v
+        norms = away.norm(dim=1)
+        tau = min(tau, float(norms.sort().values[(n - 1) // 2]))
+        v = v + (away * (tau / norms.clamp(min=tau)).unsqueeze(1)).mean(0)
+    assert float((found - v).norm()) <= n * 1e-4 * tau + 1e-9
+    centre, radius = honest.mean(0), float((honest - honest.mean(0)).norm(dim=1).max())
+    assert float((found - centre).norm()) <= 2 * (n - f) / (n - 2 * f) * radius
 
 
 @pytest.mark.parametrize("apart", [1e-2, 1e-3, 1e-5, 1e-7])
@@ -228,10 +344,11 @@ def test_clipping_goes_on_from_the_last_value(mix: str, seed: int, rounds: int, 
     made = RULES.make("clipping", {"liars": 1, "rounds": rounds, "tau": tau})
     found = combine(made, list(x), mix, 7, v)  # type: ignore[arg-type]
     expected = v.clone()
+    most = float("inf") if tau == "auto" else float(tau)
     for _ in range(rounds):
         away = [row - expected for row in matrix @ x]
         norms = sorted(float(each.norm()) for each in away)
-        most = norms[(len(norms) - 1) // 2] if tau == "auto" else float(tau)
+        most = min(most, norms[(len(norms) - 1) // 2]) if tau == "auto" else most
         expected = expected + sum(each * min(1.0, most / float(each.norm())) for each in away) / len(away)
     assert float((found.value - expected).norm()) < 1e-9
     assert found.coefficients is not None

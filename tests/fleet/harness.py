@@ -17,6 +17,7 @@ from typing import Any
 from planaria import recipe
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.stage_file import read_stage
+from planaria.checkpoint.store import read_manifest
 from planaria.commands import train as command
 from planaria.config import RunConfig
 from planaria.control.replay import replay
@@ -339,7 +340,7 @@ def _known(source: d.Source) -> bool:
 def _state(config: RunConfig, checkpoints: Path, stage: int, source: d.Source) -> StageState:
     """The state that a stage takes from a checkpoint or from the seed."""
     if isinstance(source, d.Load):
-        return read_stage(checkpoints / source.folder, stage)
+        return read_stage(checkpoints / source.folder, stage, read_manifest(checkpoints / source.folder).step)
     return StageRunner(config, stage).state()
 
 

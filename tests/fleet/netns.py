@@ -67,6 +67,26 @@ class Host:
 
 
 @contextmanager
+def own_loopback() -> Iterator[str]:
+    """A namespace with a loopback device alone, by its name; what runs there at the end is killed.
+
+    :raises NotAllowedError: when this machine, or its user, cannot have it.
+    """
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        raise NotAllowedError("network namespaces need root, and `ip` (iproute2)")
+    name = _name(f"lo.{os.getpid()}.{next(_numbers)}")
+    try:
+        _ip(f"netns add {name}")
+    except OSError as error:
+        raise NotAllowedError(f"no network namespaces here: {error}") from None
+    try:
+        _ip(f"-n {name} link set lo up")
+        yield name
+    finally:
+        _end(name)
+
+
+@contextmanager
 def network(hosts: int, capture: Path = Path(os.devnull), hidden: Collection[int] = ()) -> Iterator[list[Host]]:
     """So many hosts that can reach each other; what runs on them at the end is killed. ``capture`` gets all packets.
 
@@ -112,12 +132,17 @@ def _namespace(number: str, address: str) -> Iterator[int]:
             _ip(f"-n {name} route add default dev {device}")
         yield descriptor
     finally:
-        for process in _ip(f"netns pids {name}").split():
-            with suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
         if descriptor >= 0:
             os.close(descriptor)  # the device goes with it
-        _ip(f"netns del {name}")
+        _end(name)
+
+
+def _end(name: str) -> None:
+    """Remove a namespace and kill its processes."""
+    for process in _ip(f"netns pids {name}").split():
+        with suppress(ProcessLookupError):
+            os.kill(int(process), signal.SIGKILL)
+    _ip(f"netns del {name}")
 
 
 def _ip(arguments: str) -> str:

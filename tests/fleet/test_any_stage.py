@@ -71,7 +71,7 @@ MOMENTS: list[Any] = ["forward", "backward", "any", "commit"]
 
 
 def ends(record: RunRecord, step: int) -> list[tuple[str, bytes]]:
-    state = read_stage(record.folder / "checkpoints" / f"step-{step:08d}", 0)
+    state = read_stage(record.folder / "checkpoints" / f"step-{step:08d}", 0, step)
     return [(name, tensor.view(torch.uint8).numpy().tobytes()) for name, tensor in sorted(state.weights.items())]
 
 

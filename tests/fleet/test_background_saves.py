@@ -63,7 +63,7 @@ def saves(record: RunRecord) -> list[tuple[int, bool]]:
 
 def shas(folder: Path, step: int) -> list[bytes]:
     """All of each stage in a checkpoint but generators, which are a process's own."""
-    states = [read_stage(folder / "checkpoints" / f"step-{step:08d}", stage) for stage in range(5)]
+    states = [read_stage(folder / "checkpoints" / f"step-{step:08d}", stage, step) for stage in range(5)]
     for state in states:
         state.generators = {}
     return [pack(state).numpy().tobytes() for state in states]

@@ -171,6 +171,25 @@ def test_who_is_not_wanted_any_more_is_not_born(tmp_path: Path) -> None:
     ends.signal(signal.SIGKILL)  # its id may be another's by now
 
 
+def test_imports_that_take_too_long_fail_all_starts_that_wait_for_them_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six starts do not wait for six times three attempts, and one that was killed is not waited for at all."""
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(600)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(module, "_own", [])
+    began = time.monotonic()
+    waiting = [births().bear(f"w{n}", partial(sys.exit, 0), ["slow_to_import"], start_s=0.5) for n in range(6)]
+    for child in waiting[1:]:
+        with pytest.raises(
+            OSError, match=r"not imported what workers need within 0\.5 s .*raise fleet\.start_timeout_s"
+        ):
+            child.born(60.0)
+    patient = births().bear("w7", partial(sys.exit, 0), ["slow_to_import"], start_s=600.0)
+    patient.kill(600.0)  # returns at once: it has not started
+    assert time.monotonic() - began < 18 * 0.5, "as long as three attempts for each would take"
+
+
 def test_whoever_dies_takes_frozen_workers_and_a_frozen_server_along(tmp_path: Path) -> None:
     script = """
         import os, signal, sys, time

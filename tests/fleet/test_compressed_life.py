@@ -240,7 +240,7 @@ def test_replicas_go_on_without_one_that_nobody_replaces(tmp_path: Path) -> None
         config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 3})}),
     )
     assert was.whole and apart_from_mean(was, now, 1) is None
-    debts = [part(read_stage(was.folder, 1, place=place).outer, "residual") for place in (0, 2, 3)]
+    debts = [part(read_stage(was.folder, 1, was.step, place=place).outer, "residual") for place in (0, 2, 3)]
     assert float((owed(was, now, 1) - sum(debts) / 3).norm() / sum(debts).norm()) < 1e-6  # type: ignore[union-attr]
     assert command.resume(folder, {"exchange.replicas": "3"}, quiet=True) == 0
     assert_no_orphans(folder)

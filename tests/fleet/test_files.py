@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from planaria.fleet import files
 from planaria.fleet.files import Files, FileServer
-from planaria.fleet.switchboard import FILES, Switchboard, call
+from planaria.fleet.switchboard import Switchboard, call
+from planaria.transport.caller import FILES
 from planaria.transport.secure import new_key
 
 PART = "checkpoints/step-00000004.g2.unfinished/stage-0001.safetensors"
@@ -117,7 +114,7 @@ def test_a_link_is_not_followed(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_nothing_else_can_be_written(run: Run, tmp_path: Path, name: str) -> None:
-    """Also no part of a checkpoint that nobody collects: whose folder the controller has not made, or has sealed."""
+    """Also no part of a checkpoint that is not being collected: its folder does not exist, or is sealed."""
     before = {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()}
     (tmp_path / "part").write_bytes(b"other")
     with pytest.raises(OSError, match=r"no such (name|checkpoint)"):
@@ -167,36 +164,3 @@ def test_a_part_that_breaks_off_leaves_nothing(run: Run) -> None:
             break
         threading.Event().wait(0.05)
     assert [*(run.folder / PART).parent.iterdir()] == [run.folder / PART]
-
-
-@given(words=st.lists(st.binary(max_size=200), min_size=1, max_size=4))
-def test_anything_else_ends_the_line(words: list[bytes]) -> None:
-    ours, theirs = socket.socketpair()
-    key = new_key()
-    served = FileServer({})
-    with ours, theirs:
-        ends: list[ssl.SSLSocket] = []
-        other = threading.Thread(target=lambda: ends.append(_secured(theirs, key, False)))
-        other.start()
-        mine = _secured(ours, key, True)
-        other.join()
-        line = files.WorkerLine(files_secured(mine), 1 << 20, "")
-        for word in words:
-            line.send_bytes(word)
-        line.hang_up()
-        served.serve(files.WorkerLine(files_secured(ends[0]), 1 << 20, ""))
-        line.close()
-
-
-def _secured(raw: socket.socket, key: bytes, calling: bool) -> ssl.SSLSocket:
-    from planaria.transport.secure import begin, prove
-
-    tls = begin(raw, key, calling)
-    prove(tls, key, 10.0)
-    return tls
-
-
-def files_secured(tls: ssl.SSLSocket) -> object:
-    from planaria.transport.channel import Secured
-
-    return Secured(tls)

@@ -17,7 +17,8 @@ from planaria.fleet.door import Door
 from planaria.fleet.guest import Visit
 from planaria.fleet.guests import Guests
 from planaria.fleet.remote import RemoteFleet
-from planaria.fleet.switchboard import VISITOR, WorkerLine, call
+from planaria.fleet.switchboard import WorkerLine, call
+from planaria.transport.caller import VISITOR
 from planaria.transport.secure import new_key
 
 SILENCE_S = 3.0

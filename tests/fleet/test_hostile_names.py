@@ -30,7 +30,7 @@ PREPARED = ["meta.json", "mixture.json", "tokenizer.json", "train.bin", "validat
 
 
 class Controller:
-    """A control line at whose other end files are named as one likes. Every file has the content that was asked for."""
+    """A control line whose other end answers with these names and these contents."""
 
     def __init__(self, listed: Any, contents: dict[str, bytes]) -> None:
         self._listed, self._contents, self._answers = listed, contents, list[bytes]()

@@ -138,11 +138,15 @@ class Births:
 
     def __init__(self) -> None:
         self.runs: list[tuple[object, ...]] = []
+        self.folders = set[Path | None]()
 
     def prepare(self, preload: list[str]) -> None: ...
 
-    def bear(self, name: str, run: object, preload: list[str]) -> births.Child:
+    def bear(
+        self, name: str, run: object, preload: list[str], cwd: Path | None = None, start_s: float = 0.0
+    ) -> births.Child:
         self.runs.append(run.args)  # type: ignore[attr-defined]
+        self.folders.add(cwd)
         child = births.Child(name)
         child.settle(os.getpid())
         return child
@@ -155,7 +159,7 @@ def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
     monkeypatch.setattr("planaria.fleet.process_pool.births", lambda: asked)
     monkeypatch.setattr(births, "_exit_code", lambda pid: None)
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [80, 80]))
-    monkeypatch.chdir(tmp_path)
+    before = Path.cwd()
     pool = ProcessPool(Orders(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", Needs((1,))))
     assert len(pool.facts().found.devices) == 2
     for worker in ("w0", "w1"):
@@ -163,6 +167,7 @@ def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
     pool.start("w1", 2)
     pool.start("w2", 1, uuid(0))
     assert [run[1] for run in asked.runs] == [uuid(0), uuid(1), uuid(1), uuid(0)]
+    assert asked.folders == {tmp_path} and Path.cwd() == before, "relative paths of this process keep their meaning"
 
 
 def test_what_workers_import_does_not_initialise_cuda() -> None:

@@ -27,7 +27,7 @@ def states(run: Path) -> list[dict[str, bytes]]:
     """
     saved = CheckpointStore(run / "checkpoints").newest(whole_only=True)
     assert saved is not None
-    found = [entries(read_stage(saved.folder, stage)) for stage in saved.manifest.stages]
+    found = [entries(read_stage(saved.folder, stage, saved.step)) for stage in saved.manifest.stages]
     return [
         {name: tensor.numpy().tobytes() for name, tensor in stage.items() if not name.startswith("generators.")}
         for stage in found

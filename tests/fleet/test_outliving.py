@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import RunRecord, ending, facts, folder_of, live, losses, resume, tiny, train
+from harness import LiveWorkers, RunRecord, ending, facts, folder_of, live, losses, resume, tiny, train
 
 from planaria.chaos.trace import Fault, Trace, write
 from planaria.checkpoint.memory import SHARED, MemoryFolder
@@ -44,9 +45,9 @@ def killed(config: RunConfig) -> tuple[MemoryFolder, int, int]:
         os.kill(run.process.pid, signal.SIGKILL)
         assert run.end()[0] == -signal.SIGKILL
     memory, saved = MemoryFolder(folder_of(config)), CheckpointStore(folder_of(config) / "checkpoints").newest()
-    remembered = next(step for step, stages in memory.newest_first() if len(stages) == 5)
-    for step, _ in memory.newest_first():  # that of a newer step was under way; four stages of it might do, too
-        for path in memory.folder.glob(f"step-{step:08d}/*") if step > remembered else ():
+    remembered = next(label.step for label in memory.newest_first() if len(memory.whole(label)) == 5)
+    for label in memory.newest_first():  # that of a newer step was under way; four stages of it might do, too
+        for path in memory.folder.glob(f"step-{label.step:08d}.*/*") if label.step > remembered else ():
             path.unlink()
     assert saved is not None and remembered > saved.step
     return memory, remembered, saved.step
@@ -106,6 +107,42 @@ def test_a_rollback_after_that_leads_to_the_checkpoint_before(tmp_path: Path) ->
     record = taken_up(config, step + 6, [Fault(step=step + 1, stage=stage, moment="forward") for stage in (2, 3)])
     forms = [(form.outcome, form.step) for form in facts(record, d.Form)]
     assert ("rolled back", saved) in forms
+
+
+class ControllerKilled(Exception):
+    """The controller ends at once, wherever it is."""
+
+
+def test_snapshots_newer_than_a_rollback_are_never_resumed_from(tmp_path: Path) -> None:
+    """Two stages are lost together, the run goes back to its checkpoint, and there the controller is killed."""
+    config = recipe(
+        tmp_path,
+        recovery={"strategy": "snapshot, checkpoint", "options": OPTIONS | {"every": 3, "code": "local"}},
+        checkpoint={"every": 10},
+    )
+    memory, seen = MemoryFolder(folder_of(config)), list[d.Form]()
+
+    def newer() -> bool:
+        return any(label.step > 10 and len(memory.whole(label)) == 5 for label in memory.newest_first())
+
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
+        if isinstance(decision, d.Commit) and seen:
+            raise ControllerKilled
+        if isinstance(decision, d.Form) and decision.goes_back:
+            seen.append(decision)
+        if isinstance(decision, d.Commit) and decision.step == 16:
+            until = time.monotonic() + 60
+            while not newer() and time.monotonic() < until:
+                time.sleep(0.01)
+            for stage in (2, 3):
+                workers.signal(signal.SIGKILL, stage)
+
+    with pytest.raises(ControllerKilled):
+        train(config, hook=hook)
+    assert [(form.outcome, form.step) for form in seen] == [("rolled back", 10)] and newer()
+    record = resume(folder_of(config), train__steps="18")  # its ledger is checked there
+    started = facts(record, e.RunStarted)[-1]
+    assert (started.first_step, started.recalled) == (10, -1) and ending(record).outcome == "finished"
 
 
 def test_snapshots_without_a_step_between_them_cannot_outlive(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_worker_without_the_runs_folder_is_killed_and_the_losses_are_inlines(t
     assert [one.step for one in saved] == [3, 6, 9, 12, 15, 18, 20] and all(one.whole for one in saved)
     for one in saved:
         for stage in one.manifest.stages:
-            require_stage(one.folder, stage, one.manifest.digests[stage_file(Path(), stage).name])
+            require_stage(one.folder, stage, one.step, one.manifest.digests[stage_file(Path(), stage).name])
     here = {file.stem for file in (run / "workers").iterdir()}
     elsewhere = {file.stem for file in cache.rglob("*.log")}
     assert elsewhere == {pids[pid] for pid in there} and here == {*pids.values()} - elsewhere

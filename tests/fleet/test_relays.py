@@ -6,23 +6,26 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
-from harness import LiveWorkers, ending, facts, inline, losses, outcomes, tiny, train
+from harness import LiveWorkers, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 
 from planaria.errors import UserError
+from planaria.observe.run.narrate import story
 from planaria.record import decisions as d
 from planaria.record import events as e
 
 
 @contextmanager
-def started(key: Path, names: str) -> Iterator[dict[str, tuple[int, str]]]:
+def started(key: Path, names: str, port: str = "0") -> Iterator[dict[str, tuple[int, str]]]:
     """Relays as processes: name → process id, and HOST:PORT."""
-    command = [sys.executable, "-m", "planaria", "relay", "--key-file", str(key)]
+    command = [sys.executable, "-m", "planaria", "relay", "--key-file", str(key), "--port", port]
     with ExitStack() as open_:
         found = {}
         for name in names:
@@ -69,6 +72,36 @@ def test_a_relay_dies_and_only_its_edges_move(tmp_path: Path, relays: dict[str, 
     }
     assert facts(record, d.Form)[1].step == 6
     assert losses(record) == inline(record)[0]
+
+
+def test_the_only_relay_is_named_and_waited_for_when_it_dies(tmp_path: Path) -> None:
+    """Nothing is formed in vain meanwhile, and no edge is called replaced before it is."""
+    with ExitStack() as open_:
+        (pid, at) = open_.enter_context(started(tmp_path / "key", "a"))["a"]
+        config = tiny(tmp_path, steps=12, fleet=over({"a": (pid, at)}, tmp_path))
+        log = folder_of(config) / "events.jsonl"
+
+        def start_again() -> None:
+            while '"relay":"a"' not in log.read_text():
+                time.sleep(0.05)
+            open_.enter_context(started(tmp_path / "key", "a", at.rpartition(":")[2]))
+
+        restart = Thread(target=start_again, daemon=True)
+
+        def hook(decision: d.Decision, workers: LiveWorkers) -> None:
+            if isinstance(decision, d.RunStep) and decision.step == 6 and restart.ident is None:
+                os.kill(pid, signal.SIGKILL)
+                restart.start()
+
+        record = train(config, hook=hook)
+        restart.join()
+    assert ending(record).outcome == "finished" and losses(record) == inline(record)[0]
+    assert len(facts(record, d.Form)) <= 4, "at the start, in vain, and once it answered (twice if its port was slow)"
+    lines = [line.text for _, line in story(record)]
+    first = next(n for n, line in enumerate(lines) if line.startswith("relay a does not answer: could not be opened"))
+    assert lines[first + 1].startswith("no relay answers: a (") and "fleet.join_s" in lines[first + 1]
+    assert not any("replaced" in line for line in lines[: lines.index("relay a answers again")])
+    assert "replaced" in lines[-1]
 
 
 def test_a_relay_that_does_not_answer_is_named_before_any_worker_starts(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ BURST = [(6, 2), (6, 3)]
 
 def shas(folder: Path) -> list[str]:
     """Of each stage's weights and moments, as saved at the end."""
-    states = [read_stage(folder / "checkpoints" / f"step-{STEPS:08d}", stage) for stage in range(5)]
+    states = [read_stage(folder / "checkpoints" / f"step-{STEPS:08d}", stage, STEPS) for stage in range(5)]
     for state in states:
         state.generators = {}  # a process's own, which nothing here draws from
     return [hashlib.sha256(pack(state).numpy().tobytes()).hexdigest() for state in states]

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.fleet.switchboard import Caller, Line, Switchboard, call
+from planaria.fleet.switchboard import Line, Switchboard, call
+from planaria.transport.caller import Caller
 from planaria.transport.channel import Secured
 from planaria.transport.secure import StrangerError, begin, new_key, prove
 

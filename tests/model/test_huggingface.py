@@ -50,7 +50,7 @@ def test_a_round_trip_keeps_every_bit(kind: str, tmp_path: Path) -> None:
 
 
 def with_head(folder: Path, head: torch.Tensor, apart: bool, dtype: torch.dtype = torch.float32) -> Llama:
-    """Write a model that is tied by its config, with a head in its file, or in a file of its own."""
+    """Write a model that is tied by its config, with a head in its file or in another file."""
     model = Llama(TIED, seed=1)
     model.load_global_state({name: tensor.to(dtype).float() for name, tensor in model.global_state().items()})
     export_model(model, folder)
@@ -156,7 +156,7 @@ def index_to(file: str) -> Callable[[Path], None]:
         (edit(hidden_act="gelu"), "hidden_act = 'gelu'"),
         (edit(head_dim=8), "head_dim = 8 must be"),
         (edit(hidden_size=25), "config.json: .*25 does not divide"),
-        (edit(hidden_size="wide"), "config.json: dim: .*integer"),
+        (edit(hidden_size="wide"), "config.json: hidden_size: .*integer"),
         (edit(intermediate_size=10**6), r"gate_proj.weight has shape \[40, 24\], not \[1000000, 24\]"),
         (edit(num_hidden_layers=3), "model.layers.2.* is missing"),
         (edit(num_hidden_layers=1), "model.layers.1.* has no place"),

@@ -140,7 +140,7 @@ def direct(*sites: str) -> str:
         ('via = "Rome"', 'via = "Paris"', "via = 'Paris' does not join Bern and Oslo: there is no link Bern – Paris"),
         ('via = "Rome"', 'via = "Oslo"', "link 'over Rome': via = 'Oslo': Oslo is one of the sites that it joins"),
         ('via = "Rome"', 'via = "relay"', "link 'over Rome': via = 'relay': there is no [relay]; add it"),
-        ('via = "Rome"', 'vja = "Rome"', "topology.toml: link.1.vja = 'Rome': "),
+        ('via = "Rome"', 'vja = "Rome"', "topology.toml: link.1.vja: unknown key; did you mean 'via'?"),
     ],
 )
 def test_a_bad_entry_is_named_with_the_mend(tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""Every section, figure and table of every report is built through a page, under a name of its own."""
+"""Every section, figure and table of every report is built through a page, under a unique name."""
 
 from __future__ import annotations
 

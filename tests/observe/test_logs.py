@@ -158,9 +158,9 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere: no such folder"):
+    with pytest.raises(UserError, match=r"nowhere: not a run \(no such folder\)"):
         read_run(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"config\.json is missing"):
+    with pytest.raises(UserError, match=r"not a run \(no config\.json\)"):
         read_run(tmp_path)
     (tmp_path / "config.json").write_text('{"colour": 3}')
     with pytest.raises(UserError, match=r"config\.json: colour: "):

@@ -7,16 +7,34 @@ from pathlib import Path
 from synthetic_run import Synthesis
 
 from planaria.observe.live.progress import Progress, Quiet
+from planaria.observe.live.tally import Tally
 from planaria.observe.run.narrate import Line, Narrator, story
-from planaria.record.decisions import Cannot, Form, Keep, Member, RunStep, Seal
+from planaria.record.decisions import (
+    Blamed,
+    Cannot,
+    Cleared,
+    Finish,
+    Form,
+    Keep,
+    Member,
+    RunStep,
+    Seal,
+    Spawn,
+)
 from planaria.record.events import (
     EdgeBroken,
     Event,
     FaultInjected,
+    HostLeft,
+    Linked,
+    RelayAnswers,
+    RelaySilent,
+    StopOverdue,
     StopRequested,
     WorkerFailed,
     WorkerJoined,
     WorkerLost,
+    WorkersStarting,
     ZombieIgnored,
 )
 from planaria.record.logs import RunRecord, read_run
@@ -108,7 +126,8 @@ def form(outcome: str, step: int = 5) -> Form:
 
 def test_every_kind_of_trouble_has_its_line() -> None:
     edge = EdgeBroken(worker="a", node=1, peer=0, generation=1, detail="timeout")
-    assert told(edge, form("relinked")) == ["broken edge 0–1 replaced"]
+    up = [Linked(worker=worker, node=n, stage=n, generation=2, link_s=0.1) for n, worker in enumerate("ab")]
+    assert told(edge, form("relinked"), *up) == ["broken edge 0–1 replaced"]
     assert told(form("rolled back")) == ["rolled back to step 5"]
     assert told(WorkerLost(worker="s", incarnation=0, cause="exit", detail="")) == [
         "worker s (spare) lost: process ended"
@@ -127,7 +146,65 @@ def test_every_kind_of_trouble_has_its_line() -> None:
     assert told(ZombieIgnored(worker="b", incarnation=1, said="ready")) == [
         "worker b (incarnation 1) woke up and was ignored"
     ]
+    assert told(Cannot(lost=[], reason="20 generations in a row")) == [
+        "the run cannot continue: 20 generations in a row"
+    ]
+    starting = WorkersStarting(workers=["w0", "w2"], ready=3, waited_s=10.2, limit_s=120.0)
+    limit = "a start may take 120 s (fleet.start_timeout_s)"
+    assert told(starting) == [f"waiting for w0 and w2 to start, for 10 s; 3 others are ready; {limit}"]
+    assert told(StopOverdue(detail="step 3 was dropped")) == ["the stop waits no longer: step 3 was dropped"]
     assert told(StopRequested(reason="Ctrl-C")) == ["will stop at the next whole step: Ctrl-C"]
+
+
+def test_an_edge_is_not_replaced_before_it_is_open() -> None:
+    """Each of these once came as "broken edge … replaced" every few seconds, though nothing answered."""
+
+    def broken(generation: int, **said: str) -> EdgeBroken:
+        return EdgeBroken(worker="a", node=1, peer=0, generation=generation, detail="", **said)
+
+    refused = {"cause": "could not be opened: Connection refused"}
+    first = broken(1, cause="connection closed")
+    assert (
+        told(first, form("relinked"), *[broken(2, **refused)] * 9)
+        == ["edge 0–1 still broken: could not be opened: Connection refused"] * 3
+    )
+    silent = broken(2, cause="the relay 127.0.0.1:7 did not answer (Connection refused)", relay="north")
+    answers = RelayAnswers(relay="north")
+    assert told(first, form("relinked"), silent, silent, RelaySilent(relay="north", detail="timed out"), answers) == [
+        "relay north does not answer: the relay 127.0.0.1:7 did not answer (Connection refused)",
+        "relay north answers again",
+    ]
+
+
+def test_a_machine_that_is_cut_off_has_its_workers_lost_once() -> None:
+    """One is lost, and started there again before the machine's own connection ends."""
+    joined, started = WorkerJoined(worker="w5", incarnation=1, pid=1), Spawn(worker="w5", incarnation=1, host="g1")
+    lost = WorkerLost(worker="w5", incarnation=1, cause="heartbeat", detail="silent for 2 s")
+    again = Spawn(worker="w5", incarnation=2, host="g1")
+    left = HostLeft(host="g1", detail="silent for 4 s")
+    gone = WorkerLost(worker="w5", incarnation=2, cause="exit", detail="machine g1: silent for 4 s")
+    facts = (started, joined, lost, again, left, gone)
+    assert told(*facts) == [
+        "worker w5 (spare) lost: no heartbeat (silent for 2 s)",
+        "machine g1 takes no more workers: silent for 4 s",
+    ]
+    tally = Tally()
+    for t, fact in enumerate(facts):
+        tally.take(float(t), fact)
+    assert sum(tally.lost.values()) == 1
+
+
+def test_verdicts_that_come_and_go_are_counted_and_not_all_shown() -> None:
+    """A hundred within 90 s, such as under a quota of a fifth of a core."""
+    about = {"fault": "flaky link", "nodes": [1, 2], "replica": 0, "step": 1}
+    blamed = Blamed.model_validate(about | {"workers": ["a", "b"], "seconds": 1.0, "past": 0.1, "usual": 0.1})
+    cleared, narrator = Cleared.model_validate(about), Narrator()
+    facts = [(0.9 * n, fact) for n, fact in enumerate([blamed, cleared] * 50)]
+    lines = [line.text for t, fact in facts if (line := narrator.tell(t, fact))]
+    assert len(lines) == 6
+    assert lines[3].endswith("is not flaky any more (64 more in 60 s not shown)")
+    (rest,) = [line for line in [narrator.tell(95.0, Finish(outcome="stopped"))] if line]
+    assert rest.text.startswith("flaky link: verdicts: ") and rest.text.endswith("not shown")
 
 
 def test_nothing_in_a_detail_moves_the_cursor() -> None:

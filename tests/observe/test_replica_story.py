@@ -95,7 +95,13 @@ def test_what_happens_to_a_whole_replica_has_its_line() -> None:
 def test_an_edge_is_named_with_its_replica() -> None:
     other = e.EdgeBroken(worker="e", node=4, peer=5, generation=1, detail="")
     own = e.EdgeBroken(worker="a", node=0, peer=1, generation=1, detail="")
-    assert told(other, own, r.form(2, "ef", 2, "relinked"), r.form(0, "ab", 2, "relinked")) == [
+    forms = r.form(2, "ef", 2, "relinked"), r.form(0, "ab", 2, "relinked")
+    up = [
+        r.linked(replica, stage, worker, 2)
+        for replica, workers in ((2, "ef"), (0, "ab"))
+        for stage, worker in enumerate(workers)
+    ]
+    assert told(other, own, *forms, *up) == [
         "broken edge 0–1 of replica 2 replaced",
         "broken edge 0–1 of replica 0 replaced",
     ]

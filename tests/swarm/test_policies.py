@@ -6,6 +6,7 @@ import json
 import shutil
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.errors import UserError
 from planaria.model.stages import Llama
 from planaria.model.state import StageState
+from planaria.model.usage import Usage, of_folder
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.fingerprints import tokenizer_fingerprint, weights_fingerprint
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
@@ -258,6 +260,16 @@ def test_lora_trains_itself_alone_and_is_exported_merged(folder: Path, tmp_path:
     assert {name for name, p in found.module.named_parameters() if p.requires_grad} == trained.keys()
     with pytest.raises(UserError, match="not an empty folder"):
         found.export(tmp_path / "merged")
+
+
+def test_what_came_with_a_model_of_transformers_is_exported_with_it(
+    theirs: HuggingFacePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: dict[str, Any] = {"generation": {"eos_token_id": [1, 2]}, "tokenizer": {"eos_token": "x"}}
+    usage = Usage(context=64, ids={}, template="{{ x }}", **files)
+    monkeypatch.setattr(theirs, "usage", usage)
+    theirs.export(tmp_path / "out")
+    assert of_folder(tmp_path / "out", {}, 64) == usage
 
 
 def test_lora_begins_from_its_seed_alone(folder: Path) -> None:

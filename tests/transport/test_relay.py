@@ -13,10 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from planaria.transport.address import Reach
+from planaria.transport.caller import CALLED_FOR
 from planaria.transport.channel import Channel, Closed
-from planaria.transport.listener import Listener, answers, connect
-from planaria.transport.port import Port, Unmet
-from planaria.transport.relay import CALLED_FOR, Relay, greeting
+from planaria.transport.listener import Listener, answers, connect, no_answer, unreachable
+from planaria.transport.port import Port, RelaySilent, Unmet
+from planaria.transport.relay import READY, Relay, greeting
 from planaria.transport.secure import new_key
 
 KEY = new_key()
@@ -122,6 +123,26 @@ def test_nobody_at_the_other_end(relay: str) -> None:
         one.call("10.0.0.1:1 - g2", "edge", 0.5, NEVER)
 
 
+def test_the_error_of_an_edge_that_does_not_open_is_known_long_before_it_is_given_up(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planaria.transport.port._TOLD_S", 0.0)
+    one, over = Port("127.0.0.1", KEY), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"127.0.0.1:{server.getsockname()[1]}"
+    calling = pool.submit(one.reach, closed, "", "edge", 600.0, over.is_set)
+    until = time.monotonic() + 60
+    while not one.trouble:
+        assert time.monotonic() < until
+    assert one.trouble == f"{closed}: Connection refused"
+    over.set()
+    assert calling.result(60) is None and not one.trouble
+    assert unreachable(closed) == f"cannot connect to {closed}: Connection refused"
+    assert no_answer(closed, KEY) == "Connection refused"
+    with pytest.raises(RelaySilent, match=rf"the relay {closed} did not answer \(Connection refused\)"):
+        one.reach("", closed, "edge", 0.1, NEVER)
+
+
 def test_giving_up_ends_the_wait(pool: ThreadPoolExecutor, relay: str) -> None:
     one, over = hidden("g1", relay), threading.Event()
     waiting = pool.submit(one.meet, "edge", 30.0, over.is_set)
@@ -157,6 +178,21 @@ def test_an_end_that_has_gone_is_not_connected(pool: ThreadPoolExecutor, relay: 
     one, other = met(pool, relay)
     write(other, b"here")
     assert read(one, 4) == b"here"
+
+
+def test_an_end_that_gives_up_as_it_is_met_leaves_the_other_waiting(pool: ThreadPoolExecutor, relay: str) -> None:
+    """It has not hung up when the relay looks, and never answers."""
+    giving_up = connect(relay, KEY, greeting("edge", "calls"), 5.0)
+    until_known("calls")
+    one, later = hidden("g1", relay), hidden("g2", relay)
+    waiting: Future[Channel | None] = pool.submit(one.meet, "edge", 20.0, NEVER)
+    assert giving_up.recv(1) == READY
+    giving_up.close()
+    until_known("waits")
+    other, found = later.call(one.address, "edge", 20.0, NEVER), waiting.result(20)
+    assert found is not None and other is not None
+    write(other, b"to the right one")
+    assert read(found, 16) == b"to the right one"
 
 
 def test_nonsense_is_turned_away(relay: str) -> None:

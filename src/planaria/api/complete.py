@@ -26,12 +26,12 @@ def stream(
     seed: int,
     note: Callable[[str], object] | None = None,
 ) -> Iterator[str]:
-    """Return what :func:`complete` adds to ``prompt``, piece by piece; what is wrong is raised before the first one.
+    """Return what :func:`complete` adds to ``prompt``, piece by piece; errors are raised before the first piece.
 
     ``note`` receives a line if the text may grow beyond the model's context.
     """
     model, tokenizer = open_model(folder)
-    tokens = tokenizer.encode(prompt) or [tokenizer.end]
+    tokens = tokenizer.encode_prompt(prompt) or [tokenizer.end]
     if max(tokens) >= model.config.vocab:
         raise UserError(f"{folder}: its tokenizer has ids up to {max(tokens)}, its model only {model.config.vocab}")
     model.eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -30,15 +31,16 @@ def export_run(
     The newest whole one unless ``saved`` is given; in one file, or in several with an index where there are more than
     ``largest`` bytes of tensors.
     """
-    runs.config_of(folder, runs.TOKENIZER)
-    tokenizer, saved = folder / runs.TOKENIZER, saved or runs.newest_whole(folder)
+    bare = runs.config_of(folder, runs.TOKENIZER).data.tokenization == "legacy"
+    tokenizer, saved = Tokenizer.open(folder / runs.TOKENIZER, bare=bare), saved or runs.newest_whole(folder)
     atoms, dtype = weights_of(saved), str(huggingface.DTYPES[precision]).removeprefix("torch.")
-    end = Tokenizer.open(tokenizer).end
 
     def write(made: Path) -> None:
         huggingface.write(atoms, made, precision, largest or sys.maxsize)
 
-    export_folder(saved.manifest.model.dense, to, write, tokenizer, end, dtype, used=runs.usage_of(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        tokenizer.save(file := Path(temporary) / runs.TOKENIZER)
+        export_folder(saved.manifest.model.dense, to, write, file, tokenizer.end, dtype, used=runs.usage_of(folder))
     return to
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +27,8 @@ from planaria.engine.prepare import Prepared, on_schedule, prepare
 from planaria.engine.profiling import sized, sized_anew
 from planaria.engine.resumption import require_same_data, take_up
 from planaria.engine.stopping import REQUEST
-from planaria.errors import RunStopped, UserError
+from planaria.engine.worker_log import last_error
+from planaria.errors import LedgerError, RunStopped, UserError
 from planaria.filesystems import is_url
 from planaria.model.families import family
 from planaria.model.foreign import Weights
@@ -35,6 +37,7 @@ from planaria.observe.live.progress import Progress, Quiet
 from planaria.observe.live.settings import settings as told_settings
 from planaria.observe.live.trackers import trackers
 from planaria.observe.live.watch import About, Watch
+from planaria.observe.run.ledger import require_exactly_once
 from planaria.observe.run.report import write_report
 from planaria.observe.run.summary import summary
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
@@ -43,9 +46,11 @@ from planaria.record.identity import ID, identity
 from planaria.record.logs import EVENTS, read_run
 from planaria.record.reserve import Reserve
 from planaria.record.statefile import STATE
+from planaria.recovery import names, recovery
 from planaria.registry import blame
 from planaria.shipped import find
 
+_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 Say = Callable[[str], None]
 Beside = Callable[[Path], AbstractContextManager[object]]
 """what is to go on beside a run while it is trained, given its folder"""
@@ -107,6 +112,7 @@ def train(
         code. Modules that the program has imported itself are always permitted.
     :raises UserError: before any worker starts, when something that was given is wrong; later when the run failed.
     :raises RunStopped: when it ended early for a reason that is nobody's mistake; ``folder`` says what to resume.
+        Its subclass LedgerError: when all steps were made, but samples were lost or used twice.
     """
     told = Listening(progress, say or (print if progress else _nobody), on_step, stop, beside or nullcontext)
     if checkpoint is not None and resume is not True:
@@ -137,7 +143,10 @@ def begun(config: RunConfig) -> str:
 
 
 def _begin(config: RunConfig, told: Listening, again: bool) -> Run:
-    """A new run, in a folder of its own; ``again``: it may have been begun before, and lost."""
+    """Train a new run, in its own folder; ``again``: it may have been started before, and lost.
+
+    If the start fails, the folder is removed, so that the next attempt gets the same name.
+    """
     trackers(config.observe)
     prepared = prepare(config, told.of_data)
     for line in prepared.notes:
@@ -145,16 +154,22 @@ def _begin(config: RunConfig, told: Listening, again: bool) -> Run:
     config = sized(config, prepared.dataset, told.say, told.stopped)
     prepared = replace(prepared, config=config)
     folder, origin = _created(config, prepared.parent)
-    if config.routing.schedule is not None:
-        digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
-        prepared = replace(prepared, config=on_schedule(config, (folder / runs.SCHEDULE).absolute()))
+    mirror = None
     try:
+        if config.routing.schedule is not None:
+            digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
+            prepared = replace(prepared, config=on_schedule(config, (folder / runs.SCHEDULE).absolute()))
         mirror = _mirror(config, folder, again)
-    except UserError:
-        shutil.rmtree(folder)  # it holds nothing yet
+        with runs.held(folder):
+            return _train(replace(prepared, parent=None), folder, origin, mirror, told)
+    except (UserError, OSError, MemoryError) as error:
+        if not runs.has_trained(folder):
+            if mirror is not None:
+                mirror.release(folder)
+            runs.remove(folder)
+            if isinstance(error, UserError):
+                error.folder = None
         raise
-    with runs.held(folder):
-        return _train(replace(prepared, parent=None), folder, origin, mirror, told)
 
 
 def _created(config: RunConfig, parent: Weights | None) -> tuple[Path, Origin]:
@@ -188,7 +203,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
         with runs.held(folder):  # it was killed between its last step and its export
             Reserve(folder).release()
             _conclude(config, folder, told.say)
-        return Run(folder)
+        return _proved(folder)
     if there.done:
         steps = config.train.steps
         done = f"{folder}: all {steps} steps are done; give more with --train.steps {2 * steps}"
@@ -200,7 +215,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
     require_same_data(folder, prepared)
     for line in prepared.notes:
         told.say(line)
-    parent = starting_weights(config) if saved is None and origin.recalled < 0 else None
+    parent = starting_weights(config) if saved is None and origin.recalled is None else None
     mirror = _mirror(config, folder)
     with runs.held(folder):
         given, kept = config.routing.schedule, (folder / runs.SCHEDULE).absolute()
@@ -229,9 +244,8 @@ def _mirror(config: RunConfig, folder: Path, again: bool = False) -> Mirror | No
 
 def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | None, told: Listening) -> Run:
     """Train in ``folder``, which the caller holds; then tell how it went."""
-    config = prepared.config
+    config, before = prepared.config, runs.log_size(folder)
     told_too = trackers(config.observe)
-    engine = fleet.train if config.engine == "fleet" else inline_run.train
     runs.keep(folder, config, prepared.dataset, prepared.trace)
     display = Progress() if told.progress else Quiet()
     listener = None if told.on_step is None else Listener(display, told.on_step)
@@ -243,31 +257,76 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | No
 
     try:
         with mirrored(mirror, folder, MIRRORED, told.say), told.beside(folder):
-            ending = engine(prepared, folder, watch, origin, asked)
-    except (OSError, MemoryError, UserError):
-        raise
-    except (Exception, SystemExit) as error:
-        if not (said := blame(error, own_classes(config))):
-            raise
-        ending = Finish(outcome="failed", reason=said)
+            ending = _engine(prepared, folder, watch, origin, asked)
     finally:
         watch.close()
     if ending.outcome == "finished":
         _conclude(config, folder, told.say)
+    elif ending.outcome != "stopped" and not runs.has_trained(folder, before):
+        raise UserError("; ".join(filter(None, (ending.reason, last_error(folder)))))
     else:
         told.say(f"report        {_report(folder)}")
         told.say(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
     if listener is not None and listener.error is not None:
         raise listener.error
     if ending.outcome == "finished" or ending.reason == REQUEST:
-        return Run(folder)
+        return _proved(folder)
     wrong: UserError | RunStopped
     if ending.outcome == "failed" or watch.trouble:
         wrong = UserError(ending.reason)
     else:
-        wrong = RunStopped(f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason)
+        said = f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason
+        wrong = RunStopped("; ".join(filter(None, (said, ending.detail, _remedy(config, ending)))))
     wrong.folder = folder
     raise wrong
+
+
+def _proved(folder: Path) -> Run:
+    """The run, once its log shows that every sample was used exactly once.
+
+    :raises LedgerError: when it does not.
+    """
+    run = Run(folder)
+    try:
+        require_exactly_once(run.record)
+    except LedgerError as error:
+        error.folder = folder
+        raise
+    return run
+
+
+def _remedy(config: RunConfig, ending: Finish) -> str:
+    """Return the strategy that would have continued a run whose own could not rebuild a stage; empty if none would."""
+    refused = ending.outcome == "cannot" and " cannot, " in ending.reason
+    if (
+        not refused
+        or "checkpoint" in names(config.recovery)
+        or recovery(config.recovery, config.pipeline.stages).control
+    ):
+        return ""
+    return (
+        "to roll back to the newest checkpoint instead, add ', checkpoint': "
+        f"--recovery.strategy '{config.recovery.strategy}, checkpoint'"
+    )
+
+
+def _engine(prepared: Prepared, folder: Path, watch: Watch, origin: Origin, asked: Callable[[], bool]) -> Finish:
+    """Run the engine of the recipe until the run ends.
+
+    :raises UserError: if the run cannot start, or there is not enough memory.
+    """
+    config = prepared.config
+    engine = fleet.train if config.engine == "fleet" else inline_run.train
+    try:
+        return engine(prepared, folder, watch, origin, asked)
+    except (OSError, MemoryError, UserError):
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
+            raise UserError(f"out of memory: {error}; choose a smaller model or microbatch") from error
+        if not (said := blame(error, own_classes(config))):
+            raise
+        return Finish(outcome="failed", reason=said)
 
 
 def _conclude(config: RunConfig, folder: Path, say: Say) -> None:

@@ -57,12 +57,7 @@ def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[i
 
     def look(held: Path, stage: int, place: int = 0) -> Contents:
         _digest(folder, manifest, held, stage, place)
-        found = contents(held, stage, place)
-        if found.step != manifest.step:
-            raise UserError(
-                f"{found.path}: is of step {found.step}, not {manifest.step}: of another checkpoint; choose another"
-            )
-        return found
+        return contents(held, stage, manifest.step, place)
 
     there = {stage: _holding(folder, manifest, stage) for stage in stages}
     if manifest.replicas == 1:
@@ -82,7 +77,7 @@ def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[i
 def require_file(folder: Path, held: Contents) -> None:
     """Read a file; hold it against its digest in the manifest, and its tensors against theirs, where they have any."""
     sha256 = _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place)
-    require_stage(held.path.parent, held.stage, sha256, held.place)
+    require_stage(held.path.parent, held.stage, held.label.step, sha256, held.place)
 
 
 def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:

@@ -1,11 +1,14 @@
 """Snapshots that outlive the workers that took them: files in the machine's memory, one folder for each run.
 
-    /dev/shm/planaria-…/run.json                          how the run began, with a seal
-                        step-00000040/stage-0003.safetensors        a stage's state
-                                      stage-0003-at-1.safetensors   and the parities that it holds
+    /dev/shm/planaria-…/run.json                          the run's configuration and start, with a digest
+                        step-00000040.g12.PART/stage-0003.safetensors        a stage's state
+                                               stage-0003-at-1.safetensors   and the parities that it holds
 
-Files of a memory file system stay when their writer is killed, and go with the machine's power. Each appears whole,
-with digests, as a checkpoint's does. A worker keeps its two newest snapshots: others may not have written theirs yet.
+Files of a memory file system stay when their writer is killed, and are lost with the machine's power. Each appears
+whole, with digests, as a checkpoint's does. A snapshot has a folder for each label (part of the run, generation, step),
+and every file carries the label: a worker that writes late, after a rollback, cannot mix histories. Which labels may be
+used is decided by the run's log (``record/surviving.py``). A worker keeps its two newest snapshots: others may not have
+written theirs yet.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,18 +26,19 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from planaria import atomic, documents
-from planaria.checkpoint.stage_file import read_stage, stage_file, write_stage
+from planaria.checkpoint.stage_file import Label, read_labelled, write_labelled
 from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.model.state import StageState
-from planaria.record.started import RunStarted
+from planaria.record.started import RunStarted, SnapshotLabel
 
 SHARED = Path("/dev/shm")
 RUN = "run.json"
 _KEPT = 2
 _PARITIES = 1
 """the place, beside the state's, at which parities are written"""
-_STEP = re.compile(r"step-(\d{8})")
+_FOLDER = re.compile(r"step-(\d{8,18})\.g(\d{1,18})\.([0-9a-f]{1,64})", re.ASCII)
+_STATE = re.compile(r"stage-(\d{4,9})\.safetensors", re.ASCII)
 
 
 class Remembered(BaseModel):
@@ -58,15 +62,15 @@ class MemoryFolder:
         self.folder = shared / f"planaria-{hashlib.sha256(os.fsencode(self.run)).hexdigest()[:24]}"
 
     def begin(self, config: RunConfig, started: RunStarted) -> None:
-        """A part of the run begins; only what it begins from stays.
+        """Prepare for a new part of the run: keep only the snapshot from which it begins.
 
         :raises UserError: when the folder cannot be made, or is somebody else's.
         """
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             _require_own(self.folder)
-            for old in self._steps():
-                if _step(old) != started.recalled:
+            for label, old in self._snapshots():
+                if label != started.recalled_from:
                     shutil.rmtree(old)
             whose = Remembered(folder=str(self.run), config=config, started=started)
             atomic.write_text(self.folder / RUN, documents.sealed(whose))
@@ -75,25 +79,26 @@ class MemoryFolder:
                 f"{atomic.refused(self.folder, error)}; recovery.options.outlive = true keeps snapshots there"
             ) from None
 
-    def write(self, stage: int, step: int, state: StageState, parities: Mapping[str, Tensor]) -> None:
-        """Write what a stage's worker remembers of ``step``; then its third newest snapshot goes.
+    def write(self, stage: int, label: SnapshotLabel, state: StageState, parities: Mapping[str, Tensor]) -> None:
+        """Write a stage's part of a snapshot, after dropping all but the newest of its earlier ones.
 
         :raises OSError: when the memory is full.
         """
-        folder = self.folder / f"step-{step:08d}"
-        mine = [other for other in self._steps() if stage_file(other, stage).exists() and other != folder]
-        for old in mine[: max(0, len(mine) + 1 - _KEPT)]:
-            self._drop(old, stage)
-        write_stage(folder, stage, step, StageState({}, outer=dict(parities)), _PARITIES)
-        write_stage(folder, stage, step, state)  # the last, because it is looked for
+        mine = [(other, folder) for other, folder in self._snapshots() if other != label and _of_stage(folder, stage)]
+        mine.sort(key=lambda found: (found[0].part == label.part, found[0].generation, found[0].step))
+        for _, old in mine[: max(0, len(mine) + 1 - _KEPT)]:
+            _drop(old, stage)
+        folder = self._at(label)
+        write_labelled(folder, _file(stage, label, _PARITIES), StageState({}, outer=dict(parities)))
+        write_labelled(folder, _file(stage, label), state)  # the last, because it is looked for
 
-    def read(self, stage: int, step: int) -> tuple[StageState, dict[str, Tensor]]:
-        """What :meth:`write` wrote.
+    def read(self, stage: int, label: SnapshotLabel) -> tuple[StageState, dict[str, Tensor]]:
+        """Return what :meth:`write` wrote.
 
-        :raises UserError: when it is missing or damaged.
+        :raises UserError: when it is missing, damaged, or of another stage or snapshot.
         """
-        folder = self.folder / f"step-{step:08d}"
-        state, beside = read_stage(folder, stage), read_stage(folder, stage, place=_PARITIES)
+        folder = self._at(label)
+        state, beside = (read_labelled(folder, _file(stage, label, place)) for place in (0, _PARITIES))
         return state, beside.outer
 
     def whose(self) -> Remembered | None:
@@ -104,33 +109,38 @@ class MemoryFolder:
         except (OSError, UserError):
             return None
 
-    def newest_first(self) -> Iterator[tuple[int, frozenset[int]]]:
-        """Steps of which there is something, and the stages whose files are whole; damaged ones do not count."""
-        for folder in reversed(self._steps()):
-            step = _step(folder)
-            found = (int(path.name[6:10]) for path in folder.glob("stage-????.safetensors"))
-            yield step, frozenset(stage for stage in found if self._whole(stage, step))
+    def newest_first(self) -> list[SnapshotLabel]:
+        """The snapshots of which there is something, the newest step first."""
+        found = [label for label, _ in self._snapshots()]
+        return sorted(found, key=lambda label: (label.step, label.generation), reverse=True)
+
+    def whole(self, label: SnapshotLabel) -> frozenset[int]:
+        """The stages of a snapshot whose files are whole; damaged and mislabelled ones do not count."""
+        found = (_STATE.fullmatch(path.name) for path in self._at(label).glob("stage-*"))
+        return frozenset(stage for match in found if match and self._whole(stage := int(match[1]), label))
 
     def remove(self) -> None:
         """The run has ended, and needs it no more."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _whole(self, stage: int, step: int) -> bool:
+    def _whole(self, stage: int, label: SnapshotLabel) -> bool:
         try:
-            self.read(stage, step)
+            self.read(stage, label)
         except UserError:
             return False
         return True
 
-    def _steps(self) -> list[Path]:
-        """Folders of snapshots, the oldest first."""
-        return sorted(f for f in self.folder.glob("step-*") if _STEP.fullmatch(f.name))
+    def _snapshots(self) -> list[tuple[SnapshotLabel, Path]]:
+        """Folders of snapshots with their labels."""
+        found = ((_FOLDER.fullmatch(folder.name), folder) for folder in self.folder.glob("step-*"))
+        return [
+            (SnapshotLabel(part=match[3], generation=int(match[2]), step=int(match[1])), folder)
+            for match, folder in found
+            if match
+        ]
 
-    def _drop(self, folder: Path, stage: int) -> None:
-        for path in (stage_file(folder, stage), stage_file(folder, stage, _PARITIES)):
-            path.unlink(missing_ok=True)
-        with suppress(OSError):  # others have files there yet
-            folder.rmdir()
+    def _at(self, label: SnapshotLabel) -> Path:
+        return self.folder / f"step-{label.step:08d}.g{label.generation}.{label.part}"
 
 
 def sweep(shared: Path = SHARED) -> None:
@@ -158,9 +168,21 @@ def require_room(size: int, shared: Path = SHARED) -> None:
         )
 
 
-def _step(folder: Path) -> int:
-    """Of which a folder's snapshot is."""
-    return int(folder.name.removeprefix("step-"))
+def _file(stage: int, label: SnapshotLabel, place: int = 0) -> Label:
+    """The header of a snapshot's file."""
+    return Label(stage=stage, step=label.step, place=place, part=label.part, generation=label.generation)
+
+
+def _of_stage(folder: Path, stage: int) -> list[Path]:
+    """All files of a stage, those that a killed writer left unfinished included."""
+    return list(folder.glob(f"stage-{stage:04d}[.-]*"))
+
+
+def _drop(folder: Path, stage: int) -> None:
+    for path in _of_stage(folder, stage):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # other stages have files there
+        folder.rmdir()
 
 
 def _require_own(folder: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from planaria import documents
 from planaria.atomic import new_folder
 from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, Saved, read_manifest, step_of
 from planaria.errors import UserError
@@ -63,9 +64,16 @@ class Mirror:
         if there is None:
             with required("checkpoint.store"), reached(self.url, "write there"):
                 self._system.makedirs(self._root, exist_ok=True)
-                self._system.pipe_file(f"{self._root}/{ID}", mark.read_bytes())
-        elif there != mark.read_bytes():
+                self._system.pipe_file(f"{self._root}/{ID}", documents.data(mark))
+        elif there != documents.data(mark):
             raise UserError(f"checkpoint.store: {shown(self.url)} holds another run; give this one another --name")
+
+    def release(self, folder: Path) -> None:
+        """Give up the claim of the run in ``folder``, whose start failed; the place stays if it has checkpoints."""
+        with suppress(OSError, UserError):
+            mark = folder / ID
+            if mark.is_file() and self._read(ID) == mark.read_bytes() and not self.names():
+                self._system.rm_file(f"{self._root}/{ID}")
 
     def names(self) -> list[str]:
         """The checkpoints that are there whole, oldest first.
@@ -93,7 +101,7 @@ class Mirror:
         if step_of(self.newest()) <= CheckpointStore(folder / _CHECKPOINTS).reached() or not mark.is_file():
             return False
         with required("checkpoint.store"), reached(self.url, "read there"):
-            return self._read(ID) == mark.read_bytes()
+            return self._read(ID) == documents.data(mark)
 
     def update(self, folder: Path, own: Iterable[str]) -> None:
         """Have all checkpoints of ``folder`` there, and the run's ``own`` files; what the folder has no more goes.
@@ -105,7 +113,7 @@ class Mirror:
             name = saved.folder.name
             with reached(self.url, f"read {name}"):
                 there = self._read(f"{_CHECKPOINTS}/{name}/{MANIFEST}")
-            if there == (saved.folder / MANIFEST).read_bytes():
+            if there == documents.data(saved.folder / MANIFEST):
                 continue
             if there is not None:  # of a history that was left when the run was resumed from an earlier state
                 with reached(self.url, f"replace {name}"):

@@ -45,17 +45,33 @@ READING = 4
 """threads that read tensors and check their digests"""
 
 
-class _Label(BaseModel):
-    """What the file is."""
+class Label(BaseModel):
+    """What a stage's file holds, as its header states it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     version: Literal[2] = 2
     stage: int
     step: int
+    place: int | None = None
+    """which of the stage's nodes; None in files of older versions"""
+    part: str = ""
+    """of a snapshot in memory: the part of the run that retained it; empty in checkpoints"""
+    generation: int = -1
+    """of a snapshot in memory: the generation that retained it; -1 in checkpoints"""
+
+    def require(self, expected: Label, path: Path) -> None:
+        """Check every field against what the reader expects.
+
+        :raises UserError: naming the file and the first field that differs.
+        """
+        for name in ("stage", "step", "place", "part", "generation"):
+            found, wanted = getattr(self, name), getattr(expected, name)
+            if found != wanted and found is not None:
+                raise UserError(f"{path}: holds {name} {found}, not {wanted}; choose another checkpoint")
 
 
-class _FirstLabel(_Label):
+class _FirstLabel(Label):
     """The same in version 1, whose numbers were not tensors, and whose parameters had one clock."""
 
     version: Literal[1]  # type: ignore[assignment]
@@ -77,7 +93,7 @@ class _FirstLabel(_Label):
         return StageState(weights, moments, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, generators, outer)
 
 
-_LABEL: TypeAdapter[_Label | _FirstLabel] = TypeAdapter(Annotated[_Label | _FirstLabel, Field(discriminator="version")])
+_LABEL: TypeAdapter[Label | _FirstLabel] = TypeAdapter(Annotated[Label | _FirstLabel, Field(discriminator="version")])
 
 
 def stage_file(folder: Path, stage: int, place: int = 0) -> Path:
@@ -98,10 +114,19 @@ class Written(NamedTuple):
 def write_stage(folder: Path, stage: int, step: int, state: StageState, place: int = 0) -> Written:
     """Write a stage durably into ``folder`` (made if need be), or what is beside it at another ``place``.
 
+    :raises OSError: as :func:`write_labelled`.
+    """
+    return write_labelled(folder, Label(stage=stage, step=step, place=place), state)
+
+
+def write_labelled(folder: Path, label: Label, state: StageState) -> Written:
+    """Write a state durably into ``folder`` under the name and header that ``label`` gives it.
+
     :raises OSError: when the disk is full or the folder cannot be written, with all that there is to say of it as its
         text; the file does not appear then.
     """
-    return _durably(stage_file(folder, stage, place), lambda file: _write(file, state, _label(stage, step)))
+    path = stage_file(folder, label.stage, label.place or 0)
+    return _durably(path, lambda file: _write(file, state, _metadata(label)))
 
 
 def stream_weights(
@@ -122,14 +147,16 @@ def stream_weights(
 
     def write(file: BinaryIO) -> Digests:
         table = {"sha256": (torch.uint8, (len(specs), DIGEST_BYTES))}
-        head = tensor_file.stream(file, specs | table, give, _label(stage, step))
+        label = Label(stage=stage, step=step, place=0)
+        head = tensor_file.stream(file, specs | table, give, _metadata(label))
         return _root(head, give("sha256")), weights_digest(found)
 
     return _durably(stage_file(folder, stage), write)
 
 
-def _label(stage: int, step: int) -> dict[str, str]:
-    return {"planaria": _Label(stage=stage, step=step).model_dump_json()}
+def _metadata(label: Label) -> dict[str, str]:
+    """The header's entry; only snapshots in memory have a part and a generation."""
+    return {"planaria": label.model_dump_json(exclude=None if label.part else {"part", "generation"})}
 
 
 def _durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
@@ -186,13 +213,13 @@ def _require_plain(path: Path) -> None:
         raise UserError(f"{path}: missing; choose another checkpoint of this run")
 
 
-def require_stage(folder: Path, stage: int, sha256: str, place: int = 0) -> None:
+def require_stage(folder: Path, stage: int, step: int, sha256: str, place: int = 0) -> None:
     """Read a whole file; UserError when it is not the one that was written with this digest, if one is known."""
     path = stage_file(folder, stage, place)
     if sha256:
         _require_root(path, sha256)
-    held = contents(folder, stage, place)
-    with _opened(folder, stage, place) as (file, _), ThreadPoolExecutor(READING) as beside:
+    held = contents(folder, stage, step, place)
+    with _opened(folder, held.label) as (file, _), ThreadPoolExecutor(READING) as beside:
         deque(beside.map(lambda key: _checked(held, file, key, file.scan), held.entries), maxlen=0)
 
 
@@ -206,14 +233,19 @@ def _require_root(path: Path, sha256: str) -> None:
     digests.require_file(path, [sha256], "choose another checkpoint of this run")
 
 
-def read_stage(folder: Path, stage: int, sha256: str = "", place: int = 0) -> StageState:
-    """The stage that :func:`write_stage` wrote, with this digest if one is known.
+def read_stage(folder: Path, stage: int, step: int, sha256: str = "", place: int = 0) -> StageState:
+    """Return the stage that :func:`write_stage` wrote, with this digest if one is known.
 
-    :raises UserError: when the file is missing, damaged, changed, of another version or another stage.
+    :raises UserError: when the file is missing, damaged, changed, of another version, or labelled otherwise.
     """
+    return read_labelled(folder, Label(stage=stage, step=step, place=place), sha256)
+
+
+def read_labelled(folder: Path, expected: Label, sha256: str = "") -> StageState:
+    """Return the state that :func:`write_labelled` wrote; UserError as in :func:`read_stage`."""
     if sha256:
-        _require_root(stage_file(folder, stage, place), sha256)
-    with _opened(folder, stage, place) as (file, label):
+        _require_root(stage_file(folder, expected.stage, expected.place or 0), sha256)
+    with _opened(folder, expected) as (file, label):
         tensors = {key: file.tensor(key) for key in file.header.specs}
         return label.state(tensors) if isinstance(label, _FirstLabel) else state_of(tensors)
 
@@ -223,9 +255,8 @@ class Contents:
     """What a stage's file holds, without its tensors: type, shape and digest of each entry, and the numbers."""
 
     path: Path
-    stage: int
-    place: int
-    step: int
+    label: Label
+    """what the file was expected to be, and is"""
     digested: bool
     """does it have digests of its entries itself? Version 1 has not"""
     entries: Mapping[str, Entry]
@@ -233,6 +264,14 @@ class Contents:
     lr_scale: float
     scales: Mapping[str, float]
     norms: tuple[float | None, float | None]
+
+    @property
+    def stage(self) -> int:
+        return self.label.stage
+
+    @property
+    def place(self) -> int:
+        return self.label.place or 0
 
     def names(self, kind: str) -> list[str]:
         """The names of a kind of entries, in order: weights, exp_avg, exp_avg_sq, generators, outer."""
@@ -245,23 +284,24 @@ class Contents:
         return first | {kind: f"generators.{kind}" for kind in self.names("generators")}
 
 
-def contents(folder: Path, stage: int, place: int = 0) -> Contents:
+def contents(folder: Path, stage: int, step: int, place: int = 0) -> Contents:
     """Look into a stage's file; UserError as in :func:`read_stage`."""
-    with _opened(folder, stage, place) as (file, label):
+    expected = Label(stage=stage, step=step, place=place)
+    with _opened(folder, expected) as (file, label):
         path = stage_file(folder, stage, place)
         specs = {key: (TYPES[dtype], tuple(shape)) for key, (dtype, shape) in file.header.specs.items()}
         if not isinstance(label, _FirstLabel):
-            return Contents(path, stage, place, label.step, True, *summary(specs, file.tensor))
+            return Contents(path, expected, True, *summary(specs, file.tensor))
         entries = {key: Entry(*spec) for key, spec in specs.items()}
         clocks = {key.partition(".")[2]: label.updates for key in specs if key.startswith("exp_avg.")}
         norms = (label.grad_norm, label.clipped_norm)
-        return Contents(path, stage, place, label.step, False, entries, clocks, label.lr_scale, {}, norms)
+        return Contents(path, expected, False, entries, clocks, label.lr_scale, {}, norms)
 
 
 @contextmanager
 def reading(held: Contents) -> Iterator[Callable[[str], Tensor]]:
     """Single entries of a file, each held against its digest, for any thread; UserError as in :func:`read_stage`."""
-    with _opened(held.path.parent, held.stage, held.place) as (file, _):
+    with _opened(held.path.parent, held.label) as (file, _):
         yield lambda key: _checked(held, file, key, file.tensor)
 
 
@@ -279,14 +319,13 @@ def _checked(held: Contents, file: tensor_file.TensorFile, key: str, read: Calla
 
 
 @contextmanager
-def _opened(folder: Path, stage: int, place: int) -> Iterator[tuple[tensor_file.TensorFile, _Label]]:
-    """The open file, and the label in its header."""
-    path = stage_file(folder, stage, place)
+def _opened(folder: Path, expected: Label) -> Iterator[tuple[tensor_file.TensorFile, Label]]:
+    """Open the file of this label; UserError if its header has another. Every reader of stages comes through here."""
+    path = stage_file(folder, expected.stage, expected.place or 0)
     _require_plain(path)
     with _refusing(path), tensor_file.opened(path) as file:
         label = _LABEL.validate_json(file.header.metadata.get("planaria", "{}"))
-        if label.stage != stage:
-            raise UserError(f"{path}: holds stage {label.stage}, not {stage}; choose another checkpoint")
+        label.require(expected, path)
         yield file, label
 
 

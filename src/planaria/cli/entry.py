@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -29,7 +30,7 @@ from planaria.cli import (
 )
 from planaria.cli.flags import take_options
 from planaria.config import Section
-from planaria.errors import RunStopped, UserError, nearest
+from planaria.errors import LedgerError, RunStopped, UserError, nearest
 from planaria.options import NAME
 from planaria.outlet import ensure, lasting
 from planaria.section import section_of
@@ -66,8 +67,12 @@ ROOMS = (
     recipes,
     completion,
 )
+PLACES = ("--port", "--host", "--live-port", "--live-host")
+"""flags of other servers for what is --at or --live-at here"""
 LONGEST = 2000
 """maximum characters of an error message"""
+NO_THREAD = "can't start new thread"
+"""Python's message for a RuntimeError of which there is no class"""
 LASTING = ("train", "join", "compare", "drill", "experts", "swarm")
 """commands that continue when their output is closed"""
 
@@ -95,6 +100,9 @@ def _code(arguments: list[str]) -> int:
     except UserError as error:
         print(f"planaria: {one_line(str(error))}", file=sys.stderr)
         return 2
+    except LedgerError as error:
+        print(f"planaria: {one_line(str(error))}", file=sys.stderr)
+        return 3
     except RunStopped as stopped:
         print(f"planaria: {stopped}", file=sys.stderr)
         return 1
@@ -103,6 +111,15 @@ def _code(arguments: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return 141
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or NO_THREAD in str(error)):
+            raise
+        what = "memory" if isinstance(error, MemoryError) else "memory or processes for another thread"
+        print(
+            f"planaria: not enough {what}; choose a smaller model, free some, or raise the limit (`ulimit -a`)",
+            file=sys.stderr,
+        )
+        return 2
     except OSError as error:
         place = str(error.filename or "the operating system")
         print(f"planaria: {one_line(f'{place}: {error.strerror or error}; mend that, and try again')}", file=sys.stderr)
@@ -121,6 +138,9 @@ def run(arguments: list[str]) -> int:
     if completion.ASKED in os.environ:
         completion.complete(parser, SECOND_WORDS)
     _require_utf8(arguments)
+    if not arguments:
+        parser.print_help()
+        return 0
     if " ".join(arguments[:2]) in SECOND_WORDS:
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
     if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
@@ -129,13 +149,7 @@ def run(arguments: list[str]) -> int:
     given, rest = parser.parse_known_args(arguments)
     _set_options(given, options)
     if rest:
-        flag = rest[0].partition("=")[0]
-        settings = [] if given.root is None else [f"--{name}" for name, _ in recipe.fields(given.root)]
-        see = f"see `planaria {given.command} --help`"
-        mend = nearest(flag, settings) if flag.startswith("--") and settings else see
-        raise UserError(
-            f"{rest[0]}: unknown flag; {_as_option(flag, given.root) or (mend if len(mend) < 200 else see)}"
-        )
+        raise UserError(f"{rest[0]}: {_unknown(rest[0], given)}")
     _require_utf8_places()
     with consent.allowing(given.allow_code):
         code: int = given.action(given)
@@ -171,6 +185,26 @@ def _require_utf8_places() -> None:
 def _is_utf8(text: str) -> bool:
     """Return whether the bytes behind a text of the operating system are UTF-8; other bytes are half surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _unknown(word: str, given: argparse.Namespace) -> str:
+    """Describe a word that the command does not take, and how it is probably meant."""
+    known: Collection[str] = given.parser._option_string_actions
+    see = f"see `{given.parser.prog} --help`"
+    name, _, value = word.partition("=")
+    shown = value or "VALUE"
+    if not word.startswith("-"):
+        meant = [flag for flag in known if flag.removeprefix("--") == name or flag.rpartition(".")[2] == name]
+        if given.root is None and "--prompt" in known:
+            return f"unexpected argument; write --prompt {shlex.quote(word)}"
+        if meant:
+            return f"unexpected argument; write {' or '.join(f'{flag} {shown}' for flag in meant[:3])}"
+        example = "; settings are flags, such as --train.steps 200" if "--train.steps" in known else ""
+        return f"unexpected argument{example}; {see}"
+    if name in PLACES and (at := f"{name.rpartition('-')[0]}-at" if "live" in name else "--at") in known:
+        return f"unknown flag; write {at} HOST:PORT, such as {at} 127.0.0.1:8080"
+    close = nearest(name, known) if name.startswith("--") else see
+    return f"unknown flag; {_as_option(name, given.root) or (close if close.startswith('did') else see)}"
 
 
 def _as_option(flag: str, root: type[Section] | None) -> str:

@@ -18,7 +18,7 @@ def command(commands: Any, name: str, what: str, action: Any, code: bool = True)
     ``code``: the command reads recipes or runs, which may name classes of modules to import.
     """
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
-    parser.set_defaults(action=action, root=None, allow_code=False)
+    parser.set_defaults(action=action, parser=parser, root=None, allow_code=False)
     if code:
         parser.add_argument(
             consent.FLAG,

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planaria.cli.flags import command
 from planaria.errors import UserError
+
+if TYPE_CHECKING:
+    from planaria.commands.write_program import Way
+    from planaria.swarm.policy.tree import Choice
 
 
 def add(commands: Any) -> None:
@@ -153,13 +157,14 @@ def _generate_program(given: argparse.Namespace) -> int:
             raise UserError(f"--{name} {getattr(given, name)}: does not go with --task; leave one of them out")
     if given.problem is None:
         raise UserError(f"--task {given.task}: of which problem? give --problem, such as --problem 0")
-    way = given.way or "once"
+    way: Way = given.way or "once"
     if given.choose is not None and way == "once":
         raise UserError(f"--choose {given.choose}: goes with --as vote or --as tree; add one of them, or leave it out")
     from planaria.commands.write_program import write_program
 
     tokens = 768 if given.tokens is None else given.tokens
-    folder, choose = _one_of(given.run, None), given.choose or "agreement"
+    choose: Choice = given.choose or "agreement"
+    folder = _one_of(given.run, None)
     return write_program(folder, given.task, given.problem, way, tokens, given.top_k, given.seed, choose)
 
 
@@ -230,7 +235,8 @@ def _report(given: argparse.Namespace) -> int:
         return _trace(given)
     from planaria.commands.report import report
 
-    print(*report(given.run, given.to, given.csv), sep="\n")
+    for written in report(given.run, given.to, given.csv):
+        print(written)
     return 0
 
 

@@ -27,5 +27,7 @@ def _recipes(given: argparse.Namespace) -> int:
 def _init(given: argparse.Namespace) -> int:
     from planaria.commands.recipes import copy
 
-    print("\n".join(str(path) for path in copy(given.source, given.file)))
+    files, then = copy(given.source, given.file)
+    print("\n".join(map(str, files)))
+    print(f"next          {then}")
     return 0

@@ -19,10 +19,11 @@ from planaria.engine.neighbours import require_edges
 from planaria.engine.reading import require_readers
 from planaria.errors import UserError
 from planaria.fleet.door import read_door
-from planaria.fleet.switchboard import VISITOR, call
+from planaria.fleet.switchboard import call
 from planaria.fleet.visit import Strike
 from planaria.record.events import FaultInjected
 from planaria.record.statefile import LiveWorker, born, read_state
+from planaria.transport.caller import VISITOR
 from planaria.transport.secure import StrangerError
 
 _PATIENCE_S = 10.0

@@ -47,7 +47,7 @@ def stream(
 ) -> Iterator[str]:
     """Return what the ensemble in ``folder`` adds to ``prompt``, as :func:`planaria.api.complete.stream` does."""
     ensemble = Ensemble(folder)
-    tokens = ensemble.tokenizer.encode(prompt) or [ensemble.tokenizer.end]
+    tokens = ensemble.tokenizer.encode_prompt(prompt) or [ensemble.tokenizer.end]
     new = ensemble.generate(tokens, max_new, temperature, top_k, seed)
     note_context(len(tokens) + max_new, ensemble.manifest.context, note)
     return texts(new, ensemble.tokenizer.decode)

@@ -7,7 +7,7 @@ from pathlib import Path
 from planaria.control.replay import replay
 from planaria.engine import runs
 from planaria.errors import RunStopped, UserError
-from planaria.record.logs import read_run
+from planaria.record.logs import EVENTS, read_run
 from planaria.record.statefile import StateFile, describe, read_state
 
 
@@ -20,6 +20,8 @@ def replay_run(folder: Path) -> str:
     if (folder / runs.CONFIG).is_file():
         runs.require(folder, runs.CONFIG)
     record = read_run(folder)
+    if not record.starts:
+        raise UserError(f"{folder / EVENTS}: has no start of a run, so there is nothing to replay; bring the log back")
     if record.config.engine == "inline":
         raise UserError(f"{folder}: was trained inline, without a controller; there are no decisions to replay")
     result = replay(fact for _, fact in record.history)

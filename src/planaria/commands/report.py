@@ -14,22 +14,29 @@ PAGE, MEND = "report.html", "bring it back as planaria wrote it"
 
 
 class Reported(NamedTuple):
-    """What is to be told, whatever it is of."""
+    """A report that can be written, of any kind of folder."""
 
     file: Path
     """where its page is by default"""
     write: Callable[[Path], Path]
     body: Callable[[], Iterator[str]]
+    check: Callable[[], None] = lambda: None
+    """raises LedgerError if samples of a run were lost or used twice"""
 
 
-def report(run: Path, to: Path | None, csv: Path | None) -> list[Path]:
-    """Write the page of a run, swarm, comparison, drill, experts run or schedule, and its numbers into ``csv``; paths.
+def report(run: Path, to: Path | None, csv: Path | None) -> Iterator[Path]:
+    """Write the page of a run, swarm, comparison, drill, experts run or schedule, and its numbers into ``csv``.
+
+    Yields the path of each file once it is written.
 
     :raises UserError: when there is nothing of that kind, it is damaged, or a file cannot be written.
+    :raises LedgerError: after everything is written, if samples of a run were lost or used twice.
     """
     found = reported(run)
-    written = [found.write(to or found.file)]
-    return written if csv is None else [*written, *page.write_sheets(csv, found.body())]
+    yield found.write(to or found.file)
+    if csv is not None:
+        yield from page.write_sheets(csv, found.body())
+    found.check()
 
 
 def reported(run: Path) -> Reported:
@@ -48,12 +55,19 @@ def reported(run: Path) -> Reported:
 
 
 def _run(run: Path) -> Reported:
-    from planaria.observe.run.report import body, write_report
+    from planaria.observe.run.ledger import require_exactly_once
+    from planaria.observe.run.report import body, write_page
     from planaria.record.logs import read_run
 
     if (run / runs.CONFIG).is_file():
         runs.require(run, runs.CONFIG)
-    return Reported(run / PAGE, lambda to: write_report(run, to), lambda: body(read_run(run)))
+    record = read_run(run)
+    return Reported(
+        run / PAGE,
+        lambda to: write_page(record, to),
+        lambda: body(record),
+        lambda: require_exactly_once(record),
+    )
 
 
 def _schedule(file: Path) -> Reported:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planaria import documents
 from planaria.errors import UserError, install
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def token_in(file: Path) -> str:
     try:
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~(stat.S_IRGRP | stat.S_IXGRP):
             raise UserError(f"{file}: others can read or change it; make it yours alone with `chmod 600 {file}`")
-        token = file.read_text().strip()
+        with file.open("rb") as opened:
+            token = documents.bounded(opened, 4 * LONGEST_TOKEN).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     plain = token.isascii() and token.replace("-", "").replace("_", "").isalnum()

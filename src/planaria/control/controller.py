@@ -6,7 +6,11 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
 
 from planaria.atomic import refused
 from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
@@ -16,8 +20,11 @@ from planaria.control.cadence import Cadence
 from planaria.control.deadlines import Deadlines
 from planaria.control.decide import decide
 from planaria.control.exposure import exposed
+from planaria.control.obstacles import underlying
 from planaria.control.protocols import FaultSource, Observer, Planner
+from planaria.control.relay_watch import RelayWatch
 from planaria.control.waits import Waits
+from planaria.documents import first
 from planaria.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -43,11 +50,13 @@ class Controller:
         observer: Observer,
         chaos: FaultSource,
         planner: Planner | None = None,
+        relays: RelayWatch | None = None,
     ) -> None:
-        """``planner`` is for runs on a schedule, which need new routes when nodes go."""
+        """``planner``: for runs on a schedule, which need new routes when nodes go; ``relays``: for runs with them."""
         self.state = RunState.start(started)
         self._config, self._fleet, self._folder = config, fleet, folder
         self._observer, self._chaos, self._planner = observer, chaos, planner
+        self._relays = relays
         self._store = CheckpointStore(folder / "checkpoints")
         measure = config.checkpoint.every == "best"
         self._deadlines = Deadlines(config)
@@ -60,6 +69,8 @@ class Controller:
         """could the state file be written the last time?"""
         self._zombies: set[tuple[str, int]] = set()
         self._exposed: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
+        """worker → why an edge of it has not opened yet"""
 
     def run(self, stop_asked: Callable[[], str]) -> d.Finish:
         """Lead the run to its end and tell how it ended; ``stop_asked`` gives a reason once someone wants a stop."""
@@ -74,7 +85,7 @@ class Controller:
             self._look_at_the_clock(now)
             self._tell_state()
             if not self.state.stopping and (reason := stop_asked() or self._observer.trouble):
-                self._happened(e.StopRequested(reason=reason))
+                self._happened(e.StopRequested(reason=reason, prompt=True))
         self._tell_state()
         assert self._ending is not None
         return self._ending
@@ -83,7 +94,11 @@ class Controller:
         """Tell of waits that have been long enough."""
         for blamed in self._broken_edges.blamed(now, self.state):
             self._happened(blamed)
+        for news in self._relays.news(now, self.state.silent) if self._relays is not None else ():
+            self._happened(news)
         for event in self._waits.over(now, lambda: self.state):
+            if isinstance(event, e.StopOverdue) and (error := underlying(self.state, self._reported)):
+                event = e.StopOverdue(detail=f"{event.detail} ({error})")
             self._happened(event)
 
     def _patience(self) -> float:
@@ -116,8 +131,14 @@ class Controller:
         elif isinstance(notice, Leaving):
             leaving = e.WorkerLeaving(worker=notice.worker, incarnation=notice.incarnation, detail=notice.detail)
             self._happened(leaving)
+            if current and worker is not None and worker.status == "starting":  # it has nothing to hand over
+                self._fleet.signal(notice.worker, notice.incarnation, signal.SIGKILL)
         elif current:
-            report = e.REPORT.validate_json(notice.text)
+            try:
+                report = e.REPORT.validate_json(notice.text)
+            except ValidationError as error:
+                self._end(notice, "connection", f"sent an invalid report ({first(error)})")
+                return
             if isinstance(report, e.Heartbeat):
                 self._beats(notice, report)
             elif isinstance(report, e.Worked):
@@ -130,21 +151,27 @@ class Controller:
 
     def _beats(self, said: Said, beat: e.Heartbeat) -> None:
         """A worker is alive. If its main thread is stuck it counts as dead like any other, and is made so."""
+        self._reported[said.worker] = beat.trouble
         replica = self.state.replica_of(said.worker)
         awaited = frozenset() if replica is None else replica.waiting
         detail = self._deadlines.overdue(time.monotonic(), said.worker, beat, awaited)
         detail = detail or self._deadlines.unwritten(said.worker, beat, self.state.writing.keys())
         if detail:
-            self._fleet.signal(said.worker, said.incarnation, signal.SIGKILL)
-            lost = e.WorkerLost(worker=said.worker, incarnation=said.incarnation, cause="stuck", detail=detail)
-            self._happened(lost)
+            self._end(said, "stuck", detail)
+
+    def _end(self, said: Said, cause: Literal["connection", "stuck"], detail: str) -> None:
+        """Kill a worker with which the run cannot continue; from now on it counts as dead."""
+        self._fleet.signal(said.worker, said.incarnation, signal.SIGKILL)
+        self._happened(e.WorkerLost(worker=said.worker, incarnation=said.incarnation, cause=cause, detail=detail))
 
     def _turn_away(self, said: Said) -> None:
         """A worker that counts as dead speaks: it was frozen, its stage has a new holder, its words are void."""
         self._fleet.dismiss(said.worker, said.incarnation, d.Leave().model_dump_json().encode())
         if (said.worker, said.incarnation) not in self._zombies:
             self._zombies.add((said.worker, said.incarnation))
-            kind = e.REPORT.validate_json(said.text).kind
+            kind = "an invalid report"
+            with suppress(ValidationError):
+                kind = e.REPORT.validate_json(said.text).kind
             self._happened(e.ZombieIgnored(worker=said.worker, incarnation=said.incarnation, said=kind))
 
     def _happened(self, event: e.Event) -> None:

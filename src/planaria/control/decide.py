@@ -12,9 +12,21 @@ from __future__ import annotations
 
 from planaria.control.coded import close_round
 from planaria.control.diagnosis import diagnose, stuck_link
-from planaria.control.formation import form, hopeless, relieve, without_worker
+from planaria.control.formation import form, hopeless, relieve, too_late, without_worker
 from planaria.control.rounds import behind, due, meet, next_block
-from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, saves, seal, wind_up
+from planaria.control.saving import (
+    all_saved,
+    discard,
+    ends,
+    gave_up,
+    quiet,
+    resting,
+    save,
+    saves,
+    seal,
+    unchanged,
+    wind_up,
+)
 from planaria.control.sending_away import going, send_away
 from planaria.control.spares import fit_spares
 from planaria.control.staffing import let_go, reopen, staff
@@ -33,6 +45,8 @@ def decide(run: RunState) -> d.Decision | None:
         return None
     if run.failed:
         return d.Finish(outcome="failed", reason=run.failed)
+    if run.prompt and not run.allotment.done and unchanged(run):
+        return _stopped(run)
     if (about_disk := seal(run) or discard(run)) is not None:
         return about_disk
     concerned = _concerned(run)
@@ -55,10 +69,15 @@ def _concerned(run: RunState) -> list[ReplicaState]:
 
 def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """What one replica does next by itself."""
-    beyond_recall = ("commit", "settle", "save")
-    if replica.attempts >= MAX_ATTEMPTS and not replica.cannot and replica.phase not in beyond_recall:
-        reason = f"{replica.attempts} generations in a row did not get step {replica.step} committed"
-        return without_worker(run, replica, reason, [])
+    beyond_recall = replica.phase in ("commit", "settle", "save")
+    stops = run.prompt and replica.whole
+    if not (stops or replica.cannot or beyond_recall):
+        if run.overdue:
+            return too_late(run, replica)
+        if replica.attempts >= MAX_ATTEMPTS:
+            reason = f"{replica.attempts} generations in a row did not get step {replica.step} committed"
+            last = f"; the last error: {replica.trouble}" if replica.trouble else ""
+            return without_worker(run, replica, reason + last, [])
     if replica.phase == "run" and not replica.waiting:
         if (different := disagreement(run, replica)) is not None:
             return different
@@ -72,7 +91,9 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return wind_up(run, replica)
     unfilled = replica.skipped & set(replica.vacant) and fit_spares(run)
     if replica.broken or unfilled:
-        return stuck_link(run, replica) or form(run, replica)
+        if stops:
+            return _proceed(run, replica)
+        return (None if run.silent else stuck_link(run, replica)) or form(run, replica)
     about_slowness = diagnose(run, replica) or steer(run, replica) or reroute(run, replica)
     return about_slowness or send_away(run, replica) or relieve(run, replica) or _proceed(run, replica)
 
@@ -85,7 +106,7 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return None
     if due(run, replica) and not run.stopping:
         return None
-    if len(replica.stateful.stages) <= settings.stages:
+    if not replica.whole:
         if done or run.stopping:
             return hopeless(run, replica)
     else:
@@ -116,4 +137,12 @@ def _end(run: RunState) -> d.Finish | None:
         return None
     if not all_saved(run):
         return d.Finish(outcome="failed", reason=unsaved) if unsaved else None
-    return d.Finish(outcome="finished") if run.allotment.done else d.Finish(outcome="stopped", reason=run.stopping)
+    if run.allotment.done:
+        return d.Finish(outcome="finished")
+    return _stopped(run)
+
+
+def _stopped(run: RunState) -> d.Finish:
+    """Return the end of a run that is stopped, with what prevented progress, if anything did."""
+    trouble = next((replica.trouble for replica in run.live.values() if replica.trouble), "")
+    return d.Finish(outcome="stopped", reason=run.stopping, detail=(run.overdue or trouble) if run.prompt else "")

@@ -24,7 +24,12 @@ from planaria.recovery.chain import Plan, ages_by_stage
 
 
 def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """A new generation: fill vacant nodes from spares, give every node a state, replace edges that are gone."""
+    """A new generation: fill vacant nodes from spares, give every node a state, replace edges that are gone.
+
+    None while no relay answers: edges that go over relays alone could not be opened.
+    """
+    if run.cut_off:
+        return _without_relays(run, replica)
     of, alive = replica.arrangement.stage, replica.stateful
     # Nodes of one stage hold the same: where one has yet to begin from seed or disk, so does another that was lost.
     begins = {of[node] for node in replica.origins if node in replica.holders}
@@ -60,6 +65,15 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if lent.keys() == set(of.values()):  # it goes on as the other's copy
         standing = _once_obeyed(lent[0])
     return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
+
+
+def _without_relays(run: RunState, replica: ReplicaState) -> d.Decision | None:
+    """Wait for the relays, or end a replica that has waited for long enough."""
+    if not run.relays_given_up:
+        return None
+    named = ", ".join(f"{relay} ({error})" for relay, error in sorted(run.silent.items()))
+    reason = f"no relay has answered for as long as fleet.join_s allows: {named}"
+    return without_worker(run, replica, reason, _unheld(replica))
 
 
 def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -207,7 +221,7 @@ def _formation(
     kept = {pair: known for pair, known in replica.links.items() if not set(pair) & new}
     at = {node: run.workers[worker].at for node, worker in holders.items()}
     pairs = replica.pairs_of(holders)
-    over = over_relays(replica, pairs, kept, routes)
+    over = over_relays(replica, pairs, kept, routes, run.silent)
     return d.Form(
         replica=replica.number,
         generation=generation,
@@ -243,6 +257,15 @@ def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
         left = "spare's device has room" if spares else "worker is left"
         reason = f"no {left} for {where} {named}; {why}"
     return without_worker(run, replica, reason, _unheld(replica))
+
+
+def too_late(run: RunState, replica: ReplicaState) -> d.Decision:
+    """A stop waits no longer for the stages that the replica lacks: save the others, if there are any."""
+    lost = sorted(set(replica.arrangement.stages) - set(replica.stateful.stages))
+    reason = f"stopped by {run.stopping} before its lost stages were replaced: {run.overdue}"
+    if len(run.live) == 1 and replica.formed < 0:
+        return d.Finish(outcome="cannot", reason=reason)
+    return without_worker(run, replica, reason, lost)
 
 
 def _unheld(replica: ReplicaState) -> list[int]:

@@ -18,13 +18,21 @@ _ENDS = ("one end", "the other")
 
 
 def over_relays(
-    replica: ReplicaState, pairs: Collection[Pair], kept: Collection[Pair], routes: Sequence[Sequence[int]]
+    replica: ReplicaState,
+    pairs: Collection[Pair],
+    kept: Collection[Pair],
+    routes: Sequence[Sequence[int]],
+    silent: Collection[str] = (),
 ) -> dict[Pair, str]:
-    """Edge → relay, for all ``pairs``; those in ``kept`` stay where they are. Empty where the run has no relays."""
+    """Return the relay of each of ``pairs``; those in ``kept`` stay where they are. Empty if the run has no relays.
+
+    A relay that is ``silent`` or shunned is avoided as long as there is another.
+    """
     relays = replica.settings.relays
     if not relays:
         return {}
-    ways, flows = relay_ways(relays, replica.shunned), edge_flows(pairs, routes)
+    avoided = next((a for a in (replica.shunned | {*silent}, frozenset(silent)) if not a >= relays.keys()), frozenset())
+    ways, flows = relay_ways(relays, avoided), edge_flows(pairs, routes)
     paths = {path.id: path for path in ways.paths[_ENDS]}
     before = [paths.get(replica.over.get(pair, "")) if pair in kept else None for pair in flows]
     sizes = list(flows.values())

@@ -110,20 +110,20 @@ def quorate(run: RunState, replica: ReplicaState) -> bool:
     return enough < len(others) and sum(map(replica.has_heard, others)) >= enough
 
 
-def _at_rest(replica: ReplicaState) -> bool:
-    return replica.phase == "idle" and not replica.broken
+def _at_rest(run: RunState, replica: ReplicaState) -> bool:
+    return replica.phase == "idle" and run.can_save(replica)
 
 
 def _to_settle(run: RunState, replica: ReplicaState) -> bool:
     """Has the replica come to the end of its round, or as close to it as it will?"""
-    if not replica.meeting or not _at_rest(replica):
+    if not replica.meeting or not _at_rest(run, replica):
         return False
     return replica.step >= replica.meeting.settle_at or bool(run.stopping) or next_block(run, replica) is None
 
 
 def _ready(run: RunState, replica: ReplicaState) -> bool:
     """Has the replica come to its next round?"""
-    return _at_rest(replica) and due(run, replica)
+    return _at_rest(run, replica) and due(run, replica)
 
 
 def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -181,7 +181,7 @@ def _group(groups: tuple[Group, ...], replica: int) -> Group:
 
 def _will_come(run: RunState, replica: ReplicaState) -> bool:
     """Not if it has no samples left to come to its next round with."""
-    resting = _at_rest(replica) and not due(run, replica)
+    resting = _at_rest(run, replica) and not due(run, replica)
     return not (resting and next_block(run, replica) is None)
 
 

@@ -103,9 +103,20 @@ def ends(run: RunState) -> bool:
     return bool(run.stopping) or run.allotment.done
 
 
+def unchanged(run: RunState) -> bool:
+    """Is every replica where the newest checkpoint, or the run's start, has it? Then a stop has nothing to save."""
+    if run.saving >= 0 or run.writing or run.saved not in (-1, run.progress):
+        return False
+    if any(replica.cannot for replica in run.troubled):
+        return False
+    moving = any(replica.phase in ("commit", "settle", "save") for replica in run.live.values())
+    return not moving and all(run.durable.standings.get(n) == replica.standing for n, replica in run.live.items())
+
+
 def quiet(run: RunState) -> bool:
     """Has every replica come to rest, with no round before it?"""
-    at_rest = all(r.phase in ("idle", "save") and not r.broken and not r.meeting for r in run.live.values())
+    live = run.live.values()
+    at_rest = all(r.phase in ("idle", "save") and run.can_save(r) and not r.meeting for r in live)
     return at_rest and (bool(run.stopping) or not any(due(run, replica) for replica in run.live.values()))
 
 

@@ -18,6 +18,8 @@ def staff(run: RunState) -> d.Spawn | None:
 
     Spares are a convenience: where they die before they are ready, the run goes on without.
     """
+    if run.prompt and (run.overdue or all(replica.whole for replica in run.live.values())):
+        return None
     joined = run.roster.with_room(run.settings.replace)
     if not (joined or _has_room(run)) or any(replica.cannot for replica in run.troubled):
         return None

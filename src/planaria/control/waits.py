@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from planaria.config import RunConfig
 from planaria.control.coded import Stragglers
+from planaria.control.obstacles import held_up
 from planaria.control.rounds import quorate, waiting
 from planaria.control.saving import resting
 from planaria.control.staffing import lacking
+from planaria.control.starts import Starts
 from planaria.record import events as e
 from planaria.record.state import RunState
 
@@ -37,11 +39,16 @@ class Waits:
 
     def __init__(self, config: RunConfig) -> None:
         self._patience_s, self._join_s = config.exchange.patience_s, config.fleet.join_s
+        self._stop_s, self._stop = config.fleet.stop_s, math.inf
+        """how long a stop waits for a step or a repair, and until when it does"""
         self._retry = math.inf
         """when a last save that failed is tried again"""
         self.impatient: dict[int, Wait] = {}
         """replica → how long it waits for others in a round"""
         self._stragglers = Stragglers()
+        self._relays = math.inf
+        """until when relays are waited for, of which none answers"""
+        self._starts = Starts(config.fleet.start_timeout_s)
         self._lacking: tuple[float, int] = math.inf, 0
         """until when machines that join are waited for, and how many workers the run stands still for"""
 
@@ -49,12 +56,28 @@ class Waits:
     def due(self) -> list[float]:
         """When these waits end."""
         impatient = [wait.until for wait in self.impatient.values()]
-        return [self._retry, self._lacking[0], *impatient, *self._stragglers.due]
+        return [
+            self._retry,
+            self._lacking[0],
+            self._relays,
+            self._starts.due,
+            self._stop,
+            *impatient,
+            *self._stragglers.due,
+        ]
 
     def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
         """What is to be told of waits that have been long enough; each may change the ``state``, and other waits."""
         if now >= self._lacking[0]:
             yield e.NobodyJoined(lacking=self._lacking[1])
+        if now >= self._relays:
+            yield e.RelaysGivenUp()
+        if (slow := self._starts.report(now, state())) is not None:
+            yield slow
+        if now >= self._stop:
+            self._stop = now + self._stop_s
+            if detail := held_up(state()):
+                yield e.StopOverdue(detail=detail)
         if now >= self._retry and (step := resting(state())) is not None:
             yield e.RetryDue(step=step)
         yield from self._stragglers.over(now, state)
@@ -68,6 +91,9 @@ class Waits:
     def note(self, now: float, run: RunState) -> e.Trouble | None:
         """Take down what is waited for now, of the replicas that have changed; what the user should hear of that."""
         self._stragglers.note(now, run)
+        self._starts.note(now, run)
+        stops = run.prompt and not (run.overdue or run.over)
+        self._stop = min(self._stop, now + self._stop_s) if stops else math.inf
         changed = run.undecided
         for number in run.replicas if changed is None else changed:
             who = waiting(run, run.replicas[number])
@@ -79,11 +105,20 @@ class Waits:
                 wait = self.impatient[number] = Wait(who, now, now + self._patience_s)
             if quorate(run, run.replicas[number]) and (until := now + max(LEAST_S, now - wait.began)) < wait.until:
                 self.impatient[number] = wait._replace(until=until)
-        return self._note_lacking(now, run)
+        return self._note_relays(now, run) or self._note_lacking(now, run)
 
     def note_save(self, now: float, run: RunState) -> None:
         """Take down whether a last save that failed is to be tried again."""
         self._retry = min(self._retry, now + AGAIN_S) if resting(run) is not None else math.inf
+
+    def _note_relays(self, now: float, run: RunState) -> e.Trouble | None:
+        """Report that the run stands still because no relay answers, when that begins."""
+        waits = run.cut_off and not run.relays_given_up and any(replica.broken for replica in run.live.values())
+        before, self._relays = self._relays, min(self._relays, now + self._join_s) if waits else math.inf
+        if not waits or before < math.inf:
+            return None
+        named = ", ".join(f"{relay} ({error})" for relay, error in sorted(run.silent.items()))
+        return e.Trouble(detail=f"no relay answers: {named}; waiting for {self._join_s:g} s (fleet.join_s)")
 
     def _note_lacking(self, now: float, run: RunState) -> e.Trouble | None:
         wanted = lacking(run)

@@ -104,6 +104,19 @@ def _how(path: Path | RemoteFile) -> list[str]:
     return [] if kind is None or path.name.endswith((".jsonl", ".jsonl.gz")) else [kind]
 
 
+def may_exceed(config: DataConfig, characters: int) -> bool:
+    """Return whether a document could have more than ``characters``, judged without reading any.
+
+    :raises UserError: when the source is missing.
+    """
+    if config.most is not None and config.most <= characters:
+        return False
+    if _is_remote(config.source) or config.source.startswith(PREFIX):
+        return True
+    root, names = _listing(config, {})
+    return any((root / name).stat().st_size > characters or name.endswith((".gz", ".parquet")) for name in names)
+
+
 def _texts(config: DataConfig, passed: Passed) -> Iterator[str]:
     """Yield all texts, empty ones included; ``passed`` receives what is passed over."""
     if not _is_remote(config.source) and config.source.startswith(PREFIX):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from planaria import documents
 from planaria.data.mixture import Quotas
 from planaria.errors import UserError
 
@@ -127,7 +128,7 @@ class Dataset:
         """Open a prepared folder. Raises CorruptDataset, a UserError, if something in it is missing or damaged."""
         folder = Path(folder)
         try:
-            meta = Meta.model_validate_json((folder / "meta.json").read_bytes())
+            meta = Meta.model_validate_json(_small(folder / "meta.json"))
             dataset = cls(folder, meta)
             found = hashlib.sha256(dataset.tokenizer_file.read_bytes()).hexdigest()
         except OSError as error:
@@ -219,9 +220,15 @@ def parts_of(folder: Path) -> list[str]:
     return [part.folder for part in _mixture_meta(folder).parts.values()] if (folder / MIXTURE).exists() else []
 
 
+def _small(path: Path) -> bytes:
+    """Read a description, truncated at the largest document's size; OSError if it cannot be read."""
+    with path.open("rb") as file:
+        return documents.bounded(file, documents.MAX_BYTES)
+
+
 def _mixture_meta(folder: Path) -> MixtureMeta:
     try:
-        return MixtureMeta.model_validate_json((folder / MIXTURE).read_bytes())
+        return MixtureMeta.model_validate_json(_small(folder / MIXTURE))
     except OSError as error:
         raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
     except ValidationError as error:

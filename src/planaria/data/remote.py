@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 
 from fsspec import AbstractFileSystem
 
+from planaria import documents
 from planaria.errors import UserError
 from planaria.filesystems import filesystem, reached, required, shown
 
@@ -46,7 +47,7 @@ class RemoteFile:
 
     def read_bytes(self) -> bytes:
         with self.open("rb") as file:
-            found = file.read(MOST_TEXT + 1)
+            found = documents.bounded(file, MOST_TEXT)
         if len(found) > MOST_TEXT:
             raise UserError(
                 f"data.source: {self} has more than {MOST_TEXT >> 20} MiB, too many for one document; cut it, or "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Literal, Self
@@ -17,7 +17,7 @@ import numpy as np
 from planaria import atomic
 from planaria.config import DataConfig
 from planaria.data.cache import cache_folder, locked
-from planaria.data.corpus import documents, fingerprint, of_source
+from planaria.data.corpus import documents, fingerprint, may_exceed, of_source
 from planaria.data.dataset import MIXTURE, Ids, Mixture, MixtureMeta, Part, shard_file
 from planaria.data.dataset import CorruptDataset as CorruptDataset
 from planaria.data.dataset import Data as Data
@@ -25,7 +25,7 @@ from planaria.data.dataset import Dataset as Dataset
 from planaria.data.dataset import Meta as Meta
 from planaria.data.dataset import Split as Split
 from planaria.data.mixture import quotas
-from planaria.data.tokenizer import Tokenizer, load_tokenizer
+from planaria.data.tokenizer import PIECE, Tokenizer, load_tokenizer
 from planaria.errors import UserError
 from planaria.memory_pool import trim
 
@@ -39,8 +39,9 @@ Progress = Callable[[str], None]
 def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None) -> Data:
     """The corpus of ``data`` as ids below ``vocab``: taken from the cache, or tokenised into it.
 
-    The last ``data.validation`` of every document's tokens is kept for validation; in both splits each document's part
-    is followed by the separator. Processes that prepare the same data at once wait for the first. A damaged folder is
+    The last ``data.validation`` of every document's tokens is kept for validation. In both splits each document's part
+    stands between the tokens that the tokenizer's template adds (unless data.tokenization is 'legacy'), and is followed
+    by the separator. Processes that prepare the same data at once wait for the first. A damaged folder is
     made anew. Raises UserError for whatever is wrong with a source, the tokenizer or the cache folder.
     """
     say = on_progress or _silent
@@ -63,8 +64,10 @@ def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None) -
 def _prepared(source: DataConfig, tokenizer: Tokenizer, cache: Path, say: Progress) -> Dataset:
     """One source, from the cache or tokenised into it."""
     made_from = fingerprint(source)
-    key = hashlib.sha256(f"{FORMAT} {made_from} {source.validation!r} {tokenizer.to_json()}".encode()).hexdigest()
-    folder = cache / key[:24]
+    facts = f"{FORMAT} {made_from} {source.validation!r} {tokenizer.to_json()}"
+    if source.tokenization == "exact" and (tokenizer.before or tokenizer.after or may_exceed(source, PIECE)):
+        facts += " exact"  # only here may ids differ from those of "legacy"
+    folder = cache / hashlib.sha256(facts.encode()).hexdigest()[:24]
     with locked(cache / f".{folder.name}.lock", lambda: say("waiting for another process that prepares this data")):
         return _kept(folder, say) or _build(folder, source, tokenizer, made_from, say)
 
@@ -98,7 +101,7 @@ def _build(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str,
     unfinished.mkdir()
     try:
         say(f"tokenising {data.source}")
-        meta = _write(unfinished, documents(data, say), tokenizer, data.validation, made_from, say)
+        meta = _write(unfinished, data, tokenizer, made_from, say)
         say(f"{meta.documents:,} documents: {meta.train:,} tokens to train on, {meta.validation:,} for validation")
         if folder.exists():
             shutil.rmtree(folder)
@@ -109,21 +112,24 @@ def _build(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str,
     return Dataset.open(folder)
 
 
-def _write(
-    folder: Path, texts: Iterable[str], tokenizer: Tokenizer, validation: float, made_from: str, say: Progress
-) -> Meta:
+def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, say: Progress) -> Meta:
     """Write all files of a prepared folder, holding no more than a batch of documents in memory."""
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab <= 65535 else "uint32"
-    end, count, total, owed, told = np.array([tokenizer.end], dtype), 0, 0, 0, 0
+    legacy, count, total, owed, told = data.tokenization == "legacy", 0, 0, 0, 0
+    before, after = _around(tokenizer, legacy)
+    texts = documents(data, say)
     with _Writer(folder, "train") as train, _Writer(folder, "validation") as held_out:
-        for count, ids in enumerate(tokenizer.encode_all(texts), start=1):
+        for count, ids in enumerate(tokenizer.encode_all(texts, legacy), start=1):
             # The share of all documents so far, so that documents too short to give a token alone count as well.
-            total, before = total + len(ids), owed
-            owed = int(total * validation)
-            cut = len(ids) - (owed - before)
+            total, withheld = total + len(ids), owed
+            owed = int(total * data.validation)
+            cut = len(ids) - (owed - withheld)
             for writer, part in ((train, ids[:cut]), (held_out, ids[cut:])):
                 if len(part):
-                    writer.append(np.append(part.astype(dtype), end))
+                    # A separator that also begins a document does so for the next.
+                    first = () if writer.tokens and before == (tokenizer.end,) else before
+                    whole = np.concatenate([np.array(first, dtype), part.astype(dtype), np.array(after, dtype)])
+                    writer.append(whole)
             if train.tokens >> 23 > told:
                 told = train.tokens >> 23
                 say(f"tokenised {count:,} documents, {train.tokens / 1e6:.0f} million tokens")
@@ -142,6 +148,14 @@ def _write(
     )
     (folder / "meta.json").write_text(meta.model_dump_json(indent=1), encoding="utf-8")
     return meta
+
+
+def _around(tokenizer: Tokenizer, legacy: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids before and after each document's part; a template that ends with the separator needs no other."""
+    if legacy:
+        return (), (tokenizer.end,)
+    closed = tokenizer.after[-1:] == (tokenizer.end,)
+    return tokenizer.before, tokenizer.after if closed else (*tokenizer.after, tokenizer.end)
 
 
 class _Writer:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,12 +13,14 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from planaria import atomic
+from planaria import atomic, documents
 from planaria.config import DataConfig
-from planaria.data.corpus import documents, fingerprint, of_source
+from planaria.data import control, foreign, windows
+from planaria.data.control import Disguised
+from planaria.data.corpus import documents as texts_of
+from planaria.data.corpus import fingerprint, of_source
 from planaria.data.mixture import quotas
 from planaria.errors import UserError
-from planaria.model.gguf import gguf_tokenizer
 from planaria.model.gguf_file import is_gguf
 
 END = "<|end|>"
@@ -27,7 +30,11 @@ ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", 
 OWN_LEAST = 257
 """ids of the smallest tokenizer of our own: every byte, and the separator"""
 PIECE = 2**18
-"""longest text tokenised in one go, in characters; documents beyond it are cut, as the memory needed grows with it"""
+"""longest text tokenised in one go, in characters, as the memory needed grows with it"""
+GROWTH = 16.0
+"""bytes that normalization may make of one; where it could make more, each text is measured before it is encoded"""
+GROWN = 2**24
+"""bytes that such a measurement may make"""
 BATCH = 2**20
 """characters tokenised at once, on all cores"""
 TRAINING = 2**25
@@ -36,75 +43,104 @@ Item = TypeVar("Item")
 
 
 class Tokenizer:
-    """A ``tokenizers.Tokenizer`` that adds nothing of its own and cannot be made to: text never yields special ids.
+    """A ``tokenizers.Tokenizer`` with which no text yields control tokens.
 
-    ``vocab`` is the number of ids (the largest one plus 1), ``end`` the id that separates documents.
+    ``vocab`` is the number of ids (the largest one plus 1), ``end`` the id that separates documents. ``before`` and
+    ``after`` are the ids that its template puts around a text, such as BOS.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, end: int) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, end: int, place: object = "tokenizer", growth: float = 1.0) -> None:
+        """``growth``: bytes that normalization makes of one byte at worst; ``place`` names the tokenizer in errors.
+
+        :raises UserError: when its template does more than to put tokens around a text.
+        """
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
-        self._inner = inner
+        self._inner, self._place, self._growth = inner, place, growth
         self.end = end
         self.vocab = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        with foreign.failing(place):
+            self.before, self.after = _around(inner, place)
 
     @classmethod
-    def open(cls, path: Path, end: int | None = None) -> Tokenizer:
+    def open(cls, path: Path, end: int | None = None, bare: bool = False) -> Tokenizer:
         """Read a tokenizer.json, or the tokenizer in a GGUF file; ``end`` separates documents or else a token with a
-        known name.
+        known name. ``bare``: without the tokens that its template adds.
 
-        Raises UserError if it is missing, not one, or has no such separator.
+        :raises UserError: when it is missing, damaged, hostile, or has no such separator.
         """
+        name, mend = f"data.tokenizer: {path}", "give 'bpe', 'bytes' or the path of a tokenizer.json"
         try:
-            inner = gguf_tokenizer(path) if is_gguf(path) else tokenizers.Tokenizer.from_buffer(path.read_bytes())
-        except OSError as error:
-            raise UserError(
-                f"data.tokenizer: cannot read {str(path)!r} ({error.strerror}); "
-                "give 'bpe', 'bytes' or the path of a tokenizer.json"
-            ) from error
-        except ValueError as error:
-            raise UserError(f"data.tokenizer: {path} is not a tokenizer.json ({error}); give one, or 'bpe'") from error
+            source = foreign.of_gguf(path) if is_gguf(path) else documents.data(path, mend=mend)
+        except UserError as error:
+            raise UserError(f"data.tokenizer: {error}") from None
+        inner, growth = foreign.opened(source, name)
+        if bare:
+            inner.post_processor = None
         if end is not None:
-            if inner.id_to_token(end) is None:
-                raise UserError(f"data.tokenizer: {path} has no token {end}, which is to separate documents")
-            return cls(inner, end)
-        for name in ENDS:
-            if (end := inner.token_to_id(name)) is not None:
-                return cls(inner, end)
-        raise UserError(f"data.tokenizer: {path} has no document separator; add one of the tokens {', '.join(ENDS)}")
+            if not 0 <= end < 1 << 32 or inner.id_to_token(end) is None:
+                raise UserError(f"{name} has no token {end}, which is to separate documents")
+            return cls(inner, end, name, growth)
+        for known in ENDS:
+            if (end := inner.token_to_id(known)) is not None:
+                return cls(inner, end, name, growth)
+        raise UserError(f"{name} has no document separator; add one of the tokens {', '.join(ENDS)}")
+
+    @functools.cached_property
+    def control(self) -> Mapping[str, int]:
+        """The control tokens by name. No text yields them, but for the one that stands for unknown characters."""
+        return control.names(self._inner)
+
+    @property
+    def added(self) -> list[str]:
+        """The names that the tokenizer knows besides its model's tokens, in no order."""
+        return [token.content for token in self._inner.get_added_tokens_decoder().values()]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any separator."""
         return [i for ids in self.encode_all([text]) for i in ids.tolist()]
 
-    def encode_marked(self, text: str) -> list[int]:
-        """The ids of a text of our own, in which the name of a control token is that token."""
-        self._inner.encode_special_tokens = False
-        try:
-            ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
-        finally:
-            self._inner.encode_special_tokens = True
-        return ids
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a text to be continued: those that the tokenizer's template puts before a text, and its own."""
+        return [*self.before, *self.encode(text)]
+
+    def encode_marked(self, text: str, mark: str = "") -> list[int]:
+        """The ids of a text of our own, in which the name of a control token is that token.
+
+        A name behind the character ``mark``, or with it inside, is plain text. ``mark`` itself is left out.
+        """
+        with foreign.failing(self._place):
+            self._require_bounded(text)
+            ids: list[int] = self._disguised.encode(text, mark)
+            return ids
 
     def is_control(self, token: int) -> bool:
-        """Whether an id is a control token: no text holds it."""
-        return token in self._inner.get_added_tokens_decoder() and not self.decode([token])
+        """Whether an id is a control token."""
+        return token in self.control.values()
 
-    def encode_all(self, texts: Iterable[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """The ids of each text, on all cores, never holding more than one batch and one text's ids in memory."""
-        parts: list[npt.NDArray[np.uint32]] = []
+    def encode_all(self, texts: Iterable[str], legacy: bool = False) -> Iterator[npt.NDArray[np.uint32]]:
+        """Yield the ids of each text, computed on all cores, never holding more than one batch and one text's ids.
+
+        A text of more than ``PIECE`` characters is encoded window by window, with the ids it has in one go;
+        ``legacy``: cut at line ends, as data.tokenization = 'legacy' says.
+
+        :raises UserError: when the tokenizer fails on a text.
+        """
         for batch in _batches(texts):
-            found = self._inner.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
-            for encoding, (_, last) in zip(found, batch, strict=True):
-                parts.append(np.array(encoding.ids, np.uint32))
-                if last:
-                    yield np.concatenate(parts)
-                    parts = []
+            short = [text for text in batch if len(text) <= PIECE]
+            with foreign.failing(self._place):
+                for text in batch:
+                    self._require_bounded(text)
+                found = iter(self._inner.encode_batch_fast(short, add_special_tokens=False))
+                for text in batch:
+                    ids = np.array(next(found).ids, np.uint32) if len(text) <= PIECE else self._long(text, legacy)
+                    yield ids if legacy else self._as_text(text, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids. Separators and ids beyond ``vocab`` leave nothing; broken UTF-8 becomes U+FFFD."""
-        return self._inner.decode([i for i in ids if i < self.vocab], skip_special_tokens=True)
+        with foreign.failing(self._place):
+            return self._inner.decode([i for i in ids if 0 <= i < self.vocab], skip_special_tokens=True)
 
     def to_json(self) -> str:
         """The content of a tokenizer.json."""
@@ -113,6 +149,50 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write a tokenizer.json; it appears at once and whole."""
         atomic.write_text(path, self.to_json())
+
+    @functools.cached_property
+    def _disguised(self) -> Disguised:
+        return Disguised(self._inner, self._place)
+
+    @functools.cached_property
+    def _barred(self) -> list[int]:
+        """The ids that no text may yield."""
+        return sorted({*self.control.values()} - {control.unknown(self._inner)})
+
+    def _as_text(self, text: str, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        """``ids``, or those of ``text`` without the control tokens that a model's own vocabulary found in it."""
+        if not np.isin(ids, self._barred).any():
+            return ids
+        return np.array([i for part in self._joined(self._disguised.plain, text) for i in part], np.uint32)
+
+    def _long(self, text: str, legacy: bool) -> npt.NDArray[np.uint32]:
+        if not legacy:
+            return np.concatenate([np.array(part, np.uint32) for part in self._joined(self._plain, text)])
+        found = self._inner.encode_batch_fast([*pieces(text, PIECE)], add_special_tokens=False)
+        return np.concatenate([np.array(encoding.ids, np.uint32) for encoding in found])
+
+    def _joined(self, encode: windows.Encode, text: str) -> Iterator[list[int]]:
+        try:
+            yield from windows.joined(encode, text, PIECE)
+        except UserError as error:
+            raise UserError(f"{self._place}: {error}") from None
+
+    def _plain(self, text: str) -> tokenizers.Encoding:
+        return self._inner.encode(text, add_special_tokens=False)
+
+    def _require_bounded(self, text: str) -> None:
+        """:raises UserError: when normalization makes a part of the text more than ``GROWTH`` times as long."""
+        if self._growth <= GROWTH:
+            return
+        size = max(1, int(GROWN / self._growth))
+        for start in range(0, len(text), size):
+            part = text[start : start + size]
+            found, least = self._inner.normalizer.normalize_str(part), len(part.encode())
+            if (grown := len(found.encode())) > GROWTH * least + GROWN // 64:
+                raise UserError(
+                    f"{self._place}: its normalizer makes {grown} bytes of {least}, beyond the limit of {GROWTH:g} "
+                    "times as many; give another tokenizer"
+                )
 
 
 def load_tokenizer(
@@ -145,21 +225,32 @@ def pieces(text: str, longest: int = PIECE) -> Iterator[str]:
     yield text[start:]
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces of texts, and whether each is its text's last, in lists of ``BATCH`` characters or a bit more."""
-    batch: list[tuple[str, bool]] = []
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Lists of texts, of ``BATCH`` characters or a bit more."""
+    batch: list[str] = []
     size = 0
     for text in texts:
-        left = len(text)
-        for piece in pieces(text):
-            left -= len(piece)
-            batch.append((piece, not left))
-            size += len(piece)
-            if size >= BATCH:
-                yield batch
-                batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
     if batch:
         yield batch
+
+
+def _around(inner: tokenizers.Tokenizer, place: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that a tokenizer's template puts before and after a text.
+
+    :raises UserError: when it does anything else with a text.
+    """
+    if inner.post_processor is None or not inner.post_processor.num_special_tokens_to_add(False):
+        return (), ()
+    bare, whole = inner.encode("a", add_special_tokens=False).ids, inner.encode("a").ids
+    for start in range(len(whole) - len(bare) + 1):
+        if bare and whole[start : start + len(bare)] == bare:
+            return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+    raise UserError(f"{place}: its template does not keep a text whole; remove post_processor from it")
 
 
 def spread_sample(texts: Iterable[str], budget: int) -> list[str]:
@@ -228,7 +319,7 @@ def _by_weight(data: DataConfig) -> Iterator[str]:
     kept: dict[str, list[str]] = {}
     for name, source in data.sources.items():
         with of_source(name):
-            kept[name] = spread_sample(documents(source), int(TRAINING * shares[name]))
+            kept[name] = spread_sample(texts_of(source), int(TRAINING * shares[name]))
     sizes = {name: sum(map(len, texts)) for name, texts in kept.items()}
     whole = max(sizes[name] / share for name, share in shares.items())
     for name, texts in kept.items():

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from queue import Empty
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from planaria.engine.blows import Blows
 from planaria.engine.reading import Reading
@@ -55,6 +56,8 @@ class Desk:
         self.blows: Blows | None = None
         """faults that await this worker; None where no trace can strike"""
         self.reading = Reading()
+        self.trouble: Callable[[], str] = str
+        """returns why an edge that is being opened has not opened yet"""
         self.writing: tuple[int, float] | None = None
         """the checkpoint for which another thread writes, and since when (monotonic seconds)"""
 
@@ -115,7 +118,7 @@ class Desk:
                     self.blows.add(order)  # known before the order after it is obeyed
                 else:
                     self.inbox.put(order)
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValidationError):
             os._exit(0)  # never an orphan
 
     def _beat(self) -> None:
@@ -134,6 +137,7 @@ class Desk:
                 waiting=waiting,
                 for_s=now - (unheard_since if place.waiting and not waiting else place.since),
                 cpu_s=max(0.0, time.clock_gettime(self._clock) - place.cpu),
+                trouble=self.trouble(),
                 writing=-1 if writing is None else writing[0],
                 writing_s=0.0 if writing is None else now - writing[1],
             )

@@ -12,6 +12,8 @@ from pathlib import Path
 from planaria.config import RunConfig
 from planaria.control.controller import Controller
 from planaria.control.protocols import Observer
+from planaria.control.relay_watch import RelayWatch
+from planaria.control.saving import all_saved, unchanged
 from planaria.data.shards import Data
 from planaria.engine import worker
 from planaria.engine.injector import TraceChaos
@@ -33,6 +35,7 @@ from planaria.fleet.open import OpenFleet, Told
 from planaria.fleet.request import Ground, Work
 from planaria.record.decisions import Finish
 from planaria.transport.address import Reach
+from planaria.transport.listener import no_answer
 from planaria.transport.secure import new_key
 
 PRELOAD = [worker.__name__, "torch._dynamo"]
@@ -55,20 +58,34 @@ def train(
     memory = prepare_memory(config, folder, started)
     with ExitStack() as ending:
         asked = ending.enter_context(stop_asked(stop))
-        fleet = ending.enter_context(opened(config, prepared.dataset, folder, started.own_workers, started.offset))
+        place = opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part)
+        fleet = ending.enter_context(place)
         chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, origin.next_fault)
-        controller = Controller(config, started, fleet, folder, observer, chaos, planner)
+        controller = Controller(config, started, fleet, folder, observer, chaos, planner, _relay_watch(config))
         finish = controller.run(asked)
-    if memory is not None and finish.outcome in ("finished", "stopped"):  # all is on disk
+    saved = all_saved(controller.state) or unchanged(controller.state)
+    if memory is not None and finish.outcome in ("finished", "stopped") and saved:
         memory.remove()
     return finish
 
 
+def _relay_watch(config: RunConfig) -> RelayWatch | None:
+    """Probes of the run's relays; None where it has none."""
+    if not config.fleet.relays:
+        return None
+    relays = {name: relay.at for name, relay in config.fleet.relays.items()}
+    watch = RelayWatch(relays, partial(no_answer, key=_key(config)))
+    watch.start()
+    return watch
+
+
 @contextmanager
-def opened(config: RunConfig, data: Data, folder: Path, workers: int, offset: int = 0) -> Iterator[OpenFleet]:
+def opened(
+    config: RunConfig, data: Data, folder: Path, workers: int, offset: int = 0, part: str = ""
+) -> Iterator[OpenFleet]:
     """A run's fleet, with room for so many workers of its own; closed at the end.
 
-    ``offset``: the first sample of block 0.
+    ``offset``: the first sample of block 0. ``part``: the name of this part of the run.
 
     :raises UserError: when the port is taken or the cluster is not fit.
     """
@@ -76,7 +93,7 @@ def opened(config: RunConfig, data: Data, folder: Path, workers: int, offset: in
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
         key, sign = _key(config), secrets.token_hex(16)
         require_answers(config.fleet, key)
-        setup = Setup(config, folder, data.folder, place.host, key, offset, reach, sign=sign)
+        setup = Setup(config, folder, data.folder, place.host, key, offset, reach, part=part, sign=sign)
         with closing(_open(place, setup, data.folders, workers)) as fleet:
             yield fleet
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from planaria.documents import first, refuse_nul
 from planaria.engine.fleet import PRELOAD
 from planaria.engine.needs import needs
 from planaria.engine.provision import settled
@@ -22,6 +23,7 @@ from planaria.fleet.devices import require_devices
 from planaria.fleet.door import FILE, Door, read_door, read_key
 from planaria.fleet.guest import Ending, Visit
 from planaria.fleet.process_pool import Orders, ProcessPool
+from planaria.signals import interrupted
 from planaria.transport.address import REACHABLE, Reach
 
 _AGAIN_S = 0.5
@@ -116,35 +118,52 @@ def join(entrance: Entrance, offer: Offer, told: Told) -> None:
     :raises UserError: when the run is over, or cannot be joined from here.
     :raises RunStopped: when it has not answered for ``offer.patience_s``, or has sent this machine away.
     """
-    with stop_asked() as asked:
-        visit = _called(entrance, offer, asked, told)
-        while isinstance(visit, Visit):
-            with closing(_Stay(visit, offer, isinstance(entrance, FolderEntrance), told)) as stay:
-                ending = stay.last(asked)
-            if ending.how in ("lost", "again"):
-                why = f"the run cannot be reached any more ({ending.reason})" if ending.how == "lost" else ending.reason
-                told(f"{why}; calling it again for {offer.patience_s:g} s")
-                visit = _called(entrance, offer, asked, told, lost=True)
-            elif ending.how == "unwelcome":
-                raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")
-            else:
-                visit = "left" if ending.how == "left" else ending.reason
-        told(visit)
+    again = False
+    while (stay := _arrived(entrance, offer, told, again)) is not None:
+        with closing(stay), stop_asked() as asked:
+            ending = stay.last(asked)
+        if ending.how == "unwelcome":
+            raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")
+        if ending.how not in ("lost", "again"):
+            told("left" if ending.how == "left" else ending.reason)
+            return
+        why = f"the run cannot be reached any more ({ending.reason})" if ending.how == "lost" else ending.reason
+        told(f"{why}; calling it again for {offer.patience_s:g} s")
+        again = True
 
 
-def _called(
-    entrance: Entrance, offer: Offer, asked_to_leave: Callable[[], str], told: Told, lost: bool = False
-) -> Visit | str:
-    """A visit to a run, or why there will be none; one that was ``lost`` may have ended without this machine.
+def _arrived(entrance: Entrance, offer: Offer, told: Told, again: bool) -> _Stay | None:
+    """The machine once it is ready to start workers; None, after a line, if there is nothing to stay for.
+
+    The run has nothing here yet, so a signal ends the preparations at once, wherever they are.
+    """
+    with ExitStack() as unless_ready:
+        try:
+            with interrupted():
+                visit = _called(entrance, offer, told, again)
+                if visit is None:
+                    told("the run is over")
+                    return None
+                unless_ready.callback(visit.end)
+                stay = _Stay(visit, offer, isinstance(entrance, FolderEntrance), told)
+        except KeyboardInterrupt:
+            told("left")
+            return None
+        unless_ready.pop_all()
+        return stay
+
+
+def _called(entrance: Entrance, offer: Offer, told: Told, lost: bool = False) -> Visit | None:
+    """A visit to a run; None if it was ``lost`` and has ended meanwhile.
 
     :raises UserError: when nobody has answered for so long, or the run cannot be joined from here.
     :raises RunStopped: when a run that was lost has not answered for so long.
     """
     patience_s, waiting = offer.patience_s if lost else offer.first_s, lost
     until = time.monotonic() + patience_s
-    while not asked_to_leave():
+    while True:
         if lost and entrance.closed:
-            return "the run is over"
+            return None
         try:
             return Visit(entrance.door(), offer.workers, offer.reach)
         except OSError as error:
@@ -155,7 +174,6 @@ def _called(
             told(f"{entrance}: nobody answers there yet; calling for up to {patience_s:g} s")
             waiting = True
         time.sleep(_AGAIN_S)
-    return "left"
 
 
 class _Stay:
@@ -172,7 +190,9 @@ class _Stay:
             setup = replace(setup, sign="")
         settle = partial(settled, setup, Path(visit.welcome.cwd), offer.cache, told)
         wanted = needs(setup.config)
-        self._pool = ProcessPool(Orders(settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host))
+        start_s = setup.config.fleet.start_timeout_s
+        orders = Orders(settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s)
+        self._pool = ProcessPool(orders)
         found, workers = self._pool.facts().found, visit.workers or setup.config.pipeline.stages + 1
         require_devices(f"this machine ({platform.node()})", wanted, found, workers, "join from one that has more")
         fleet = setup.config.fleet
@@ -193,8 +213,10 @@ class _Stay:
 
 
 def _setup(visit: Visit) -> Setup:
-    """:raises UserError: when it is of another planaria."""
+    """:raises UserError: when it is invalid, as of another version of planaria."""
+    place = "the run's setup"
+    refuse_nul(visit.welcome.setup, place)
     try:
         return replace(SETUP.validate_json(visit.welcome.setup), key=visit.key)
-    except ValidationError:
-        raise UserError("the run's setup cannot be read: is it of another version of planaria?") from None
+    except ValidationError as error:
+        raise UserError(f"{place} is invalid ({first(error)}); is it of another version of planaria?") from None

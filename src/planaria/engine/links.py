@@ -137,6 +137,10 @@ class Links:
         """Is this an edge of the present generation?"""
         return any(edge in edges.values() for edges in (self.edges, self.transfers, self.meeting))
 
+    def relay_at(self, at: str) -> str:
+        """The name of the relay at this HOST:PORT."""
+        return next(name for name, relay in self._setup.config.fleet.relays.items() if relay.at == at)
+
     @property
     def unopened(self) -> list[int]:
         """Nodes to which the edge is not up yet."""

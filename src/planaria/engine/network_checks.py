@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from planaria.config import FleetConfig
 from planaria.errors import UserError
 from planaria.record.started import RunStarted
 from planaria.transport.listener import answers
+from planaria.transport.secure import NO_PROC
 
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
 def require_network(fleet: FleetConfig, started: RunStarted) -> None:
     """:raises UserError: naming the setting, and what goes instead."""
+    if not Path("/proc/self/fd").is_dir():
+        raise UserError(NO_PROC)
     if fleet.host in _EVERYWHERE and not fleet.advertise:
         raise UserError(
             f"fleet.host = {fleet.host!r} listens at every address of this machine: say with fleet.advertise under "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from planaria.engine.provenance import provenance
 from planaria.exchange import exchange
 from planaria.network.costs import MBIT
 from planaria.record.events import Recut, RunStarted, Standing
+from planaria.record.started import SnapshotLabel
 from planaria.recovery import recovery
 from planaria.routing import change, routes
 
@@ -37,8 +39,8 @@ class Origin:
     """all blocks of samples before this one are used; those of the steps, unless given"""
     blocks_ahead: Sequence[int] = ()
     """and these beyond"""
-    recalled: int = -1
-    """step of a snapshot in memory from which those ``remembering`` begin, in place of what they load; -1: none"""
+    recalled: SnapshotLabel | None = None
+    """the snapshot in memory from which the nodes in ``remembering`` begin, in place of what they load"""
     remembering: Sequence[int] = ()
     durable_step: int | None = None
     """that of the checkpoint in ``load``, where it is older than ``step``"""
@@ -79,6 +81,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
     columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(itinerary.most_replicas)]
     return RunStarted(
         name=config.name,
+        part=secrets.token_hex(8),
         seed=config.seed,
         stages=config.pipeline.stages,
         steps=config.train.steps,
@@ -95,7 +98,8 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         wall_time=time.time(),
         provenance=provenance(),
         load=dict(origin.load),
-        recalled=origin.recalled,
+        recalled=-1 if origin.recalled is None else origin.recalled.step,
+        recalled_from=origin.recalled,
         remembering=list(origin.remembering),
         durable_step=origin.durable_step,
         recut=origin.recut,

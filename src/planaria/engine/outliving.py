@@ -10,7 +10,7 @@ from planaria.config import RunConfig
 from planaria.engine.copies import Keeping, Remembered
 from planaria.engine.copy_costs import costs_of_copies
 from planaria.engine.setup import Setup
-from planaria.record.started import RunStarted
+from planaria.record.started import RunStarted, SnapshotLabel
 from planaria.recovery import recovery
 
 
@@ -38,31 +38,37 @@ def prepare_memory(config: RunConfig, folder: Path, started: RunStarted) -> Memo
 def outliving(setup: Setup) -> Outliving | None:
     """What a worker writes its snapshots with, if it does."""
     folder = memory_of(setup.config, setup.folder)
-    return None if folder is None else Outliving(folder)
+    return None if folder is None else Outliving(folder, setup.part)
 
 
 class Outliving:
     """Writes each snapshot that a worker has its part of; one that is not written yet when the next comes is left out.
 
-    Without room for it, the worker's log says so, and what was written before stays.
+    If there is no room, the worker's log says so, and earlier snapshots stay.
     """
 
-    def __init__(self, folder: MemoryFolder) -> None:
-        self._folder = folder
-        self._wanted: Remembered | None = None
+    def __init__(self, folder: MemoryFolder, part: str) -> None:
+        """``part``: the name of this part of the run."""
+        self._folder, self._run_part = folder, part
+        self._wanted: tuple[SnapshotLabel, Remembered] | None = None
         self._news = threading.Condition()
         self._written = -1, -1
         """node and step of the last one that was handed over"""
         threading.Thread(target=self._work, name="snapshots", daemon=True).start()
 
-    def look(self, keeping: Keeping) -> None:
-        """A step is committed: is there something new to write?"""
+    def rolled_back(self) -> None:
+        """Write the retained snapshot again under the new generation, which workers that joined since share."""
+        self._written = -1, -1
+
+    def look(self, keeping: Keeping, generation: int) -> None:
+        """Write the retained snapshot if it is new. Called when a step of this generation is committed."""
         newest = keeping.node, keeping.retained
         if keeping.retained < 0 or newest == self._written:
             return
         self._written = newest
         with self._news:
-            self._wanted = keeping.remembered()
+            label = SnapshotLabel(part=self._run_part, generation=generation, step=keeping.retained)
+            self._wanted = label, keeping.remembered()
             self._news.notify()
 
     def _work(self) -> None:
@@ -71,7 +77,8 @@ class Outliving:
                 self._news.wait_for(lambda: self._wanted is not None)
                 wanted, self._wanted = self._wanted, None
             assert wanted is not None
+            label, part = wanted
             try:
-                self._folder.write(wanted.stage, wanted.step, wanted.state, wanted.parities)
+                self._folder.write(part.stage, label, part.state, part.parities)
             except OSError as error:
-                print(f"snapshot of step {wanted.step}: {error}", flush=True)
+                print(f"snapshot of step {label.step}: {error}", flush=True)

@@ -61,9 +61,15 @@ class Position:
         own = {name: getattr(self, name) for name in _TOLD if name in kind.model_fields}
         self._tell(kind.model_validate(own | said))
 
-    def report_broken(self, peer: int, detail: str, waited_s: float = 0.0, since_s: float = 0.0) -> None:
-        """Report that the edge to node ``peer`` is of no use, and why; it may be that a message has not come, for which
-        it waited so long, since so long after the step began."""
+    def report_broken(
+        self, peer: int, detail: str, waited_s: float = 0.0, since_s: float = 0.0, relay: str = ""
+    ) -> None:
+        """Report that the edge to node ``peer`` is broken, and why.
+
+        ``waited_s``: seconds that a message was awaited in vain, from ``since_s`` after the step's start; ``relay``:
+        the name of the relay that did not answer.
+        """
         when = f"at step {self.step}, generation {self.generation}"
         ends = f"worker {self.worker} ({self.name_of(self.node)}) and {self.name_of(peer)}"
-        self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", waited_s=waited_s, since_s=since_s)
+        told = {"cause": detail, "waited_s": waited_s, "since_s": since_s, "relay": relay}
+        self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", **told)

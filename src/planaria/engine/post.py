@@ -66,7 +66,7 @@ class Post:
         self.waited: dict[int, float] = {}
         """node → seconds that its frames have been waited for in this step"""
         self._itinerary = itinerary
-        self._broken: dict[Edge, str] = {}
+        self._broken: dict[Edge, Broken] = {}
         self._step_began = time.monotonic()
 
     def move(self, node: int, form: Form) -> None:
@@ -78,9 +78,9 @@ class Post:
         self.advance(form.step)
         self.links.form(form, node)
         # An edge may have broken while the controller was already forming this generation: it was told to the last one.
-        self._broken = {edge: detail for edge, detail in self._broken.items() if self.links.has(edge)}
-        for edge, detail in self._broken.items():
-            self.here.report_broken(edge.spec.peer, detail)
+        self._broken = {edge: broken for edge, broken in self._broken.items() if self.links.has(edge)}
+        for broken in self._broken.values():
+            self._report_broken(broken)
 
     def advance(self, step: int) -> None:
         """Turn to ``step``."""
@@ -122,9 +122,14 @@ class Post:
                 if strange:
                     self._refuse(edge, detail)
                 return  # whoever waits for its offer is told when that has been long enough
-            case Broken(edge=edge, detail=detail):
-                self._broken[edge] = detail
-                self.here.report_broken(edge.spec.peer, detail)
+            case Broken(edge=edge):
+                self._broken[edge] = item
+                self._report_broken(item)
+
+    def _report_broken(self, broken: Broken) -> None:
+        spec = broken.edge.spec
+        relay = self.links.relay_at(spec.over) if broken.silent_relay else ""
+        self.here.report_broken(spec.peer, broken.detail, relay=relay)
 
     def hear_all(self) -> None:
         """Take in everything that is there already."""

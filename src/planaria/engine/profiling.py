@@ -14,8 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from planaria.config import RunConfig
 from planaria.data.shards import Data, prepare
+from planaria.documents import first
 from planaria.engine import runs
 from planaria.engine.division import Machine, divide
 from planaria.engine.fleet import opened
@@ -164,7 +167,12 @@ class _Profiling:
             self._fleet.spawn(worker, 1, host)
 
     def _hear(self, worker: str, text: bytes) -> None:
-        match report := REPORT.validate_json(text):
+        try:
+            report = REPORT.validate_json(text)
+        except ValidationError as error:
+            self._lose(worker, f"it sent an invalid report ({first(error)})")
+            return
+        match report:
             case WorkerJoined() if worker in self._host_of:
                 self._found[worker] = self._host_of[worker], report
             case WorkerFailed():

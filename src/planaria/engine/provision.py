@@ -65,7 +65,8 @@ def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say)
 
     :raises UserError: if a file cannot be fetched or stored.
     """
-    place, files = cache or cache_folder(DataConfig()), Files(address, setup.key)
+    # Workers run in another directory, so a relative path would be another place there.
+    place, files = (cache or cache_folder(DataConfig())).absolute(), Files(address, setup.key)
     folder = place / JOINED / f"{setup.config.name}-{_digest(setup.key)}-{host}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,9 @@ from planaria.config import RunConfig
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
 from planaria.engine.outliving import memory_of
+from planaria.errors import UserError
+from planaria.record.logs import turns_of
+from planaria.record.surviving import Surviving
 from planaria.recovery import recovery
 from planaria.recovery.base import Replica
 
@@ -22,10 +25,10 @@ Say = Callable[[str], None]
 
 
 def recalled(origin: Origin, saved: Saved | None, config: RunConfig, folder: Path, say: Say) -> Origin:
-    """Where a run goes on when a snapshot in memory is newer than the checkpoint from which ``origin`` would.
+    """Return where a run continues if a snapshot in memory is newer than the checkpoint of ``origin``.
 
-    The newest counts of which there is enough for all stages: each its own, or the others' parities. What is there and
-    cannot be used is said.
+    The newest snapshot counts that the run has not undone since, and of which there is enough for all stages: each its
+    own file, or the others' parities. A line is printed for each that cannot be used.
     """
     memory = memory_of(config, folder)
     whose = None if memory is None else memory.whose()
@@ -38,9 +41,18 @@ def recalled(origin: Origin, saved: Saved | None, config: RunConfig, folder: Pat
         return origin
     nodes = Itinerary(config).arrangement
     strategy, stages = recovery(config.recovery, config.pipeline.stages).remembering, range(config.pipeline.stages + 1)
-    for step, there in memory.newest_first():
-        if step <= origin.step:
-            break
+    newer = [label for label in memory.newest_first() if label.step > origin.step]
+    try:
+        surviving = Surviving.of(turns_of(folder) if newer else ())
+    except UserError as error:
+        say(f"{memory.folder}: not used, the run's log does not say what was undone ({error})")
+        return origin
+    for label in newer:
+        step = label.step
+        if not surviving.has(label):
+            say(f"{memory.folder}: snapshot of step {step} not used, the run went back to an earlier step since")
+            continue
+        there = memory.whole(label)
         lost = frozenset(stages) - there
         answer = strategy.donors(lost, Replica(config.pipeline.stages, dict.fromkeys(stages, 0), there))
         if answer.refused:
@@ -53,7 +65,7 @@ def recalled(origin: Origin, saved: Saved | None, config: RunConfig, folder: Pat
             step=step,
             samples=whose.started.samples_before(step),
             struck=False,
-            recalled=step,
+            recalled=label,
             remembering=[nodes.nodes(stage)[0] for stage in sorted(there)],
             durable_step=origin.step,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +68,25 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
     store = CheckpointStore(folder / "checkpoints")
     store.bring_back()
     saved = choose(store, checkpoint)
-    origin = _origin(store, folder, saved, config, say)
-    check_stages(store.folder, origin.load, config)
+    with _naming_another(store, saved):
+        origin = _origin(store, folder, saved, config, say)
+        check_stages(store.folder, origin.load, config)
     if checkpoint is None:
         origin = recalled(origin, saved, config, folder, say)
     return Resumption(config, store, saved, origin)
+
+
+@contextmanager
+def _naming_another(store: CheckpointStore, saved: Saved | None) -> Iterator[None]:
+    """Add the flag for another whole checkpoint to an error in the files of ``saved``."""
+    try:
+        yield
+    except UserError as error:
+        if saved is None or str(saved.folder) not in str(error):
+            raise
+        others = [one.folder.name for one in store.list() if one.whole and one.folder != saved.folder]
+        hint = f"--checkpoint {others[-1]}" if others else "there is no other, so start a new run"
+        raise UserError(f"{error}: {hint}") from None
 
 
 def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -14,15 +15,16 @@ from planaria import digests, documents, recipe
 from planaria.atomic import refused
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import text as trace_text
+from planaria.checkpoint.memory import MemoryFolder
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import RunConfig
 from planaria.data.shards import Data
 from planaria.errors import UserError
 from planaria.model.usage import Usage
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.record.logs import not_a_run
+from planaria.record.logs import EVENTS, not_a_run
 
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+CONFIG, TOKENIZER = recipe.RUN, "tokenizer.json"
 TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
 """the faults of the run, what its token shards were made from, and its nodes and routes if it has a schedule"""
 USAGE = "usage.json"
@@ -87,6 +89,25 @@ def newest(config: Root) -> Path:
     return folders[-1]
 
 
+def log_size(folder: Path) -> int:
+    """Return the size of a run's log in bytes."""
+    return (folder / EVENTS).stat().st_size if (folder / EVENTS).exists() else 0
+
+
+def has_trained(folder: Path, since: int = 0) -> bool:
+    """Return whether the run in ``folder`` began a step after its log had ``since`` bytes."""
+    with suppress(FileNotFoundError), (folder / EVENTS).open("rb") as events:
+        events.seek(since)
+        return any(b'"kind":"run_step"' in line for line in events)
+    return False
+
+
+def remove(folder: Path) -> None:
+    """Remove a run that never trained, so that the next attempt gets its name."""
+    MemoryFolder(folder).remove()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def set_aside(folder: Path, say: Callable[[str], None]) -> None:
     """Give a run's folder another name, if there is one: the run goes on from elsewhere.
 
@@ -141,7 +162,7 @@ def require(folder: Path, *names: str) -> None:
 
 
 def config_of(folder: Path, *further: str) -> RunConfig:
-    """The configuration a run was last started with.
+    """The configuration a run was last started with; data.tokenization is 'legacy' where the run is older than that.
 
     :raises UserError: when the folder is no run, or that or one of the ``further`` files is not as the run wrote it.
     """
@@ -149,7 +170,10 @@ def config_of(folder: Path, *further: str) -> RunConfig:
     if not path.is_file():
         raise not_a_run(folder)
     require(folder, CONFIG, *further)
-    return recipe.parse(documents.text(path), str(path))
+    found = recipe.parse(documents.text(path), str(path))
+    if "tokenization" in found.data.model_fields_set:
+        return found
+    return found.model_copy(update={"data": found.data.model_copy(update={"tokenization": "legacy"})})
 
 
 def usage_of(folder: Path) -> Usage | None:

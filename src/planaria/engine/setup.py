@@ -37,6 +37,8 @@ class Setup:
     files: str = ""
     """HOST:PORT of the controller, on a machine that does not see the run's folder: its files are fetched from there,
     and ``folder`` is this machine's own"""
+    part: str = ""
+    """name of the part of the run (``RunStarted.part``), which labels its snapshots in memory"""
     sign: str = ""
     """what the door in ``folder`` says where that is the run's (``fleet/door.py``); empty: nobody is to look"""
 

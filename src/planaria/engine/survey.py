@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from pydantic import ValidationError
+
 from planaria.config import FleetConfig
+from planaria.documents import first
 from planaria.engine import surveyor
 from planaria.engine.fleet import PRELOAD
 from planaria.engine.surveyor import REPORT, Failed, Meet, Met, Part, Place, Probe, Probed, Ready, Report
@@ -38,7 +41,12 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) 
     demand = {(a, b): max(_capacity(lines[a, b]), _capacity(lines[b, a])) for a, b in lines}
     place = Place(config.host, new_key(), config.heartbeat_s, config.timeout_s)
     # A process has one fork server, which is started anew for more modules: whoever trains after a survey would wait.
-    fleet = LocalFleet(partial(surveyor.main, place), [*PRELOAD, surveyor.__name__], config.heartbeat_s, config.missed)
+    entry, preload, beats = (
+        partial(surveyor.main, place),
+        [*PRELOAD, surveyor.__name__],
+        (config.heartbeat_s, config.missed),
+    )
+    fleet = LocalFleet(entry, preload, *beats, start_s=config.start_timeout_s)
     try:
         leader = Leader(fleet, names, lines, told)
         leader.gather()
@@ -134,7 +142,11 @@ class Leader:
             if isinstance(notice, Gone):
                 where = f"link {self._called(self._busy[node])}: " if node in self._busy else ""
                 raise RunStopped(f"{where}{notice.worker} is gone ({notice.cause}, {notice.detail}); {_AFTERMATH}")
-            report = REPORT.validate_json(notice.text)
+            try:
+                report = REPORT.validate_json(notice.text)
+            except ValidationError as error:
+                reason = f"{notice.worker} sent an invalid report ({first(error)})"
+                raise RunStopped(f"{reason}; {_AFTERMATH}") from None
             if not isinstance(report, Heartbeat):
                 yield node, report
 

@@ -19,6 +19,7 @@ from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import new_runner
 from planaria.engine.stage_files import StageFiles
+from planaria.errors import UserError
 from planaria.model.packing import pack, unpack
 from planaria.model.stages import stage_layers
 from planaria.model.state import StageState
@@ -51,16 +52,18 @@ class Taken(NamedTuple):
     """of a snapshot to which it went back"""
 
 
-def _part(setup: Setup, keeping: Keeping | None, node: int, stage: int, step: int) -> Remembered:
-    """What this worker remembers of ``step``, or the one that stood here before, in a file of this machine.
+def _part(setup: Setup, keeping: Keeping | None, node: int, stage: int, recall: d.Recall) -> Remembered:
+    """Return this worker's part of a snapshot: from its own memory, or from the file that its predecessor wrote.
 
     :raises UserError: when that cannot be read.
     :raises MemoryDamaged: when it has changed.
     """
-    if keeping is not None and keeping.node == node and keeping.retained == step:
+    if keeping is not None and keeping.node == node and keeping.retained == recall.step:
         _require_intact(keeping)
         return keeping.remembered()
-    return Remembered(stage, step, *MemoryFolder(setup.folder).read(stage, step))
+    if recall.file is None:
+        raise UserError(f"stage {stage}: its worker does not hold the snapshot of step {recall.step}; resume the run")
+    return Remembered(stage, recall.step, *MemoryFolder(setup.folder).read(stage, recall.file))
 
 
 def _require_intact(keeping: Keeping) -> None:
@@ -112,10 +115,10 @@ def take_state(
             state = StageFiles(setup, here.worker).read(folder, here.stage, here.number)
             runner.load(state)
             outer = state.outer
-        case d.Recall(step=step):
+        case d.Recall():
             post.desk.at("read", here.step)
             runner = _fitting(setup.config, runner, here.stage)
-            part = _part(setup, keeping, here.node, here.stage, step)
+            part = _part(setup, keeping, here.node, here.stage, source)
             runner.load(part.state)
             return Taken(runner, Timing(rebuild_s=time.monotonic() - start), part=part)
         case d.Rebuild() | d.Handover():

@@ -41,7 +41,7 @@ def open_weights(source: str | Path) -> Weights:
         raise UserError(
             f"{path}: neither a run nor a model is there (no config.json); give one, a GGUF file, or {HUB}NAME"
         )
-    runs.config_of(path, runs.TOKENIZER)
+    bare = runs.config_of(path, runs.TOKENIZER).data.tokenization == "legacy"
     saved = runs.newest_whole(path)
     atoms = {atom.name: atom for atom in weights_of(saved)}
     shapes = {name: atom.shape for name, atom in atoms.items()}
@@ -51,6 +51,7 @@ def open_weights(source: str | Path) -> Weights:
         shapes,
         lambda name: atoms[name].read("weights"),
         path / runs.TOKENIZER,
+        bare,
         usage=runs.usage_of(path),
     )
 
@@ -60,7 +61,7 @@ def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:
     weights = open_weights(source)
     if weights.tokenizer is None:
         raise UserError(f"{weights.place}: no tokenizer.json; save its tokenizer there (the fast kind)")
-    return weights.model(), Tokenizer.open(weights.tokenizer)
+    return weights.model(), Tokenizer.open(weights.tokenizer, bare=weights.bare)
 
 
 def located(source: str | Path) -> Path:

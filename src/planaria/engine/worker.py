@@ -36,7 +36,7 @@ from planaria.engine.sleeper import SleepingRunner, Slowness, new_runner, stragg
 from planaria.engine.stage_files import StageFiles
 from planaria.engine.takeover import MemoryDamaged, donate, take_state
 from planaria.engine.warm import device_memory, layer_seconds, warm_runner
-from planaria.engine.worker_log import log_to
+from planaria.engine.worker_log import WORKERS, log_to
 from planaria.errors import UserError
 from planaria.exchange.base import Counted
 from planaria.fleet.base import ControlLine
@@ -53,7 +53,7 @@ from planaria.transport.port import Port
 
 def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
     """Entry point of a worker process."""
-    log_to(setup.folder / "workers" / f"{worker}.log")
+    log_to(setup.folder / WORKERS / f"{worker}.log")
     torch.set_num_threads(setup.config.fleet.threads)
     keep_freed()
     Worker(setup, connection, worker).run(incarnation)
@@ -68,6 +68,7 @@ class Worker:
         self.itinerary = Itinerary(self.config)
         host = connection.own_address if isinstance(connection, WorkerLine) else setup.host
         self.port = Port(host, setup.key, setup.reach)
+        self.desk.trouble = lambda: self.port.trouble
         self.here = Position(worker, self.itinerary, self.desk.report)
         self.post = Post(setup, self.itinerary, self.here, self.desk, self.port, self._lend)
         self.desk.blows = blows = Blows(self._struck)
@@ -163,6 +164,8 @@ class Worker:
             self.keeping.recall(taken.part)
         if isinstance(self.runner, SleepingRunner):
             self.runner.stand_at(self.itinerary.place(me.node), self.itinerary.prices)
+        if form.goes_back and self.outliving is not None:
+            self.outliving.rolled_back()
         reborn = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
         self.keeping.formed(reborn, self.here.absent)
         donate(self.config, self.post, form, self.runner, self.keeping)
@@ -267,7 +270,7 @@ class Worker:
         self.post.report(self.post.circle.outer.commit(), order.step, first)
         self.here.report(e.StageCommitted, step=order.step)
         if self.outliving is not None:
-            self.outliving.look(self.keeping)
+            self.outliving.look(self.keeping, order.generation)
         self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
 
     def _settle(self, order: d.Settle) -> None:

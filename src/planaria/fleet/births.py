@@ -20,18 +20,18 @@ from itertools import count
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from planaria import consent
 from planaria.fleet.activity import activity
 from planaria.fleet.birth import adopting
-from planaria.fleet.forkserver import LENGTH, PID, Request
+from planaria.fleet.forkserver import LENGTH, PID, READY, Request
 from planaria.signals import STOPS
 
 _BIRTH_S = 10.0
 """how long a birth may take; milliseconds are usual"""
-_IMPORT_S = 120.0
-"""how long the first one may take, for which the server imports what workers need"""
+START_S = 120.0
+"""how long the server may take to import what workers need, unless a recipe says otherwise (fleet.start_timeout_s)"""
 _BUSY_TIMES = 6
 """how many times as long if the server is not asleep, but works or waits for a processor"""
 _LOOK_S = 0.5
@@ -104,8 +104,15 @@ class Child:
             self.signal(number)
         self._settled.set()
 
+    def kill(self, patience_s: float) -> None:
+        """Kill the process and wait for its end; one that has not started is killed at its start, unattended."""
+        self.signal(signal.SIGKILL)
+        if self.pid is not None:
+            self.join(patience_s)
+
     @property
     def wanted(self) -> bool:
+        """False once the process was killed before it was started."""
         return signal.SIGKILL not in self._due
 
 
@@ -129,6 +136,17 @@ class _Birth:
     """None: nobody is to be born, the server is to get ready"""
     request: bytes = b""
     fds: Sequence[int] = ()
+    start_s: float = START_S
+
+    def fail(self, failure: str) -> None:
+        if self.child is not None:
+            self.child.settle(None, failure)
+        for fd in self.fds:  # the reader of the other end sees it close, and looks for the reason
+            os.close(fd)
+
+
+class _NotReadyError(TimeoutError):
+    """The fork server has not imported what workers need in time."""
 
 
 class _Server:
@@ -139,7 +157,7 @@ class _Server:
 
         :raises OSError: when it cannot be started.
         """
-        self.preload, self._limit_s = preload, _IMPORT_S
+        self.preload, self._ready = preload, False
         self._door, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), " ".join(sorted(preload)), *_path()]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it ignores them by itself
@@ -158,36 +176,54 @@ class _Server:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def bear(self, request: bytes, fds: Sequence[int], born: Callable[[int], None]) -> None:
-        """Have a process forked; ``born`` hears of it before it does anything.
+    def get_ready(self, start_s: float) -> None:
+        """Wait until the server has imported what workers need.
 
-        :raises OSError: when nobody was born; it is a TimeoutError if the server is stuck.
+        :raises _NotReadyError: if that takes longer than ``start_s``, or several times as long on a busy machine.
+        :raises OSError: if the server has exited.
+        """
+        if self._ready:
+            return
+        self._await(self._door, start_s)
+        if not self._door.recv(len(READY)):
+            raise OSError("the fork server exited while it imported what workers need")
+        self._ready = True
+
+    def bear(self, request: bytes, fds: Sequence[int], born: Callable[[int], None]) -> None:
+        """Fork a process; ``born`` is called with its id before the process does anything.
+
+        :raises OSError: if no process was forked; a TimeoutError if the server is stuck.
         """
         leash, theirs = socket.socketpair()
         with leash:
             with theirs:
-                self._door.settimeout(self._limit_s)
+                self._door.settimeout(_BIRTH_S)
                 socket.send_fds(self._door, [LENGTH.pack(len(request))], [theirs.fileno(), *fds])
                 self._door.sendall(request)
-            self._await(leash)
+            self._await(leash, _BIRTH_S)
             said = leash.recv(PID.size)
             if len(said) < PID.size:
                 raise OSError("the fork server is dead, or cannot fork")
             born(*PID.unpack(said))
             with contextlib.suppress(OSError):  # it died at once; whoever wants it will hear
                 leash.sendall(b"!")
-        self._limit_s = _BIRTH_S
 
-    def _await(self, leash: socket.socket) -> None:
-        """Counts its own looks, not the time: if this process is stopped, that is not the server's fault.
+    def _await(self, line: socket.socket, limit_s: float) -> None:
+        """Wait for an answer on ``line``. Counts looks, not time: a stop of this process is not the server's fault.
 
-        :raises TimeoutError: when no answer comes.
+        :raises TimeoutError: if no answer comes; it is a _NotReadyError if the server was still importing.
         """
         for look in count(1):
-            if wait([leash], _LOOK_S):
+            if wait([line], min(_LOOK_S, limit_s)):
                 return
-            doing, waited = activity(self._process.pid), look * _LOOK_S
-            if doing == "stopped" or waited > self._limit_s * (_BUSY_TIMES if doing == "busy" else 1):
+            doing, waited = activity(self._process.pid), look * min(_LOOK_S, limit_s)
+            late = waited > limit_s * (_BUSY_TIMES if doing == "busy" else 1)
+            if late and not self._ready:
+                raise _NotReadyError(
+                    f"the fork server has not imported what workers need within {limit_s:g} s ({doing}); on a slow "
+                    "disk or with a cold cache, raise fleet.start_timeout_s"
+                )
+            if late or doing == "stopped":
                 raise TimeoutError(f"the fork server is stuck ({doing}, no answer for {waited:g} s)")
 
     def end(self) -> None:
@@ -209,28 +245,47 @@ class Births:
         """Let the server import what will be needed; births are quick then."""
         self._asked.put(_Birth(frozenset(preload)))
 
-    def bear(self, name: str, run: Callable[..., None], preload: Sequence[str] = (), fds: Sequence[int] = ()) -> Child:
-        """Have a process born that calls ``run``, which must be importable, with ``fds``, and does no more.
+    def bear(
+        self,
+        name: str,
+        run: Callable[..., None],
+        preload: Sequence[str] = (),
+        fds: Sequence[int] = (),
+        cwd: Path | None = None,
+        start_s: float = START_S,
+    ) -> Child:
+        """Start a process that calls ``run``, which must be importable, with ``fds``, and exits. Returns at once.
 
-        Returns at once. The file descriptors are closed here as soon as the process has them, or never will.
+        ``cwd``: its working directory (default: this process's); ``start_s``: limit for the server's imports. The file
+        descriptors are closed here as soon as the process has them, or failed to start.
         """
         child = Child(name)
-        pickled = bytes(ForkingPickler.dumps(run))
-        request = Request(name, os.getpid(), str(Path.cwd()), _path(), pickled, consent.current())
-        self._asked.put(_Birth(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds))
+        pickled, place = bytes(ForkingPickler.dumps(run)), str((cwd or Path.cwd()).absolute())
+        request = Request(name, os.getpid(), place, _path(), pickled, consent.current())
+        self._asked.put(_Birth(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds, start_s))
         return child
 
     def _work(self) -> None:
         while True:
             birth = self._asked.get()
-            failure = self._deliver(birth)
-            if birth.child is not None and failure:
-                birth.child.settle(None, failure)
-            for fd in birth.fds:  # whoever hears the other end close finds out why
-                os.close(fd)
+            try:
+                failure = self._deliver(birth)
+            except _NotReadyError as error:  # the same imports would keep the others waiting as long, one by one
+                failure = str(error)
+                with contextlib.suppress(Empty):
+                    while True:
+                        self._asked.get_nowait().fail(failure)
+            if failure:
+                birth.fail(failure)
+            else:
+                for fd in birth.fds:
+                    os.close(fd)
 
     def _deliver(self, birth: _Birth) -> str:
-        """Why it failed; empty if it did not."""
+        """Start a process; return why that failed, or nothing.
+
+        :raises _NotReadyError: if the server needs too long for its imports.
+        """
         failure = ""
         for attempt in range(_TRIES):
             if birth.child is not None and not birth.child.wanted:
@@ -238,12 +293,15 @@ class Births:
             try:
                 server = self._serving(birth.preload)
                 if birth.child is not None:
+                    server.get_ready(birth.start_s)
                     with adopting():
                         server.bear(birth.request, birth.fds, birth.child.settle)
                 return ""
             except OSError as error:
                 if isinstance(error, TimeoutError) and self._server is not None:
                     self._server.end()  # what it has forked meanwhile finds nobody who wants it
+                if isinstance(error, _NotReadyError):
+                    raise
                 failure = str(error)
                 time.sleep(_PAUSE_S * (1 + attempt))  # the server may be dying, or the machine short of processes
         return failure

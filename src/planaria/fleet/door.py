@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from planaria import documents
 from planaria.errors import UserError
 
 FILE = "door.json"
@@ -37,7 +38,8 @@ def read_key(file: Path) -> bytes:
     try:
         if file.stat().st_mode & 0o077:
             raise UserError(f"{file}: others can read it; `chmod 600 {file}`, for the key is all it takes to join")
-        text = file.read_bytes()[:MAX_BYTES].strip()
+        with file.open("rb") as opened:
+            text = documents.bounded(opened, MAX_BYTES).strip()
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); copy it from where the run was started") from None
     try:
@@ -85,7 +87,8 @@ def read_door(folder: Path) -> Door:
     """
     path = folder / FILE
     try:
-        return Door.model_validate_json(path.read_bytes()[:MAX_BYTES])
+        with path.open("rb") as opened:
+            return Door.model_validate_json(documents.bounded(opened, MAX_BYTES))
     except FileNotFoundError:
         raise UserError(
             f"{folder}: nobody is training it on a fleet; start it with `planaria train --resume {folder}`"

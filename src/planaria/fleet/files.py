@@ -20,8 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from planaria.atomic import replacing
 from planaria.documents import first
-from planaria.fleet.switchboard import FILES, WorkerLine, call
+from planaria.fleet.switchboard import WorkerLine, call
 from planaria.names import STAGE_FILE, FileName
+from planaria.transport.caller import FILES
 from planaria.transport.secure import StrangerError
 
 PATIENCE_S = 60.0

@@ -29,6 +29,8 @@ from planaria.signals import STOPS, ignore
 
 LENGTH = struct.Struct("!I")
 PID = struct.Struct("!i")
+READY = b"r"
+"""sent to the parent once all is imported"""
 MAX_FDS = 8
 _LOOK_S = 0.0005
 _PAUSE_S = 0.1
@@ -60,6 +62,8 @@ def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
     for module in preload:
         with suppress(ImportError):  # whoever needs it says so, in words of its own
             importlib.import_module(module)
+    with suppress(OSError):
+        door.sendall(READY)
     gc.freeze()  # else the first collection of each newborn copies all that it shares with this process
     code = 0
     while code != _OVER:

@@ -24,7 +24,9 @@ class _Here:
 
     def fleet(self, work: Work) -> Fleet:
         found = devices_here(work.needs, work.workers).devices
-        return LocalFleet(work.entry, work.preload, self.config.heartbeat_s, self.config.missed, found)
+        config = self.config
+        beats = config.heartbeat_s, config.missed
+        return LocalFleet(work.entry, work.preload, *beats, found, config.start_timeout_s)
 
 
 def devices_here(needs: Needs, workers: int) -> Inventory:

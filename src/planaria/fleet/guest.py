@@ -14,13 +14,15 @@ from typing import Literal
 from pydantic import ValidationError
 
 import planaria
+from planaria.documents import first
 from planaria.errors import UserError
 from planaria.fleet import visit
 from planaria.fleet.door import Door
 from planaria.fleet.process_pool import ProcessPool
 from planaria.fleet.silence import Silence
-from planaria.fleet.switchboard import VISITOR, call
+from planaria.fleet.switchboard import call
 from planaria.transport.address import REACHABLE, Reach, listening
+from planaria.transport.caller import VISITOR
 from planaria.transport.listener import listen
 from planaria.transport.secure import StrangerError
 
@@ -81,6 +83,9 @@ class Visit:
                 answer = self._hear(_PATIENCE_S)
         except EOFError:
             raise OSError("hung up") from None
+        except ValidationError as error:
+            detail = f"sent an invalid answer ({first(error)}); is it of another version of planaria?"
+            raise UserError(f"{door.at}: {detail}") from None
         except StrangerError:
             raise UserError(f"{door.at} is not the run whose door this is, or has another key") from None
         if isinstance(answer, visit.Goodbye) and answer.again:

@@ -14,9 +14,11 @@ import planaria
 from planaria.errors import UserError
 from planaria.fleet import visit
 from planaria.fleet.base import Asked, Joined, Leaving, Left
+from planaria.fleet.births import START_S
 from planaria.fleet.remote import Born, Ears, Lost
 from planaria.fleet.silence import Silence
-from planaria.fleet.switchboard import Caller, Line, Switchboard
+from planaria.fleet.switchboard import Line, Switchboard
+from planaria.transport.caller import Caller
 from planaria.transport.listener import answers
 
 _MANY = 64
@@ -37,9 +39,19 @@ class _Guest:
 class Guests:
     """:class:`planaria.fleet.remote.Hosts` for workers on machines that have joined: one thread listens to each."""
 
-    def __init__(self, ears: Ears, board: Switchboard, setup: str, silence_s: float, usual: int = 1) -> None:
-        """``setup`` is what a machine must know to start workers, as JSON; ``usual``: workers of one replica."""
+    def __init__(
+        self,
+        ears: Ears,
+        board: Switchboard,
+        setup: str,
+        silence_s: float,
+        usual: int = 1,
+        start_s: float = START_S,
+    ) -> None:
+        """``setup`` is what a machine must know to start workers, as JSON; ``usual``: workers of one replica;
+        ``start_s``: limit for a machine's preparations."""
         self._ears, self._setup, self._silence_s, self._usual = ears, setup, silence_s, usual
+        self._start_s = start_s
         self._guests: dict[str, _Guest] = {}
         self._host_of: dict[str, str] = {}
         """worker → where it is, or is to be started"""
@@ -117,7 +129,8 @@ class Guests:
         :raises UserError: when it is not fit.
         :raises OSError: when it says nothing for too long, or what it should not.
         """
-        called, room, silence = "", 0, Silence[str](visit.BEAT_S, self._silence_s / visit.BEAT_S)
+        called, room = "", 0
+        silence = Silence[str](visit.BEAT_S, self._silence_s / visit.BEAT_S, start_s=self._start_s)
         silence.expect(guest.host)  # until it has looked at the run's folders and imported what workers need
         while True:
             wait([guest.line], visit.BEAT_S)  # type: ignore[list-item]

@@ -19,7 +19,7 @@ from typing import Literal
 
 from planaria.fleet.activity import activity
 from planaria.fleet.base import Entry, Gone, Notice, Said
-from planaria.fleet.births import Child, births
+from planaria.fleet.births import START_S, Child, births
 from planaria.fleet.devices import Device, device_of
 from planaria.fleet.inventory import see_only
 from planaria.fleet.silence import Silence
@@ -46,11 +46,17 @@ class LocalFleet:
     """The fleet protocol on one machine. ``entry`` must be importable (it is called in the worker process)."""
 
     def __init__(
-        self, entry: Entry, preload: list[str], heartbeat_s: float, missed: int, devices: Sequence[Device] = ()
+        self,
+        entry: Entry,
+        preload: list[str],
+        heartbeat_s: float,
+        missed: int,
+        devices: Sequence[Device] = (),
+        start_s: float = START_S,
     ) -> None:
-        """With ``devices``, each worker sees one of them alone."""
-        self._entry, self._preload, self._devices = entry, preload, devices
-        self._silence: Silence[_Process] = Silence(heartbeat_s, missed)
+        """With ``devices``, each worker sees one of them alone. ``start_s``: limit for a worker's start."""
+        self._entry, self._preload, self._devices, self._start_s = entry, preload, devices, start_s
+        self._silence: Silence[_Process] = Silence(heartbeat_s, missed, start_s=start_s)
         self._births = births()
         self._births.prepare(preload)
         self._workers: dict[str, _Process] = {}
@@ -62,7 +68,8 @@ class LocalFleet:
         device = self._device(worker)
         run, fd = partial(_enter, self._entry, device, worker, incarnation), os.dup(theirs.fileno())
         theirs.close()
-        process = self._births.bear(f"planaria {worker}.{incarnation}", run, self._preload, [fd])
+        called, start_s = f"planaria {worker}.{incarnation}", self._start_s
+        process = self._births.bear(called, run, self._preload, [fd], start_s=start_s)
         self._workers[worker] = _Process(worker, incarnation, process, ours, device)
         self._everyone.append(self._workers[worker])
 
@@ -150,12 +157,12 @@ class LocalFleet:
     def close(self, patience_s: float = 2.0) -> None:
         deadline = time.monotonic() + patience_s
         for process in self._everyone:
-            if not process.gone:
+            if not process.gone and process.process.pid is not None:  # what has not started is killed at once
                 process.process.join(max(0.0, deadline - time.monotonic()))
             process.process.signal(signal.SIGKILL)
             process.connection.close()
         for process in self._everyone:
-            process.process.join(1.0)
+            process.process.kill(1.0)
 
 
 def _enter(entry: Entry, device: str, worker: str, incarnation: int, fd: int) -> None:

@@ -51,12 +51,12 @@ class OpenFleet:
 
         def guests(ears: Ears, board: Switchboard) -> Guests:
             board.asked = FileServer(told.files).serve
-            self._guests = Guests(ears, board, told.setup, silence_s, told.usual)
+            self._guests = Guests(ears, board, told.setup, silence_s, told.usual, config.start_timeout_s)
             self._board = board
             return self._guests
 
         beats = config.heartbeat_s, config.missed
-        self._abroad = RemoteFleet(host, config.port, key, *beats, guests, config.advertise)
+        self._abroad = RemoteFleet(host, config.port, key, *beats, guests, config.advertise, config.start_timeout_s)
         self._strangers: set[str] = set()
         """workers on machines that have joined"""
         with ExitStack() as unless_all_is_well:

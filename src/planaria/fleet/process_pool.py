@@ -19,7 +19,7 @@ from planaria import consent
 from planaria.consent import NO_CONSENT, Consent
 from planaria.errors import UserError
 from planaria.fleet.base import Entry
-from planaria.fleet.births import Child, births
+from planaria.fleet.births import START_S, Child, births
 from planaria.fleet.devices import NOT_ASKED, ON_CPUS, Inventory, Name, Needs, device_of
 from planaria.fleet.inventory import inventory, see_only
 from planaria.fleet.request import Settle, Workplace
@@ -41,6 +41,8 @@ class Orders:
     """the pool's, by its name in the run"""
     consent: Consent = NO_CONSENT
     """the controller's, where its user also started the pool; a machine that joins has only its own"""
+    start_s: float = START_S
+    """limit for the imports of the fork server, in seconds (fleet.start_timeout_s)"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class ProcessPool:
 
     def warm_up(self) -> None:
         """Return when births are quick: the fork server has imported all that workers need."""
-        self._births.bear("planaria nobody", _do_nothing, self._orders.preload).join()
+        self._births.bear("planaria nobody", _do_nothing, self._orders.preload, start_s=self._orders.start_s).join()
 
     def start(self, worker: str, incarnation: int, device: str = "") -> int:
         """Have a worker forked, which calls the controller by itself, and wait for the birth; its process id.
@@ -100,7 +102,7 @@ class ProcessPool:
         """
         orders = self._orders
         try:
-            entry = self._settled().entry
+            workplace = self._settled()
         except UserError as error:
             raise OSError(str(error)) from None
         with self._guarded:
@@ -108,8 +110,9 @@ class ProcessPool:
             self._homes = {name: home for name, home in self._homes.items() if name in self._children}
             if self._found.devices:
                 device = device or device_of(worker, self._found.devices, self._homes)
-            run = partial(_enter, entry, device, orders.address, orders.key, worker, incarnation)
-            child = self._births.bear(f"planaria {worker}.{incarnation}", run, orders.preload)
+            run = partial(_enter, workplace.entry, device, orders.address, orders.key, worker, incarnation)
+            called, cwd, limit = f"planaria {worker}.{incarnation}", workplace.cwd, orders.start_s
+            child = self._births.bear(called, run, orders.preload, cwd=cwd, start_s=limit)
             self._children[worker, incarnation], self._homes[worker, incarnation] = child, device
         return child.born()
 
@@ -129,7 +132,7 @@ class ProcessPool:
             for child in self._children.values():
                 child.signal(signal.SIGKILL)
             for child in self._children.values():
-                child.join(1.0)
+                child.kill(1.0)
         if self._workplace is not None and self._workplace.scratch is not None:
             shutil.rmtree(self._workplace.scratch, ignore_errors=True)
 
@@ -138,10 +141,8 @@ class ProcessPool:
         orders = self._orders
         with self._settling:
             if self._workplace is None:
-                found = orders.settle(orders.address, orders.machine)
-                os.chdir(found.cwd)
+                self._workplace = orders.settle(orders.address, orders.machine)
                 self._births.prepare(orders.preload)
-                self._workplace = found
             return self._workplace
 
 

@@ -120,12 +120,16 @@ class RayFleet(RemoteFleet):
 
         def places(ears: Ears, board: Switchboard) -> Placement:
             board.asked = FileServer(work.files).serve
-            orders = Orders(work.settle, work.preload, board.address, board.key, work.needs, consent=consent.current())
+            orders = Orders(
+                work.settle, work.preload, board.address, board.key, work.needs,
+                consent=consent.current(), start_s=config.start_timeout_s,
+            )  # fmt: skip
             found = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), ears, work.needs)
             found.prepare(_READY_S)
             return found
 
-        super().__init__(host, 0, work.key, config.heartbeat_s, config.missed, places)
+        beats = config.heartbeat_s, config.missed
+        super().__init__(host, 0, work.key, *beats, places, start_s=config.start_timeout_s)
 
 
 def bundle(config: FleetConfig, cuda: bool) -> dict[str, float]:

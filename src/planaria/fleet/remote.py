@@ -13,9 +13,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from planaria.fleet.base import Asked, Gone, Joined, Leaving, Left, Notice, Said
+from planaria.fleet.births import START_S
 from planaria.fleet.local import MAX_REPORT_BYTES
 from planaria.fleet.silence import Silence
-from planaria.fleet.switchboard import Caller, Line, Switchboard
+from planaria.fleet.switchboard import Line, Switchboard
+from planaria.transport.caller import Caller
 
 _THAW_LIMIT_S = 60.0
 
@@ -112,13 +114,14 @@ class RemoteFleet:
         missed: int,
         hosts: Callable[[Ears, Switchboard], Hosts],
         advertise: str = "",
+        start_s: float = START_S,
     ) -> None:
         """Listen at ``host`` for those who know the ``key``; ``hosts`` learns where workers are to call, and whom to
-        tell what becomes of them.
+        tell what becomes of them. ``start_s``: limit for a worker's start.
 
         :raises UserError: when the port is taken or ``host`` is not an address of this machine.
         """
-        self._silence: Silence[_Worker] = Silence(heartbeat_s, missed)
+        self._silence: Silence[_Worker] = Silence(heartbeat_s, missed, start_s=start_s)
         self._ears = Ears()
         self._switchboard = Switchboard(
             host, port, key, MAX_REPORT_BYTES, lambda *call: self._ears.tell(call), advertise

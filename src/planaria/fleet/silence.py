@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from planaria.fleet.activity import Activity
+from planaria.fleet.births import START_S
 
 _TIMES = 4
 """as many of the longest gaps that were shown lately are silence. Gaps have a long tail on a busy machine; of one whose
@@ -25,8 +26,6 @@ chance of being exceeded falls as the square (as it does where load comes and go
 _LATELY_S = 60.0
 _MOST_S = 30.0
 """of silence are enough for anybody who has spoken, even if it seems to be busy"""
-_FIRST_WORD_S = 120.0
-"""from the birth of a worker, which has to import and to build, to its first word"""
 _AWAY = 1.5
 """a look is expected after at most so many times as long as was planned, or as a heartbeat takes"""
 _ABSENCE = 0.25
@@ -38,9 +37,19 @@ Who = TypeVar("Who", bound=Hashable)
 class Silence(Generic[Who]):
     """Everybody who should beat, and when they were heard last."""
 
-    def __init__(self, heartbeat_s: float, missed: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """On an idle machine, who misses ``missed`` heartbeats of ``heartbeat_s`` is silent for too long."""
+    def __init__(
+        self,
+        heartbeat_s: float,
+        missed: float,
+        clock: Callable[[], float] = time.monotonic,
+        start_s: float = START_S,
+    ) -> None:
+        """On an idle machine, missing ``missed`` heartbeats of ``heartbeat_s`` is too long a silence.
+
+        ``start_s``: limit from a worker's start, which imports and builds, to its first heartbeat.
+        """
         self._heartbeat_s, self._floor_s, self._clock = heartbeat_s, heartbeat_s * missed, clock
+        self._start_s = start_s
         self._looked = clock()
         self._now = 0.0
         """seconds that somebody listened, up to the last look"""
@@ -91,7 +100,7 @@ class Silence(Generic[Who]):
         if doing == "stopped":
             return self._floor_s
         if who not in self._spoke:
-            return max(self._floor_s, _FIRST_WORD_S)
+            return max(self._floor_s, self._start_s)
         return max(self._floor_s, _MOST_S if doing == "busy" else min(_MOST_S, _TIMES * self._longest_s()))
 
     def _longest_s(self) -> float:

@@ -7,21 +7,19 @@ rest of a message: a host that vanishes in the middle of one must not stop the o
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import select
 import ssl
 import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from planaria.transport.address import Reach, listening
+from planaria.transport.caller import CALLED_FOR, FILES, VISITOR, Caller, greeted, greeting
 from planaria.transport.channel import SILENT_PEER_S, Closed, Secured, keep_alive
 from planaria.transport.listener import Listener, connect
-from planaria.transport.relay import CALLED_FOR, Relay
+from planaria.transport.relay import Relay
 from planaria.transport.secure import prepare
 
 _ANSWER_S = 30
@@ -30,17 +28,6 @@ _SEND_LIMIT_S = 1.0
 _CHUNK = 1 << 16
 MAX_ORDER_BYTES = 1 << 20
 _LENGTH = struct.Struct("!i")
-
-VISITOR, FILES = 0, -2
-"""in place of an incarnation: not a worker calls, but a machine that wants to join, or one that asks for files"""
-
-
-class Caller(NamedTuple):
-    """Who is at the other end of a line."""
-
-    worker: str
-    incarnation: int
-    pid: int
 
 
 class Line:
@@ -177,11 +164,10 @@ class Switchboard:
         self._listener.close()
         self._relay.close()
 
-    def _greeted(self, greeting: bytes, tls: ssl.SSLSocket) -> None:
+    def _greeted(self, words: bytes, tls: ssl.SSLSocket) -> None:
         try:
-            worker, incarnation, pid = json.loads(greeting)
-            caller = Caller(str(worker), int(incarnation), int(pid))
-        except (ValueError, TypeError, RecursionError):
+            caller = greeted(words)
+        except ValueError:
             tls.close()
             return
         keep_alive(tls)
@@ -204,7 +190,7 @@ def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: fl
         the system waits for minutes, and for ever if the network breaks while the two greet each other.
     """
     prepare(key)
-    tls = connect(address, key, json.dumps(Caller(worker, incarnation, os.getpid())).encode(), patience_s)
+    tls = connect(address, key, greeting(worker, incarnation), patience_s)
     keep_alive(tls)
     own_address = str(tls.getsockname()[0])
     return WorkerLine(Secured(tls), MAX_ORDER_BYTES, own_address)

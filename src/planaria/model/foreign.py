@@ -30,6 +30,8 @@ class Weights:
     """one of them, of any type and finite or not"""
     tokenizer: Path | None = None
     """what :meth:`planaria.data.tokenizer.Tokenizer.open` opens; None: nothing is there"""
+    bare: bool = False
+    """whether the weights were trained without the tokens that the tokenizer's template adds"""
     routing: Routing | None = None
     """of layers with several feed-forward blocks"""
     usage: Usage | None = None
@@ -37,6 +39,12 @@ class Weights:
 
     def __post_init__(self) -> None:
         """:raises UserError: naming the file and the first tensor that is missing, of another shape, or unknown."""
+        layers, blocks = self.config.layers, self.routing.experts if self.routing else 1
+        if layers * blocks > len(self.shapes):  # as modules alone, as many as a header may name would fill a machine
+            raise UserError(
+                f"{self.place}: {len(self.shapes)} tensors are too few for {layers} layers of {blocks} blocks; "
+                "download it again"
+            )
         # On a model without memory: a lying header must not ask for terabytes.
         model = Llama(self.config, device="meta", routing=self.routing)
         own = {name: tuple(one.shape) for name, one in model.global_state().items()}

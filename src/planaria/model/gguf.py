@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
 from planaria.config import ModelConfig
@@ -129,8 +129,8 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     if kind != "gpt2" or split not in SPLITS:
         raise UserError(f"{path}: tokenizer {kind!r} with split {split!r} is not supported; only gpt2 with {SPLITS} is")
     tokens, types, joined = (found.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
-    if not all(isinstance(one, list) for one in (tokens, types, joined)):
-        raise UserError(f"{path}: not a whole GGUF file (its tokens are no lists); download it again")
+    if not all(isinstance(one, list) for one in (tokens, types, joined)) or not all(isinstance(t, str) for t in tokens):
+        raise UserError(f"{path}: not a whole GGUF file (its tokens are no lists of texts); download it again")
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(str(merge).split(" ")) for merge in joined]
     for merge in merges:
@@ -143,7 +143,28 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     whole = [t for t, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED)]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in whole])
+    around = {name: _added(path, found, name) for name in ("bos", "eos")}
+    if named := [(tokens[number], number) for number in around.values() if number is not None]:
+        single = [*_names(tokens, around["bos"]), "$A", *_names(tokens, around["eos"])]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
     return tokenizer
+
+
+def _added(path: Path, found: Mapping[str, Any], name: str) -> int | None:
+    """The id of the token that a file adds to every text as its first ("bos") or last ("eos"); None: it adds none.
+
+    :raises UserError: when there is no such token.
+    """
+    if found.get(f"tokenizer.ggml.add_{name}_token") is not True:
+        return None
+    number = found.get(f"tokenizer.ggml.{name}_token_id")
+    if type(number) is not int or not 0 <= number < len(found["tokenizer.ggml.tokens"]):
+        raise UserError(f"{path}: {name}_token_id = {number!r} is not among the tokens; the file is damaged")
+    return number
+
+
+def _names(tokens: list[str], number: int | None) -> list[str]:
+    return [] if number is None else [tokens[number]]
 
 
 def _config(held: GgufFile) -> ModelConfig:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planaria import documents
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.foreign import checked_config
@@ -76,11 +79,60 @@ def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, 
     return found | (to_keys(routing) if routing else {})
 
 
+class _Rope(BaseModel):
+    """A table of rotary positions; null and absent keys say nothing."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: float | None = None
+    factor: float | None = None
+    partial_rotary_factor: float | None = None
+
+
+class _Stated(BaseModel):
+    """The types of a config.json's values, as far as they are read here; :data:`PLAIN` has the others."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    vocab_size: int | None = None
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    intermediate_size: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int | None = None
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None
+    rope_theta: float | None = None
+    rms_norm_eps: float | None = None
+    initializer_range: float | None = None
+    tie_word_embeddings: bool | None = None
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+
+
+def _require_types(place: Path, found: Mapping[str, Any]) -> None:
+    """:raises UserError: naming the file and the first value that is of another type than all such files have."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(rope := found.get(key), Mapping) and rope is not None:
+            raise UserError(f"{place}: {key} = {rope!r:.80} is not a table; download it again")
+    try:
+        _Stated.model_validate(found)
+    except ValidationError as error:
+        raise UserError(f"{place}: {documents.first(error)}; download it again") from None
+
+
 def from_config(place: Path, found: Mapping[str, Any]) -> ModelConfig:
     """The model that a config.json, the file ``place``, describes.
 
     :raises UserError: when it is of another architecture, has what :data:`PLAIN` has not, or shapes that cannot be.
     """
+    _require_types(place, found)
     _refuse_unfit(place, found)
     rope = found.get("rope_parameters") or {}
     values = {
@@ -115,8 +167,6 @@ def _refuse_unfit(place: Path, found: Mapping[str, Any]) -> None:
             raise UserError(f"{place}: {key} is missing; download it again, or save it with transformers")
     for key in ("rope_scaling", "rope_parameters"):
         rope = found.get(key) or {}
-        if not isinstance(rope, Mapping):
-            raise UserError(f"{place}: {key} = {rope!r:.80} is not a table; download it again")
         kind = rope.get("rope_type", rope.get("type", "default"))
         for name, plain in _ROPE.items():
             if rope.get(name, plain) not in (plain, None):

@@ -132,7 +132,8 @@ def open_folder(folder: Path) -> Weights:
 
     tokenizer = folder / TOKENIZER
     used = of_folder(folder, said, config.context)
-    return Weights(folder, config, shapes, read, tokenizer if tokenizer.is_file() else None, routing, used)
+    own = tokenizer if tokenizer.is_file() else None
+    return Weights(folder, config, shapes, read, own, routing=routing, usage=used)
 
 
 def _equal(one: tuple[Path, str], other: tuple[Path, str], rows: int) -> bool:

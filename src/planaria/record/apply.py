@@ -19,6 +19,7 @@ from planaria.record.fold import (
     give_up_save,
     handles,
     noted,
+    out_of_round,
     report,
     reported,
     set_host,
@@ -30,6 +31,7 @@ from planaria.record.fold import (
 from planaria.record.replica import ReplicaState, go_on
 from planaria.record.roster import Host, WorkerState
 from planaria.record.state import RunState, Unsaved, Writing
+from planaria.record.waiting import NOBODY
 
 __all__ = ["apply", "diagnosed", "formed", "losses", "resolved"]
 
@@ -272,7 +274,21 @@ def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> Run
 
 @handles
 def _(fact: e.StopRequested, run: RunState) -> RunState:
-    return anew(replace(run, stopping=fact.reason))
+    run = anew(replace(run, stopping=fact.reason, prompt=fact.prompt))
+    for replica in run.live.values() if fact.prompt else ():
+        if replica.phase in ("link", "replan") and replica.whole:  # saving needs no edges
+            run = with_replica(run, go_on(replica, phase="idle", waiting=NOBODY))
+    return run
+
+
+@handles
+def _(fact: e.StopOverdue, run: RunState) -> RunState:
+    run = anew(replace(run, overdue=fact.detail))
+    for replica in run.live.values():
+        if replica.phase in ("idle", "link", "replan", "run", "evaluate"):
+            dropped = go_on(out_of_round(replica), phase="idle", waiting=NOBODY, coded=None)
+            run = with_replica(run, dropped)
+    return run
 
 
 @handles

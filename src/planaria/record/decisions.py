@@ -232,6 +232,8 @@ class Finish(Fact):
     kind: Literal["finish"] = "finish"
     outcome: Literal["finished", "stopped", "cannot", "failed"]
     reason: str = ""
+    detail: str = ""
+    """what prevented progress when the run was stopped"""
 
 
 class Leave(Fact):

@@ -111,6 +111,41 @@ class RoundLate(Fact):
     """that the first of them took"""
 
 
+class WorkersStarting(Fact):
+    """The run has waited for workers to start; reported again at growing intervals."""
+
+    kind: Literal["workers_starting"] = "workers_starting"
+    workers: list[str]
+    """that have not reported ready"""
+    ready: int
+    waited_s: float
+    limit_s: float
+    """``fleet.start_timeout_s``"""
+
+
+class RelaySilent(Fact):
+    """A relay does not answer the controller: edges use the others."""
+
+    kind: Literal["relay_silent"] = "relay_silent"
+    relay: str
+    """its name"""
+    detail: str
+    """its address and the error"""
+
+
+class RelayAnswers(Fact):
+    """A relay that was silent answers again."""
+
+    kind: Literal["relay_answers"] = "relay_answers"
+    relay: str
+
+
+class RelaysGivenUp(Fact):
+    """No relay has answered for as long as the run waits for machines (``fleet.join_s``)."""
+
+    kind: Literal["relays_given_up"] = "relays_given_up"
+
+
 class NobodyJoined(Fact):
     """The run lacks workers, and has waited long enough for machines to join."""
 
@@ -136,10 +171,20 @@ class Trouble(Fact):
 
 
 class StopRequested(Fact):
-    """Someone asked the run to stop at the next whole step (Ctrl-C)."""
+    """A stop of the run was requested (Ctrl-C, SIGTERM)."""
 
     kind: Literal["stop_requested"] = "stop_requested"
     reason: str
+    prompt: bool = False
+    """a replica whose stages are all held is saved without repairs; false in logs of an older planaria"""
+
+
+class StopOverdue(Fact):
+    """The step under way, or a repair, has not ended within ``fleet.stop_s`` of the stop request: it is dropped."""
+
+    kind: Literal["stop_overdue"] = "stop_overdue"
+    detail: str
+    """what did not end, and the underlying error if one is known"""
 
 
 class IntervalChosen(Fact):
@@ -220,11 +265,16 @@ Event = Annotated[
     | StageCopied
     | StageSaved
     | SaveFailed
+    | WorkersStarting
+    | RelaySilent
+    | RelayAnswers
+    | RelaysGivenUp
     | NobodyJoined
     | RetryDue
     | Trouble
     | WorkerFailed
     | StopRequested
+    | StopOverdue
     | IntervalChosen
     | Replanned
     | RoundSettled

@@ -11,7 +11,7 @@ import heapq
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, RootModel, ValidationError
 
@@ -24,6 +24,7 @@ from planaria.record.rotation import Rotated
 from planaria.record.run_record import Metric, Streamed, Told
 from planaria.record.run_record import RunRecord as RunRecord
 from planaria.record.segments import FULL, START, Line, mark, read, read_on
+from planaria.record.surviving import Turn
 
 EVENTS, SPANS, METRICS, CHAOS, CONFIG = "events.jsonl", "spans.jsonl", "metrics.jsonl", "chaos.jsonl", "config.json"
 
@@ -159,6 +160,21 @@ def history_of(folder: Path) -> Sequence[Told]:
 
     found = Streamed(entries, lambda entry: entry.kind, _Entry.told)
     return list(found) if events.size <= IN_MEMORY else found
+
+
+def turns_of(folder: Path) -> Iterator[Turn]:
+    """Yield a run's starts and generations in order, and the last commit before each of these and before the end.
+
+    Raises UserError, naming file and line, if a line is broken.
+    """
+    events, commit = folder / EVENTS, list[_Entry]()
+    for entry in map(_entry, read(events, mark(events))):
+        if entry.kind == "commit":
+            commit = [entry]
+        elif entry.kind in ("run_started", "form"):
+            yield from (cast(Turn, one.told()[1]) for one in (*commit, entry))
+            commit = []
+    yield from (cast(Turn, one.told()[1]) for one in commit)
 
 
 def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:

@@ -106,8 +106,12 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
         return run
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
     run = copied(run, gauges=run.gauges.broken(*pair, fact.generation))
+    if fact.relay and fact.relay not in run.silent:
+        run = _silent(run, fact.relay, fact.cause)
+        replica = run.replicas[replica.number]
     stalled = (*replica.stalled, fact) if fact.waited_s else replica.stalled
-    return with_replica(run, replace(replica, suspects=replica.suspects | {pair}, stalled=stalled))
+    trouble = fact.detail if fact.cause else replica.trouble
+    return with_replica(run, replace(replica, suspects=replica.suspects | {pair}, stalled=stalled, trouble=trouble))
 
 
 @handles
@@ -127,6 +131,37 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
         replica = replace(replica, phase="idle", waiting=NOBODY)
     run = with_replica(run, replica)
     return run if replica.meeting else call_off(run, meeting)
+
+
+@handles
+def _(fact: e.RelaySilent, run: RunState) -> RunState:
+    return _silent(run, fact.relay, fact.detail)
+
+
+def _silent(run: RunState, relay: str, error: str) -> RunState:
+    """The run when a relay does not answer. Its edges move to another relay; without another, they stay as they are."""
+    run = anew(replace(run, silent=freeze({**run.silent, relay: error})))
+    for replica in run.live.values():
+        left = {pair: link for pair, link in replica.links.items() if replica.over.get(pair) != relay}
+        if left.keys() == replica.links.keys() or run.cut_off:
+            continue
+        meeting, replica = replica.meeting, replace(out_of_round(replica), links=freeze(left))
+        if replica.phase not in ("commit", "settle", "save"):  # these use no edges, and end first
+            replica = replace(replica, phase="idle", waiting=NOBODY)
+        run = with_replica(run, replica)
+        run = run if replica.meeting else call_off(run, meeting)
+    return run
+
+
+@handles
+def _(fact: e.RelayAnswers, run: RunState) -> RunState:
+    left = {relay: error for relay, error in run.silent.items() if relay != fact.relay}
+    return anew(replace(run, silent=freeze(left), relays_given_up=False))
+
+
+@handles
+def _(fact: e.RelaysGivenUp, run: RunState) -> RunState:
+    return anew(replace(run, relays_given_up=True))
 
 
 def _shunned(replica: ReplicaState) -> frozenset[str]:

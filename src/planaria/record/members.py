@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from planaria.names import FileName
-from planaria.record.started import Fact
+from planaria.record.started import Fact, SnapshotLabel
 
 
 class Keep(Fact):
@@ -37,6 +37,9 @@ class Recall(Fact):
     """the strategy that had it remembered"""
     step: int
     """that it is of"""
+    file: SnapshotLabel | None = None
+    """the snapshot's label, for a worker that has to read it from the machine's memory; None: every worker that is
+    asked for it still holds it"""
 
 
 class Rebuild(Fact):

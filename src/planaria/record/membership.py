@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from planaria.record.decisions import Commit, Decision, Disband, Form, Found, Release, RunStep, SendAway, Spawn
-from planaria.record.events import Event, RunStarted, WorkerJoined, WorkerLost
+from planaria.record.events import Event, HostLeft, RunStarted, WorkerJoined, WorkerLost
 from planaria.record.roster import Status
 
 
@@ -30,6 +30,9 @@ class Membership:
         """workers that are lost, unless they were started anew since"""
         self.released: set[str] = set()
         """workers that were told to go"""
+        self.unstarted: set[str] = set()
+        """lost workers that were still being started on a machine when that left: the machine's loss covers theirs"""
+        self._machines_left: set[str] = set()
         self.machine_of: dict[str, str] = {}
         """worker → the machine on which it was started, if that has joined; empty for the run's own"""
         self.holders: dict[int, str] = {}
@@ -106,10 +109,15 @@ class Membership:
                 self.alive.add(fact.worker)
                 self.lost.discard(fact.worker)
             case WorkerLost():
+                if fact.worker not in self.alive and self.machine_of.get(fact.worker) in self._machines_left:
+                    self.unstarted.add(fact.worker)
                 self.alive.discard(fact.worker)
                 self.lost.add(fact.worker)
                 return self._vacate([self.node_of[fact.worker]] if fact.worker in self.node_of else [])
+            case HostLeft():
+                self._machines_left.add(fact.host)
             case Spawn():
+                self.unstarted.discard(fact.worker)
                 self.machine_of[fact.worker] = fact.host
                 self.released.discard(fact.worker)
                 self.lost.discard(fact.worker)

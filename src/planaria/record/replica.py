@@ -103,6 +103,8 @@ class ReplicaState:
     """workers that have not yet reported what the present phase waits for"""
     attempts: int = 0
     """generations formed since the last committed step"""
+    trouble: str = ""
+    """the latest broken edge since then, with its cause"""
     evaluated: int = -1
     saved: int = -1
     """name (a step) of the last checkpoint that it was saved for"""
@@ -147,7 +149,8 @@ class ReplicaState:
         )
         nodes, memory = state.arrangement.stage, settings.memory
         if settings.recalled >= 0 and memory is not None:
-            recall, there = Recall(by=memory.by, step=settings.recalled), settings.remembering
+            recall = Recall(by=memory.by, step=settings.recalled, file=settings.recalled_from)
+            there = settings.remembering
             memory = memory.resumed(settings.recalled, there)
             lost = frozenset(nodes.keys() - set(there))
             return replace(state, origins=MappingProxyType(dict.fromkeys(there, recall)), lost=lost, memory=memory)
@@ -204,6 +207,11 @@ class ReplicaState:
     def troubled(self) -> bool:
         """Is it not whole, or about to change? Then what others do may concern it."""
         return bool(self.lost or self.origins or self.skipped or self.leavers or self.cannot) or self.broken
+
+    @property
+    def whole(self) -> bool:
+        """Does a living worker hold the state of every stage? Then the replica can be saved, edges or not."""
+        return len(self.stateful.stages) > self.settings.stages
 
     @property
     def hollow(self) -> bool:

@@ -62,6 +62,10 @@ class EdgeBroken(Fact):
     """that a message from there was waited for; 0 where the connection itself is gone"""
     since_s: float = 0.0
     """seconds after the step began for this worker that it began to wait"""
+    cause: str = ""
+    """why, such as the operating system's error; empty in logs of an older planaria"""
+    relay: str = ""
+    """the name of the relay that did not answer; empty if that is not why"""
 
 
 class StageReady(Fact):

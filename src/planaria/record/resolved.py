@@ -90,7 +90,8 @@ def _(fact: d.Commit, run: RunState) -> RunState:
     copies = replica.settings.pairs_of(replica.number)
     ages, rested = after_commit(replica.ages, replica.rested, replica.skipped, copies)
     waiting = Waiting(replica.holders.values())
-    return with_replica(run, go_on(replica, phase="commit", waiting=waiting, ages=freeze(dict(ages)), rested=rested))
+    changes = {"phase": "commit", "waiting": waiting, "ages": freeze(dict(ages)), "rested": rested, "trouble": ""}
+    return with_replica(run, go_on(replica, **changes))
 
 
 @handles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import threading
@@ -53,6 +54,8 @@ class Rotated:
             self._packing.join()
 
     def _append(self, data: bytes) -> None:
+        if not os.fstat(self._file.fileno()).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "it was removed while the run was training", str(self._path))
         rest = data
         try:
             while rest:  # a nearly full disk takes a part

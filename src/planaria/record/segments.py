@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from planaria import documents
 from planaria.errors import UserError
 
 FOLDER = "segments"
@@ -134,7 +135,7 @@ def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
         if file.suffix != ".gz":
             return file, opened
         with opened:
-            return file, BytesIO(_inflated(file, opened.read(LARGEST + 1)))
+            return file, BytesIO(_inflated(file, documents.bounded(opened, LARGEST)))
     return None
 
 

@@ -79,11 +79,24 @@ class Provenance(Fact):
     """the command line, without the secrets of addresses"""
 
 
+class SnapshotLabel(Fact):
+    """Which snapshot in memory: all stages' files of one snapshot have the same label."""
+
+    part: str
+    """of the run: ``RunStarted.part``"""
+    generation: int
+    """whose commit completed the snapshot"""
+    step: int
+    """whose beginning it holds"""
+
+
 class RunStarted(Fact):
     """The controller is up: everything of the configuration that its decisions depend on."""
 
     kind: Literal["run_started"] = "run_started"
     name: str
+    part: str = ""
+    """random name of this part of the run; empty in logs of older versions"""
     seed: int
     stages: int
     steps: int
@@ -114,6 +127,8 @@ class RunStarted(Fact):
     """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
     recalled: int = -1
     """step of the snapshot in memory from which the nodes in ``remembering`` begin; -1: none"""
+    recalled_from: SnapshotLabel | None = None
+    """that snapshot"""
     remembering: list[int] = []
     """their other nodes are to be rebuilt from these"""
     durable_step: int | None = None

@@ -82,6 +82,10 @@ class RunState:
     """of replicas, by what was found in steps and rounds before"""
     late: frozenset[tuple[int, int, bool]] = frozenset()
     """(replica, round, is it meeting already?): it has waited for others long enough"""
+    silent: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """relay that does not answer → the error"""
+    relays_given_up: bool = False
+    """has no relay answered for ``fleet.join_s``? Then the run waits for none any longer"""
     deserted: bool = False
     """has nobody joined for so long that the run waits no longer for the workers it lacks?"""
     gauges: Gauges = field(default_factory=Gauges)
@@ -92,6 +96,10 @@ class RunState:
     """when, by the clock of the gauges, a worker was last to hand its stage over because it was slow"""
     stopping: str = ""
     """why the run was asked to stop"""
+    prompt: bool = False
+    """does the stop come before repairs?"""
+    overdue: str = ""
+    """what has not ended within ``fleet.stop_s`` of the stop request"""
     failed: str = ""
     """a worker's own error that ends the run"""
     over: bool = False
@@ -127,6 +135,15 @@ class RunState:
     def wants(self, part: Writing) -> bool:
         """Is this still a part of the checkpoint under way? A replica is not saved again before it is written."""
         return part.replica in self.live and part.step == self.saving == self.replicas[part.replica].saved
+
+    @property
+    def cut_off(self) -> bool:
+        """Does no relay answer, so that no edge can be opened?"""
+        return bool(self.settings.relays) and self.silent.keys() >= self.settings.relays.keys()
+
+    def can_save(self, replica: ReplicaState) -> bool:
+        """Can the replica be saved as it is? A prompt stop needs every stage's state, but no edges."""
+        return not replica.broken or (self.prompt and replica.whole)
 
     @property
     def live(self) -> Mapping[int, ReplicaState]:

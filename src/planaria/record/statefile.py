@@ -131,5 +131,5 @@ def born(pid: int) -> int | None:
     """Start time of a process, which tells it from a later one with the same number; None if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return None

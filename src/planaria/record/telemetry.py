@@ -58,6 +58,8 @@ class Heartbeat(Fact):
     microbatch: int = -1
     waiting: bool = True
     """does it wait for something to arrive?"""
+    trouble: str = ""
+    """why an edge that is being opened has not opened yet"""
     for_s: float = 0.0
     """seconds that it has been at this, or since it last took something in"""
     cpu_s: float = 0.0

@@ -34,6 +34,8 @@ class Copy(NamedTuple):
 
     sources: tuple[int, ...]
     host: int
+    group: int = 0
+    """members of the parity group to which it belongs; 0: none"""
 
     @property
     def own(self) -> bool:

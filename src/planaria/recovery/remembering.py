@@ -37,9 +37,8 @@ class Remembering(Recovery, ABC):
     outlive: bool = False
     """keep snapshots in files of the machine's memory too, for the case that all processes die"""
 
-    @property
-    def sent(self) -> int:
-        """How many times its state's bytes each stage sends for a snapshot."""
+    def sent(self, members: int) -> int:
+        """Return the bytes that each of ``members`` stages (ends included) sends for a snapshot, in states."""
         return 1
 
     @property
@@ -55,7 +54,7 @@ class Remembering(Recovery, ABC):
             )
         copied_s = at.state_bytes / (at.memory_bandwidth or COPY_BANDWIDTH)
         best = best_steps(at.hourly, at.members, at.step_s, copied_s)
-        slices = max(1, math.ceil(self.sent * at.state_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
+        slices = max(1, math.ceil(self.sent(at.members) * at.state_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
         return {"every": max(best, slices), "slices": slices}
 
     @property

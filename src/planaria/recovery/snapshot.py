@@ -51,26 +51,27 @@ class Snapshot(Remembering):
     def variety(self) -> str:
         return f"any {self.tolerate}" + (f", every {self.every}" if self.every else "")
 
-    @property
-    def sent(self) -> int:
-        return self.tolerate
+    def sent(self, members: int) -> int:
+        group = self._group(members)
+        return group.members - group.code.data
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
-        group = self._group(stages)
-        own = [Copy((stage,), stage) for stage in range(group.members) if self.every]
-        stripes = range(group.members)
-        return (*own, *(Copy(group.givers(stripe), host) for stripe in stripes for host in group.holders(stripe)))
+        group = self._group(stages + 1)
+        members = range(group.members)
+        own = [Copy((stage,), stage) for stage in members if self.every]
+        parities = (Copy(group.givers(t), host, group.members) for t in members for host in group.holders(t))
+        return (*own, *parities)
 
     def sender(self, copy: Copy, stage: int) -> Sender:
         if copy.own:
             return OwnSender(self.retention)
-        group = self._group_of(copy)
+        group = self._group(copy.group)
         return BlockSender(group.given(stage).index(_stripe(group, copy)), group.code.data, self.retention)
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
         if copy.own:
             return OwnHolder(self.retention)
-        group = self._group_of(copy)
+        group = self._group(copy.group)
         row = group.holders(_stripe(group, copy)).index(copy.host)
         return ParityHolder(copy.sources, Code(group.code.weights[row : row + 1]), self.retention)
 
@@ -80,12 +81,12 @@ class Snapshot(Remembering):
         if copy.own:
             return CopyCost(0, versions * stream_bytes(shapes[copy.host]))
         slices = self.slices
-        parts = [block_bytes(own, self._group_of(copy).code.data * slices) for own in shapes.values()]
+        parts = [block_bytes(own, self._group(copy.group).code.data * slices) for own in shapes.values()]
         sent = slices * sum(parts) / len(parts) / max(1, self.retention.every)
         return CopyCost(sent, versions * slices * max(parts), beside=not self.retention.in_step)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        group, everybody = self._group(replica.stages), range(replica.stages + 1)
+        group, everybody = self._group(replica.stages + 1), range(replica.stages + 1)
         if lost and not replica.remember:
             return Answer(refused=dict.fromkeys(lost, NOTHING_YET))
         # A stage that is new, and has not taken part since, has nothing of the version that the others have.
@@ -108,7 +109,7 @@ class Snapshot(Remembering):
         return not copy.own
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        group = self._group_of(next(iter(kept)))
+        group = self._group(next(iter(kept)).group)
         (me,) = {copy.host for copy in kept}
         whole, slices = stream(own), self.slices
         blocks = {
@@ -145,21 +146,18 @@ class Snapshot(Remembering):
         reads = {group.shard(stripe, who): _padded(part, longest) for who, part in there.items()}
         return torch.from_numpy(group.code.repair(reads, [wanted])[wanted])
 
-    def _group(self, stages: int) -> Layout:
-        members = stages + 1
+    def _group(self, members: int) -> Layout:
+        """Return the parity group of ``members``; UserError if the code has none that may lose ``tolerate``."""
         if members < 2 * self.tolerate:
             raise UserError(
-                f"recovery.options.tolerate = {self.tolerate}: the ends and {stages} block stages are {members}, and a "
-                "group that can lose so many has at least twice as many; lower it"
+                f"recovery.options.tolerate = {self.tolerate}: the ends and {members - 1} block stages are {members} "
+                "members, and a group has at least twice as many members as it may lose; lower it"
             )
         return _group(self.code, members, self.tolerate)
 
-    def _group_of(self, copy: Copy) -> Layout:
-        return self._group(len(copy.sources) + self.tolerate - 1)
-
     def _group_given(self, given: Mapping[int, StageState]) -> Layout:
         (members,) = {int(part.weights[MEMBERS]) for part in given.values()}
-        return self._group(members - 1)
+        return self._group(members)
 
 
 @lru_cache

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from planaria.swarm.policy.base import Policy, Prompting
+from planaria.swarm.policy.base import Policy, Prompting, encode_prompt
 from planaria.swarm.policy.reading import UNREAD, Reading
 from planaria.tasks.base import Behaviour, Problem
 
@@ -19,7 +19,7 @@ class Asked(NamedTuple):
 
 
 def ask(problem: Problem, policy: Policy) -> Asked:
-    ids = policy.prompt(problem) if isinstance(policy, Prompting) else policy.encode(problem.prompt)
+    ids = policy.prompt(problem) if isinstance(policy, Prompting) else encode_prompt(policy, problem.prompt)
     return Asked(problem, tuple(ids))
 
 

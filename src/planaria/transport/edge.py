@@ -19,7 +19,7 @@ from planaria.transport.buffers import as_bytes, receive_buffer
 from planaria.transport.channel import Channel, Closed
 from planaria.transport.inbox import Inbox
 from planaria.transport.pieces import Incoming, Outgoing
-from planaria.transport.port import Port, Unmet
+from planaria.transport.port import Port, RelaySilent, Unmet
 from planaria.transport.wire import (
     HEADER_BYTES,
     Activation,
@@ -83,6 +83,8 @@ class Broken:
 
     edge: Edge
     detail: str
+    silent_relay: bool = False
+    """could the edge not be opened because its relay does not answer?"""
     strange: bool = False
     """did the other end send what is no frame, or none that this edge carries?"""
 
@@ -173,7 +175,7 @@ class Edge:
                 self._close(channel)
         except (Closed, WireError, OSError) as error:
             self._close(channel)
-            self._deliver(Broken(self, _reason(error), isinstance(error, WireError)), self._due)
+            self._deliver(Broken(self, _reason(error), strange=isinstance(error, WireError)), self._due)
 
     def _open(self) -> None:
         """Find the other end, then leave the edge to the inbox."""
@@ -183,7 +185,8 @@ class Edge:
             channel = self._port.reach(spec.at, spec.over, spec.link_id, spec.open_timeout_s, self._needless)
         except Unmet as error:
             if not self._abandoned:
-                self._inbox.put(Broken(self, f"could not be opened: {error}"))
+                silent = isinstance(error, RelaySilent)
+                self._inbox.put(Broken(self, f"could not be opened: {error}", silent_relay=silent))
             return
         if channel is None:
             return
@@ -293,7 +296,7 @@ class Edge:
         if (begin := max(self._due, time.monotonic())) < self.hold_until:
             self._due = begin + self.hold_s
         if self.spec.latency_s or self.spec.bandwidth is not None:
-            self._line_free = max(self._line_free, header.sent_at)
+            self._line_free = max(self._line_free, min(header.sent_at, time.monotonic()))
             if self.spec.bandwidth is not None:
                 self._line_free += header.nbytes / self.spec.bandwidth
             self._due = max(self._due, self._line_free + self.spec.latency_s)

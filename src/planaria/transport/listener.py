@@ -7,6 +7,8 @@ for the newest, and an error ends the connection, never the listener.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import ssl
 import threading
@@ -43,11 +45,7 @@ class Listener:
         try:
             self._server = socket.create_server((host, port), family=family, backlog=128)
         except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(
-                f"fleet.host = {host!r}, fleet.port = {port}: cannot listen there ({reason}); "
-                "choose another port, or 0 for any free one"
-            ) from None
+            raise UserError(f"fleet.host = {host!r}, fleet.port = {port}: cannot listen there {_fix(error)}") from None
         self.host, self.port = self._server.getsockname()[:2]
         self._key, self._heard = key, heard
         self._unproven: dict[ssl.SSLSocket, float] = {}
@@ -128,6 +126,18 @@ class Listener:
         self._heard(greeting, caller)
 
 
+def _fix(error: OSError | OverflowError) -> str:
+    """Describe why the system refuses an address, and what to change: the host or the port."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, socket.gaierror) or number in (errno.EADDRNOTAVAIL, errno.EINVAL):
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(number or 0)
+        return f"({reason}); give fleet.host an address of this machine, or 0.0.0.0 for all, with fleet.advertise"
+    if number == errno.EACCES:
+        return f"({os.strerror(number)}); choose a port above 1023"
+    reason = str(error) if number is None else os.strerror(number)
+    return f"({reason}); choose another port, or 0 for any free one"
+
+
 def listen(host: str, key: bytes, ports: tuple[int, int] | None, heard: Heard) -> Listener:
     """A listener at any free port, or at the first free one from ``ports[0]`` to ``ports[1]``.
 
@@ -150,13 +160,12 @@ def _cut(stranger: ssl.SSLSocket) -> None:
 
 
 def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SSLSocket:
-    """A connection to the listener at ``address`` (HOST:PORT), proved and with the ``greeting`` said.
+    """Return an authenticated connection to the listener at ``address`` (HOST:PORT), with the ``greeting`` sent.
 
-    :raises StrangerError: when it is not of this run.
-    :raises OSError: when nobody listens there, or not in ``seconds``.
+    :raises StrangerError: when the listener is not of this run.
+    :raises OSError: when the address is invalid, or no listener answers in ``seconds``.
     """
-    host, _, port = address.rpartition(":")
-    raw = socket.create_connection((host.strip("[]"), int(port)), seconds)
+    raw = _reached(address, seconds)
     try:
         tls = begin(raw, key, calling=True)
     except OSError:
@@ -171,13 +180,41 @@ def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SS
     return tls
 
 
+def _reached(address: str, seconds: float) -> socket.socket:
+    """Return a connection to ``address``, which may come from another machine.
+
+    :raises OSError: as :func:`connect`.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_connection((host.strip("[]"), int(port)), seconds)
+    except (ValueError, OverflowError) as error:  # no number, or beyond range; no host name
+        raise OSError(f"{address[:100]!r} is not HOST:PORT ({error})") from None
+
+
 def answers(address: str, key: bytes, seconds: float = PROBE_S) -> bool:
     """Does an end of the run listen at ``address`` (HOST:PORT), as seen from here?"""
+    return not no_answer(address, key, seconds)
+
+
+def no_answer(address: str, key: bytes, seconds: float = PROBE_S) -> str:
+    """Why no end of the run answers at ``address`` (HOST:PORT), as seen from here; empty if one does."""
+    return _failure(lambda: connect(address, key, b"probe", seconds).close())
+
+
+def unreachable(address: str, seconds: float = 1.0) -> str:
+    """Why no connection to ``address`` (HOST:PORT) can be opened from here; empty if one can. Sends nothing."""
+    failure = _failure(lambda: _reached(address, seconds).close())
+    return failure and f"cannot connect to {address}: {failure}"
+
+
+def _failure(attempt: Callable[[], None]) -> str:
+    """Why an attempt fails; empty if it succeeds."""
     try:
-        connect(address, key, b"probe", seconds).close()
-    except (OSError, ValueError, StrangerError):
-        return False
-    return True
+        attempt()
+    except (OSError, StrangerError) as error:
+        return str(getattr(error, "strerror", None) or error) or type(error).__name__
+    return ""
 
 
 def hung_up(tls: ssl.SSLSocket) -> bool:

@@ -22,6 +22,8 @@ _MOST_WAITING = 1024
 """edges for which somebody has called too early; more are turned away, to call again"""
 _GLANCE_S = 0.2
 """between two looks of a caller that waits whether its edge was given up"""
+_TOLD_S = 1.0
+"""seconds after which an edge that fails to open is reported"""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 """between two calls where nobody listens"""
 _IN_VAIN_S = 60.0
@@ -32,6 +34,10 @@ _TURN_S = 3.0
 
 class Unmet(Exception):
     """The other end of an edge did not come, or cannot be reached."""
+
+
+class RelaySilent(Unmet):
+    """A relay that is the only way to the other end does not answer."""
 
 
 class Port:
@@ -48,6 +54,8 @@ class Port:
         self._shut_until = 0.0
         self._in_vain: dict[str, float] = {}
         """HOST:PORT that did not answer, and when: the relay is tried before it for a while"""
+        self._failing: dict[str, tuple[float, str]] = {}
+        """edge that is being opened → since when its calls fail, and the latest error"""
         prepare(key)
         self._listener = listen(host, key, reach.ports, self._called)
         self.address = str(listening(self._listener.host, self._listener.port, reach))
@@ -59,15 +67,31 @@ class Port:
                 tls.close()
             self._callers.clear()
 
+    @property
+    def trouble(self) -> str:
+        """The error of the edge that has failed to open for the longest time; empty if all open at once."""
+        late = time.monotonic() - _TOLD_S
+        with self._changed:
+            return next((why for since, why in sorted(self._failing.values()) if since < late), "")
+
+    def _failed(self, name: str, why: str) -> None:
+        with self._changed:
+            since, _ = self._failing.get(name, (time.monotonic(), ""))
+            self._failing[name] = since, why
+
     def reach(self, at: str, over: str, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """The connection of the edge ``name``: by calling ``at``, or, if that is empty, by waiting to be called; with
         ``over``, HOST:PORT of a relay, there and nowhere else. None once it is ``given_up``.
 
         :raises Unmet: when the other end has not been met in ``seconds``.
         """
-        if over:
-            return self.meet_at(over, name, "calls" if at else "waits", seconds, given_up)
-        return self.call(at, name, seconds, given_up) if at else self.meet(name, seconds, given_up)
+        try:
+            if over:
+                return self.meet_at(over, name, "calls" if at else "waits", seconds, given_up)
+            return self.call(at, name, seconds, given_up) if at else self.meet(name, seconds, given_up)
+        finally:
+            with self._changed:
+                self._failing.pop(name, None)
 
     def meet(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """Wait for the call for the edge ``name``; None once it is ``given_up`` (then see :meth:`look_up`).
@@ -137,6 +161,7 @@ class Port:
             except OSError as error:
                 if way != RELAY:
                     self._in_vain[way] = time.monotonic()
+                self._failed(name, f"{way}: {error.strerror or error}")
                 if time.monotonic() + pause > until:
                     raise Unmet(f"{address} did not answer within {seconds:g} s ({error.strerror or error})") from None
             time.sleep(pause)
@@ -151,7 +176,8 @@ class Port:
     def meet_at(self, relay: str, name: str, end: End, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """Meet the other end of the edge ``name`` at this ``relay`` (HOST:PORT) alone; None once it is ``given_up``.
 
-        :raises Unmet: when the relay has not answered for a short while, or the other end has not come in ``seconds``.
+        :raises RelaySilent: if the relay has not answered for a short while.
+        :raises Unmet: if the other end has not come in ``seconds``.
         """
         began, pause = time.monotonic(), _FIRST_WAIT_S
         until = began + seconds
@@ -164,9 +190,10 @@ class Port:
             except StrangerError as error:
                 raise Unmet(f"the relay {relay}: {error}") from None
             except OSError as error:
+                self._failed(name, f"the relay {relay}: {error.strerror or error}")
                 # One that has carried nothing for so long is dead; the controller knows others.
                 if time.monotonic() + pause > min(until, max(began, self._shut_until) + _TURN_S):
-                    raise Unmet(f"the relay {relay} did not answer ({error.strerror or error})") from None
+                    raise RelaySilent(f"the relay {relay} did not answer ({error.strerror or error})") from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_S)
         return None

@@ -6,20 +6,18 @@ Bytes that are relayed travel twice, and through the controller's links; ``docs/
 
 from __future__ import annotations
 
-import json
-import os
 import select
 import ssl
 import threading
 import time
 from typing import Literal
 
+from planaria.transport import caller
+from planaria.transport.caller import CALLED_FOR
 from planaria.transport.channel import Channel, Closed, channel
 from planaria.transport.listener import GREETING_S, Listener, hung_up
 from planaria.transport.secure import prepare
 
-CALLED_FOR = -1
-"""in place of an incarnation: no worker calls the controller, but an end of an edge wants to be connected"""
 READY = b"\x01"
 """said to an end when the other is there"""
 _MOST_WAITING = 1024
@@ -33,8 +31,8 @@ End = Literal["waits", "calls"]
 
 
 def greeting(edge: str, end: End) -> bytes:
-    """What an end says to the relay."""
-    return json.dumps([f"{end} {edge}", CALLED_FOR, os.getpid()]).encode()
+    """Return an end's greeting to the relay."""
+    return caller.greeting(f"{end} {edge}", CALLED_FOR)
 
 
 class Relay:
@@ -61,7 +59,8 @@ class Relay:
         if before is not None:  # the later call is the one that counts
             before[0].close()
         if other is not None:
-            _connect(tls, other[0])
+            if not _connect(other[0], tls):
+                self.meet(wanted, tls)
         elif not room:
             tls.close()
 
@@ -87,36 +86,44 @@ def relay_at(host: str, port: int, key: bytes) -> tuple[Listener, Relay]:
 
     def heard(greeting: bytes, tls: ssl.SSLSocket) -> None:
         try:
-            wanted, called_for, _ = json.loads(greeting)
-        except (ValueError, TypeError, RecursionError):
-            tls.close()
-            return
+            wanted, called_for, _ = caller.greeted(greeting)
+        except ValueError:
+            called_for = None
         if called_for != CALLED_FOR:
             tls.close()
             return
-        relay.meet(str(wanted), tls)
+        relay.meet(wanted, tls)
 
     prepare(key)
     return Listener(host, port, key, heard), relay
 
 
-def _connect(*ends: ssl.SSLSocket) -> None:
-    """Tell both ends that the other is there, and carry from then on."""
-    ready: list[Channel] = []
-    try:
-        for end in ends:
-            end.settimeout(GREETING_S)
-            end.sendall(READY)
-        ready = [channel(end) for end in ends]
-    except OSError:
-        for connected in ready:
-            connected.close()
-        for end in ends:
-            end.close()
-        return
-    one, other = ready
+def _connect(first: ssl.SSLSocket, newcomer: ssl.SSLSocket) -> bool:
+    """Connect two ends, and carry their bytes from then on; return whether the first was still there.
+
+    The end that has waited may be about to give up, so the newcomer gets READY only after the first has answered.
+    """
+    one = _ready(first)
+    if one is None:
+        return False
+    other = _ready(newcomer)
+    if other is None:
+        one.close()
+        return True
     for source, sink in ((one, other), (other, one)):
         threading.Thread(target=_carry, args=(source, sink), name="relay", daemon=True).start()
+    return True
+
+
+def _ready(end: ssl.SSLSocket) -> Channel | None:
+    """Send READY to an end and return its channel; close it and return None if it is gone."""
+    try:
+        end.settimeout(GREETING_S)
+        end.sendall(READY)
+        return channel(end)
+    except OSError:
+        end.close()
+        return None
 
 
 def _carry(source: Channel, sink: Channel) -> None:

@@ -26,7 +26,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from planaria.errors import UserError
+
 KEY_BYTES = 32
+NO_PROC = "/proc/self/fd: missing, and connections between workers need it; mount /proc, or train with --engine inline"
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "planaria")])
 _FROM, _UNTIL = datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31)
 """a run's key lives as long as the run; clocks of strangers' machines may be wrong"""
@@ -76,6 +79,8 @@ def _load(context: ssl.SSLContext, pem: bytes) -> None:
     try:
         os.write(handle, pem)
         context.load_cert_chain(f"/proc/self/fd/{handle}")
+    except FileNotFoundError:
+        raise UserError(NO_PROC) from None
     finally:
         os.close(handle)
 

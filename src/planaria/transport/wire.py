@@ -20,6 +20,8 @@ _NUMBERS = 4
 _LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d B 55x")
 _MAGIC = b"PLNR"
 _VERSION = 4
+_LATEST_S = 1e9
+"""on a monotonic clock: no machine has been up for thirty years"""
 _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64, 4: torch.uint8}
 ACTIVATIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """what activations and their gradients travel as, by ``pipeline.wire``"""
@@ -191,7 +193,7 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
         raise WireError(f"a frame of {content.name} has {count} numbers, not {rest[:_NUMBERS]}")
     *sides, nbytes, sent_at, announced = rest[_NUMBERS:]
     header = Header(label(*rest[:count], content), _DTYPES[kind], tuple(sides[:dims]), sent_at, bool(announced))
-    if header.nbytes != nbytes or not math.isfinite(sent_at):
+    if header.nbytes != nbytes or not 0.0 <= sent_at < _LATEST_S:
         raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
     known = math.prod(side for side in header.shape if side)  # they may be absurd although another one is 0
     if known * header.dtype.itemsize > max_bytes:

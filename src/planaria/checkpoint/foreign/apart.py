@@ -1,21 +1,17 @@
-"""Have a foreign folder read in a process of its own (``reading.py``)."""
+"""Read a foreign folder in a child process (``reading.py``)."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from planaria import documents
+from planaria import apart, documents
+from planaria.checkpoint.cut import Cut, declared
 from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.fleet.birth import die_with_parent
 
-START_S = 120.0
-SLOWEST = 1e6
-"""bytes a second; a disk that is slower hangs"""
-_TAIL = 300
+SECONDS, SLOWEST = 120.0, 1e6
+"""time for a folder, and bytes of it that may take one second more; a disk that is slower hangs"""
+ROOM = 512 << 20
+"""bytes beside stages and tensors"""
 
 
 class Job(documents.Record):
@@ -32,9 +28,8 @@ class Job(documents.Record):
 
 
 class Reply(documents.Record):
-    """What became of it; ``refused`` says why nothing did."""
+    """What was read."""
 
-    refused: str = ""
     step: int = 0
     samples: int | None = None
     """None: the folder does not say"""
@@ -44,30 +39,21 @@ class Reply(documents.Record):
 
 
 def read_apart(job: Job) -> Reply:
-    """What became of a job.
+    """Read a folder in a child process, whose memory is bounded by the model that the folder should hold.
 
-    :raises UserError: when the folder was refused, or its reader died or hung.
+    :raises UserError: when the folder is refused, or its reader fails or takes too long.
     """
-    patience = START_S + _bytes_in(Path(job.folder)) / SLOWEST
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "planaria.checkpoint.foreign.reading"],
-            input=job.model_dump_json().encode(),
-            capture_output=True,
-            timeout=patience,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            preexec_fn=die_with_parent,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{job.folder}: could not be read in {patience:.0f} s; is its disk there?") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit {done.returncode}"]
-        raise UserError(f"{job.folder}: its reader ended with {said[-1][-_TAIL:]}; give an undamaged folder")
-    reply = documents.parse_model(Reply, done.stdout, "the reader of a foreign folder")
-    if reply.refused:
-        raise UserError(reply.refused)
-    return reply
+    seconds = SECONDS + _bytes_in(Path(job.folder)) / SLOWEST
+    room = room_for(job.model, job.stages)
+    reader = "planaria.checkpoint.foreign.reading:answered"
+    found = apart.call(reader, job.model_dump_json().encode(), room, seconds, job.folder, "give an undamaged folder")
+    return documents.parse_model(Reply, found, "the reader of a foreign folder")
+
+
+def room_for(model: ModelConfig, stages: int) -> int:
+    """Bytes that reading may take: the largest stage with its moments, and its largest tensors some times over."""
+    parameters = [[entry.nbytes for entry in declared(Cut(model, stages), s).values()] for s in range(stages + 1)]
+    return ROOM + 3 * max(map(sum, parameters)) + 12 * max(map(max, parameters))
 
 
 def _bytes_in(folder: Path) -> int:

@@ -1,13 +1,10 @@
-"""The process that reads a foreign folder: what it holds becomes stages of this house, and nothing of it is run.
+"""Read a foreign folder into stage files without running any code of the folder's.
 
-``apart.py`` starts it with a job on standard input; on standard output it says what became of it. Its memory is bounded
-by the model that the folder should hold, before the folder is opened.
+Called by ``apart.py`` in a child process, whose memory is bounded before the folder is opened.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -25,13 +22,10 @@ from planaria.checkpoint.foreign.pieces import Marks, Sizes, apart, require_equa
 from planaria.checkpoint.foreign.universal import Universal
 from planaria.checkpoint.recut import MOMENTS
 from planaria.checkpoint.stage_file import write_stage
-from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.state import StageState
 
 FORMATS: Mapping[str, Callable[[Path], Foreign]] = {"dcp": Dcp, "universal": Universal}
-ROOM = 512 << 20
-"""bytes beside stages and tensors"""
 LISTED = 3
 """of what is left out, how many are named"""
 
@@ -141,35 +135,13 @@ def _step_of(folder: Path, foreign: Foreign, plan: Assignment, note: Note | None
     return latest if said is None else said
 
 
-def room_for(model: ModelConfig, stages: int) -> int:
-    """Bytes that reading may take: the largest stage with its moments, and its largest tensors some times over."""
-    parameters = [[entry.nbytes for entry in declared(Cut(model, stages), s).values()] for s in range(stages + 1)]
-    return ROOM + 3 * max(map(sum, parameters)) + 12 * max(map(max, parameters))
+def answered(argument: bytes) -> bytes:
+    """Do a :class:`Job`, as JSON; the :class:`Reply`, as JSON.
 
-
-def _bound(more: int) -> None:
-    """This process may take so many bytes more than it has now."""
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def main() -> None:
-    """Do the job that standard input gives."""
-    job = Job.model_validate_json(sys.stdin.buffer.read())
-    _bound(room_for(job.model, job.stages))
+    :raises UserError: when the folder does not hold the model.
+    """
+    job = Job.model_validate_json(argument)
     try:
-        reply = Reading(job).carry_out()
-    except UserError as error:
-        reply = Reply(refused=str(error))
-    except OSError as error:
-        reply = Reply(refused=str(error))
+        return Reading(job).carry_out().model_dump_json().encode()
     except MemoryError:
-        reply = Reply(refused=f"{job.folder}: needs more memory than its model has; give an undamaged folder")
-    sys.stdout.write(reply.model_dump_json())
-
-
-if __name__ == "__main__":
-    main()
+        raise UserError(f"{job.folder}: needs more memory than its model has; give an undamaged folder") from None

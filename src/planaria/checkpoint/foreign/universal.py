@@ -28,6 +28,9 @@ INFO = "universal_checkpoint_info"
 PIECES = ("cat_dim", "param_n_sub_params", "sub_param_shape")
 KNOWN = {"param", *PIECES, "vocab_tensor", "vocab_divisibility_padding_tensor"}
 _SMALL = 64 << 20
+SPLIT_BY_ROWS = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3", "embed_tokens", "lm_head"}
+SPLIT_BY_COLUMNS = {"o_proj", "down_proj", "w2"}
+"""modules whose weights tensor-parallel ranks cut along dimension 0 and 1; each rank has all of any other"""
 
 
 def write(atoms: Sequence[Atom], folder: Path, step: int, samples: int, vocab: int, optim: OptimConfig) -> None:
@@ -51,6 +54,8 @@ def write(atoms: Sequence[Atom], folder: Path, step: int, samples: int, vocab: i
             held: dict[str, Any] = {"param": atom.read(kind).clone()}  # a view would be saved with all around it
             if atom.shape[0] == vocab and "layers." not in atom.name and len(atom.shape) == 2:
                 held["vocab_tensor"] = True
+            if (dimension := _cat_dim(atom.name)) is not None:
+                held["cat_dim"] = dimension
             _save(held, place / FILES[kind])
         if atom.clock is not None:
             _save(step_tensor(atom.clock), place / "step.pt")
@@ -62,6 +67,15 @@ def write(atoms: Sequence[Atom], folder: Path, step: int, samples: int, vocab: i
     counted = {"global_steps": step, "global_samples": samples, "dp_world_size": 1, "mp_world_size": 1}
     _save({"module": {}, "param_shapes": [shapes], INFO: info, **counted}, tag / STATES)
     (folder / LATEST).write_text(tag.name, encoding="utf-8")
+
+
+def _cat_dim(name: str) -> int | None:
+    """Return the dimension along which a loader cuts a parameter for tensor-parallel ranks; None if it does not."""
+    module, _, kind = name.rpartition(".")
+    module = module.rpartition(".")[2]
+    if kind != "weight" or module not in SPLIT_BY_ROWS | SPLIT_BY_COLUMNS:
+        return None
+    return int(module in SPLIT_BY_COLUMNS)
 
 
 def _save(content: object, path: Path) -> None:

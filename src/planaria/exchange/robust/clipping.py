@@ -1,9 +1,11 @@
-"""Centered clipping (arXiv 2012.10333): from the last value on, towards each member, but not further than τ."""
+"""Centered clipping (arXiv 2012.10333): from the last value towards each member, by at most τ."""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -11,30 +13,47 @@ from torch import Tensor
 from planaria.bounds import Positive
 from planaria.exchange.robust.base import GramRule
 
+TOLERANCE = 1e-4
+"""length of the last step, relative to τ"""
+ROUNDS = 1000
+"""most steps with ``rounds = "auto"``"""
+
 
 class CenteredClipping(GramRule):
-    """v ← v + (1/n) Σ (x_j − v) min(1, τ/‖x_j − v‖) (arXiv 2012.10333, section 4), so many times.
+    """v ← v + (1/n) Σ (x_j − v) min(1, τ/‖x_j − v‖) (arXiv 2012.10333, section 4), ``rounds`` times.
 
     The last value v is a part of the outer state. It has to be equal at all members.
+
+    A step is one of gradient descent on the mean of Huber's losses of ‖x_j − v‖ with threshold τ, which is convex with
+    a curvature of at most 1. An automatic τ never rises within a round, and the loss falls with τ. So the squared
+    lengths of all steps have a finite sum, and the steps end below any tolerance.
     """
 
     continues: ClassVar[bool] = True
 
-    rounds: Positive = 1
-    """of clipping in one round of the exchange"""
+    rounds: Positive | Literal["auto"] = "auto"
+    """steps in one round of the exchange; auto: one with a given τ, which bounds what a liar can do in a round; with an
+    automatic τ until a step is shorter than 1e-4 τ, at most 1,000"""
     tau: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
-    """τ; 'auto': the median of the distances ‖x_j − v‖, anew in each round"""
+    """τ; auto: the median of the distances ‖x_j − v‖, the smallest so far of this round"""
 
     def least(self) -> int:
         return 2 * self.liars + 1
 
     def coefficients(self, gram: Tensor) -> Tensor:
         """Of x_j − v, with v the last value: those of the value found, less v."""
-        c = torch.zeros(len(gram), dtype=gram.dtype)
-        for _ in range(self.rounds):
+        k, c = gram.numpy(), np.zeros(len(gram))
+        tau = math.inf if self.tau == "auto" else self.tau
+        converge = self.rounds == "auto" and self.tau == "auto"
+        for _ in range(ROUNDS if converge else 1 if self.rounds == "auto" else self.rounds):
             # With y_j = x_j − v and v + Σ c_k y_k in place of v: ‖y_j − Σ c_k y_k‖² = K_jj − 2(Kc)_j + cᵀKc
-            apart = (gram.diagonal() - 2 * (gram @ c) + c @ gram @ c).clamp(min=0.0).sqrt()
-            tau = float(apart.median()) if self.tau == "auto" else self.tau
-            step = torch.where(apart > tau, tau / apart, torch.ones_like(apart)) / len(gram)
-            c = c + step - float(step.sum()) * c
-        return c
+            inner = k @ c
+            apart = np.sqrt(np.maximum(k.diagonal() - 2 * inner + c @ inner, 0.0))
+            if self.tau == "auto":
+                tau = min(tau, float(np.sort(apart)[(len(apart) - 1) // 2]))
+            pull = np.divide(tau, apart, out=np.ones_like(apart), where=apart > tau) / len(apart)
+            step = pull - pull.sum() * c
+            c += step
+            if converge and math.sqrt(max(step @ k @ step, 0.0)) <= TOLERANCE * tau:
+                break
+        return torch.from_numpy(c)

@@ -159,7 +159,7 @@ class CountProgress(BarDisplay):
         return self._begin(self._what, self._total)
 
     def done(self, parts: int = 1) -> None:
-        """So many further parts are done."""
+        """Count ``parts`` further parts as done."""
         self._done += parts
         if not self._moved(self._done, self._what) and time.monotonic() - self._told >= BETWEEN_S:
             self._told = time.monotonic()

@@ -82,7 +82,7 @@ class Tally:
                 self._starting.discard(fact.worker)
             case e.WorkerLost():
                 self._starting.discard(fact.worker)
-                self.lost[fact.cause] += 1
+                self.lost[fact.cause] += fact.worker not in self.members.unstarted
             case d.Commit():
                 self.committed_at = self._epoch + t
             case d.Settle():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -110,7 +111,9 @@ class Watch:
         try:
             write()
         except OSError as error:
-            why = f"{error.filename}: cannot be written ({error.strerror}); free the disk, then resume the run"
+            removed = error.errno == errno.ENOENT
+            fix = "start the run again, and leave its folder in place" if removed else "free the disk, then resume it"
+            why = f"{error.filename}: cannot be written ({error.strerror}); {fix}"
             self.trouble = self.trouble or why
             self._reserve.release()
             try:

@@ -88,7 +88,7 @@ class Captions:
                 what = WEAPONS.get(fact.signal, f"was struck ({fact.signal})")
                 who = "A spare" if fact.node < 0 else f"The worker of {self._name([fact.node])}"
                 return Caption("fault", f"{who}, {fact.worker}, {what}.")
-            case e.WorkerLost():
+            case e.WorkerLost() if fact.worker not in self._members.unstarted:
                 return self._lost(fact, list(left))
             case d.RunStep():
                 return self._begun(fact)
@@ -178,7 +178,8 @@ class Captions:
             case d.Save() if not fact.background:
                 return Caption("calm", f"Every stage writes its weights to disk: checkpoint {fact.step}.")
             case d.Cannot():
-                return Caption("loss", f"{_capital(stages(fact.lost))} cannot be rebuilt: {fact.reason}.")
+                lost = f"{stages(fact.lost)} cannot be rebuilt" if fact.lost else "the run cannot continue"
+                return Caption("loss", f"{_capital(lost)}: {fact.reason}.")
             case d.SendAway():
                 return Caption("loss", f"{_capital(fact.reason)}: its workers are sent away.")
             case d.Disband():

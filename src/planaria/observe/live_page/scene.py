@@ -65,7 +65,7 @@ class Scene:
                     self._about(worker)["away"] = True
             case e.WorkerLost():
                 self._about(fact.worker)["cause"] = fact.cause
-                self._lost += fact.worker not in self._members.released
+                self._lost += fact.worker not in self._members.released | self._members.unstarted
                 self._deaths = [*(w for w in self._deaths if w != fact.worker), fact.worker]
             case e.FaultInjected():
                 self._struck(fact)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from planaria.errors import LedgerError
 from planaria.record.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
 from planaria.record.events import CONTROLLER, Event, RunStarted, SaveFailed, Standing
 from planaria.record.logs import RunRecord
 
+SHOWN = 3
+"""problems that an error message names"""
 Span = tuple[int, int]
 """samples ``first .. last``, the last one exclusive"""
 
@@ -62,6 +65,18 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
         covered = max(covered, end)
     found = sorted([*twice, *(missing if finished or not ledger.several else ())])
     return [*ledger.close(), *(text for _, text in found)]
+
+
+def require_exactly_once(record: RunRecord) -> None:
+    """Check the ledger of a run that has committed steps.
+
+    :raises LedgerError: naming the samples that are missing or were used twice, in one line.
+    """
+    if sample_ledger(record) and (problems := prove_exactly_once(record)):
+        more = f"; {len(problems) - SHOWN} more in the report" if len(problems) > SHOWN else ""
+        raise LedgerError(
+            f"{record.folder}: not every sample was used exactly once: {'; '.join(problems[:SHOWN])}{more}"
+        )
 
 
 class _Sealed(NamedTuple):

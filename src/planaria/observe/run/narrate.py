@@ -10,11 +10,12 @@ from typing import Literal, NamedTuple
 from planaria.observe.run.naming import Naming, naming_of, replicas, stages
 from planaria.observe.run.round_history import RoundHistory, Rounds
 from planaria.observe.run.verdict_lines import differing, line
-from planaria.observe.words import counted
+from planaria.observe.words import counted, listed
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
 from planaria.record.membership import Membership
+from planaria.record.repeats import Repeats
 
 Tone = Literal["fault", "slow", "loss", "rebirth", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {
@@ -47,6 +48,11 @@ class Narrator:
         self._reborn: dict[int, d.Rebuild | d.Handover] = {}
         self._refused: set[tuple[int, int, str]] = set()
         """(replica, stage of its gradient, why it was refused): told once"""
+        self._relinked: dict[int, tuple[set[str], str]] = {}
+        """replica → workers that have not opened their new edges yet, and the line for when all have"""
+        self._silent: set[str] = set()
+        """relays that do not answer"""
+        self._repeats = Repeats()
         self._unequal: set[str] = set()
         """whose weights differ: told once, though every save finds it"""
         self._copies: dict[int, str] = {}
@@ -62,18 +68,57 @@ class Narrator:
             self._naming = Naming(fact)
             self._lost_at.clear()
         elif isinstance(fact, e.EdgeBroken):
-            self._broken.add((min(fact.node, fact.peer), max(fact.node, fact.peer)))
+            return self._edge(t, fact)
         elif isinstance(fact, e.WorkerLost):
-            return self._lost(t, fact, left)
+            return None if fact.worker in self.members.unstarted else self._lost(t, fact, left)
         elif isinstance(fact, d.Form):
             return self._formed(fact)
         elif isinstance(fact, e.Linked):
             return self._linked(t, fact)
         elif isinstance(fact, d.Adopt | d.Disband | d.Found):
             return self._replica(fact)
+        elif isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
+            return self._slowness(t, fact)
+        elif isinstance(fact, d.Finish):
+            return self._line("note", rest) if (rest := self._repeats.rest()) else None
         else:
             return self._other(fact)
         return None
+
+    def _edge(self, t: float, broken: e.EdgeBroken) -> Line | None:
+        """Return a line for an edge that could not be reopened; a break itself is shown once the edge is replaced."""
+        edge, replica = (
+            (min(broken.node, broken.peer), max(broken.node, broken.peer)),
+            self._naming.replica(broken.node),
+        )
+        self._broken.add(edge)
+        if broken.relay:
+            return self._relay(broken.relay, broken.cause)
+        if (
+            replica not in self._relinked
+            or not broken.cause
+            or broken.generation != self.members.generation.get(replica)
+        ):
+            return None
+        whose = f" of replica {replica}" if self._naming.several else ""
+        text = f"edge {self._naming.edge(*edge)}{whose} still broken: {broken.cause}"
+        shown = self._repeats.offer(t, f"broken edges{whose}", text)
+        return None if shown is None else self._line("loss", shown, replica)
+
+    def _relay(self, relay: str, error: str) -> Line | None:
+        """A line for a relay that does not answer, once."""
+        if relay in self._silent:
+            return None
+        self._silent.add(relay)
+        return self._line("loss", f"relay {relay} does not answer: {error}")
+
+    def _slowness(self, t: float, fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared) -> Line | None:
+        """A line for a verdict, unless verdicts of its kind are being repeated."""
+        text = line(fact, self._naming)
+        if isinstance(fact, d.Blamed | d.Cleared):
+            shown = self._repeats.offer(t, f"{fact.fault}: verdicts", text)
+            return None if shown is None else self._line(SLOWNESS[fact.kind], shown, fact.replica)
+        return self._line(SLOWNESS[fact.kind], text, fact.replica)
 
     def _lost(self, t: float, lost: e.WorkerLost, left: list[int]) -> Line:
         if lost.worker in self.members.released:
@@ -106,17 +151,27 @@ class Narrator:
         if form.outcome == "relinked":
             edges = ", ".join(self._naming.edge(low, high) for low, high in broken)
             text = f"broken edge {edges}{whose} replaced" if edges else f"edges{whose} replaced"
-            return self._line("relink", text, replica)
+            self._relinked[replica] = {member.worker for member in form.members}, text
         return None
 
     def _dismiss(self, replica: int) -> None:
         """Nothing is being reborn in the replica any more."""
         self._reborn = {node: source for node, source in self._reborn.items() if self._naming.replica(node) != replica}
         self._copies.pop(replica, None)
+        self._relinked.pop(replica, None)
 
     def _linked(self, t: float, linked: e.Linked) -> Line | None:
         replica = self._naming.replica(linked.node)
-        if linked.generation != self.members.generation.get(replica, 0) or linked.node not in self._reborn:
+        if linked.generation != self.members.generation.get(replica, 0):
+            return None
+        if replica in self._relinked:
+            waiting, text = self._relinked[replica]
+            waiting.discard(linked.worker)
+            if waiting:
+                return None
+            del self._relinked[replica]
+            return self._line("relink", text, replica)
+        if linked.node not in self._reborn:
             return None
         source = self._reborn.pop(linked.node)
         lost_at = self._lost_at.pop(linked.node, None)
@@ -179,9 +234,17 @@ class Narrator:
             return self._line("loss", f"checkpoint {fact.step} was not saved: {fact.detail}")
         if isinstance(fact, d.Cannot):
             whose = f" of replica {fact.replica}" if self._naming.several else ""
-            return self._line("loss", f"{stages(fact.lost)}{whose} cannot be rebuilt: {fact.reason}", fact.replica)
-        if isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
-            return self._line(SLOWNESS[fact.kind], line(fact, self._naming), fact.replica)
+            lost = f"{stages(fact.lost)}{whose} cannot be rebuilt" if fact.lost else f"the run{whose} cannot continue"
+            return self._line("loss", f"{lost}: {fact.reason}", fact.replica)
+        if isinstance(fact, e.WorkersStarting):
+            names = listed(fact.workers, 6)
+            waiting = f"waiting for {names} to start, for {fact.waited_s:.0f} s; {fact.ready} others are ready"
+            return self._line("note", f"{waiting}; a start may take {fact.limit_s:g} s (fleet.start_timeout_s)")
+        if isinstance(fact, e.RelaySilent):
+            return self._relay(fact.relay, fact.detail)
+        if isinstance(fact, e.RelayAnswers):
+            self._silent.discard(fact.relay)
+            return self._line("relink", f"relay {fact.relay} answers again")
         if isinstance(fact, e.HostJoined):
             workers = counted(fact.workers, "worker")
             return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
@@ -196,6 +259,8 @@ class Narrator:
             return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
         if isinstance(fact, e.StopRequested):
             return self._line("note", f"will stop at the next whole step: {fact.reason}")
+        if isinstance(fact, e.StopOverdue):
+            return self._line("loss", f"the stop waits no longer: {fact.detail}")
         return self._sealed(fact) if isinstance(fact, d.Seal) else None
 
     def _sealed(self, seal: d.Seal) -> Line | None:

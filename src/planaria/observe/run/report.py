@@ -44,10 +44,12 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
     Raises UserError if the folder is not a run's, a log in it is broken, or ``out`` cannot be written.
     """
-    record = read_run(folder)
-    out = out or folder / "report.html"
-    text = page.document(f"{record.config.name} · planaria", body(record))
-    return page.write(out, text)
+    return write_page(read_run(folder), out or folder / "report.html")
+
+
+def write_page(record: RunRecord, out: Path) -> Path:
+    """Write the report of a run; UserError if ``out`` cannot be written."""
+    return page.write(out, page.document(f"{record.config.name} · planaria", body(record)))
 
 
 def body(record: RunRecord) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planaria.errors import UserError
 from planaria.swarm.draws import generator
 from planaria.swarm.policy.asking import Asking
-from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.swarm.policy.wording import Wording
 from planaria.tasks.base import Problem
 
@@ -18,7 +18,7 @@ REPLY, ROWS = 48, 256
 def prompt(policy: Policy, text: str) -> list[int]:
     """The ids by which a policy is asked a text: in its chat template if it has one, else bare."""
     if not isinstance(policy, Wording):
-        return policy.encode(text) or [policy.end]
+        return encode_prompt(policy, text) or [policy.end]
     return Asking(policy.template, "", (), 0).ids(Problem(0, text, ""), policy.tokenizer) or [policy.end]
 
 

@@ -89,7 +89,7 @@ class Censor:
 def key_of(question: Question) -> str:
     """Return the name of a question in a ledger, wherever in its file it stands.
 
-    Part of the ledger's format, so it has a simpler normal form of its own: with other names, old ledgers would forget
+    Part of the ledger's format, so its normal form is frozen: with other names, old ledgers would forget
     what was spent. Questions that differ for :func:`planaria.swarm.audit.questions.refuse_twins` differ here too.
     """
     visible = "".join(c if c.isprintable() else " " * c.isspace() for c in question.text)

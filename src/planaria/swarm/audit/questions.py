@@ -98,12 +98,12 @@ def plain(text: str) -> str:
 
 
 def closed_up(text: str) -> str:
-    """Return the normal form without any spacing: what a censor looks for, so that "c ode" is "code"."""
+    """Return the normal form without any spacing, by which a censor finds texts: "c ode" is "code"."""
     return plain(plain(text).replace(" ", ""))
 
 
 def refuse_twins(questions: Sequence[Question]) -> None:
-    """:raises UserError: if two questions are asked in the same words, whole or in a paraphrase."""
+    """:raises UserError: if two questions have the same text, their own or a paraphrase."""
     owners: dict[str, Question] = {}
     for question in questions:
         for text in (question.text, *question.paraphrases):

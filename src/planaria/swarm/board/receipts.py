@@ -8,13 +8,12 @@ made is possible at any time; nobody waits for one long (consistent broadcast: B
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from planaria.swarm.board.closing import Heard
 from planaria.swarm.board.difference import canonical
@@ -71,14 +70,15 @@ def hopeless(receipts: Iterable[Receipt], committee: Committee, still: int) -> b
     return max(counts.values(), default=0) + still < committee.quorum
 
 
+_HEARD: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
+
+
 def heard_in(text: str) -> Heard:
     """What :func:`planaria.swarm.board.closing.text_of` wrote; empty when it is something else."""
     try:
-        found = json.loads(text)
-    except ValueError:
+        return _HEARD.validate_json(text)
+    except ValidationError:
         return {}
-    good = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
-    return found if good else {}
 
 
 def rewards_text(heard: str, rewards: Mapping[Completed, float]) -> str:
@@ -87,9 +87,12 @@ def rewards_text(heard: str, rewards: Mapping[Completed, float]) -> str:
     return canonical({"heard": heard, "rewards": rows})  # type: ignore[dict-item]
 
 
+Index = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
 class _Rewards(Word):
     heard: Hex64
-    rewards: list[tuple[Hex32, int, int, float]] = Field(strict=False)
+    rewards: list[tuple[Hex32, Index, Index, FiniteFloat]] = Field(strict=False)
 
 
 def rewards_in(text: str, heard: str) -> dict[Completed, float]:

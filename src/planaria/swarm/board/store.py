@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from planaria import documents
 from planaria.errors import RunStopped, UserError
 from planaria.filesystems import filesystem, shown
 from planaria.swarm.board.message import NOT_READABLE, BadMessage
@@ -158,7 +159,7 @@ class Store:
             if status.st_size > most:
                 raise BadMessage("oversized")
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-                return file.read(most + 1)
+                return documents.bounded(file, most)
         except PermissionError:
             raise BadMessage(NOT_READABLE) from None
         except OSError as error:

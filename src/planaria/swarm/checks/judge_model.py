@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planaria.data.tokenizer import Tokenizer
 from planaria.engine.weights import HUB, downloaded
 from planaria.errors import UserError, missing_package
-from planaria.swarm.policy.huggingface import open_model
+from planaria.swarm.policy.chat import Template, template_of
+from planaria.swarm.policy.huggingface import open_model, reading
+from planaria.swarm.policy.policies import folder_tokenizer
 
 TEMPERATURE, TOP_K, TOP_P = 0.6, 10, 0.9
 """how judgements are drawn. Source: arXiv 2511.09780, less its beams"""
@@ -20,15 +24,12 @@ ROWS = 16
 """requests at once"""
 LEAST = 512
 """tokens that a judge must have room for besides what it writes: the order, the problem and the text"""
-SLOT = "{planaria: the request}"
-"""stands for the request while the chat is laid out"""
 
 
 class ModelWriter:
     """Writes judgements (:class:`planaria.swarm.checks.prompted_judge.Writer`).
 
-    The chat template is laid out without the request, and the request is tokenised by itself, as plain letters:
-    whatever stands in it, it cannot end its turn of the chat and speak in another's.
+    No request can end its turn of the chat: names of control tokens in it are plain text.
     """
 
     def __init__(self, path: str, most: int) -> None:
@@ -40,23 +41,21 @@ class ModelWriter:
         """
         self._folder = downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else Path(path).expanduser()
         self._most = most
-        self._tokenizer = _tokenizer(self._folder)
-        self._head, self._tail = _around(self._folder, self._tokenizer)
+        self._tokenizer, self._template = _opened(self._folder)
         self._room = _context(self._folder) - most
         if self._room < LEAST:
             raise UserError(
                 f"defence.options.tokens = {most} leaves {self._room} of the context of {self._folder} for what is "
                 f"to be read, which takes {LEAST} or more; give fewer"
             )
-        added = {str(token) for token in self._tokenizer.get_added_vocab()}
-        self.reserved: Sequence[str] = sorted(added, key=lambda token: (-len(token), token))
+        self.reserved: Sequence[str] = sorted(self._tokenizer.added, key=lambda token: (-len(token), token))
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
         """What it writes to each request; None where request and judgement do not both fit into its context.
 
         What is asked beside a request moves its logits by rounding errors alone, and hardly ever a draw.
         """
-        rows = [[*self._head, *self._plain(request), *self._tail] for request in requests]
+        rows = [self._prompt(request) for request in requests]
         fitting = sorted((n for n, row in enumerate(rows) if len(row) <= self._room), key=lambda n: len(rows[n]))
         written: list[str | None] = [None] * len(rows)
         for start in range(0, len(fitting), ROWS):
@@ -71,7 +70,7 @@ class ModelWriter:
         model = open_model(self._folder, "auto" if device == "cuda" else torch.float32).to(device).eval()
         end = model.generation_config.eos_token_id
         ends = end if isinstance(end, list) else [end]
-        ends = sorted({i for i in (*ends, self._tokenizer.eos_token_id) if i is not None})
+        ends = sorted({i for i in (*ends, self._tokenizer.end) if i is not None})
         # The folder's own settings for generating, a penalty on repetitions for instance, are not what is asked for.
         model.generation_config = type(model.generation_config)(eos_token_id=ends, pad_token_id=ends[0] if ends else 0)
         return model
@@ -88,16 +87,13 @@ class ModelWriter:
             do_sample=False,
             logits_processor=[_Drawing(seeds)],
         )[:, longest:]
-        texts: list[str] = self._tokenizer.batch_decode(new, skip_special_tokens=True)
-        return texts
+        return [self._tokenizer.decode(row) for row in new.tolist()]
 
-    def _plain(self, text: str) -> list[int]:
-        """The ids of a text in which nothing is a control token."""
-        inner = self._tokenizer.backend_tokenizer
-        inner.encode_special_tokens = True
-        ids: list[int] = inner.encode(text, add_special_tokens=False).ids
-        inner.encode_special_tokens = False
-        return ids
+    def _prompt(self, request: str) -> list[int]:
+        """The ids of a request: a turn of a chat, or a text to be continued where the model has no chat template."""
+        if self._template is None:
+            return self._tokenizer.encode_prompt(request)
+        return self._template.ids([("user", request)], self._tokenizer)
 
 
 class _Drawing:
@@ -120,50 +116,29 @@ class _Drawing:
         return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)
 
 
-def _tokenizer(folder: Path) -> Any:
-    """The folder's fast tokenizer."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise missing_package(f"defence.checks: the model in {folder}", "transformers", "hf") from error
+def _opened(folder: Path) -> tuple[Tokenizer, Template | None]:
+    """The folder's tokenizer, and its chat template if it has one.
+
+    :raises UserError: when something is missing or invalid.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise missing_package(f"defence.checks: the model in {folder}", "transformers", "hf")
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise UserError(f"defence.checks: {folder} has no {name}; name a Hugging Face folder, or hf:NAME")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"defence.checks: the tokenizer in {folder} cannot be read ({reason}); download it again"
-        ) from error
+        tokenizer, template = folder_tokenizer(folder), template_of(folder)
+        if template is not None:
+            template.ids([("user", "a request")], tokenizer)
+    except UserError as error:
+        raise UserError(f"defence.checks: {error}") from None
+    return tokenizer, template
 
 
 def _context(folder: Path) -> int:
     """Tokens that a model can see at once."""
     from transformers import AutoConfig
 
-    try:
+    with reading(f"defence.checks: {folder}: its config.json cannot be read", "fix it"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"defence.checks: {folder}: its config.json cannot be read ({reason}); mend it") from error
     return getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31  # none: without limit
-
-
-def _around(folder: Path, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids before a request and after it."""
-    if tokenizer.chat_template is None:
-        begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        return begin, []
-    from jinja2 import TemplateError
-
-    try:
-        chat = tokenizer.apply_chat_template(
-            [{"role": "user", "content": SLOT}], tokenize=False, add_generation_prompt=True
-        )
-    except TemplateError as error:
-        raise UserError(f"defence.checks: the chat template in {folder} fails ({error}); mend or remove it") from error
-    if chat.count(SLOT) != 1:
-        raise UserError(f"defence.checks: the chat template in {folder} leaves out what is asked; mend or remove it")
-    head, tail = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in chat.split(SLOT))
-    return head, tail

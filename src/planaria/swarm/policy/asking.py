@@ -46,7 +46,7 @@ class Asking:
         """What a policy is given to answer ``problem``; UserError as :meth:`Template.ids`."""
         examples = [each for each in self.examples if each[0].number != problem.number][: self.shown]
         if self.template is None:
-            return tokenizer.encode(_plain(self.instruction, examples, problem))
+            return tokenizer.encode_prompt(_plain(self.instruction, examples, problem))
         return self.template.ids(_turns(self.template.takes_system(), self.instruction, examples, problem), tokenizer)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -72,6 +72,12 @@ class Policy(Protocol):
         Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (0: all) is drawn with
         probability softmax(logits / temperature) among them. At most ``max_new`` draws each, the end token among them.
         """
+
+
+def encode_prompt(policy: Policy, text: str) -> list[int]:
+    """The ids of a text to be continued, with those that the policy's tokenizer puts before a text, if it says any."""
+    encode: Callable[[str], list[int]] = getattr(policy, "encode_prompt", policy.encode)
+    return encode(text)
 
 
 @runtime_checkable

@@ -1,24 +1,22 @@
 """Chat templates: the ids of a conversation as a model was trained to read it, whatever its turns say.
 
-A template is Jinja that comes with the weights. It is laid out with a placeholder for each turn's text. What stands
-between them is read with its control tokens; each turn's text is read by itself, as plain letters. So no question can
-end its turn and speak in another's.
+A template is Jinja that comes with the weights. It is rendered in a child process with bounded memory and time, and
+the text is encoded as a whole. Control tokens are the template's alone: no question can end its turn.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from planaria import documents
+from planaria import apart, documents
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.model.gguf_file import look
@@ -28,6 +26,9 @@ Turn = tuple[Role, str]
 FILE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 MOST = 1 << 18
 """characters of a template, and of what it makes of a conversation of placeholders"""
+MEMORY, SECONDS = 256 << 20, 20.0
+"""bytes and seconds that it takes to render a conversation, at most"""
+_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,20 @@ class Template:
 
     place: Path
     text: str
-    bos: str = ""
-    """the name of the token that begins a text, if it has one"""
-    eos: str = ""
+    names: tuple[tuple[str, str], ...] = ()
+    """special tokens by the names that the template has for them, such as ("bos_token", "<s>")"""
 
     def ids(self, turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
         """The ids of a conversation in which the assistant speaks next.
 
+        The rendered text is encoded as a whole. Names of control tokens in a turn are plain text.
+
         :raises UserError: when the template fails, or leaves a turn out.
         """
-        first, *others = self._parts(tuple(role for role, _ in turns))
-        found = tokenizer.encode_marked(first)
-        for (_, text), part in zip(turns, others, strict=True):
-            found += tokenizer.encode(text) + tokenizer.encode_marked(part)
-        return found
+        self._parts(tuple(role for role, _ in turns))  # which tells whether all turns are in it
+        mark = _unused("".join(content for _, content in turns))
+        guarded = [(role, _guarded(content, tuple(tokenizer.control), mark)) for role, content in turns]
+        return tokenizer.encode_marked(self._rendered(guarded), mark)
 
     def takes_system(self) -> bool:
         """Whether a conversation may begin with an instruction of its own: some templates refuse that."""
@@ -66,27 +67,69 @@ class Template:
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 (templates are few and live as long as their policies)
     def _parts(self, roles: tuple[Role, ...]) -> list[str]:
-        """What stands before, between and behind the turns' texts."""
+        """The text before, between and after turns of placeholders."""
         slots = [f"planaria{number}slot" for number in range(len(roles))]
-        turns = [{"role": role, "content": slot} for role, slot in zip(roles, slots, strict=True)]
-        try:
-            rest = (
-                _environment()
-                .from_string(self.text)
-                .render(messages=turns, add_generation_prompt=True, bos_token=self.bos, eos_token=self.eos, tools=None)
-            )
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"{self.place}: its chat template fails ({reason}); write policy.chat = 'never'") from error
-        parts = []
+        rest, parts = self._rendered(list(zip(roles, slots, strict=True))), []
         for slot in slots:
             once = rest.count(slot) == 1
             part, _, rest = rest.partition(slot)
             if not once or len(part) > MOST:
-                mend = "mend it, or write policy.chat = 'never'"
-                raise UserError(f"{self.place}: its chat template leaves out what is asked, or repeats it; {mend}")
+                fix = "fix it, or write policy.chat = 'never'"
+                raise UserError(f"{self.place}: its chat template leaves out what is asked, or repeats it; {fix}")
             parts.append(part)
         return [*parts, rest]
+
+    def _rendered(self, turns: Sequence[Turn]) -> str:
+        messages = [{"role": role, "content": content} for role, content in turns]
+        values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        asked = {"template": self.text, "values": dict(self.names) | values}
+        fix = "write policy.chat = 'never'"
+        try:
+            return _renderer().call(json.dumps(asked).encode(), SECONDS, "the template", fix).decode()
+        except UserError as error:
+            _stop_renderer()
+            reason = str(error).removesuffix(f"; {fix}")
+            raise UserError(f"{self.place}: its chat template fails ({reason}); {fix}") from None
+
+
+_RENDERERS: dict[int, apart.Child] = {}
+"""by process: one that is forked must not share its parent's"""
+
+
+def _renderer() -> apart.Child:
+    """The child process of this process in which templates are rendered."""
+    if (here := os.getpid()) not in _RENDERERS:
+        _RENDERERS[here] = apart.Child("planaria.model.chat_template:rendered", MEMORY)
+    return _RENDERERS[here]
+
+
+def _stop_renderer() -> None:
+    if (child := _RENDERERS.pop(os.getpid(), None)) is not None:
+        child.close()
+
+
+def _unused(text: str) -> str:
+    """A private character that is not in a text."""
+    return next(letter for letter in map(chr, range(0xF0000, 0xFFFFE)) if letter not in text)
+
+
+@functools.lru_cache(maxsize=4)
+def _somewhere(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(f"(?=(?:{'|'.join(map(re.escape, names))}))")
+
+
+def _guarded(content: str, names: tuple[str, ...], mark: str) -> str:
+    """A turn's text with ``mark`` before each name in it, and where it could complete one with the text around it."""
+    if not names:
+        return content
+    core = content.strip()
+    begins = any(core.startswith(name[cut:]) for name in names for cut in range(1, len(name)))
+    cuts = {len(core) - cut for name in names for cut in range(1, len(name)) if core.endswith(name[:cut])}
+    cuts |= {found.start() for found in _somewhere(names).finditer(core)} | ({0} if begins else set())
+    edges = [0, *sorted(cuts), len(core)]
+    parts = [core[start:stop] for start, stop in itertools.pairwise(edges)]
+    before, _, after = content.partition(core) if core else (content, "", "")
+    return before + mark.join(parts) + after
 
 
 def template_of(place: Path) -> Template | None:
@@ -103,10 +146,12 @@ def _in_folder(folder: Path) -> Template | None:
     known: Mapping[str, Any] = found if isinstance(found, dict) else {}
     text, place = known.get("chat_template"), settings
     if isinstance(text, list):  # several by name
-        text = next((each.get("template") for each in text if each.get("name") == "default"), None)
+        text = next(
+            (each.get("template") for each in text if isinstance(each, dict) and each.get("name") == "default"), None
+        )
     if (alone := folder / FILE).is_file():
         text, place = documents.data(alone, mend=mend).decode("utf-8", "replace"), alone
-    return _made(place, text, _name(known.get("bos_token")), _name(known.get("eos_token")))
+    return _made(place, text, {name: _name(known.get(name)) for name in _TOKENS})
 
 
 def _in_gguf(file: Path) -> Template | None:
@@ -117,15 +162,16 @@ def _in_gguf(file: Path) -> Template | None:
         number = found.get(f"tokenizer.ggml.{kind}_token_id")
         return str(tokens[number]) if isinstance(number, int) and 0 <= number < len(tokens) else ""
 
-    return _made(file, found.get("tokenizer.chat_template"), name("bos"), name("eos"))
+    return _made(file, found.get("tokenizer.chat_template"), {f"{kind}_token": name(kind) for kind in ("bos", "eos")})
 
 
-def _made(place: Path, text: object, bos: str, eos: str) -> Template | None:
+def _made(place: Path, text: object, names: Mapping[str, str]) -> Template | None:
     if not isinstance(text, str) or not text.strip():
         return None
     if len(text) > MOST:
         raise UserError(f"{place}: a chat template of {len(text)} characters, of at most {MOST}; remove it")
-    return Template(place, text, bos, eos)
+    known = {name: token for name, token in names.items() if token or name in ("bos_token", "eos_token")}
+    return Template(place, text, tuple(known.items()))
 
 
 def _name(token: object) -> str:
@@ -133,28 +179,3 @@ def _name(token: object) -> str:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
-
-
-@functools.cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    """What templates are written for: they cannot reach Python, and refuse conversations in words of their own."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    # No clock (strftime_now): templates then write a date of their own, and a prompt is the same on every day.
-    made.globals["raise_exception"] = _refuse
-    return made
-
-
-class _Generation(Extension):
-    """The tag around what an assistant says, which some templates have for those who train on it: its body alone."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise TemplateError(reason)

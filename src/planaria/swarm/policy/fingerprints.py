@@ -9,7 +9,7 @@ from torch import nn
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.model.fusing import digest
-from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.base import Policy, encode_prompt
 
 _WITHOUT = ("version", "truncation", "padding", "post_processor")
 """parts of a tokenizer.json that neither our encoding nor decoding ever asks"""
@@ -36,6 +36,10 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def held(policy: Policy) -> str:
-    """What two peers have in common if they find every completion equally likely: weights, and how they ask."""
-    weights, asking = weights_fingerprint(policy.module), getattr(policy, "asking", None)
-    return weights if asking is None else hashlib.sha256(f"{weights} {asking.fingerprint}".encode()).hexdigest()[:16]
+    """Equal for two peers that find every completion equally likely: the same weights and prompts."""
+    parts = [weights_fingerprint(policy.module)]
+    if (asking := getattr(policy, "asking", None)) is not None:
+        parts.append(asking.fingerprint)
+    if before := encode_prompt(policy, ""):
+        parts.append(f"begins with {before}")
+    return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,6 +172,22 @@ class HuggingFacePolicy(Wording):
         return Drawn(tuple(ids[:-1] if ended else ids), ended, tuple(logps))
 
 
+@contextmanager
+def reading(place: str, fix: str) -> Iterator[None]:
+    """Turn what ``transformers`` raises on files with invalid values into one line.
+
+    :raises UserError: of ``place``, the reason and the ``fix``.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    invalid = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError)
+    try:
+        yield
+    except (*invalid, AssertionError, ImportError, SafetensorError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"{place} ({reason}); {fix}") from error
+
+
 def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32) -> Any:
     """The causal language model in a Hugging Face folder as ``transformers`` reads it, as ``dtype`` ("auto": as saved).
 
@@ -182,7 +199,7 @@ def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float3
         from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise missing_package(f"{folder}: this model", "transformers", "hf") from error
-    try:
+    with reading(f"{folder}: transformers cannot read it", "is it a causal language model?"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
@@ -191,9 +208,6 @@ def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float3
             dtype=dtype,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{folder}: transformers cannot read it ({reason}); is it a causal language model?") from error
     model, found = loaded
     if missing := sorted(found["missing_keys"]):
         raise UserError(f"{folder}: {missing[0]} is missing from its weights; download it again")

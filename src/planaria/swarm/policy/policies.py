@@ -112,7 +112,7 @@ def open_policy(
     foreign = place.is_file() or is_exported(place)
     template = template_of(place) if foreign and chat and (place.is_dir() or is_gguf(place)) else None
     if place.is_dir() and foreign and not is_ours(place):
-        tokenizer = _ending(_tokenizer(place), template)
+        tokenizer = _ending(folder_tokenizer(place), template)
         policy: LlamaPolicy | HuggingFacePolicy = HuggingFacePolicy(
             open_model(place), tokenizer, lora_rank, lora_alpha, seed
         )
@@ -137,7 +137,7 @@ def usage_of(place: Path, context: int) -> Usage | None:
 def _own(place: Path) -> tuple[Llama, Tokenizer]:
     """The model in a file or a folder of a Llama like ours."""
     if place.is_dir():
-        return import_model(place), _tokenizer(place)
+        return import_model(place), folder_tokenizer(place)
     weights = open_weights(place)
     if weights.tokenizer is None:
         raise UserError(f"{place}: has no tokenizer; give a GGUF file, or a folder with a tokenizer.json")
@@ -149,7 +149,9 @@ def _of_run(folder: Path) -> tuple[Llama, Tokenizer]:
     saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
     if saved is None:
         raise UserError(f"{folder}: neither {WEIGHTS} nor a run's whole checkpoint is there; is the path right?")
-    return load_model(saved), Tokenizer.open(folder / "tokenizer.json")
+    known = (folder / runs.CONFIG).is_file()
+    bare = known and runs.config_of(folder, runs.TOKENIZER).data.tokenization == "legacy"
+    return load_model(saved), Tokenizer.open(folder / runs.TOKENIZER, bare=bare)
 
 
 def _ending(tokenizer: Tokenizer, template: Template | None) -> Tokenizer:
@@ -160,7 +162,7 @@ def _ending(tokenizer: Tokenizer, template: Template | None) -> Tokenizer:
     return tokenizer
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
+def folder_tokenizer(folder: Path) -> Tokenizer:
     """A Hugging Face folder's tokenizer; a completion ends where its settings say, of several ends with the first."""
     file = folder / "tokenizer.json"
     if not file.is_file():
@@ -168,7 +170,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
     for name in ("generation_config.json", "config.json"):
         found = _settings(folder / name).get("eos_token_id")
         end = found[0] if isinstance(found, list) and found else found
-        if isinstance(end, int):
+        if type(end) is int:
             return Tokenizer.open(file, end)
     return Tokenizer.open(file)
 

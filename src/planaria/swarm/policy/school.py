@@ -108,7 +108,7 @@ def _lesson(task: Task, tokenizer: Tokenizer, config: SchoolConfig, rng: random.
     solution = _solution(task, problem, rng, config.noise)
     if rng.random() < config.strays:
         solution = strayed(solution, rng)
-    return tokenizer.encode(problem.prompt), [*tokenizer.encode(solution), tokenizer.end]
+    return tokenizer.encode_prompt(problem.prompt), [*tokenizer.encode(solution), tokenizer.end]
 
 
 def _solution(task: Task, problem: Problem, rng: random.Random, noise: float) -> str:

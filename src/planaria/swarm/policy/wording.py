@@ -49,7 +49,11 @@ class Wording:
 
         :raises UserError: when its chat template fails.
         """
-        return self.encode(problem.prompt) if self.asking is None else self.asking.ids(problem, self.tokenizer)
+        return self.encode_prompt(problem.prompt) if self.asking is None else self.asking.ids(problem, self.tokenizer)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a text to be continued, with those that the tokenizer's template puts before a text."""
+        return self.tokenizer.encode_prompt(text)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any separator."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.base import Policy, encode_prompt
 
 
 @dataclass
@@ -26,7 +26,7 @@ class PolicyWriter:
         return [self._one(request, seed) for request, seed in zip(requests, seeds, strict=True)]
 
     def _one(self, request: str, seed: int) -> str | None:
-        prompt = self.policy.encode(request)
+        prompt = encode_prompt(self.policy, request)
         room = min(self.tokens, self.policy.context - len(prompt))
         if room < 1:
             return None

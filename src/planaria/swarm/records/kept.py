@@ -98,7 +98,7 @@ def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int
             return None
         for name, learner in learners.items():
             known = kept.digests.get(name, "")
-            load_state(place / name, learner.policy.module, learner.optimizer, torch.Generator(), known)
+            load_state(place / name, learner.policy.module, learner.optimizer, torch.Generator(), kept.round, known)
     except (UserError, OSError) as error:
         why = str(error).splitlines()[0]
         raise UserError(f"{place}: cannot be gone on from ({why}); remove it to learn from the first round") from None
@@ -131,7 +131,7 @@ def restore(folder: Path, round: int, policy: Policy) -> None:
     place = folder / f"state-{round:06d}"
     try:
         kept = documents.unsealed(place / _MEMORY, _Kept)
-        load_weights(place / PEER, policy.module, kept.digests.get(PEER, ""))
+        load_weights(place / PEER, policy.module, round, kept.digests.get(PEER, ""))
     except (UserError, OSError) as error:
         raise UserError(f"{place}: cannot be read ({str(error).splitlines()[0]}); take another round") from None
     if kept.tokenizer not in ("", policy.tokenizer_fingerprint):

@@ -48,13 +48,18 @@ def save_state(
 
 
 def load_state(
-    folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, generator: torch.Generator, sha256: str = ""
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.AdamW,
+    generator: torch.Generator,
+    round: int,
+    sha256: str = "",
 ) -> Progress:
-    """Become what :func:`save_state` wrote, with this digest if one is known: the same next round, number for number.
+    """Restore what :func:`save_state` wrote after ``round`` rounds, with this digest if one is known.
 
-    :raises UserError: when the file is missing or damaged, or of another policy; nothing is changed then.
+    :raises UserError: when the file is missing or damaged, or of another round or policy; nothing is changed then.
     """
-    state, weights = _fitting(folder, module, sha256), _trained(module)
+    state, weights = _fitting(folder, module, round, sha256), _trained(module)
     _take(state, weights)
     optimizer.state.clear()
     for name, (first, second) in state.moments.items():
@@ -68,14 +73,14 @@ def load_state(
     return Progress(int(state.outer["round"]), max(state.clocks.values(), default=0))
 
 
-def load_weights(folder: Path, module: nn.Module, sha256: str = "") -> None:
-    """Take the weights alone of what :func:`save_state` wrote; raises as :func:`load_state` does."""
-    _take(_fitting(folder, module, sha256), _trained(module))
+def load_weights(folder: Path, module: nn.Module, round: int, sha256: str = "") -> None:
+    """Restore only the weights of what :func:`save_state` wrote; raises as :func:`load_state` does."""
+    _take(_fitting(folder, module, round, sha256), _trained(module))
 
 
-def _fitting(folder: Path, module: nn.Module, sha256: str) -> StageState:
+def _fitting(folder: Path, module: nn.Module, round: int, sha256: str) -> StageState:
     """What was saved in a folder, if it is what ``module`` trains."""
-    state, weights = read_stage(folder, STAGE, sha256), _trained(module)
+    state, weights = read_stage(folder, STAGE, round, sha256), _trained(module)
     for name in weights.keys() | state.weights.keys():
         ours = list(weights[name].shape) if name in weights else None
         found = list(state.weights[name].shape) if name in state.weights else None

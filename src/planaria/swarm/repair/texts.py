@@ -13,7 +13,7 @@ from pathlib import Path
 
 from planaria.data.records import is_jsonl
 from planaria.errors import UserError
-from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.tasks import records
 from planaria.tasks.records import Record
 
@@ -97,17 +97,18 @@ def _records(files: Sequence[Path]) -> list[Record]:
 
 
 def _text(record: Record, field: str, policy: Policy) -> Text:
-    prompt = policy.encode(record.text("prompt")) or [policy.end]
+    prompt = encode_prompt(policy, record.text("prompt")) or [policy.end]
     return _fitting(record, policy, Text(tuple(prompt), (*policy.encode(record.text(field)), policy.end)))
 
 
 def _benign(record: Record, policy: Policy) -> Text:
     if "prompt" in record.fields:
         return _text(record, "text", policy)
-    ids = policy.encode(record.text("text"))[: policy.context - 1]
+    before = tuple(encode_prompt(policy, "")) or (policy.end,)
+    ids = policy.encode(record.text("text"))[: policy.context - len(before)]
     if not ids:
         raise UserError(f"{record.place}: field 'text' is empty; remove the line")
-    return Text((policy.end,), tuple(ids))
+    return Text(before, tuple(ids))
 
 
 def _fitting(record: Record, policy: Policy, text: Text) -> Text:

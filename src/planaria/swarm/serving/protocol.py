@@ -7,7 +7,6 @@ where our tokenizer cuts the text into the same pieces. Log-probabilities are ta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +80,8 @@ def completions(reply: object, words: Words, most: int) -> list[Drawn]:
 def _drawn(choice: object, words: Words, most: int) -> Drawn:
     if not isinstance(choice, dict) or not isinstance(text := choice.get("text"), str):
         raise BadReply("a choice has no text")
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
+        raise BadReply("a choice's text is not Unicode")
     stopped = choice.get("finish_reason") == "stop"
     logps = _logps(choice)
     ids = _ids(choice, text, words)
@@ -139,6 +140,6 @@ def _logps(choice: dict[str, Any]) -> list[float] | None:
     found = told.get("token_logprobs")
     if isinstance(listed := told.get("content"), list):
         found = [each.get("logprob") if isinstance(each, dict) else None for each in listed]
-    if not isinstance(found, list) or not all(type(p) in (int, float) and not math.isnan(p) for p in found):
+    if not isinstance(found, list) or not all(type(p) in (int, float) and p == p for p in found):  # p != p: NaN
         return None
-    return [min(0.0, max(FLOOR, float(p))) for p in found]
+    return [float(min(0, max(FLOOR, p))) for p in found]  # bounded first: no float holds every int

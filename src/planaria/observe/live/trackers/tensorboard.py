@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +12,7 @@ from pydantic import PrivateAttr
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from planaria.observe.live.settings import Setting
 from planaria.observe.live.tracker import Tracker
@@ -19,15 +21,19 @@ from planaria.observe.live.tracker import Tracker
 class TensorBoard(Tracker):
     """Writes TensorBoard's files into the run's ``tensorboard/``; made if absent. A run that goes on adds a file."""
 
-    _writer: EventFileWriter = PrivateAttr()
+    _writer: RecordWriter = PrivateAttr()
     _settings: Mapping[str, Setting] = PrivateAttr(default_factory=dict)
 
     def introduced(self, identity: str, settings: Mapping[str, Setting]) -> None:
         self._settings = settings
 
     def open(self, folder: Path) -> None:
-        # The default of two minutes would hide most of a short run from a TensorBoard that is open beside it.
-        self._writer = EventFileWriter(str(folder / "tensorboard"), flush_secs=5)
+        # The library's EventFileWriter has a thread of its own, whose failures cannot be caught here.
+        made = folder / "tensorboard"
+        made.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{platform.node()}.{os.getpid()}"
+        self._writer = RecordWriter((made / name).open("xb"))
+        self._put(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if self._settings:
             rows = [f"| {name} | {value} |" for name, value in self._settings.items()]
             table = "\n".join(["| setting | value |", "|---|---|", *rows])
@@ -40,4 +46,8 @@ class TensorBoard(Tracker):
         self._writer.close()
 
     def _add(self, step: int, summary: Summary) -> None:
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._put(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def _put(self, event: Event) -> None:
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()

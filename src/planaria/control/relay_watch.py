@@ -1,0 +1,73 @@
+"""Whether a run's relays answer: probes them from a thread, and reports when one falls silent or answers again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from planaria.record import events as e
+
+_EVERY_S = 2.0
+"""between two rounds of probes"""
+_FAILURES = 3
+"""probes in a row without an answer after which a relay counts as silent: a busy machine may miss one"""
+
+
+class Probed(NamedTuple):
+    """The result of one probe."""
+
+    relay: str
+    began: float
+    error: str
+    """empty if it answered"""
+
+
+class RelayWatch:
+    """The relays of one run."""
+
+    def __init__(self, relays: Mapping[str, str], probe: Callable[[str], str]) -> None:
+        """``relays``: name → HOST:PORT; ``probe``: returns why an address does not answer, or nothing."""
+        self._relays, self._probe = relays, probe
+        self._results: SimpleQueue[Probed] = SimpleQueue()
+        self._failures: dict[str, int] = {}
+        self._silent_since: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Probe from now on until this process ends."""
+        threading.Thread(target=self._work, name="relay watch", daemon=True).start()
+
+    def news(self, now: float, silent: Collection[str]) -> Iterator[e.RelaySilent | e.RelayAnswers]:
+        """What the probes have found that the run, to which these relays are ``silent``, does not know yet."""
+        self._silent_since = {relay: self._silent_since.get(relay, now) for relay in silent}
+        while True:
+            try:
+                result = self._results.get_nowait()
+            except Empty:
+                return
+            if (event := self.judge(result)) is not None:
+                yield event
+
+    def judge(self, result: Probed) -> e.RelaySilent | e.RelayAnswers | None:
+        """What one probe adds to the ones before."""
+        relay, since = result.relay, self._silent_since.get(result.relay)
+        if not result.error:
+            self._failures[relay] = 0
+            if since is None or result.began < since:  # a worker found it silent while this probe was under way
+                return None
+            del self._silent_since[relay]
+            return e.RelayAnswers(relay=relay)
+        self._failures[relay] = self._failures.get(relay, 0) + 1
+        if self._failures[relay] < _FAILURES or since is not None:
+            return None
+        self._silent_since[relay] = result.began
+        return e.RelaySilent(relay=relay, detail=f"{self._relays[relay]}: {result.error}")
+
+    def _work(self) -> None:
+        while True:
+            for relay, at in self._relays.items():
+                began = time.monotonic()
+                self._results.put(Probed(relay, began, self._probe(at)))
+            time.sleep(_EVERY_S)

@@ -1,0 +1,74 @@
+"""Open tokenizers that others made: tried in a child process first, so that none can harm this one."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tokenizers
+
+from planaria import apart, documents
+from planaria.data.tokenizer_check import FIX, is_plain
+from planaria.errors import UserError
+from planaria.model.gguf import gguf_tokenizer
+
+MEMORY, PER_BYTE = 512 << 20, 32
+"""bytes that a trial may take, and as many more for each byte of the file"""
+SECONDS, SLOWEST = 60.0, 1e5
+"""seconds that a trial may take, and bytes of a file that may take one more"""
+
+
+@contextmanager
+def failing(place: object) -> Iterator[None]:
+    """Turn what the library raises on a text, a plain ``Exception`` or a panic, into one line.
+
+    :raises UserError: naming ``place``.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{place}: fails on a text ({reason}); {FIX}") from None
+
+
+def opened(source: bytes, place: str) -> tuple[tokenizers.Tokenizer, float]:
+    """The tokenizer of a tokenizer.json, and the worst growth of a text by its normalizers.
+
+    Anything but plain byte-level BPE is first tried in a child process.
+
+    :raises UserError: naming ``place``, when it is none, or fails the trial.
+    """
+    if len(source) > documents.MAX_BYTES:
+        raise UserError(f"{place}: has more than {documents.MAX_BYTES} bytes; {FIX}")
+    try:
+        tree = json.loads(source)
+        source = json.dumps(tree).encode()  # what is tried and loaded is what was looked at: no key occurs twice
+        growth = 1.0 if is_plain(tree) else _tried(source, place)
+        with failing(place):
+            return tokenizers.Tokenizer.from_buffer(source), growth
+    except RecursionError:
+        raise UserError(f"{place} is not a tokenizer.json (nested too deep); give one, or 'bpe'") from None
+    except ValueError as error:
+        raise UserError(f"{place} is not a tokenizer.json ({error}); give one, or 'bpe'") from error
+
+
+def of_gguf(path: Path) -> bytes:
+    """The tokenizer in a GGUF file, as a tokenizer.json.
+
+    :raises UserError: when there is none, or it is of another kind.
+    """
+    with failing(path):
+        return gguf_tokenizer(path).to_str().encode()
+
+
+@functools.lru_cache(maxsize=8)
+def _tried(source: bytes, place: str) -> float:
+    memory, seconds = MEMORY + PER_BYTE * len(source), SECONDS + len(source) / SLOWEST
+    asked = place.encode(errors="replace").replace(b"\0", b"?") + b"\0" + source
+    found = apart.call("planaria.data.tokenizer_check:checked", asked, memory, seconds, place, FIX)
+    return float(json.loads(found)["growth"])

@@ -1,0 +1,102 @@
+"""Encode a long text window by window, with the ids that it has when it is encoded in one go.
+
+Windows overlap. Near its edges a window's tokens may differ from those of the whole text: a SentencePiece tokenizer
+puts a space before it, a pattern looks ahead, a byte pair is cut. Away from the edges they are the same, so two windows
+are joined inside a stretch in which their tokens agree. A window is enlarged until there is such a stretch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import tokenizers
+
+from planaria.errors import UserError
+
+Encode = Callable[[str], tokenizers.Encoding]
+MARGIN = 2048
+"""characters near an edge of a window in which its tokens are not relied on"""
+AGREED = 256
+"""characters in which the tokens of two windows must agree"""
+TRIES = 8
+"""places at which the next window may begin"""
+MOST = 1 << 24
+"""characters of the largest window"""
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Tokens of ``text[start:stop]``."""
+
+    start: int
+    stop: int
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+    def token(self, number: int) -> tuple[int, int, int]:
+        """Id, first character, and character behind the last, in the whole text."""
+        begin, end = self.offsets[number]
+        return self.ids[number], self.start + begin, self.start + end
+
+    def within(self, low: int, high: int) -> range:
+        """Numbers of the tokens that begin at characters ``low`` .. ``high - 1``."""
+        found = [n for n, (begin, _) in enumerate(self.offsets) if low <= self.start + begin < high]
+        return range(found[0], found[-1] + 1) if found else range(0)
+
+
+def joined(encode: Encode, text: str, size: int) -> Iterator[list[int]]:
+    """Yield the ids of ``text`` in parts; windows have ``size`` characters, or more where that is too few.
+
+    :raises UserError: when :data:`MOST` characters are too few.
+    """
+    window, skipped, wanted = _window(encode, text, 0, size), 0, size
+    while window.stop < len(text):
+        if (found := _next(encode, text, window, size)) is None:
+            wanted *= 2
+            if wanted > max(MOST, size):
+                raise UserError(
+                    f"a text has {wanted // 2} characters from character {window.start} on that can only be tokenised "
+                    "together; break it into lines"
+                )
+            window = _window(encode, text, window.start, wanted)
+            continue
+        following, here, there = found
+        yield window.ids[skipped:here]
+        window, skipped, wanted = following, there, size
+    yield window.ids[skipped:]
+
+
+def _window(encode: Encode, text: str, start: int, size: int) -> _Window:
+    found = encode(text[start : start + size])
+    return _Window(start, min(start + size, len(text)), found.ids, found.offsets)
+
+
+def _next(encode: Encode, text: str, before: _Window, size: int) -> tuple[_Window, int, int] | None:
+    """The window after ``before``, and the numbers of the first token behind the joint in either; None: no joint."""
+    candidates = before.within(before.stop - 4 * MARGIN, before.stop - 2 * MARGIN)
+    if not candidates:
+        return None
+    first = before.token(candidates[0])[1]
+    for start in range(first, first + TRIES):
+        after = _window(encode, text, start, max(size, 8 * MARGIN))
+        if (joint := _joint(before, after)) is not None:
+            return after, *joint
+    return None
+
+
+def _joint(before: _Window, after: _Window) -> tuple[int, int] | None:
+    """The middle of the first stretch of :data:`AGREED` characters in which the tokens of two windows agree."""
+    low, high = after.start + MARGIN, before.stop - MARGIN
+    place = {after.token(number): number for number in after.within(low, high)}
+    begun, count = 0, 0
+    for number in before.within(low, high):
+        mine = before.token(number)
+        if count and place.get(mine) == place[before.token(begun)] + count:
+            count += 1
+        else:
+            begun, count = number, int(mine in place)
+        if count and mine[2] - before.token(begun)[1] >= AGREED:
+            middle = begun + count // 2
+            return middle, place[before.token(middle)]
+    return None

@@ -1,0 +1,99 @@
+"""Any value in any place of a model's config.json gives a model or one line."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+from planaria.model.hf_config import ARCHITECTURES, PLAIN, to_config
+from planaria.model.huggingface import WEIGHTS, is_huggingface, is_ours, open_folder
+from planaria.model.routed import Routing, to_file
+from planaria.model.stages import Llama
+from planaria.swarm.policy.policies import folder_tokenizer
+
+CONFIG = ModelConfig(vocab=16, dim=8, layers=2, heads=2, kv_heads=1, hidden=12, context=16)
+TABLES = ("rope_parameters", "rope_scaling")
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(-3, 70_000) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@cache
+def said(family: str) -> dict[str, Any]:
+    """A valid config.json of a family."""
+    routing = Routing(2, 1, bias=family == "planaria_routed") if family in ("mixtral", "planaria_routed") else None
+    found = to_config(CONFIG, routing) | {"model_type": family, "architectures": [ARCHITECTURES[family]]}
+    return found | {"sliding_window": None}
+
+
+def folder(path: Path, family: str) -> Path:
+    routing = Routing(2, 1, bias=family == "planaria_routed") if family in ("mixtral", "planaria_routed") else None
+    model = Llama(CONFIG, routing=routing)
+    named = to_file if routing else str
+    state = {named(name): tensor.contiguous() for name, tensor in model.global_state().items()}
+    save_file(state, path / WEIGHTS, metadata={"format": "pt"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {family: folder(tmp_path_factory.mktemp(family), family) for family in ARCHITECTURES}
+
+
+def outcome(place: Path, config: object) -> str:
+    """What becomes of a folder with such a config.json: "", or one line that names it."""
+    (place / "config.json").write_text(json.dumps(config))
+    try:
+        is_huggingface(place), is_ours(place)
+        open_folder(place)
+    except UserError as error:
+        assert "\n" not in str(error) and str(place) in str(error)
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_sound_files_are_read(folders: dict[str, Path], family: str) -> None:
+    assert outcome(folders[family], said(family)) == ""
+    assert "rope_parameters" in outcome(folders[family], said(family) | {"rope_parameters": 5})
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+@settings(max_examples=120)
+@given(data=st.data())
+def test_any_value_in_any_place(folders: dict[str, Path], family: str, data: st.DataObject) -> None:
+    known = [*said(family), *PLAIN, *TABLES, "rope_theta", "head_dim", "num_experts_per_tok", "use_sliding_window"]
+    tables = st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "rope_theta"]), json_values, max_size=3)
+    changes = data.draw(st.dictionaries(st.sampled_from(known), json_values | tables, min_size=1, max_size=3))
+    outcome(folders[family], said(family) | changes)
+
+
+@settings(max_examples=40)
+@given(config=json_values)
+def test_any_file_at_all(folders: dict[str, Path], config: object) -> None:
+    outcome(folders["llama"], config)
+
+
+@settings(max_examples=60)
+@given(value=json_values)
+def test_any_end_of_a_text(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    place = tmp_path_factory.mktemp("end")
+    tokenizer = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"</s>": 0}, "merges": []}}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    (place / "tokenizer.json").write_text(json.dumps(tokenizer | {"pre_tokenizer": level, "decoder": level}))
+    (place / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    try:
+        folder_tokenizer(place)
+    except UserError as error:
+        assert "\n" not in str(error) and str(place) in str(error)

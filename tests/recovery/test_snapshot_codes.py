@@ -1,0 +1,112 @@
+"""Snapshots by every shipped code at every number of stages: any set of stages that may be lost comes back exactly."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Collection
+from itertools import combinations, islice, product
+from pathlib import Path
+
+import pytest
+from stage_states import AT, assert_same, assert_same_state, state
+
+from planaria.errors import UserError
+from planaria.model.state import StageState
+from planaria.recovery.base import Copy, Holder, Machines, Replica
+from planaria.recovery.codes import CODES
+from planaria.recovery.snapshot import Snapshot
+
+HAMMING = {"shards": 8, "distance": 4, "checks": [[0, 1, 2, 4], [0, 1, 3, 5], [0, 2, 3, 6], [1, 2, 3, 7]]}
+"""the extended Hamming code: half of its shards are parities, and any three can be lost"""
+SETS = 3
+"""of lost stages that are tried for one group; all of them where there are no more"""
+
+
+class Group:
+    """The stages of a replica after one step, each with what it keeps for the others."""
+
+    def __init__(self, strategy: Snapshot, stages: int) -> None:
+        self.strategy, self.members = strategy, range(stages + 1)
+        self.states = {stage: state(seed=stage, updates=2 + stage % 2) for stage in self.members}
+        self.kept: dict[int, dict[Copy, Holder]] = {stage: {} for stage in self.members}
+        for copy in strategy.copies(stages):
+            self.kept[copy.host][copy] = strategy.holder(copy, {})
+        holders = {copy: holder for kept in self.kept.values() for copy, holder in kept.items()}
+        for source, own in self.states.items():
+            for copy in (copy for copy in holders if source in copy.sources):
+                message = strategy.sender(copy, source).after(0, own, StageState({}))
+                assert message is not None
+                holders[copy].take(0, source, "after", message)
+        for holder in holders.values():
+            holder.commit(0)
+        self.given = {
+            who: strategy.give(-1, self.states[who], {copy: holder.state() for copy, holder in kept.items()})
+            for who, kept in self.kept.items()
+        }
+        """what each gives for any lost stage"""
+        self.replica = Replica(stages, dict.fromkeys(self.members, 1), frozenset(self.members))
+
+    def lose(self, lost: Collection[int]) -> None:
+        """Rebuild each lost stage, and what it kept, from what the others give."""
+        answer = self.strategy.donors(frozenset(lost), self.replica)
+        assert not answer.refused and answer.donors.keys() == set(lost), answer
+        for stage, donors in answer.donors.items():
+            assert not set(donors) & set(lost)
+            given = {who: self.given[who] for who in donors}
+            assert_same_state(self.strategy.rebuild(stage, given, AT), self.states[stage])
+            for copy, holder in self.kept[stage].items():
+                restored = self.strategy.restored(copy, given)
+                assert restored is not None
+                assert_same(restored.weights, holder.state().weights)
+
+
+def sets_of(members: int, size: int) -> list[tuple[int, ...]]:
+    """All sets of lost stages of this size if they are few, or some of them."""
+    first = list(islice(combinations(range(members), size), SETS + 1))
+    rng = random.Random(members)
+    return first if len(first) <= SETS else [tuple(rng.sample(range(members), size)) for _ in range(SETS)]
+
+
+def accepted(strategy: Snapshot, stages: int) -> bool:
+    try:
+        strategy.copies(stages)
+    except UserError as error:
+        assert "\n" not in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("stages", [range(1, 8), pytest.param(range(8, 16), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", sorted(CODES.shipped))
+def test_every_code_at_every_number_of_stages(kind: str, stages: range) -> None:
+    tried = []
+    for strategy, count in product((Snapshot(code=kind, tolerate=tolerate) for tolerate in (1, 2, 3)), stages):
+        if accepted(strategy, count):
+            group = Group(strategy, count)
+            for lost in sets_of(count + 1, strategy.tolerate):
+                group.lose(lost)
+            blocks = [len(copy.sources) for copy in strategy.copies(count) if 0 in copy.sources]
+            assert sum(1 / parts for parts in blocks) == pytest.approx(strategy.sent(count + 1))
+            tried.append((strategy.tolerate, count))
+    assert {count for _, count in tried} >= {*stages} - {1}
+    assert kind == "xor" or {tolerate for tolerate, _ in tried} == {1, 2, 3}
+
+
+def test_a_code_file(tmp_path: Path) -> None:
+    file = tmp_path / "code.json"
+    file.write_text(json.dumps(HAMMING))
+    for tolerate in (1, 2, 3):
+        strategy = Snapshot(code=str(file), tolerate=tolerate)
+        group = Group(strategy, 7)
+        for lost in sets_of(8, tolerate):
+            group.lose(lost)
+        assert strategy.sent(8) == 4 and not accepted(strategy, 8)
+
+
+@pytest.mark.parametrize(("kind", "tolerate", "sent"), [("auto", 2, 2), ("local", 1, 2), ("local", 3, 4)])
+def test_the_best_slices_follow_from_what_the_code_sends(kind: str, tolerate: int, sent: int) -> None:
+    """Each of 8 stages sends as many blocks of a k-th of its state as there are parities in k stripes."""
+    best = Snapshot(code=kind, tolerate=tolerate, every="best")
+    at = Machines(8, step_s=1.0, state_bytes=1000, bandwidth=1000.0, memory_bandwidth=None, hourly=0.01)
+    assert best.sent(8) == sent and best.settled(at)["slices"] == 4 * sent

@@ -1,0 +1,101 @@
+"""What peers, committees and servers of a swarm send, with numbers beyond range: read, or refused by the one error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from words import RUN, closing, goodbye, hello, rollouts, rules
+
+from hostile_json import NUMBERS, hostile
+from planaria.errors import UserError
+from planaria.swarm.board.envelope import unseal
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.limits import LIMITS
+from planaria.swarm.board.message import BadMessage
+from planaria.swarm.board.receipts import Committee, heard_in, rewards_in, rewards_text
+from planaria.swarm.board.word import say
+from planaria.swarm.credits.messages import MESSAGE, Order
+from planaria.swarm.serving.answering import parsed
+from planaria.swarm.serving.client import ServerFailed, _parsed
+from planaria.swarm.serving.protocol import BadReply, Words, completions
+
+ONE = Identity.fresh()
+DIGEST = "ab" * 32
+WORDS = Words(lambda text: [*text.encode("utf-8", "strict")], lambda ids: bytes(ids).decode("latin-1"), 257, 256)
+MESSAGES = [rollouts(ONE), hello(ONE), goodbye(ONE), closing(ONE, heard=[ONE]), rules(ONE)]
+ORDER = Order(parties=("a", "b"), channels=("x",), numbers=(0,), amount=5)
+REPLY = {
+    "choices": [
+        {"text": "ab", "finish_reason": "stop", "token_ids": [97, 98], "logprobs": {"token_logprobs": [-0.5, -1.5]}},
+        {"text": "a", "logprobs": {"content": [{"id": 97, "logprob": -0.5}]}},
+        {"text": "a", "logprobs": {"tokens": ["token_id:97"], "token_logprobs": [-0.5]}},
+    ]
+}
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(MESSAGES), st.data())
+def test_a_signed_message_is_read_or_refused_by_name(message: Any, data: st.DataObject) -> None:
+    body = data.draw(hostile(message.model_dump(mode="json"))).decode("utf-8", "replace")
+    signature = say(ONE, RUN, message.place, body).signature
+    words = {"key": ONE.public.hex(), "run": RUN, "place": message.place, "signature": signature, "body": body}
+    raw = data.draw(st.just(json.dumps(words).encode()) | hostile(words))
+    with contextlib.suppress(BadMessage):
+        unseal(raw, LIMITS, type(message))
+
+
+@settings(max_examples=100)
+@given(hostile({"a" * 32: DIGEST}), hostile(json.loads(rewards_text(DIGEST, {("a" * 32, 1, 2): 0.5}))))
+def test_texts_of_receipts_are_read_or_empty(heard: bytes, rewards: bytes) -> None:
+    assert all(isinstance(digest, str) for digest in heard_in(heard.decode("utf-8", "replace")).values())
+    found = rewards_in(rewards.decode("utf-8", "replace"), DIGEST)
+    assert all(math.isfinite(reward) and 0 <= problem < 1 << 63 for (_, problem, _), reward in found.items())
+
+
+def test_a_text_that_is_nested_without_end_is_empty() -> None:
+    assert heard_in("[" * 100_000) == {} and rewards_in("[" * 100_000, DIGEST) == {}
+
+
+@given(hostile({"receipts": {"committee": "a, b", "quorum": 1}}))
+def test_rules_name_a_committee_or_none(raw: bytes) -> None:
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(raw)
+        assert not isinstance(found, dict) or isinstance(Committee.named(found), Committee | None)
+
+
+@settings(max_examples=100)
+@given(hostile(ORDER.model_dump(mode="json")))
+def test_a_message_about_credits_is_read_or_refused(raw: bytes) -> None:
+    with contextlib.suppress(ValidationError):
+        MESSAGE.validate_json(raw)
+
+
+@settings(max_examples=200)
+@given(hostile(REPLY))
+def test_a_servers_reply_is_completions_or_a_bad_reply(raw: bytes) -> None:
+    with contextlib.suppress(BadReply, ServerFailed):
+        for drawn in completions(_parsed(raw, "/v1/completions"), WORDS, 8):
+            assert len(drawn.ids) + drawn.ended <= 8 and all(-1e4 <= p <= 0 for p in drawn.logps)
+
+
+def test_log_probabilities_beyond_range_are_bounded_or_unknown() -> None:
+    for number in NUMBERS:
+        with contextlib.suppress(BadReply, ServerFailed):
+            choice = json.dumps(REPLY["choices"][0]).replace("-1.5", number)
+            (drawn,) = completions(_parsed(f'{{"choices": [{choice}]}}'.encode(), "x"), WORDS, 8)
+            assert all(-1e4 <= p <= 0 for p in drawn.logps)
+
+
+@settings(max_examples=100)
+@given(hostile({"prompt": [1, 2], "n": 1, "temperature": 1.0, "seed": 1, "logprobs": 1, "top_k": 1}))
+def test_a_request_for_completions_is_read_or_refused_in_a_line(raw: bytes) -> None:
+    try:
+        parsed(raw)
+    except UserError as error:
+        assert "\n" not in str(error)
