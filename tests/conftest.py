@@ -57,6 +57,12 @@ def _in_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def _the_same_numbers_each_time() -> None:
+    """Let what a test draws without a generator of its own not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The cache folder of this session, for this process and those it starts: a school is attended once."""

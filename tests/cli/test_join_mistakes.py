@@ -82,7 +82,7 @@ def mistake(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 def test_a_folder_that_is_no_run(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     err = mistake(capfd, run.parent / "yours")
-    assert "yours: not a run" in err and "runs here: mine" in err
+    assert "yours: not a run" in err and f"runs in {run.parent}: mine" in err
 
 
 def test_a_run_that_nobody_trains(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -139,8 +139,8 @@ def formed(source: dict[str, str]) -> dict[str, Any]:
     return form
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/x", ".x", "a\nb", "x" * 201, "é" * 101, "\ud800"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/x", ".x", "a\nb", "x" * 101, "é", "\ud800"])
 def test_a_run_has_a_plain_name(name: str) -> None:
-    with pytest.raises(ValidationError, match="must be a plain name"):
+    with pytest.raises(ValidationError, match="not a valid name"):
         RunConfig(name=name)
-    assert RunConfig(name="läuft 2+1_a.b").name == "läuft 2+1_a.b"
+    assert RunConfig(name="runs-2_a.b").name == "runs-2_a.b"

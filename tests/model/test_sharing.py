@@ -60,12 +60,13 @@ def test_with_as_many_numbers_as_weights_sgd_is_the_dense_model() -> None:
     """A permutation of weights, with signs: every step of SGD comes to the same model."""
     config = SMALL.model_copy(update={"share": 2})
     shared = Llama(config, seed=1)
+    draw = torch.Generator().manual_seed(3)
+    weights = config.dim * (4 * config.dim + 3 * config.hidden)
     for layer in (layer for stage in shared.stages for layer in stage.layers):
-        layer.shared = torch.nn.Parameter(torch.randn(config.dim * (4 * config.dim + 3 * config.hidden)) * 0.02)
+        layer.shared = torch.nn.Parameter(torch.randn(weights, generator=draw) * 0.02)
     dense = Llama(config.dense, initialise=False)
     dense.load_global_state(dense_state(shared.global_state(), config))
     steps = [torch.optim.SGD(model.parameters(), lr=0.5) for model in (shared, dense)]
-    draw = torch.Generator().manual_seed(3)
     for _ in range(60):
         tokens = torch.randint(0, config.vocab, (4, 9), generator=draw)
         losses = [model.loss(tokens[:, :-1], tokens[:, 1:]) for model in (shared, dense)]

@@ -19,7 +19,7 @@ from planaria.record.logs import RunRecord, read_run
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Synthesis(tmp_path_factory.mktemp("runs") / "x", rollbacks={27: 20}, name="<b>&worm</b>").write()
+    return Synthesis(tmp_path_factory.mktemp("runs") / "x", rollbacks={27: 20}).write()
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,10 @@ def test_the_default_place_is_the_runs_folder(folder: Path) -> None:
     assert write_report(folder) == folder / "report.html"
 
 
-def test_text_from_outside_is_escaped(folder: Path, tmp_path: Path) -> None:
-    text = write_report(folder, tmp_path / "r.html").read_text()
+def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
+    synthesis = Synthesis(tmp_path, steps=3, deaths={1: 2})
+    synthesis.holders[2] = "<b>&worm</b>"
+    text = write_report(synthesis.write()).read_text()
     assert "<b>&worm</b>" not in text and "&lt;b&gt;&amp;worm&lt;/b&gt;" in text
 
 

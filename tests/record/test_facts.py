@@ -64,7 +64,7 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
 
 
 def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
-    """All that a field may hold; a bounded number is one of bytes, or within its bounds."""
+    """All that a field may hold: numbers within their bounds, texts that match their pattern."""
     bounds = {name: getattr(m, name) for m in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(m, name)}
     if field.annotation is int and field.metadata:
         least = bounds.get("ge", bounds.get("gt", -1) + 1)
@@ -73,6 +73,8 @@ def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
         least, most = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
         open_ends = {"exclude_min": "gt" in bounds, "exclude_max": "lt" in bounds}
         return st.floats(least, most, allow_nan=False, allow_infinity=False, **open_ends)
+    if patterns := [m.pattern for m in field.metadata if getattr(m, "pattern", None)]:
+        return st.from_regex(patterns[0], fullmatch=True)
     return values(field.annotation)
 
 
@@ -81,14 +83,16 @@ def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
     [(e.Event, e.EVENT), (e.Report, e.REPORT), (d.Decision, d.DECISION), (d.Order, d.ORDER)],
     ids=["event", "report", "decision", "order"],
 )
-@given(data=st.data())
-def test_json_and_back(kinds: Any, adapter: Any, data: st.DataObject) -> None:
-    fact = data.draw(values(kinds))
-    text = fact.model_dump_json()
-    assert "\n" not in text
-    again = adapter.validate_json(text)
-    assert type(again) is type(fact)
-    assert again == fact
+def test_json_and_back(kinds: Any, adapter: Any) -> None:
+    @given(values(kinds))
+    def check(fact: BaseModel) -> None:
+        text = fact.model_dump_json()
+        assert "\n" not in text
+        again = adapter.validate_json(text)
+        assert type(again) is type(fact)
+        assert again == fact
+
+    check()
 
 
 @pytest.mark.parametrize("text", ['{"kind": "fire"}', "{}", "[]", "", '{"kind": "spawn", "worker": "w1"}'])

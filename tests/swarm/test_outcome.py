@@ -175,7 +175,7 @@ def test_the_last_evaluations_are_summed(tmp_path: Path) -> None:
     point = peer.last(2)
     assert point.round == 2 and point.accuracy == Tally(hits=5, eligible=20) and point.tokens == 6.5
     assert point.alone == Tally(hits=2, eligible=20) and point.watch == {"text": Tally(hits=3, eligible=20)}
-    assert peer.last(1).alone == alone and peer.last(99).accuracy.eligible == 30
+    assert peer.last(1).alone == alone and peer.last(99).accuracy.eligible == 20
 
 
 def test_a_drill_puts_its_seeds_side_by_side(tmp_path: Path) -> None:

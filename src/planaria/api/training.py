@@ -263,7 +263,7 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | No
     if ending.outcome == "finished":
         _conclude(config, folder, told.say)
     elif ending.outcome != "stopped" and not runs.has_trained(folder, before):
-        raise UserError("; ".join(filter(None, (ending.reason, last_error(folder)))))
+        raise UserError("; ".join(filter(None, (ending.reason, last_error(folder, watch.lost)))))
     else:
         told.say(f"report        {_report(folder)}")
         told.say(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")

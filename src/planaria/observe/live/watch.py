@@ -92,6 +92,11 @@ class Watch:
             self._note(partial(self._log.worked, when, kept))
         self._recovered(self._tally.worked(worked))
 
+    @property
+    def lost(self) -> bool:
+        """Whether workers have been lost, also such as had not started."""
+        return bool(self._tally.lost)
+
     def close(self) -> None:
         until = time.monotonic() + END_S
         for tracker in self._trackers:
