@@ -186,6 +186,20 @@ class SwarmConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _groups_compare(self) -> Self:
+        """A completion learns from the difference to the others of its group."""
+        rounds, mine = self.rounds, self.rounds.group // (self.size if self.rounds.mode == "horizontal" else 1)
+        if rounds.group < 2:
+            raise ValueError(f"rounds.group = {rounds.group}: nothing is learned from a group of one; give 2 or more")
+        for key in ("rounds.gather = false", "shadow = true"):
+            if mine < 2 and (self.shadow if key.startswith("shadow") else not rounds.gather):
+                raise ValueError(
+                    f"{key}: each peer writes {mine} of rounds.group = {rounds.group} completions, and nothing is "
+                    f"learned from a group of one; give rounds.group = {2 * self.size} or more, or leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _trusted_is_reached(self) -> Self:
         if self.rounds.trusted > self.rounds.count:
             raise ValueError(

@@ -271,6 +271,7 @@ class Peer:
                 self.meeting.receipts.signers("round", number),
                 agreed(report, self.task) if self.scoring.votes else None,
                 None if self.server is None or closed else self.server.found,
+                self.scoring.flawed,
             )
         )
 

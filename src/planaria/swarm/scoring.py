@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from planaria.swarm.config import CONSENSUS, SwarmConfig
-from planaria.tasks.base import Behaviour, Problem, Task
+from planaria.tasks.base import Behaviour, Problem, Task, as_reward
 
 NOTHING: Mapping[tuple[str, int, int], float] = {}
 
@@ -46,6 +46,8 @@ class Scoring:
         self._given = NOTHING
         self.rewards: dict[tuple[str, int, int], float] = {}
         """(peer, problem, index) → reward, of this round"""
+        self.flawed: dict[str, str] = {}
+        """peer → why the first flawed reward of its completions in this round is one"""
 
     @property
     def votes(self) -> bool:
@@ -55,7 +57,7 @@ class Scoring:
     def begin(self, given: Mapping[tuple[str, int, int], float] = NOTHING, draw: int = 0) -> None:
         """A round begins. ``given`` are rewards that need not be found again; ``draw``: a number that nobody knew when
         its completions were written."""
-        self._given, self.rewards, self._draw = given, {}, draw
+        self._given, self.rewards, self.flawed, self._draw = given, {}, {}, draw
         for account, part in list(self._part.items()):
             over = self._used[account] >= self.seconds(account)
             self._part[account] = max(LEAST, part / 2) if over else min(1.0, part * 2)
@@ -73,16 +75,18 @@ class Scoring:
         if self._used[account] >= self.seconds(account):
             return None
         began = self._clock()
-        found = self.scored(problem, text)
+        found = self.scored(problem, text, peer)
         self._used[account] += self._clock() - began
         self.rewards[name] = found.reward
         return found
 
-    def scored(self, problem: Problem, text: str) -> Scored:
+    def scored(self, problem: Problem, text: str, peer: str = "") -> Scored:
         """The same, however long it takes."""
         if self._voting:
             return Scored(0.0, self._task.behaviour(problem, text, self._draw))
-        reward = self._task.score(problem, text)
+        reward, flaw = as_reward(self._task.score(problem, text))
+        if flaw:
+            self.flawed.setdefault(peer, f"{self._task.name}, problem {problem.number}: {flaw}")
         if not self._filtering or reward <= 0:
             return Scored(reward)
         return Scored(reward, self._task.behaviour(problem, text, self._draw, untested=True))

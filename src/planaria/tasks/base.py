@@ -7,12 +7,15 @@ scores the text: no peer's word on truth or reward is ever taken.
 from __future__ import annotations
 
 import inspect
+import math
 import random
+import reprlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from numbers import Real
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from planaria.registry import Choice, foreign
 from planaria.tasks import records
@@ -30,6 +33,28 @@ class Problem:
     prompt: str
     answer: str
     """the reference answer, or what else ``score`` needs; never shown to a policy"""
+
+
+class Reward(NamedTuple):
+    """A task's score as a swarm counts it."""
+
+    value: float
+    """from 0 to 1"""
+    flaw: str = ""
+    """why it is not what the task returned, for a message; empty if it is"""
+
+
+def as_reward(score: object) -> Reward:
+    """Clip a finite number to 0..1; count NaN, infinity and anything that is not a number as 0.
+
+    A group whose rewards have no fixed range is dominated by the largest: advantages are relative to its deviation.
+    """
+    number: Any = score if isinstance(score, Real) else math.nan
+    if 0 <= number <= 1:
+        return Reward(float(number))
+    value = 1.0 if 1 < number != math.inf else 0.0
+    shown = " ".join(reprlib.repr(score).split())
+    return Reward(value, f"score returned {shown}, not a number from 0 to 1; it counts as {value:g}")
 
 
 class Task(Choice, ABC):
@@ -62,12 +87,12 @@ class Task(Choice, ABC):
 
     @abstractmethod
     def score(self, problem: Problem, completion: str) -> float:
-        """The verifiable reward of a completion: 1 where it is right, 0 where it is worth nothing, between them where
-        a part of the way is worth something. Any text at all may come: it never raises."""
+        """Return the verifiable reward of a completion, from 0 (worth nothing) to 1 (right). Must not raise, whatever
+        the text. Anything else is counted as :func:`as_reward` says."""
 
     def solves(self, problem: Problem, completion: str) -> bool:
         """Whether a completion is right, not just worth something."""
-        return self.score(problem, completion) == 1
+        return as_reward(self.score(problem, completion)).value == 1
 
     def answer(self, completion: str) -> str | None:
         """The answer that a completion gives, in one canonical form; None if it gives none, or nobody can tell."""

@@ -46,7 +46,10 @@ class SwarmProgress:
         line.hear(record)
         if isinstance(record, Started):
             self._names[record.id] = name
-            self._warn(record)
+            self._warn({warning: warning for warning in record.warnings})
+        if isinstance(record, RoundDone):
+            senders = {peer: self._names.get(peer, peer[:8]) for peer in record.flawed}
+            self._warn({f"reward {peer}": f"{why} (peer {senders[peer]})" for peer, why in record.flawed.items()})
         if self._live is not None:
             self._live.update(self._table())
         elif not self._quiet:
@@ -58,11 +61,11 @@ class SwarmProgress:
         if self._live is None and not self._quiet:
             print(f"{name}  {how}", file=self._stream, flush=True)
 
-    def _warn(self, started: Started) -> None:
-        """Say each warning once: most are every peer's."""
-        new = [warning for warning in started.warnings if warning not in self._warned]
+    def _warn(self, warnings: Mapping[str, str]) -> None:
+        """Print each warning (key → text) once: most come from every peer."""
+        new = {key: text for key, text in warnings.items() if key not in self._warned}
         self._warned.update(new)
-        for warning in () if self._quiet else new:
+        for warning in () if self._quiet else new.values():
             if self._live is None:
                 print(f"warning: {warning}", file=self._stream, flush=True)
             else:

@@ -92,7 +92,7 @@ Index = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 class _Rewards(Word):
     heard: Hex64
-    rewards: list[tuple[Hex32, Index, Index, FiniteFloat]] = Field(strict=False)
+    rewards: list[tuple[Hex32, Index, Index, Annotated[FiniteFloat, Field(ge=0, le=1)]]] = Field(strict=False)
 
 
 def rewards_in(text: str, heard: str) -> dict[Completed, float]:

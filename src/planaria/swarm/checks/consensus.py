@@ -6,16 +6,18 @@ make. As a reward it takes the place of the labels that a task does not have.
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from planaria.errors import UserError
+from planaria.registry import foreign
 from planaria.swarm.checks.base import Check, Context, Findings
 from planaria.swarm.checks.votes import Ballot, Label, label
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Task
+from planaria.tasks.base import Task, as_reward
 
 
 def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, Label]:
@@ -109,9 +111,22 @@ def refuse_senseless(config: SwarmConfig, task: Task) -> None:
             f"task.reward = 'verified': {name} has {len(without)} problems that nothing scores, the first is number "
             f"{without[0]}; give them tests, or set task.reward = 'consensus'"
         )
+    if not voting and foreign([type(task)]):
+        _refuse_invalid_rewards(config.task.name, task)
     held_out = range(task.training, task.training + task.held_out)
     if config.task.brake and len(task.unlabelled) and all(number in task.unlabelled for number in held_out):
         raise UserError(
             f"task.brake = {config.task.brake:g}: no held-out problem of {name} has a label that would tell when to "
             "stop; give some tests (test*.jsonl), or leave it out"
         )
+
+
+def _refuse_invalid_rewards(name: str, task: Task) -> None:
+    """Score an empty text and a worked solution of a few problems. UserError for a score that is not a reward."""
+    for number in range(min(3, task.training)):
+        problem = task.problem(number)
+        for text in ("", task.solution(problem, random.Random(number))):
+            if text is not None and (flaw := as_reward(task.score(problem, text)).flaw):
+                raise UserError(
+                    f"task.name = {name!r}: problem {number}: {flaw.split(';')[0]}; change its score method"
+                )

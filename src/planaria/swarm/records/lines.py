@@ -93,6 +93,8 @@ class RoundDone(_Record):
     accepted: dict[str, int]
     turned: dict[str, str]
     """peer → why the first of those turned away unread was"""
+    flawed: dict[str, str] = {}
+    """peer → why the first reward of its completions that was not from 0 to 1 is not"""
     refused_messages: dict[str, str]
     """peer → why its message is none"""
     missing: list[str]

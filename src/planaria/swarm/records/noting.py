@@ -15,6 +15,8 @@ from planaria.swarm.records.measure import Tally
 from planaria.swarm.serving.record import Serving
 from planaria.tasks.base import Task
 
+NONE: Mapping[str, str] = {}
+
 
 def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], number: int) -> list[SampleRecord]:
     """One line for each completion that arrived: where it came from, and what became of it."""
@@ -79,6 +81,7 @@ def round_record(
     certified: Sequence[str] = (),
     votes: Agreed | None = None,
     serving: Serving | None = None,
+    flawed: Mapping[str, str] = NONE,
 ) -> RoundDone:
     """The line that sums the round up."""
     own = [rollout.reward for rollout in report.rollouts if rollout.peer == me]
@@ -89,6 +92,7 @@ def round_record(
         sent=Counter(rollout.peer for rollout in report.rollouts),
         accepted=Counter(rollout.peer for rollout in report.accepted),
         turned={entry.peer: entry.reason for entry in reversed(turned)},
+        flawed=dict(flawed),
         refused_messages=dict(refused_messages),
         missing=list(missing),
         certified=list(certified),

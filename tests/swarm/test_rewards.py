@@ -1,0 +1,135 @@
+"""Rewards that nothing can be learned from: outside 0..1, no numbers, or of groups of one."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from planaria.errors import UserError
+from planaria.observe.live.swarm_progress import SwarmProgress
+from planaria.swarm.board.receipts import rewards_in, rewards_text
+from planaria.swarm.checks.consensus import refuse_senseless
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.learning.advantage import group_advantages
+from planaria.swarm.records.lines import RoundDone, Started
+from planaria.swarm.scoring import Scoring
+from planaria.tasks.base import Problem, as_reward
+from planaria.tasks.sums import Sums
+
+OBJECTS = st.one_of(
+    st.floats(), st.integers(), st.booleans(), st.text(), st.none(), st.complex_numbers(), st.fractions(),
+    st.lists(st.floats()), st.just(10**400), st.just(np.float32(2.5)), st.just(np.array([1.0, 2.0])), st.just(object),
+)  # fmt: skip
+
+
+@given(st.lists(OBJECTS, min_size=2, max_size=5))
+def test_whatever_a_task_returns_is_a_reward_from_0_to_1_in_a_group_that_teaches(scores: list[Any]) -> None:
+    found = [as_reward(score) for score in scores]
+    assert all(0.0 <= one.value <= 1.0 for one in found)
+    for score, one in zip(scores, found, strict=True):
+        sound = isinstance(score, int | float | np.floating) and 0 <= score <= 1
+        assert not sound or (one.value == float(score) and not one.flaw)
+        assert "\n" not in one.flaw and len(one.flaw) < 200
+    advantages = group_advantages([one.value for one in found])
+    assert advantages is None or all(map(math.isfinite, advantages))
+
+
+@pytest.mark.parametrize(
+    ("score", "value"),
+    [(1.5, 1.0), (-0.2, 0.0), (math.nan, 0.0), (math.inf, 0.0), (-math.inf, 0.0), ("1", 0.0), (None, 0.0)],
+)
+def test_a_flawed_score_is_clipped_or_worth_nothing_and_named(score: object, value: float) -> None:
+    found = as_reward(score)
+    assert found.value == value and repr(score) in found.flaw and f"counts as {value:g}" in found.flaw
+
+
+class Wild(Sums):
+    """Its score is what a completion says."""
+
+    def score(self, problem: Problem, completion: str) -> Any:
+        return {"big": 7.0, "nan": math.nan, "text": "right"}.get(completion, 0.5)
+
+
+class Spoiled(Sums):
+    """Its score is flawed for whatever is right."""
+
+    def score(self, problem: Problem, completion: str) -> float:
+        return 100 * super().score(problem, completion)
+
+
+def test_a_flawed_reward_of_a_peer_is_named_once_a_round_and_does_not_stop_the_others() -> None:
+    scoring, problem = Scoring(Wild()), Wild().problem(3)
+    scoring.begin()
+    rewards = [scoring.score(problem, text, "a", "a", n) for n, text in enumerate(("nan", "big", "half"))]
+    assert [one.reward for one in rewards if one] == [0.0, 1.0, 0.5]
+    assert scoring.score(problem, "half", "b", "b", 0)
+    assert scoring.flawed == {"a": "sums, problem 3: score returned nan, not a number from 0 to 1; it counts as 0"}
+    assert set(scoring.rewards.values()) == {0.0, 0.5, 1.0}, "what members of a committee sign"
+    scoring.begin()
+    assert not scoring.flawed
+
+
+def done(number: int, flawed: dict[str, str]) -> RoundDone:
+    keys = ("seconds", "sent", "accepted", "turned", "refused_messages", "layers", "off", "aside", "influence", "stats")
+    empty: dict[str, Any] = {key: {} for key in keys}
+    return RoundDone(
+        round=number, reward=0.5, flawed=flawed, missing=[], lessons=0, skipped=0, loss=0.0, grad_norm=0.0,
+        weights="", **empty,
+    )  # fmt: skip
+
+
+def test_a_flawed_reward_is_one_warning_that_names_task_value_and_peer() -> None:
+    stream, flaw = io.StringIO(), "Wild, problem 3: score returned nan, not a number from 0 to 1; it counts as 0"
+    with SwarmProgress(4, False, stream) as progress:
+        for name, peer in (("p0", "a" * 64), ("p1", "b" * 64)):
+            progress.told(
+                name, Started(name=name, id=peer, attack="none", model="", parameters=1, vocab=1, first_round=0)
+            )
+        for number in range(3):
+            progress.told("p0", done(number, {"b" * 64: flaw}))
+    assert stream.getvalue().count(f"warning: {flaw} (peer p1)\n") == 1
+
+
+def test_a_task_of_ones_own_is_tried_before_the_start() -> None:
+    config = SwarmConfig.model_validate({"task": {"name": "mine:Spoiled"}})
+    with pytest.raises(UserError, match=r"task\.name = 'mine:Spoiled': problem 0: score returned 100.0, not a number"):
+        refuse_senseless(config, Spoiled())
+    refuse_senseless(config, Wild())  # flawed only where nobody can know it before
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"size": 1, "rounds": {"group": 1}}, "rounds.group = 1: nothing is learned from a group of one"),
+        ({"rounds": {"group": 1, "mode": "vertical"}}, "rounds.group = 1: nothing is learned from a group of one"),
+        ({"size": 4, "rounds": {"group": 4, "gather": False}}, "gather = false: each .* 1 of .* give rounds.group = 8"),
+        ({"size": 4, "shadow": True, "rounds": {"group": 4}}, "shadow = true: each .* 1 of .* give rounds.group = 8"),
+    ],
+)  # fmt: skip
+def test_groups_of_one_are_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        SwarmConfig.model_validate(sections)
+
+
+def test_the_smallest_groups_that_teach() -> None:
+    for sections in ({"size": 1, "rounds": {"group": 2}}, {"shadow": True, "rounds": {"group": 8, "gather": False}}):
+        assert SwarmConfig.model_validate(sections)
+    assert SwarmConfig.model_validate({"size": 4, "rounds": {"group": 4}}), "of four peers that read each other"
+
+
+@pytest.mark.parametrize("reward", [1.5, -1.0, math.nan, math.inf])
+def test_certified_rewards_outside_0_to_1_are_none(reward: float) -> None:
+    heard, place = "ab" * 32, ("cd" * 16, 3, 0)
+    assert rewards_in(rewards_text(heard, {place: 1.0}), heard) == {place: 1.0}
+    try:
+        text = rewards_text(heard, {place: reward})
+    except ValueError:
+        return  # not even written
+    assert rewards_in(text, heard) == {}
