@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.config import OptimConfig
+from planaria.config import OptimConfig, RunConfig
 from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer
+from planaria.engine.resumption import rate_change
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:
@@ -39,6 +42,46 @@ def test_the_rate_stays_between_nothing_and_the_peak(warmup: int, steps: int, sc
     assert all(0 < rate <= 0.3 and math.isfinite(rate) for rate in rates)
     after = rates[warmup:]
     assert after == sorted(after, reverse=True)
+
+
+COSINE, WSD = {"lr": 0.01, "schedule": "cosine"}, {"lr": 0.01, "schedule": "wsd"}
+
+
+def run(steps: int, optim: dict[str, Any], schedule_steps: int = 0) -> RunConfig:
+    train = {"steps": steps, "schedule_steps": schedule_steps}
+    return RunConfig.model_validate({"optim": optim, "train": train})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "step", "said"),
+    [
+        (run(10, COSINE), run(20, COSINE), 10, "step 10 is 0.0055, and was 0.001 .*constant --optim.lr 0.001 holds"),
+        (run(10, COSINE), run(8, COSINE), 4, "is 0.0055, and was 0.006891 .*--train.schedule_steps 10 keeps that"),
+        (run(10, COSINE), run(20, COSINE, 40), 5, "step 5 is 0.009657, and was 0.0055 "),
+        (run(10, WSD), run(20, WSD), 9, "step 9 is 0.01, and was 0.0055 "),
+        (run(10, COSINE), run(10, {**COSINE, "warmup": 8}), 3, "step 3 is 0.005, and was .*leave optim as it was"),
+        (run(10, COSINE), run(10, {**COSINE, "final_lr": 0.5}), 5, "step 5 is 0.0075, and was 0.0055 .*leave optim"),
+        (run(10, WSD), run(10, {**WSD, "decay": 0.9}), 6, "step 6 is 0.005, and was 0.01 .*leave optim"),
+        (run(10, COSINE), run(10, {**COSINE, "lr": 0.02}), 5, "step 5 is 0.011, and was 0.0055 .*leave optim"),
+    ],
+)  # fmt: skip
+def test_a_resumed_run_says_both_learning_rates(before: RunConfig, after: RunConfig, step: int, said: str) -> None:
+    found = rate_change(before, after, step)
+    assert re.search(said, found) and "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "step"),
+    [
+        (run(10, COSINE), run(10, COSINE), 5), (run(10, COSINE), run(20, COSINE), 0),
+        (run(10, {"lr": 0.01}), run(20, {"lr": 0.01}), 10), (run(10, WSD), run(20, WSD), 8),
+        (run(10, COSINE, 40), run(20, COSINE, 40), 10), (run(10, COSINE), run(8, COSINE, 10), 4),
+        (run(10, COSINE), run(8, COSINE), 8),
+    ],
+)  # fmt: skip
+def test_a_resumed_run_whose_rate_goes_on_says_nothing(before: RunConfig, after: RunConfig, step: int) -> None:
+    """Nor does one of which nothing was done yet, or nothing is left to do."""
+    assert rate_change(before, after, step) == ""
 
 
 def test_the_recipe_reaches_adamw() -> None:

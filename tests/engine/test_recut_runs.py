@@ -191,6 +191,14 @@ def test_a_clip_that_will_bind_otherwise_is_said(config: Recipe, tmp_path: Path)
     assert any("optim.clip = 0.5 bounds each stage's gradient" in line and "clip_by layer" in line for line in said)
 
 
+def test_a_learning_rate_that_jumps_is_said(config: Recipe, tmp_path: Path) -> None:
+    folder = begin(recipe(config, tmp_path, steps=2, optim={"lr": 0.01, "schedule": "cosine"}))
+    lines: list[str] = []
+    take_up(folder, {"train.steps": 4}, None, lines.append)
+    (line,) = (line for line in lines if "learning rate" in line)
+    assert "of step 2 is 0.0055, and was 0.001 by the former schedule" in line and "train.schedule_steps" in line
+
+
 def test_a_rebuilt_stages_parameters_keep_their_clock_and_scale(config: Recipe, tmp_path: Path) -> None:
     """CheckFree rebuilds stage 2 of 4; at 2 stages its layers live in stage 1, beside those of the old stage 1."""
     from planaria.chaos.trace import Fault, Trace, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.messages import require_same_debts
+from planaria.engine.optimizer import learning_rate
 from planaria.engine.origin import Origin
 from planaria.engine.prepare import Prepared, on_schedule, placed
 from planaria.engine.recall import recalled
@@ -73,6 +75,8 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
         check_stages(store.folder, origin.load, config)
     if checkpoint is None:
         origin = recalled(origin, saved, config, folder, say)
+    if jump := rate_change(before, config, origin.step):
+        say(f"{folder}: {jump}")
     return Resumption(config, store, saved, origin)
 
 
@@ -166,6 +170,26 @@ def require_same_data(folder: Path, prepared: Prepared) -> None:
             f"{folder}: the text of {source}, or its tokenizer, is not what this "
             "run began with; bring the old text back, or start a new run"
         )
+
+
+def rate_change(before: RunConfig, config: RunConfig, step: int) -> str:
+    """How another schedule changes the learning rate of update ``step``, and how to keep it; empty if it does not."""
+    lengths = [each.train.schedule_steps or each.train.steps for each in (before, config)]
+    was, now = (learning_rate(c.optim, min(step, n), n) for c, n in zip((before, config), lengths, strict=True))
+    if not 0 < step < config.train.steps or math.isclose(was, now, rel_tol=1e-6):
+        return ""
+    jump = f"the learning rate of step {step} is {now:.4g}, and was {was:.4g} by the former schedule"
+    kept = config.model_copy(update={"optim": before.optim})
+    if before.optim != config.optim and not rate_change(before, kept, step):
+        return f"{jump}; leave optim as it was to keep that"
+    if lengths[0] >= config.train.steps:
+        return f"{jump}; --train.schedule_steps {lengths[0]} keeps that"
+    if step < config.optim.warmup:
+        return f"{jump}; to extend a run later, set train.schedule_steps when it starts"
+    return (
+        f"{jump}; --optim.schedule constant --optim.lr {was:.4g} holds that rate. To extend a run along its schedule, "
+        "set train.schedule_steps when it starts"
+    )
 
 
 def _first_block(saved: Saved, config: RunConfig, itinerary: Itinerary) -> int | None:
