@@ -31,9 +31,17 @@ from planaria.record.logs import RunRecord, read_run
 
 REPLICAS = 3
 ESTIMATES = ("econtrol", "ef21")
+WEIGHTED = {"kind": "topk", "keep": 0.05, "feedback": "ef21w", "warmup": 2}
 
 
-def every_step(folder: Path, said: str, steps: int = 6, robust: str = "", **sections: dict[str, Any]) -> RunConfig:
+def begins(said: str | dict[str, Any]) -> int:
+    """Steps until messages are compressed: estimates begin with gradients in full, and a warm-up sends differences."""
+    return 1 + int(said["warmup"]) if isinstance(said, dict) else int(said.startswith(ESTIMATES))
+
+
+def every_step(
+    folder: Path, said: str | dict[str, Any], steps: int = 6, robust: str = "", **sections: dict[str, Any]
+) -> RunConfig:
     """Three replicas of two stages each (with the ends), whose messages are compressed as ``said``."""
     exchange = {"replicas": REPLICAS, "compress": said, "robust": robust}
     return tiny(folder, stages=1, steps=steps, exchange=exchange, **sections)
@@ -80,8 +88,8 @@ def in_full(config: RunConfig, stage: int) -> float:
     return stated(config.model_copy(update={"exchange": config.exchange.model_copy(update={"compress": ""})}), stage)
 
 
-@pytest.mark.parametrize("said", ["32bits", "4bits", "sign", "econtrol:top5%", "ef21:rand5%"])
-def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("said", ["32bits", "4bits", "sign", "econtrol:top5%", "ef21:rand5%", WEIGHTED])
+def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Path, said: str | dict[str, Any]) -> None:
     config = every_step(tmp_path, said)
     record = train(config)
     assert ending(record).outcome == "finished"
@@ -89,15 +97,15 @@ def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Pat
     assert not facts(record, d.Settle), "they agree within the step"
     assert compressed(record) == compressed(in_one_process(config))
     sent = sent_within_stages(record)
-    begins = 1 if said.startswith(ESTIMATES) else 0  # estimates begin with gradients in full
+    first = begins(said)
     for node in range(2 * REPLICAS):
         others = [peer for peer in range(node % 2, 2 * REPLICAS, 2) if peer != node]
-        steady = (config.train.steps - begins) * stated(config, node % 2)
-        assert sum(sent[node, peer] for peer in others) == begins * in_full(config, node % 2) + steady
+        steady = (config.train.steps - first) * stated(config, node % 2)
+        assert sum(sent[node, peer] for peer in others) == first * in_full(config, node % 2) + steady
         assert len({sent[node, peer] for peer in others}) == 1, "each hears the same"
     steps = range(config.train.steps if said != "32bits" else 0)
     assert [(fact["round"], fact["stage"]) for fact in compressed(record)] == [(n, s) for n in steps for s in (0, 1)]
-    assert all(fact["full"] == ("beginning" if begins and not fact["round"] else None) for fact in compressed(record))
+    assert all(fact["full"] == ("beginning" if fact["round"] < first else None) for fact in compressed(record))
     for node in range(2):  # of replica 0
         of_stage = [fact for fact in compressed(record) if fact["stage"] == node]
         assert not of_stage or sum(fact["sent_bytes"] for fact in of_stage) == sent[node, node + 2]
@@ -139,10 +147,10 @@ def killing(step: int) -> Callable[..., object]:
 
 
 @pytest.mark.parametrize(
-    ("said", "robust"), [("32bits", ""), ("4bits", ""), ("econtrol:top5%", ""), ("32bits", "clipping")]
+    ("said", "robust"), [("32bits", ""), ("4bits", ""), ("econtrol:top5%", ""), (WEIGHTED, ""), ("32bits", "clipping")]
 )
 def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(
-    tmp_path: Path, said: str, robust: str
+    tmp_path: Path, said: str | dict[str, Any], robust: str
 ) -> None:
     """The block stage of all replicas has agreed on the step's gradient when the ends of one die: all do it again.
 
@@ -162,13 +170,17 @@ def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(
         (step, stage) for step in range(7) for stage in (0, 1)
     ]), "once, though a step was done twice"  # fmt: skip
     full = [(fact["round"], fact["stage"], fact["full"]) for fact in told if fact["full"]]
-    began = [(0, 0, "beginning"), (0, 1, "beginning"), (3, 0, "rebuilt")]
-    assert full == (began if said.startswith(ESTIMATES) else [])
+    began = [(step, stage, "beginning") for step in range(begins(said)) for stage in (0, 1)]
+    assert full == ([*began, (3, 0, "rebuilt")] if began else []), "what a warm-up found is not lost with a node"
     assert losses(record) == inline(record)[0], "to the last bit"
 
 
-def test_a_run_goes_on_from_its_checkpoint_with_the_last_value_of_a_robust_rule(tmp_path: Path) -> None:
-    config, whole = (every_step(tmp_path, "", steps, robust="clipping") for steps in (2, 5))
+@pytest.mark.parametrize(("said", "robust"), [("", "clipping"), (WEIGHTED, "")])
+def test_a_run_goes_on_from_its_checkpoint_with_what_all_replicas_share(
+    tmp_path: Path, said: str | dict[str, Any], robust: str
+) -> None:
+    """The last value of a robust rule, or what a warm-up has measured so far."""
+    config, whole = (every_step(tmp_path, said, steps, robust=robust) for steps in (2, 5))
     folder = folder_of(config)
     train(config.model_copy(update={"engine": "inline"}), engine=inline_run.train)
     for steps, engine in ((4, "fleet"), (5, "inline")):

@@ -19,7 +19,7 @@ from planaria.checkpoint.stage_file import Contents, Entry
 from planaria.config import ExchangeConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
-from planaria.exchange.base import Sharing
+from planaria.exchange.base import SECANTS, Sharing
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MEND = "choose another checkpoint"
@@ -286,6 +286,11 @@ def _outer(
                 raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {MEND}")
             found[f"{part}/{local[name]}"] = Made("mean", sources)
     found = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in found.items()}
+    numbers = [
+        Source(held, f"outer.{SECANTS}") for held in used[0].outer.values() if f"outer.{SECANTS}" in held.entries
+    ]
+    if rule == "own" and numbers and len(used[0].outer) == 1:  # of one stage; stages cut otherwise measure anew
+        found[SECANTS] = Made("copy", (numbers[0],))
     return found, rounds[0] if rounds and rule == "own" else None
 
 

@@ -38,7 +38,7 @@ def exchange_gradients(post: Post, runner: StageRunner) -> None:
     replicas = dict(enumerate(here.present.peers(here.node)))
     me = next(replica for replica, node in replicas.items() if node == here.node)
     others = {replica: node for replica, node in replicas.items() if replica != me}
-    own = outer.offer(runner)
+    own = outer.offer(runner, me)
     at = here.step, outer.settled.rounds
     said = outer.liar.say(own, outer.exchange.codec(outer.settled), at, me, others)
     for replica, node in others.items():

@@ -117,7 +117,7 @@ class InlineReplicas:
         """
         if self.exchange.interval != 0:
             return {}
-        honest = {node: self.outer[node].offer(runner) for node, runner in self._runners.items()}
+        honest = {node: self.outer[node].offer(runner, self._replica[node]) for node, runner in self._runners.items()}
         _, heard = self._groups(honest, step)
         self._compare(heard)
         verdicts = {

@@ -78,13 +78,13 @@ class OuterState:
         else:
             self.settled = replace(Outer() if self._alone else self.exchange.start(weights), rounds=rounds)
 
-    def offer(self, runner: StageRunner) -> Offer:
-        """What the node says of the step's gradient, before that is clipped.
+    def offer(self, runner: StageRunner, me: int = 0) -> Offer:
+        """The message of replica ``me`` about the step's gradient, before that is clipped.
 
         :raises NonFinite: when a number of it is not finite, which rounding might conceal.
         """
         runner.weigh()
-        offer = self.exchange.offer(self.settled, runner.grads)
+        offer = self.exchange.speaking(me).offer(self.settled, runner.grads)
         lossy = offer.blocking is not None and offer.blocking.dtype != torch.float32
         if lossy and not all(torch.isfinite(gradient).all() for gradient in runner.grads.values()):
             raise NonFinite(f"the gradient of stage {runner.stage} is not finite; lower optim.lr")

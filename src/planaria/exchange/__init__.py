@@ -48,6 +48,8 @@ def exchange(config: ExchangeConfig) -> Exchange:
         if not isinstance(made, Averaging):
             raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
         made = made.compressed(compression_of(config.compress))
+        if config.replicas > 1 and (wrong := made.compression.feedback.unfit(config.replicas)):
+            raise UserError(f"exchange.compress: {wrong}")
     if config.robust:
         if not isinstance(made, Averaging):
             raise UserError(f"exchange.robust: {config.kind!r} makes no one value of several; leave it out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Protocol, Self
 
@@ -98,6 +99,14 @@ class Averaging(Exchange, ABC):
             )
         made = self.model_copy()
         made._compressed = by
+        return made
+
+    def speaking(self, me: int) -> Self:
+        if self._compressed is None:
+            return self
+        made = self.model_copy()
+        made._compressed = replace(self._compressed, me=me)
+        made.__dict__.pop("compression", None)  # cached, without the member
         return made
 
     def defended(self, by: Robust, members: int) -> Self:

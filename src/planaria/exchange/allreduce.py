@@ -37,4 +37,5 @@ class AllReduce(Averaging):
         said, kept = self.compression.heard(outer, offers, me, fast)
         joined = self.joined(outer, said)
         reached, shared = self.compression.reached(outer, joined)
-        return message.fast_copy(reached, fast), outer.settled(**kept, **shared, **self.remembered(joined))
+        known = self.compression.learned(outer, said)
+        return message.fast_copy(reached, fast), known.settled(**kept, **shared, **self.remembered(joined))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple, Protocol, Self
 
@@ -41,6 +41,8 @@ Sharing = Literal["shared", "own", "estimate"]
 this replica alone, as what rounding kept back of its messages is; a copy begins without it, and another number of
 replicas with the mean of what was owed. estimate: own, but nothing that is owed; another number begins without it."""
 Parts = Mapping[str, Sharing]
+SECANTS = "secants"
+"""the entry of a saved outer state that holds ``measured`` and ``secants``"""
 
 
 @dataclass(frozen=True)
@@ -53,22 +55,28 @@ class Outer:
 
     parts: Mapping[str, Weights] = field(default_factory=dict)
     rounds: int = 0
+    secants: tuple[float, ...] = ()
+    """Σ‖Δg‖² of each member over ``measured`` rounds, equal at all members (``feedback/ef21w.py``)"""
+    measured: int = 0
 
     def __getitem__(self, part: str) -> Weights:
         return self.parts.get(part, {})
 
     def settled(self, **parts: Weights) -> Outer:
         """One round later, with these tensors in place of those of the same part and name; shares memory."""
-        return Outer({**self.parts, **{part: {**self[part], **new} for part, new in parts.items()}}, self.rounds + 1)
+        merged = {**self.parts, **{part: {**self[part], **new} for part, new in parts.items()}}
+        return replace(self, parts=merged, rounds=self.rounds + 1)
 
     def copied(self, parts: Parts) -> Outer:
         """What a copy of this replica begins with: what is shared of the ``parts`` declared."""
-        return Outer({part: held for part, held in self.parts.items() if parts.get(part) == "shared"}, self.rounds)
+        return replace(self, parts={part: held for part, held in self.parts.items() if parts.get(part) == "shared"})
 
     def state(self) -> dict[str, Tensor]:
         """Everything as plain tensors, for a checkpoint; shares memory."""
         named = {f"{part}/{name}": tensor for part, held in self.parts.items() for name, tensor in held.items()}
-        return {"rounds": torch.tensor(self.rounds), **named}
+        measured = [float(self.measured), *self.secants]
+        numbers = {SECANTS: torch.tensor(measured, dtype=torch.float64)} if self.measured else {}
+        return {"rounds": torch.tensor(self.rounds), **numbers, **named}
 
     @classmethod
     def load(cls, state: Mapping[str, Tensor], parts: Parts) -> Outer:
@@ -78,15 +86,19 @@ class Outer:
         :raises ValueError: when it is not one.
         """
         found: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
+        numbers = state.get(SECANTS, torch.zeros(1, dtype=torch.float64))
+        if numbers.dtype != torch.float64 or numbers.ndim != 1 or not len(numbers):
+            raise ValueError(f"{SECANTS!r} ({numbers.dtype}) is no part of an outer state")
         for key, tensor in state.items():
             part, _, name = key.partition("/")
-            if key != "rounds" and (not name or tensor.dtype != torch.float32):
+            if key not in ("rounds", SECANTS) and (not name or tensor.dtype != torch.float32):
                 raise ValueError(f"{key!r} ({tensor.dtype}) is no part of an outer state")
             if part in found:
                 found[part][name] = tensor
         if "rounds" not in state or state["rounds"].numel() != 1 or state["rounds"].is_floating_point():
             raise ValueError("an outer state counts its rounds in one integer")
-        return cls(found, int(state["rounds"]))
+        measured, *secants = numbers.tolist()
+        return cls(found, int(state["rounds"]), tuple(secants), int(measured))
 
 
 @dataclass(frozen=True)
@@ -280,6 +292,10 @@ class Exchange(Choice, ABC):
     def prefetched(self, outer: Outer) -> Tensor | None:
         """The part of the next offer that ``outer`` alone determines, if there is one."""
         return None
+
+    def speaking(self, me: int) -> Self:
+        """The same as member ``me`` drives it, if its messages depend on who sends them."""
+        return self
 
     @abstractmethod
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:

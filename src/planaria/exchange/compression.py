@@ -37,6 +37,8 @@ class Compression:
 
     compressor: Compressor = PLAIN
     feedback: Feedback = _EF14
+    me: int | None = None
+    """the member that sends, for feedback that scales its vectors"""
 
     @property
     def exact(self) -> bool:
@@ -50,23 +52,28 @@ class Compression:
 
     def codec(self, outer: Outer) -> Compressor:
         """What the round's messages are encoded with: estimates begin with exact vectors."""
-        needed = [part for part, sharing in self.parts.items() if sharing != "own"]
-        return self.compressor if all(outer[part] for part in needed) else PLAIN
+        return self.compressor if self._begun(outer) and not self.feedback.measuring(outer) else PLAIN
+
+    def _begun(self, outer: Outer) -> bool:
+        """Whether messages are what feedback makes of vectors, not the vectors as they are."""
+        return all(outer[part] for part, sharing in self.parts.items() if sharing != "own")
 
     def offer(self, outer: Outer, exact: Weights, prefetched: Tensor | None = None) -> Offer:
         """An offer of ``exact``, and what its sender keeps once the others have heard it."""
         codec = self.codec(outer)
         if self.exact:
             return Offer(message.pack(exact), prefetched)
-        if codec.exact:
+        if not self._begun(outer):
             blocking, kept = message.pack(exact), self.feedback.begun(exact)
             return Offer(blocking, prefetched, kept, _measured(blocking, exact, {**outer.parts, **kept}))
         count = sum(tensor.numel() for tensor in exact.values())
         meant = self.feedback.meant(outer, exact, self._delta(outer, exact, count))
-        blocking = codec.encode(message.flat(meant), outer.rounds)
-        sent = message.named(codec.decode(blocking, count, outer.rounds), meant)
+        scale = self._scale(outer, self.me)
+        vector = message.flat(meant)
+        blocking = codec.encode(vector if scale == 1.0 else vector / scale, outer.rounds)
+        sent = _scaled(message.named(codec.decode(blocking, count, outer.rounds), meant), scale)
         kept = self.feedback.kept(outer, exact, meant, sent)
-        return Offer(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent)))
+        return Offer(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent), codec.exact))
 
     def _delta(self, outer: Outer, exact: Weights, count: int) -> float:
         """The compressor's δ for the message of ``exact``."""
@@ -83,18 +90,32 @@ class Compression:
         :raises ValueError: when a message is none of such a round.
         """
         codec = self.codec(outer)
-        sent = {member: message.unpack(offers[member].blocking, like, codec, outer.rounds) for member in sorted(offers)}
+        sent = {}
+        for member in sorted(offers):
+            decoded = message.unpack(offers[member].blocking, like, codec, outer.rounds)
+            sent[member] = _scaled(decoded, self._scale(outer, member))
         kept = offers[me].kept if me in offers else {}
         if len(offers) > 1 or not kept or codec.exact:
             return sent, kept
         value, kept = self.feedback.alone(kept, sent[me])
         return {me: dict(value)}, kept
 
+    def _scale(self, outer: Outer, member: int | None) -> float:
+        """What the member's vector was divided by: nothing where vectors are sent as they are."""
+        if member is None or self.exact or not self._begun(outer):
+            return 1.0
+        return self.feedback.scale(outer, member)
+
+    def learned(self, outer: Outer, sent: Mapping[int, Weights]) -> Outer:
+        """``outer`` with what the differences that members have ``sent`` tell about them."""
+        measuring = self._begun(outer) and not self.exact and self.feedback.measuring(outer)
+        return self.feedback.measure(outer, sent) if measuring else outer
+
     def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, Mapping[str, Weights]]:
         """What members go on with, ``joined`` being the aggregate of what they have sent; and the shared parts then."""
         if self.exact:
             return joined, {}
-        if self.codec(outer).exact:
+        if not self._begun(outer):
             return joined, self.feedback.shared(joined)
         return self.feedback.reached(outer, joined)
 
@@ -108,18 +129,26 @@ class Compression:
 
 
 def _measured(
-    blocking: Tensor, exact: Weights, kept: Mapping[str, Weights], coded: tuple[Weights, Weights] | None = None
+    blocking: Tensor,
+    exact: Weights,
+    kept: Mapping[str, Weights],
+    coded: tuple[Weights, Weights] | None = None,
+    full: bool = True,
 ) -> Compressed | None:
     """What became of ``exact`` in the message ``blocking``, and what its sender then has of its own (``kept``);
-    ``coded``: what was meant, and what was decoded of it, unless it went as it is."""
+    ``coded``: what was meant, and what was decoded of it, unless it went as it is; ``full``: nothing of it was lost."""
     lost = 0.0
     if coded is not None and (meant := _norm(coded[0])):
         lost = (_norm(coded[0], coded[1]) / meant) ** 2
     owed = _norm(kept["residual"]) if "residual" in kept else None
     off = _norm(exact, kept["estimate"]) if "estimate" in kept else None
     dense = 4 * sum(tensor.numel() for tensor in exact.values())
-    found = Compressed(blocking.nbytes, dense, _norm(exact), lost, owed, off, full=coded is None)
+    found = Compressed(blocking.nbytes, dense, _norm(exact), lost, owed, off, full)
     return found if all(math.isfinite(each or 0.0) for each in (found.norm, lost, owed, off)) else None
+
+
+def _scaled(weights: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    return weights if scale == 1.0 else {name: tensor * scale for name, tensor in weights.items()}
 
 
 def _norm(vector: Weights, other: Weights | None = None) -> float:

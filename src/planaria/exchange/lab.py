@@ -34,7 +34,7 @@ def offers(
     exchange: Exchange, of: dict[int, Replica], round: int, seed: int, alone: Collection[int] = ()
 ) -> dict[int, dict[int, Offer]]:
     """What every replica gets to hear in ``round``; those ``alone`` hear nobody, and nobody hears them."""
-    said = {member: exchange.offer(replica.outer, replica.fast) for member, replica in of.items()}
+    said = {member: exchange.speaking(member).offer(replica.outer, replica.fast) for member, replica in of.items()}
     heard = {}
     for group in exchange.groups(round, list(of), seed):
         for member in group:

@@ -39,3 +39,8 @@ def new_rule(whole: float, smoothness: Sequence[float], delta: float) -> float:
 def weights(smoothness: Sequence[float]) -> list[float]:
     """w_i = L_i/ΣL_j, EF21-W's (arXiv 2402.10774, algorithm 2): replica i compresses g_i/(n w_i), and counts n w_i."""
     return [each / sum(smoothness) for each in smoothness]
+
+
+def scales(smoothness: Sequence[float]) -> list[float]:
+    """n·w_i, by which replica i divides what it compresses (arXiv 2402.10774, algorithm 2)."""
+    return [len(smoothness) * weight for weight in weights(smoothness)]

@@ -68,6 +68,22 @@ class Feedback(Choice, ABC):
         """The shared parts after a round in which all sent exact vectors, which came to ``joined``."""
         return {}
 
+    def scale(self, outer: Outer, member: int) -> float:
+        """What ``member`` divides its vector by before compression; all multiply what they decode of it by the same."""
+        return 1.0
+
+    def measuring(self, outer: Outer) -> bool:
+        """Whether this round's differences are sent in full, for :meth:`measure`."""
+        return False
+
+    def measure(self, outer: Outer, sent: Mapping[int, Weights]) -> Outer:
+        """The state with what is learned about members from the differences that they ``sent`` in full."""
+        return outer
+
+    def unfit(self, members: int) -> str:
+        """Why it does not work with this number of members; empty if it does."""
+        return ""
+
     def misfit(self, delta: float) -> str:
         """Why it does not work with a compressor of this δ; empty if it does."""
         return ""

@@ -13,11 +13,7 @@ from planaria.exchange.feedback.estimates import Estimates
 
 
 class EF21(Estimates):
-    """D = C(v − h), h ← h + D, h̄ ← h̄ + mean D, with v ← (1 − a)v + ag, or v = g without momentum.
-
-    EF21-W (arXiv 2402.10774) is the same with a step size of its own (``exchange/stepsize.py``): with any compressor
-    that is positively homogeneous, weights do not change what is computed.
-    """
+    """D = C(v − h), h ← h + D, h̄ ← h̄ + mean D, with v ← (1 − a)v + ag, or v = g without momentum."""
 
     momentum: Annotated[float, Field(gt=0, le=1)] = 1.0
     """a, the share of the new gradient in what is followed (arXiv 2305.15155); 1: no momentum"""

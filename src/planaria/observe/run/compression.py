@@ -134,7 +134,7 @@ def _rows(record: RunRecord, messages: Messages) -> Iterator[list[str]]:
 
 
 def _stated(record: RunRecord, count: int) -> str:
-    """The δ that the compressor guarantees for vectors of so many numbers, or "none"."""
+    """The δ that the compressor guarantees for vectors of ``count`` numbers, or "none"."""
     from planaria.exchange import exchange  # compressors import torch
     from planaria.exchange.aggregate import Averaging
 
