@@ -78,26 +78,41 @@ class Listener:
             except OSError:
                 if self._over:
                     break
-                self._turn_one_away()
+                self._short_of_descriptors()
                 continue
-            try:
-                threading.Thread(target=self._greet, args=(self._let_in(raw),), name="greeting", daemon=True).start()
-            except (OSError, RuntimeError):  # broken already; or no thread can be had
-                raw.close()
+            self._admit(raw)
         if self._reserve is not None:
             self._reserve.close()
 
-    def _turn_one_away(self) -> None:
-        """No descriptor is free, or a caller left before it was accepted: go on listening, whatever it is."""
+    def _admit(self, raw: socket.socket) -> None:
+        try:
+            threading.Thread(target=self._greet, args=(self._let_in(raw),), name="greeting", daemon=True).start()
+        except (OSError, RuntimeError):  # broken already; or no thread can be had
+            raw.close()
+
+    def _short_of_descriptors(self) -> None:
+        """No descriptor is free, or a caller left before it was accepted: turn one caller away, and go on listening.
+
+        The caller is let in if descriptors are free again meanwhile.
+        """
         if self._reserve is not None:
             self._reserve.close()
             self._reserve = None
+        raw = None
         with contextlib.suppress(OSError):
             self._server.settimeout(_AGAIN_S)
-            self._server.accept()[0].close()
+            raw = self._server.accept()[0]
         with contextlib.suppress(OSError):
             self._server.settimeout(None)
+        with contextlib.suppress(OSError):
             self._reserve = socket.socket()
+        if raw is not None and self._reserve is not None:
+            self._admit(raw)
+            return
+        if raw is not None:
+            raw.close()
+        with contextlib.suppress(OSError):
+            self._reserve = self._reserve or socket.socket()
         time.sleep(_AGAIN_S)
 
     def _let_in(self, raw: socket.socket) -> ssl.SSLSocket:
