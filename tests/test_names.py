@@ -13,7 +13,7 @@ from planaria import cli, names, recipe
 from planaria.config import RunConfig
 from planaria.data_config import DataConfig
 from planaria.errors import UserError
-from planaria.names import Key, Name
+from planaria.names import Key, Name, expanded
 from planaria.swarm.config import SwarmConfig
 
 BAD = ("", ".", "..", "../../esc", "a/b", "/abs", ".hidden", "-x", "a b", "a\nb", "a\0b", "é", "x" * 101)
@@ -92,3 +92,8 @@ def test_a_command_refuses_such_a_name_and_writes_nothing(
 def test_a_file_with_spaces_is_a_recipe_too(tmp_path: Path) -> None:
     (tmp_path / "my recipe, 2.toml").write_text("")
     assert recipe.load(tmp_path / "my recipe, 2.toml", {}).name == "my-recipe-2"
+
+
+def test_an_unknown_users_home_is_left_for_the_message() -> None:
+    assert expanded("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
+    assert expanded("~/x") == Path.home() / "x"

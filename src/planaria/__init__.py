@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from planaria.api.training import train as train
     from planaria.config import RunConfig as RunConfig
     from planaria.engine.inline import InlineEngine as InlineEngine
+    from planaria.errors import LedgerError as LedgerError
     from planaria.errors import RunStopped as RunStopped
     from planaria.errors import UserError as UserError
     from planaria.observe.live.listener import Step as Step
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ComparisonResult": "planaria.api.comparison",
     "InlineEngine": "planaria.engine.inline",
+    "LedgerError": "planaria.errors",
     "Run": "planaria.api.run",
     "RunConfig": "planaria.config",
     "RunStopped": "planaria.errors",

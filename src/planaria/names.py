@@ -7,6 +7,7 @@ to.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -36,6 +37,11 @@ def require_name(name: str, setting: str) -> None:
 def from_file(stem: str) -> str:
     """Return the name of a recipe that is called ``stem`` and does not state one: other characters become '-'."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip(".-")[:100] or "run"
+
+
+def expanded(path: str | Path) -> Path:
+    """Return ``path`` with a leading ``~`` or ``~USER`` replaced; as it is where that folder is unknown."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises where the user is unknown)
 
 
 def _name(name: str) -> str:

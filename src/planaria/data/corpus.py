@@ -23,6 +23,7 @@ from planaria.data.records import PassedOver, kind_of, read_records
 from planaria.data.remote import RemoteFile, remote_files
 from planaria.errors import UserError
 from planaria.filesystems import is_url
+from planaria.names import expanded
 
 STDLIB, LOCAL = "stdlib", "file://"
 NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})
@@ -181,7 +182,7 @@ def _read(path: Path | RemoteFile) -> str:
 
 def _listing(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
     """Return the corpus's files: a folder, and the sorted names of the files below it."""
-    path, cache = Path(config.source.removeprefix(LOCAL)).expanduser(), cache_folder(config).resolve()
+    path, cache = expanded(config.source.removeprefix(LOCAL)), cache_folder(config).resolve()
     try:
         if config.source == STDLIB:
             path = Path(sysconfig.get_paths()["stdlib"])

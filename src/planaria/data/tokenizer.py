@@ -22,6 +22,7 @@ from planaria.data.corpus import fingerprint, of_source
 from planaria.data.mixture import quotas
 from planaria.errors import UserError
 from planaria.model.gguf_file import is_gguf
+from planaria.names import expanded
 
 END = "<|end|>"
 """the document separator of our own tokenizers"""
@@ -206,7 +207,7 @@ def load_tokenizer(
     own = data.tokenizer in ("bpe", "bytes")
     if data.tokenizer == "bpe" and vocab >= OWN_LEAST:
         return _trained(data, vocab, cache, on_progress)
-    tokenizer = _byte_tokenizer() if own else Tokenizer.open(Path(data.tokenizer).expanduser())
+    tokenizer = _byte_tokenizer() if own else Tokenizer.open(expanded(data.tokenizer))
     if tokenizer.vocab > vocab:
         raise UserError(
             f"data.tokenizer = {data.tokenizer!r} {'needs' if own else 'has'} {tokenizer.vocab} ids but model.vocab = "

@@ -18,6 +18,7 @@ from planaria.model.gguf_file import is_gguf
 from planaria.model.huggingface import is_huggingface, open_folder
 from planaria.model.llama2c import open_llama2c
 from planaria.model.stages import Llama
+from planaria.names import expanded
 
 HUB = "hf:"
 FIXED = ("family", "vocab", "dim", "layers", "heads", "kv", "hidden", "tied", "rope_theta", "norm_eps")
@@ -67,7 +68,7 @@ def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:
 def located(source: str | Path) -> Path:
     """Where on this machine weights are: a model of the hub is downloaded first."""
     text = str(source)
-    return downloaded(text.removeprefix(HUB)) if text.startswith(HUB) else Path(text).expanduser()
+    return downloaded(text.removeprefix(HUB)) if text.startswith(HUB) else expanded(text)
 
 
 def downloaded(name: str) -> Path:

@@ -26,6 +26,7 @@ from planaria.errors import UserError
 from planaria.experts.budget import GENERALIST
 from planaria.experts.embedding import clustered
 from planaria.experts.experts_spec import ExpertsSpec, TextSpec
+from planaria.names import expanded
 
 PIECE = 4_000
 """characters of a piece"""
@@ -168,7 +169,7 @@ def _length(piece: Piece) -> int:
 def _texts(place: str, spec: TextSpec) -> Iterator[str]:
     """All files or records that ``place`` in the recipe names."""
     if spec.where:
-        path = Path(spec.source).expanduser()
+        path = expanded(spec.source)
         if kind_of(path) is None:
             raise UserError(f"{place}.where: goes with a file of records such as .jsonl, not with {spec.source!r}")
         found = list(read_records(path, spec.field, spec.where))
@@ -196,8 +197,8 @@ def _globbed(source: str) -> list[Path] | None:
     """The files that a glob names, in order; None for what is none. ``stdlib:GLOB`` looks in Python's library."""
     if source.startswith(f"{STDLIB}:"):
         path = Path(sysconfig.get_paths()["stdlib"]) / source.partition(":")[2]
-    elif set(source) & set(WILD) and not Path(source).expanduser().exists():
-        path = Path(source).expanduser().absolute()
+    elif set(source) & set(WILD) and not expanded(source).exists():
+        path = expanded(source).absolute()
     else:
         return None
     root, parts = Path(path.anchor), list(path.parts[1:])

@@ -14,6 +14,7 @@ from torch import Tensor
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine.weights import HUB, downloaded
 from planaria.errors import UserError, missing_package
+from planaria.names import expanded
 from planaria.swarm.policy.chat import Template, template_of
 from planaria.swarm.policy.huggingface import open_model, reading
 from planaria.swarm.policy.policies import folder_tokenizer
@@ -39,7 +40,7 @@ class ModelWriter:
 
         :raises UserError: when folder, tokenizer or the package are missing, or the chat template is of no use.
         """
-        self._folder = downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else Path(path).expanduser()
+        self._folder = downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else expanded(path)
         self._most = most
         self._tokenizer, self._template = _opened(self._folder)
         self._room = _context(self._folder) - most

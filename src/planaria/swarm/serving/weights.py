@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from planaria.errors import UserError
+from planaria.names import expanded
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.serving.client import Client, ServerFailed
@@ -38,7 +39,7 @@ class Pushing:
     def __init__(self, config: PolicyConfig, policy: Policy, folder: Path, model: str, peer: str) -> None:
         """:raises UserError: when the policy has not what is to be pushed."""
         self._policy, self._base, self._peer = policy, model, re.sub(r"[^A-Za-z0-9]", "", peer)
-        self._folder = Path(config.serving.folder).expanduser() if config.serving.folder else folder
+        self._folder = expanded(config.serving.folder) if config.serving.folder else folder
         adapted = isinstance(policy, Adapters) and policy.adapted
         push = config.serving.push
         self.kind = ("adapters" if adapted else "weights") if push == "auto" else push
