@@ -1,6 +1,7 @@
 # make demo   train the demo recipe: a pipeline of real processes, two of which are killed on the way
 # make demo-swarm   four peers learn to add from each other's completions, without trusting each other
 # make test   lint, types and tests
+# make test-slow   the other tests: the same statements at more settings, about half an hour
 # make test-gpu   what needs a CUDA device; skipped, with the reason, where there is none
 # make hunt   the property tests again, with new random examples each time
 # make docs   the documentation as a site, in build/site
@@ -19,7 +20,7 @@ BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' b
 # Hundreds of processes are started, and each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-swarm test lint types unit test-gpu hunt docs bench clean
+.PHONY: demo demo-swarm test lint types unit test-slow test-gpu hunt docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/planaria train demo
@@ -40,6 +41,9 @@ types: $(VENV)/.installed-dev
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/pytest -n 2 --dist loadfile --durations=30 --durations-min=5
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --timeout 600
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/pytest -m gpu

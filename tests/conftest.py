@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from checkout import checkout_files
 
@@ -17,8 +18,10 @@ torch.set_num_threads(1)
 
 # On a busy machine, how long one example took says nothing. The examples are the same in every run; `make hunt` looks
 # for new ones.
-settings.register_profile("planaria", deadline=None, derandomize=True)
-settings.register_profile("hunt", deadline=None, print_blob=True)
+# Explaining a failure traces every line of every example, which takes several times as long below Python 3.12.
+phases = [phase for phase in Phase if phase is not Phase.explain]
+settings.register_profile("planaria", deadline=None, derandomize=True, phases=phases)
+settings.register_profile("hunt", deadline=None, print_blob=True, phases=phases)
 settings.load_profile(os.environ.get("PLANARIA_EXAMPLES", "planaria"))
 
 CHECKOUT = pytest.StashKey[dict[str, tuple[int, int]]]()
@@ -41,6 +44,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         names = ", ".join(changed[:8]) + (", …" if len(changed) > 8 else "")
         print(f"\nERROR: {len(changed)} files of the checkout have changed while the tests ran: {names}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked ``slow_after(n)``, mark all but the first ``n`` sets of parameters slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("slow_after")) is not None:
+            name = item.nodeid.partition("[")[0]
+            seen[name] += 1
+            if seen[name] > mark.args[0]:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,12 +56,18 @@ LEVELS = (
     ("__main__",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-MODULES = {
-    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
-    for path in sorted(SOURCE.rglob("*.py"))
-}
 
 
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the project, parsed, by its dotted name."""
+    return {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
+
+
+@cache
 def imported(tree: ast.Module) -> set[str]:
     """Dotted names of all that a module imports, wherever in it, names taken from modules included."""
     names = set()
@@ -73,15 +80,17 @@ def imported(tree: ast.Module) -> set[str]:
     return names
 
 
+@cache
 def neighbours(module: str) -> set[str]:
     """The modules of this project that ``module`` imports itself."""
     found = set()
-    for name in imported(MODULES[module]):
+    for name in imported(modules()[module]):
         if name.partition(".")[0] == "planaria":
-            found.add(name if name in MODULES else name.rpartition(".")[0])
+            found.add(name if name in modules() else name.rpartition(".")[0])
     return found - {"planaria"}
 
 
+@cache
 def attributes(tree: ast.Module) -> set[str]:
     """Everything of the form a.b that a module mentions."""
     return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -92,15 +101,15 @@ def room(module: str) -> str:
 
 
 def test_every_module_stands_in_a_known_room() -> None:
-    assert len(MODULES) > 50
-    assert {room(m) for m in MODULES if m != "planaria"} <= LEVEL.keys()
-    assert all(target in MODULES for module in MODULES for target in neighbours(module))
+    assert len(modules()) > 50
+    assert {room(m) for m in modules() if m != "planaria"} <= LEVEL.keys()
+    assert all(target in modules() for module in modules() for target in neighbours(module))
 
 
 def test_imports_run_downwards_only() -> None:
     upward = [
         f"{module} imports {target}"
-        for module in MODULES
+        for module in modules()
         if module != "planaria"
         for target in neighbours(module)
         if LEVEL[room(target)] > LEVEL[room(module)]
@@ -110,14 +119,14 @@ def test_imports_run_downwards_only() -> None:
 
 def test_no_import_leads_back_to_where_it_came_from() -> None:
     try:
-        graphlib.TopologicalSorter({module: neighbours(module) for module in MODULES}).prepare()
+        graphlib.TopologicalSorter({module: neighbours(module) for module in modules()}).prepare()
     except graphlib.CycleError as cycle:
         pytest.fail(" imports ".join(reversed(cycle.args[1])))
 
 
 @pytest.mark.parametrize("forbidden", ["engine", "model", "transport", "fleet", "control", "checkpoint", "plan"])
 def test_observe_reads_events_only(forbidden: str) -> None:
-    observers = [m for m in MODULES if m.startswith("planaria.observe")]
+    observers = [m for m in modules() if m.startswith("planaria.observe")]
     assert not [f"{m} imports {n}" for m in observers for n in neighbours(m) if room(n) == forbidden]
 
 
@@ -133,36 +142,37 @@ def test_observe_reads_events_only(forbidden: str) -> None:
     ],
 )
 def test_dangerous_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> None:
-    users = {m for m, tree in MODULES.items() if any(f"{n}.".startswith(f"{library}.") for n in imported(tree))}
-    users |= {m for m, tree in MODULES.items() if library in attributes(tree)}
+    users = {m for m, tree in modules().items() if any(f"{n}.".startswith(f"{library}.") for n in imported(tree))}
+    users |= {m for m, tree in modules().items() if library in attributes(tree)}
     assert {room(m) for m in users} <= rooms
 
 
 def test_of_the_swarm_only_its_start_knows_processes() -> None:
     doors = ("multiprocessing.", "planaria.fleet.births.")
-    users = {m for m, tree in MODULES.items() if any(f"{n}.".startswith(doors) for n in imported(tree))}
+    users = {m for m, tree in modules().items() if any(f"{n}.".startswith(doors) for n in imported(tree))}
     assert {m for m in users if room(m) == "swarm"} == {"planaria.swarm.live"}
 
 
 def test_ray_is_known_to_one_file_which_is_imported_only_when_it_is_asked_for() -> None:
-    users = [m for m, tree in MODULES.items() if any(f"{n}.".startswith("ray.") for n in imported(tree))]
+    users = [m for m, tree in modules().items() if any(f"{n}.".startswith("ray.") for n in imported(tree))]
     assert users == ["planaria.fleet.ray"]
     tops = {
-        m: [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)] for m, tree in MODULES.items()
+        m: [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        for m, tree in modules().items()
     }
     assert not [m for m, top in tops.items() if any("planaria.fleet.ray" in ast.unparse(node) for node in top)]
 
 
 def test_strategies_know_no_process_socket_clock_or_file() -> None:
     outside = {"time", "threading", "subprocess", "socket", "queue", "os", "shutil", "signal"}
-    pure = [m for m in MODULES if m != "planaria" and room(m) in ("routing", "recovery", "exchange", "plan")]
+    pure = [m for m in modules() if m != "planaria" and room(m) in ("routing", "recovery", "exchange", "plan")]
     pure += ["planaria.record.apply", "planaria.control.decide", "planaria.record.state", "planaria.control.replay"]
-    assert not [f"{m} imports {n}" for m in pure for n in imported(MODULES[m]) if n.partition(".")[0] in outside]
+    assert not [f"{m} imports {n}" for m in pure for n in imported(modules()[m]) if n.partition(".")[0] in outside]
 
 
 def test_there_is_one_way_to_open_a_file_system() -> None:
     opens = {"fsspec.core.url_to_fs", "fsspec.open", "fsspec.filesystem", "fsspec.open_files"}
-    assert [m for m, tree in MODULES.items() if attributes(tree) & opens] == ["planaria.filesystems"]
+    assert [m for m, tree in modules().items() if attributes(tree) & opens] == ["planaria.filesystems"]
 
 
 FOREIGN = "planaria.checkpoint.foreign"
@@ -171,20 +181,20 @@ FOREIGN = "planaria.checkpoint.foreign"
 def test_pickles_are_for_other_programs_and_read_in_a_process_of_its_own() -> None:
     """Who may write one, who may read one, and that nobody else has the readers in its process."""
     calls = {"torch.load", "torch.save", "np.load", "numpy.load"}
-    users = {module: used for module, tree in MODULES.items() if (used := attributes(tree) & calls)}
+    users = {module: used for module, tree in modules().items() if (used := attributes(tree) & calls)}
     assert users == {f"{FOREIGN}.unpickling": {"torch.load"}, f"{FOREIGN}.universal": {"torch.save"}}
-    loads = [node for node in ast.walk(MODULES[f"{FOREIGN}.unpickling"]) if isinstance(node, ast.Call)]
+    loads = [node for node in ast.walk(modules()[f"{FOREIGN}.unpickling"]) if isinstance(node, ast.Call)]
     (load,) = (node for node in loads if ast.unparse(node.func) == "torch.load")
     assert any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in load.keywords)
-    importers = {m: {n.partition(".")[0] for n in imported(tree)} for m, tree in MODULES.items()}
+    importers = {m: {n.partition(".")[0] for n in imported(tree)} for m, tree in modules().items()}
     assert [m for m, roots in importers.items() if "pickle" in roots] == [f"{FOREIGN}.unpickling"]
-    torch = [m for m, tree in MODULES.items() if any(n.startswith("torch.distributed.") for n in imported(tree))]
+    torch = [m for m, tree in modules().items() if any(n.startswith("torch.distributed.") for n in imported(tree))]
     assert torch == [f"{FOREIGN}.dcp"]
-    assert not [m for m in MODULES if f"{FOREIGN}.reading" in neighbours(m)]
+    assert not [m for m in modules() if f"{FOREIGN}.reading" in neighbours(m)]
     readers = {f"{FOREIGN}.dcp.Dcp", f"{FOREIGN}.universal.Universal", f"{FOREIGN}.unpickling.saved"}
-    assert {m for m, tree in MODULES.items() if imported(tree) & readers} == {f"{FOREIGN}.reading"}
+    assert {m for m, tree in modules().items() if imported(tree) & readers} == {f"{FOREIGN}.reading"}
 
 
 def test_no_module_is_too_long_to_read() -> None:
-    long = {m: n for m, tree in MODULES.items() if tree.body and (n := tree.body[-1].end_lineno or 0) > 400}
+    long = {m: n for m, tree in modules().items() if tree.body and (n := tree.body[-1].end_lineno or 0) > 400}
     assert not long

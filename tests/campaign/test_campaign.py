@@ -40,6 +40,7 @@ def seat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "seed-72"
 
 
+@pytest.mark.slow
 def test_all_is_well_and_a_second_sitting_has_nothing_to_do(seat: Path) -> None:
     files = sorted(seat.glob("run-*/verdict.json"))
     verdicts = [json.loads(file.read_text()) for file in files]
@@ -77,6 +78,7 @@ def deaf_stage(log: list[Fact]) -> None:
 
 
 @pytest.mark.parametrize("plant", [no_commit, same_block, unlike_resume, larger_checkpoint, deaf_stage])
+@pytest.mark.slow
 def test_an_error_planted_in_a_real_log_is_found(seat: Path, plant: Callable[[list[Fact]], None]) -> None:
     for run in sorted(seat.glob("run-*/runs/run")):
         log = facts(run)

@@ -112,6 +112,7 @@ def require_all_whole(folder: Path) -> list[int]:
     return [saved.step for saved in found]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", [3, 2], ids=["a new step", "a step that is there"])
 def test_a_saver_is_killed_at_every_step_on_its_way(replicas: int, step: int, tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Sa
     return give
 
 
+@pytest.mark.slow_after(20)
 @pytest.mark.parametrize(("kind", "tied", "before", "after"), pairs())
 def test_every_cut_reads_every_other(
     kind: str, tied: bool, before: Shape, after: Shape, source: Callable[[RunConfig], Saved], tmp_path: Path

@@ -537,6 +537,7 @@ def test_compression_that_cannot_be(home: Path, capfd: pytest.CaptureFixture[str
     mistake(capfd, home, train(home, recipe="bad.toml"), *names)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("began", "goes_on", "names"),
     [

@@ -42,6 +42,7 @@ def test_a_damaged_file_is_refused_by_name_and_nothing_is_changed(runs: Path, tm
     assert sum(how == "refused" for how, _ in ended.values()) > 50
 
 
+@pytest.mark.slow
 def test_what_is_meant_to_break_a_command_gets_an_answer_in_one_line(tmp_path: Path) -> None:
     hostile_cases.prepare(tmp_path)
     found = random.Random(SEED).sample(hostile_cases.cases(tmp_path, SEED), 70)

@@ -130,6 +130,7 @@ def killing(word: str) -> Iterator[list[int]]:
         hunter.join()
 
 
+@pytest.mark.slow
 def test_everything_is_there_and_equal_compute_is_counted(made: Path) -> None:
     run = made / "runs" / "tiny"
     found = results(run)
@@ -153,6 +154,7 @@ def test_everything_is_there_and_equal_compute_is_counted(made: Path) -> None:
     assert found.speech is not None and len(found.speech.pieces) == len(found.speech.weights)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
     """Read the first test text again through the ensemble that the manifest describes."""
     run = made / "runs" / "tiny"
@@ -167,6 +169,7 @@ def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
     assert again.loss == pytest.approx(best.scores["code"].loss, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_twice(copied: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)  # whoever would train fails
     monkeypatch.setattr(identity, "__version__", "9.9")  # models outlive versions
@@ -178,6 +181,7 @@ def test_nothing_is_trained_twice(copied: Path, made: Path, monkeypatch: pytest.
     assert results(copied) == before
 
 
+@pytest.mark.slow
 def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
     copied: Path, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +204,7 @@ def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
             assert after.arms[arm] == found
 
 
+@pytest.mark.slow
 def test_a_generalist_that_is_lost_leaves_the_experts_whole(
     copied: Path, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +217,7 @@ def test_a_generalist_that_is_lost_leaves_the_experts_whole(
     assert all(after.arms[arm] == before.arms[arm] for arm in after.arms)
 
 
+@pytest.mark.slow
 def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tmp_path: Path) -> None:
     found = results(made / "runs" / "tiny")
     (run,) = found.runs
@@ -250,6 +256,7 @@ def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(tmp_path: P
     assert results(tmp_path / "killed" / "tiny") == results(tmp_path / "whole" / "tiny")
 
 
+@pytest.mark.slow
 def test_the_ensemble_speaks_and_is_measured(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(made / "runs" / "tiny")
     words = ["generate", "--experts", run, "--prompt", "def ", "--tokens", "20", "--seed", "3"]
@@ -266,6 +273,7 @@ def _rows(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.strip()) for line in body.splitlines() if line.strip()]
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_measured_on_any_text_or_on_its_own(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", "--experts", str(copied)]
     assert cli.run([*words, "--text", str(copied / "test" / "code.jsonl")]) == 0
@@ -281,6 +289,7 @@ def test_an_ensemble_is_measured_on_any_text_or_on_its_own(copied: Path, capsys:
         cli.run(words)
 
 
+@pytest.mark.slow
 def test_generating_with_a_cache_is_drawing_from_the_mixture(made: Path) -> None:
     """Greedy tokens, past the context's end too, against the mixture computed from scratch for every token."""
     ensemble = Ensemble(made / "runs" / "tiny", held=1)
@@ -316,6 +325,7 @@ def drawn_from_the_mixture(ensemble: Ensemble, prompt: str, count: int) -> None:
         whole.append(drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("top_k", "prefix", "prompt"),
     [(1, 8, "import os, sys"), (2, 8, "import os"), (1, 20, "im"), (2, 9, "i"), (1, 0, "import")],
@@ -331,6 +341,7 @@ def test_who_goes_on_in_generation_is_who_goes_on_in_measurement(
     drawn_from_the_mixture(Ensemble(copied), prompt, 14)
 
 
+@pytest.mark.slow
 def test_with_the_prior_alone_to_choose_only_the_chosen_are_loaded(copied: Path) -> None:
     manifest = json.loads((copied / "experts.json").read_text())
     manifest["mixture"] |= {"top_k": 1, "prefix": 0}
@@ -343,6 +354,7 @@ def test_with_the_prior_alone_to_choose_only_the_chosen_are_loaded(copied: Path)
     assert found == list(generate(ensemble.model(2), tokens, 10, stop=ensemble.tokenizer.end))
 
 
+@pytest.mark.slow
 def test_those_who_fall_silent_after_the_prompt_leave_the_memory(copied: Path) -> None:
     manifest = json.loads((copied / "experts.json").read_text())
     manifest["mixture"] |= {"top_k": 1}
@@ -353,6 +365,7 @@ def test_those_who_fall_silent_after_the_prompt_leave_the_memory(copied: Path) -
     assert len(light._models) == 1 and len(heavy._models) == 3
 
 
+@pytest.mark.slow
 def test_weights_for_the_worst_domain(made: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command says what the report does, of the same texts; nothing changes."""
     before = {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()}
@@ -368,6 +381,7 @@ def test_weights_for_the_worst_domain(made: Path, copied: Path, capsys: pytest.C
     assert "first 3 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -382,6 +396,7 @@ def test_what_cannot_be_weighed_is_refused(flags: list[str], complaint: str, mad
         cli.run(["experts", "weigh", str(made / "runs" / "tiny"), *flags])
 
 
+@pytest.mark.slow
 def test_a_single_expert_or_no_text_is_not_weighed(copied: Path) -> None:
     (copied / "held-out" / "code.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(UserError, match=r"domain 'code' .*code\.jsonl"):
@@ -395,6 +410,7 @@ def test_a_single_expert_or_no_text_is_not_weighed(copied: Path) -> None:
         cli.run(["experts", "weigh", str(copied), "--worst"])
 
 
+@pytest.mark.slow
 def test_only_so_many_experts_are_in_memory(made: Path) -> None:
     ensemble = Ensemble(made / "runs" / "tiny", held=2)
     for number in (0, 1, 2, 1):
@@ -402,6 +418,7 @@ def test_only_so_many_experts_are_in_memory(made: Path) -> None:
     assert list(ensemble._models) == [ensemble.manifest.members[n].name for n in (2, 1)]
 
 
+@pytest.mark.slow
 def test_experts_come_and_go(copied: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [member.name for member in Ensemble(copied).manifest.members]
     assert cli.run(["experts", "remove", str(copied), names[0]]) == 0
@@ -432,6 +449,7 @@ def test_experts_come_and_go(copied: Path, made: Path, capsys: pytest.CaptureFix
         cli.run(["experts", "remove", str(copied), "bakc"])
 
 
+@pytest.mark.slow
 def test_damage_is_named(copied: Path) -> None:
     manifest = copied / "experts.json"
     kept = json.loads(manifest.read_text())
@@ -493,6 +511,7 @@ def test_bad_recipes_are_refused_before_anything_is_trained(
     assert not (tmp_path / "runs" / "bad").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_whole_recipe(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["experts", str(made / "tiny.toml"), "--dry-run"]) == 0
     printed = capsys.readouterr().out
@@ -537,6 +556,7 @@ def test_one_body_of_text_is_cut_measured_by_size_and_the_text_so_far_chooses_wh
         Ensemble(tmp_path / "cut")
 
 
+@pytest.mark.slow
 def test_an_expert_is_trained_anywhere_from_a_copy_of_the_folder(made: Path, tmp_path: Path) -> None:
     """By the recipes of an expert and of the generalist, at another path, without the original's texts."""
     there = shutil.copytree(made / "runs" / "tiny", tmp_path / "elsewhere" / "tiny")
@@ -625,6 +645,7 @@ def test_a_run_whose_parent_says_who_speaks_and_then_becomes_one_model(
     assert [row[0] for row in _rows(capsys)] == ["asyncio", "code", "tables"]
 
 
+@pytest.mark.slow
 def test_another_recipe_does_not_go_on_with_this_run(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "tiny.toml"
     other.write_text((made / "tiny.toml").read_text().replace("steps = 10", "steps = 12"))

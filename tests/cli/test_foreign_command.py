@@ -75,6 +75,7 @@ def gone_on(run: Path, *flags: str) -> dict[int, float]:
     return {step: loss for step, loss in losses(run).items() if step >= 6}
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("source", "kind", "engine"),
     [
@@ -189,6 +190,7 @@ def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
     assert said.kind and str(path) in said.err and list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

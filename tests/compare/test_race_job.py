@@ -102,6 +102,7 @@ def again(races: list[Race], folder: Path, *code: type) -> tuple[list[Course], l
     return run_races(races, folder, Processes(workers=1), watcher, lambda config: code), watcher.lines
 
 
+@pytest.mark.slow
 def test_another_trace_strikes_all_arms_but_those_that_are_spared(tmp_path: Path, dataset: Dataset) -> None:
     races = [one(tmp_path, dataset, arm) for arm in ("free", "echo")]
     again(races, tmp_path)
@@ -116,6 +117,7 @@ def test_another_trace_strikes_all_arms_but_those_that_are_spared(tmp_path: Path
     assert courses[1].met[0].tick == 4
 
 
+@pytest.mark.slow
 def test_editing_the_code_of_an_arm_makes_its_result_stale(tmp_path: Path, dataset: Dataset, mine: ModuleType) -> None:
     races = [one(tmp_path, dataset)]
     again(races, tmp_path, mine.Mine)
@@ -141,6 +143,7 @@ def test_a_result_of_code_that_was_edited_while_it_ran_is_not_kept(
     assert not (tmp_path / "echo.0.json").exists() and (tmp_path / "echo.0.log").is_file()
 
 
+@pytest.mark.slow
 def test_a_race_that_breaks_down_is_told_with_its_log_and_the_others_are_kept(tmp_path: Path, dataset: Dataset) -> None:
     whole, broken = (
         one(tmp_path, dataset, "free"),

@@ -328,7 +328,7 @@ DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestHerd = HerdMachine.TestCase
 TestHerd.settings = settings(
-    max_examples=100,
+    max_examples=40,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -285,7 +285,7 @@ DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestControl = ControlMachine.TestCase
 TestControl.settings = settings(
-    max_examples=300,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

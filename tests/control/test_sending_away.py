@@ -49,6 +49,7 @@ def test_one_mistake_is_no_setting_and_nobody_counts_where_none_refuses() -> Non
         assert ("exchange.strikes" in dict(unused(config))) is not used
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kind", ["noloco", "diloco", "monna", "streaming_diloco"])
 def test_rounds_of_all_kinds_remember_whose_offers_are_of_no_use(kind: str) -> None:
     options = {"every": 1, "fragments": 1} if kind == "streaming_diloco" else {"every": 1}
@@ -81,6 +82,7 @@ def test_without_others_the_replica_disbands_and_its_samples_are_used() -> None:
     assert [fact.replica for fact in said(made, d.Disband)] == [1] and made.run.allotment.done
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("replicas", "gone"), [(5, []), (6, [1])])
 def test_whom_the_rule_needs_stays_unless_there_are_others(replicas: int, gone: list[int]) -> None:
     robust = {"rule": "median", "liars": 2}

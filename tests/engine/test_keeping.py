@@ -44,6 +44,7 @@ def lose(engine: InlineEngine, *stages: int) -> Plan:
     return engine.lose(stages)
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     "recovery",
     [
@@ -70,6 +71,7 @@ def test_what_is_kept_changes_no_loss(recovery: dict[str, Any], config: Recipe) 
 # ---- redundant
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("stages", "forward"), [([0], True), ([1], False), ([4], True), ([1, 3], True), ([0, 2], False)]
 )

@@ -74,6 +74,7 @@ def require_fair(read: Read, epochs: int) -> None:
             assert len(set(epoch)) == len(epoch)
 
 
+@pytest.mark.slow
 def test_two_epochs_of_a_mixture_through_two_other_shapes(tmp_path: Path, read: Read) -> None:
     """160 samples at 4 stages, 96 by 2 replicas at 2 stages, 144 by 3 replicas at 1 stage."""
     said: list[str] = []

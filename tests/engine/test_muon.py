@@ -98,6 +98,7 @@ def test_a_state_that_was_sent_goes_on_to_the_last_bit(config: Recipe) -> None:
     assert of_engine(moved, 3) == of_engine(engine, 3)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("strategy", ["checkfree", "echo", "redundant", "snapshot"])
 def test_training_goes_on_after_a_loss(config: Recipe, strategy: str) -> None:
     made = config(optim=MUON, recovery={"strategy": f"{strategy}, checkpoint"})

@@ -92,6 +92,7 @@ def bounded(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     return both(corpus_folder, tmp_path_factory.mktemp("bounded"), optim={"clip": 1e-3, "clip_by": "layer"})
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("stages", [1, 2, 12])
 def test_a_recut_run_learns_what_an_unbroken_one_learns(
     parted: tuple[Path, dict[int, float]], stages: int, tmp_path: Path
@@ -110,6 +111,7 @@ def test_a_recut_run_learns_what_an_unbroken_one_learns(
     assert prove_exactly_once(read_run(folder)) == []
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("flags", [{"pipeline__stages": n} for n in (1, 2, 12)] + [{"model__ends_layers": 4}])
 def test_a_clip_that_binds_by_layer_is_the_same_at_every_cut(
     bounded: tuple[Path, dict[int, float]], flags: dict[str, int], tmp_path: Path
@@ -242,6 +244,7 @@ def step_of(runner: StageRunner, size: dict[str, float]) -> dict[str, torch.Tens
 NOLOCO = {"kind": "noloco", "options": {"every": 3, "bits": 8}}
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("exchange", "flags"),
     [

@@ -174,6 +174,7 @@ def resumed(recipe: RunConfig, folder: Path, step: int) -> RunRecord:
     return train(recipe, folder, Origin(step=step, load=load))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("exchange", [{"kind": "noloco", "every": 3, "bits": 8}, {"bits": 8}])
 def test_a_run_of_replicas_goes_on_bit_for_bit_where_it_stopped(
     exchange: dict[str, Any], config: Recipe, tmp_path: Path

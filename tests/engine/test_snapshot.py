@@ -89,6 +89,7 @@ def test_what_comes_back_holds_its_parities_at_once(config: Recipe) -> None:
     assert whole(engine) == whole(untroubled) and losses(engine, 2) == losses(untroubled, 2)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("tolerate", "every", "slices"), [(1, 1, 1), pytest.param(1, 4, 1, marks=pytest.mark.slow), (2, 4, 3)]
 )
@@ -134,6 +135,7 @@ def test_what_was_lost_in_a_retained_snapshot_is_protected_at_once(config: Recip
     assert losses(engine, 6) == told[3:] and whole(engine) == whole(unbroken)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("every", "slices"), [(1, 1), (4, 3)])
 def test_whole_copies_at_the_next_stage_are_gone_back_to_in_the_same_way(
     config: Recipe, every: int, slices: int
@@ -209,6 +211,7 @@ def flip(engine: InlineEngine, node: int) -> None:
     part.view(-1).view(torch.uint8)[part.nbytes // 3] ^= 4
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("every", [0, 3])
 def test_a_flipped_bit_counts_as_one_more_loss(config: Recipe, every: int) -> None:
     unbroken = made(config, 2, every=every)

@@ -152,6 +152,7 @@ def test_a_node_that_dies_while_it_is_measured_is_named_too(
     assert err.startswith("planaria: link node 0 – node ") and ": node 0 is gone (connection" in err
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_be_reached_is_named_with_its_pair_after_the_time_out(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

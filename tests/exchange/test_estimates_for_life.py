@@ -183,6 +183,7 @@ class Life(RuleBasedStateMachine):
             assert float((self.reached + owed + self.dead - self.exact).norm()) < TOLERANCE * self.scale
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("said", ["econtrol:top1%", "econtrol:rand20%", "econtrol:4bits", "ef21:top10%", "ef14:top10%"])
 def test_nothing_but_the_debts_of_the_dead_is_lost(said: str) -> None:
     named = type("Life", (Life,), {"said": said})

@@ -69,6 +69,7 @@ def test_what_dies_goes_on_where_it_had_saved_and_what_is_trained_is_only_export
     assert training.done and (training.folder / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_training_that_gets_on_has_a_pulse_though_it_saves_nothing(training: Training) -> None:
     unsaved = Training(configured(training.config, {"train": {"steps": 40}, "checkpoint": {"every": 0}}))
     job, pulses = unsaved.job(), list[object]()

@@ -18,6 +18,7 @@ TOLERANCE = 1e-5
 PLUS: dict[str, Any] = {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize(
     "lost",
@@ -34,6 +35,7 @@ def test_training_goes_on_whoever_dies(tmp_path: Path, lost: list[int], moment: 
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize(
     ("moments", "tied"),

@@ -15,6 +15,7 @@ from planaria.record import events as e
 DONOR_DIES = [Fault(step=5, stage=2, moment="forward"), Fault(step=5, stage=3, moment="transfer")]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize(
     ("lost", "says"),
@@ -58,6 +59,7 @@ def test_a_donor_that_dies_during_the_transfer_leaves_two_adjacent_stages_lost(t
     assert ending(record).outcome == "cannot" and "stages 2 and 3 are adjacent" in reason(record)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ground")
 def test_with_rollback_the_whole_model_returns_to_its_checkpoint_and_trains_on(tmp_path: Path) -> None:
     settings = {"fleet": {"spares": 2}, "recovery": {"strategy": "checkfree, checkpoint"}, "checkpoint": {"every": 3}}

@@ -158,6 +158,7 @@ def test_a_birth_that_fails_is_told_as_a_death(monkeypatch: pytest.MonkeyPatch) 
     assert gone.cause == "exit" and gone.detail.startswith("could not be born: "), gone
 
 
+@pytest.mark.slow
 def test_who_is_not_wanted_any_more_is_not_born(tmp_path: Path) -> None:
     births().bear("first", partial(sys.exit, 0)).join(60.0)
     for pid in [server(), *children(server())]:

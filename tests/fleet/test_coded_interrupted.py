@@ -49,6 +49,7 @@ def _closes(decision: d.Decision, round: int) -> TypeGuard[d.CloseRound]:
     return isinstance(decision, d.CloseRound) and decision.round == round
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("said", [GC, MSGC], ids=["gc", "msgc"])
 def test_a_freeze_of_three_rounds_and_a_death_between_two(said: dict[str, Any], tmp_path: Path) -> None:
     blows = Blows(lambda x: _closes(x, 3), True, said is MSGC)

@@ -53,6 +53,7 @@ def inline_losses(config: RunConfig, rounds: dict[int, list[frozenset[int]]] | N
     return {step: engine.train_step().loss for step in range(STEPS)}
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("said", ["gc", GC, SRSGC, MSGC], ids=["repeated", "gc", "srsgc", "msgc"])
 def test_fleet_is_inline_to_the_last_bit_at_equal_replicas(said: str | dict[str, Any], tmp_path: Path) -> None:
     config = coded(tmp_path, said)

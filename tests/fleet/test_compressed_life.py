@@ -181,6 +181,7 @@ def newest(folder: Path) -> Saved:
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [SAID, pytest.param("econtrol:rand5%", marks=pytest.mark.slow)])
 def test_four_replicas_go_on_as_three_and_three_as_four(tmp_path: Path, said: str) -> None:
     """The first lost all its workers at once before. One process goes on from the same checkpoints alike."""

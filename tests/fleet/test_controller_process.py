@@ -76,6 +76,7 @@ def test_what_asks_to_stop_stops_at_a_whole_step_saved_and_resumable(tmp_path: P
     assert_as_if_uninterrupted(record, tmp_path / "uninterrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ground")
 def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:
@@ -95,6 +96,7 @@ def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
             chaos.ask(run.folder, "stage=3", {"signal": "lie", "attack": "zero", "until": 9})
 
 
+@pytest.mark.slow
 def test_a_controller_that_was_stopped_for_a_while_goes_on_with_all_its_workers(tmp_path: Path) -> None:
     """Alone, as on a busy host, and with its workers, as when a laptop's lid is closed."""
     with live(tiny(tmp_path, steps=FOREVER, fleet={"missed": 4})) as run:
@@ -114,6 +116,7 @@ def test_a_controller_that_was_stopped_for_a_while_goes_on_with_all_its_workers(
     assert lost.cause == "connection"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_clear_line(tmp_path: Path) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:
         run.wait_until(lambda record: steps(record) >= 3)

@@ -88,6 +88,7 @@ def in_full(config: RunConfig, stage: int) -> float:
     return stated(config.model_copy(update={"exchange": config.exchange.model_copy(update={"compress": ""})}), stage)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("said", ["32bits", "4bits", "sign", "econtrol:top5%", "ef21:rand5%", WEIGHTED])
 def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Path, said: str | dict[str, Any]) -> None:
     config = every_step(tmp_path, said)
@@ -111,6 +112,7 @@ def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Pat
         assert not of_stage or sum(fact["sent_bytes"] for fact in of_stage) == sent[node, node + 2]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("robust", ["median", "clipping", pytest.param("nnm:geometric_median", marks=pytest.mark.slow)])
 def test_replicas_that_distrust_each_other_learn_what_inline_learns(tmp_path: Path, robust: str) -> None:
     config = every_step(tmp_path, "ef14:8bits", robust=robust)
@@ -146,6 +148,7 @@ def killing(step: int) -> Callable[..., object]:
     return engine
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("said", "robust"), [("32bits", ""), ("4bits", ""), ("econtrol:top5%", ""), (WEIGHTED, ""), ("32bits", "clipping")]
 )
@@ -175,6 +178,7 @@ def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(
     assert losses(record) == inline(record)[0], "to the last bit"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("said", "robust"), [("", "clipping"), (WEIGHTED, "")])
 def test_a_run_goes_on_from_its_checkpoint_with_what_all_replicas_share(
     tmp_path: Path, said: str | dict[str, Any], robust: str
@@ -189,6 +193,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_what_all_replicas_share(
     assert losses(read_run(folder)) == inline_losses(whole)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint_with_what_each_replica_owes_the_others(tmp_path: Path) -> None:
     config, whole = (every_step(tmp_path, "econtrol:4bits", steps) for steps in (2, 7))
     folder = folder_of(config)

@@ -68,6 +68,7 @@ def stopped(run: Live) -> RunRecord:
     return checked(run.folder)
 
 
+@pytest.mark.slow
 def test_a_machine_brings_a_replica_and_takes_it_along_when_it_leaves(tmp_path: Path) -> None:
     with live(growing(tmp_path)) as run:
         run.wait_until(lambda record: committed(record, 0) > 3)

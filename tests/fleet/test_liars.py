@@ -123,6 +123,7 @@ def test_a_plain_mean_names_whose_gradient_is_of_no_use(tmp_path: Path) -> None:
         assert "exchange.robust names rules that go on without it" in reason(record)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("kind", "options"), [("diloco", {"alpha": 0.3, "momentum": "heavy_ball"}), ("noloco", {})], ids=["all", "pairs"]
 )

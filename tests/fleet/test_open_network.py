@@ -120,6 +120,7 @@ def files_in(folder: Path) -> set[str]:
     return {file.name for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock"}
 
 
+@pytest.mark.slow
 def test_three_machines_without_a_shared_folder_and_one_of_them_behind_a_router(
     tmp_path: Path, hosts: list[Host]
 ) -> None:

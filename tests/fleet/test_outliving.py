@@ -65,6 +65,7 @@ def taken_up(config: RunConfig, steps: int, faults: Sequence[Fault] = ()) -> Run
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost", [(), pytest.param((0,), marks=pytest.mark.slow), pytest.param((3,), marks=pytest.mark.slow)]
 )

@@ -73,6 +73,7 @@ def test_gossip_of_ones_own_meets_in_pairs_and_survives_a_kill(tmp_path: Path) -
     assert any(len(settle.members) == 2 for settle in facts(record, d.Settle))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("settle", "message"),
     [

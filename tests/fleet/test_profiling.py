@@ -113,6 +113,7 @@ def kill(record: RunRecord, stage: int) -> None:
     os.kill(pids[member.worker], signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_machines_that_are_alike_have_nearly_as_many_layers_each(tmp_path: Path) -> None:
     config = tiny(
         tmp_path, steps=4, model={"layers": 10}, pipeline={"layers": "auto"}, recovery={"strategy": "echo, checkpoint"}

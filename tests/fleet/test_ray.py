@@ -57,6 +57,7 @@ def test_a_killed_workers_stage_is_rebuilt_and_the_losses_are_the_local_fleets(
     assert losses(record) == losses(local)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_ray")
 def test_when_the_controller_dies_no_worker_is_left_on_the_cluster_not_even_a_frozen_one(tmp_path: Path) -> None:
     with live(tiny(tmp_path, steps=10_000, checkpoint={"every": 5})) as run:
@@ -100,6 +101,7 @@ def test_ctrl_c_and_the_like_leave_a_ray_started_for_the_run_alone_until_all_is_
     assert stopped is not None and stopped.whole and stopped.step >= 5
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_takes_its_workers_along_and_the_run_goes_on_without_it(
     tmp_path: Path, on_ray: Any, node: Any
 ) -> None:
@@ -219,6 +221,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_node")
 @pytest.mark.parametrize(("share", "expected"), [(1.0, {"0", "1"}), pytest.param(0.5, {"0"}, marks=pytest.mark.slow)])
 def test_every_seat_has_the_gpu_that_ray_reserved_and_keeps_it(cluster: Any, share: float, expected: set[str]) -> None:

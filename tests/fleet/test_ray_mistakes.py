@@ -118,6 +118,7 @@ def test_what_a_cluster_has_too_little_of_is_counted() -> None:
     assert "fleet.gpu_share" in told and "fleet.gpu_share" not in cluster_errors.no_room(6, {"CPU": 1}, {}, {})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_node")
 def test_a_cluster_whose_gpus_cannot_be_used_is_refused(tmp_path: Path) -> None:
     if torch.version.cuda is not None:

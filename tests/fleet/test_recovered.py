@@ -45,6 +45,7 @@ def test_after_kills_at_every_moment_the_fleet_trains_what_inline_trains_that_lo
     assert apart(losses(record), losses(unharmed)) > 100 * TOLERANCE, "a loss that shows nowhere proves nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ground")
 def test_two_stages_apart_may_die_at_once(tmp_path: Path) -> None:
     config = tiny(tmp_path, stages=6, fleet={"spares": 2})
@@ -82,6 +83,7 @@ def test_the_worker_that_receives_state_may_die_too(tmp_path: Path) -> None:
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize("step", [0, 10])
 def test_a_kill_during_a_validation_repeats_it(tmp_path: Path, step: int) -> None:

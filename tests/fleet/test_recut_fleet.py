@@ -58,6 +58,7 @@ def test_two_stages_go_on_where_four_stopped_and_one_process_where_those_did(tmp
     assert losses(record) == whole(config, 14), "to the last bit"
 
 
+@pytest.mark.slow
 def test_a_mixture_goes_on_at_another_cut_and_with_more_replicas(tmp_path: Path) -> None:
     """70 and 30 %: every worker finds its samples by their numbers."""
     texts = {"books": "to be or not to be " * 80, "code": "for i in range(10): print(i) " * 40}
@@ -103,6 +104,7 @@ def test_two_that_agree_in_every_step_go_on_at_any_cut_and_engine(tmp_path: Path
     assert losses(record) == whole(config, 12), "to the last bit"
 
 
+@pytest.mark.slow
 def test_three_that_agree_in_every_step_go_on_where_two_met_now_and_then(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

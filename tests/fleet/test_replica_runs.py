@@ -81,6 +81,7 @@ def shortened(record: RunRecord) -> dict[tuple[int, int], tuple[int, float, floa
     return {(fact.round, fact.node): (fact.sent_bytes, fact.lost, fact.owed) for fact in told}
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     "exchange",
     [

@@ -36,6 +36,7 @@ def final(record: RunRecord, step: int) -> dict[int, list[tuple[str, bytes]]]:
     return found
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("forward", [True, False])
 def test_redundant_brings_every_stage_back_bit_for_bit(tmp_path: Path, forward: bool) -> None:
     settings: dict[str, Any] = {"recovery": {"strategy": "redundant", "options": {"forward": forward}}}
@@ -64,6 +65,7 @@ def test_a_rollback_brings_back_the_saved_state_bit_for_bit(tmp_path: Path) -> N
     assert final(record, 18) == final(unharmed, 18)
 
 
+@pytest.mark.slow
 def test_the_best_interval_is_chosen_from_what_the_run_itself_takes(tmp_path: Path) -> None:
     config = tiny(tmp_path, steps=30, checkpoint={"every": "best", "keep": 99}, network={"hourly": 0.9})
     record = train(config)
@@ -74,6 +76,7 @@ def test_the_best_interval_is_chosen_from_what_the_run_itself_takes(tmp_path: Pa
     )
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "recovery",
     [
@@ -88,6 +91,7 @@ def test_an_echo_brings_back_what_inline_brings_back(tmp_path: Path, recovery: d
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", ["copy", *(pytest.param(s, marks=pytest.mark.slow) for s in ("uniform", "random", "identity"))]
 )
@@ -98,6 +102,7 @@ def test_the_ablations_bring_back_what_inline_brings_back(tmp_path: Path, strate
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_adjacent_stages_survive_if_their_echoes_lie_two_places_on(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "fleet": {"spares": 2},

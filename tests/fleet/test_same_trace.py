@@ -60,6 +60,7 @@ def in_one_process(config: RunConfig, blows: Sequence[Fault] = BLOWS) -> list[st
     return shas(folder)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -80,6 +81,7 @@ def test_three_blows_are_met_alike_every_time(tmp_path: Path, strategy: str) -> 
     assert found[0] == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["redundant", pytest.param("checkfree", marks=pytest.mark.slow)])
 def test_muons_state_survives_three_blows_as_adamws_does(tmp_path: Path, strategy: str) -> None:
     sections = MUON | {"recovery": {"strategy": strategy}}
@@ -130,6 +132,7 @@ def test_two_stages_that_are_killed_together_come_back_from_the_parities_of_the_
     assert shas(record.folder) == in_one_process(untroubled, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "moment", "slices"),
     [
@@ -155,6 +158,7 @@ def test_all_go_back_to_the_snapshot_that_they_remember_when_two_are_killed_toge
     assert shas(record.folder) == struck == untroubled
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.usefixtures("allow_code")
 @pytest.mark.parametrize("every", [0, 3])
 def test_a_worker_that_finds_its_memory_damaged_counts_as_lost(
@@ -175,6 +179,7 @@ def test_a_worker_that_finds_its_memory_damaged_counts_as_lost(
     assert shas(record.folder) == in_one_process(untroubled, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["snapshot", pytest.param("echo", marks=pytest.mark.slow)])
 def test_stages_of_unlike_sizes_come_back_in_workers_that_had_others(tmp_path: Path, strategy: str) -> None:
     """A spare is warm for the first block stage; it becomes one of three layers, and one of two."""

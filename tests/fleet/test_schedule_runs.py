@@ -73,6 +73,7 @@ def test_a_stage_that_loses_all_its_nodes_is_rebuilt_from_its_neighbours(tmp_pat
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_stage_that_loses_all_its_nodes_comes_back_whole_from_its_twin(tmp_path: Path, unharmed: RunRecord) -> None:
     """Its copy is kept by the first node of the stage before, and is of all its nodes."""
     config = scheduled(tmp_path, fleet={"spares": 2}, recovery={"strategy": "redundant"})
@@ -91,6 +92,7 @@ def test_a_stage_that_loses_all_its_nodes_comes_back_whole_from_its_twin(tmp_pat
     assert losses(record) == losses(unharmed), "not equal to the last bit"
 
 
+@pytest.mark.slow
 def test_without_a_spare_training_goes_on_by_a_new_plan_and_returns_to_the_old_one(tmp_path: Path) -> None:
     config = scheduled(tmp_path, steps=40, fleet={"spares": 0}, recovery={"meanwhile": "skip"})
     record = train(config, [Fault(step=4, stage=5, moment="forward")])

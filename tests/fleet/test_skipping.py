@@ -14,6 +14,7 @@ from planaria.record import decisions as d
 TOLERANCE = 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "settings"),
     [

@@ -64,6 +64,7 @@ def test_a_slow_link_is_named_with_its_direction_and_left_as_it_is(tmp_path: Pat
     assert "the link 2 → 3 is slow, in this direction" in diagnose(record.folder)
 
 
+@pytest.mark.slow
 def test_by_default_it_is_only_told(tmp_path: Path) -> None:
     fault = Fault(step=ONSET, stage=SLOW_STAGE, signal="slow", strength=6.0)
     record = train(sleeping(tmp_path, steps=ONSET + 13, spares=1), [fault])

@@ -87,6 +87,7 @@ def test_the_listener_outlives_a_lack_of_descriptors(listener: Listener, called:
     calls(listener, called, b"one of us")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_recovers_beside_strangers_at_every_port(tmp_path: Path) -> None:
     with live(tiny(tmp_path, stages=3, steps=200)) as run, ExitStack() as idle:
         record = run.wait_until(lambda record: len(facts(record, d.Commit)) > 2)

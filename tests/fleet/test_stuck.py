@@ -16,6 +16,7 @@ LIMIT_S = 2.0
 OFTEN, ALSO = ("forward", "commit", "save"), ("link", "transfer")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("moment", [*OFTEN, *(pytest.param(moment, marks=pytest.mark.slow) for moment in ALSO)])
 def test_a_main_thread_that_is_stuck_is_replaced_like_any_other(tmp_path: Path, moment: str) -> None:
     """Wherever it sticks. Those that wait for it are not blamed, and every sample is used once: ``train`` checks it."""
@@ -45,6 +46,7 @@ def test_a_worker_that_is_only_slow_stays(tmp_path: Path) -> None:
     assert not facts(record, e.WorkerLost) and outcomes(record) == ["started"]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("signal", ["reset", "cut", "delay"])
 def test_a_network_that_fails_costs_no_state(tmp_path: Path, signal: str) -> None:
     lasting = {} if signal == "reset" else {"resume_after_s": 1.0}

@@ -70,6 +70,7 @@ def test_a_closed_terminal_saves_and_stops(tmp_path: Path) -> None:
     assert ending(again).outcome == "finished" and outcomes(again) == ["started", "started"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_reason_to_stop(tmp_path: Path) -> None:
     """As behind ``| head -1``."""
     ours, theirs = os.pipe()
@@ -85,6 +86,7 @@ def test_a_reader_that_goes_away_is_no_reason_to_stop(tmp_path: Path) -> None:
     assert (run.folder / "model").is_dir() and (run.folder / "report.html").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fleet", pytest.param("inline", marks=pytest.mark.slow)])
 def test_a_terminal_that_hangs_up_twice_does_not_interrupt(tmp_path: Path, engine: str) -> None:
     """Itself and by its shell."""

@@ -38,6 +38,7 @@ def found(record: RunRecord) -> list[tuple[int, list[d.Unequal]]]:
     return [(seal.step, seal.unequal) for seal in facts(record, d.Seal)]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("background", "compress"),
     [(False, ""), (True, "ef14:8bits")],

@@ -26,6 +26,7 @@ def carried(record: RunRecord) -> int:
     return sum(sum(work.sent_bytes.values()) for _, work in record.worked)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", RECIPES)
 def test_processes_learn_what_one_process_learns_through_a_recovery(tmp_path: Path, name: str) -> None:
     config = tiny(tmp_path, steps=8, pipeline=BF16, train={"eval_every": 4}, **RECIPES[name])

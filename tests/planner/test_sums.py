@@ -159,7 +159,7 @@ def planaria(*words: str) -> int | str | None:
 
 def test_a_schedule_has_the_times_of_its_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "s.json"
-    asked = ["plan", str(RECIPE), "--budget", "300moves", "--quiet", "--to", str(file), "--model.layers", "5"]
+    asked = ["plan", str(RECIPE), "--budget", "30moves", "--quiet", "--to", str(file), "--model.layers", "5"]
     assert planaria(*asked, "--routing.sums", "true") == 0
     schedule = read(file)
     assert schedule.sums_s is not None

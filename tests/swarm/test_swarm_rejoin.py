@@ -131,6 +131,7 @@ def test_a_line_that_a_kill_cut_off_is_not_grown_together_with_the_next(tmp_path
         assert file.read_text() == left
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("keep", "published"), [(0, False), pytest.param(2, False, marks=pytest.mark.slow), (2, True)])
 def test_a_peer_that_comes_back_after_the_others_gave_it_up_ends_equal(
     tmp_path: Path, pupil: Path, keep: int, published: bool
