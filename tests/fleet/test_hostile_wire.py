@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -79,12 +82,15 @@ class Victim:
         left = memoryview(b"".join(part for frame in frames for part in frame))
         while left:
             left = left[channel.write_some(left, left[:0]) :]
-        channel.close()
+        # What is closed with something unread is reset, which would take back what was sent.
+        with socket.socket(fileno=os.dup(channel.fileno())) as same, contextlib.suppress(OSError):
+            same.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + SOON_S
         while not edge._over:
             assert time.monotonic() < deadline, "stands still"
             if (item := self.desk.next(time.monotonic() + 0.01)) is not None:
                 self.post.hear(item)
+        channel.close()
         self.post.hear_all()
         while self.controller.poll():
             fact = REPORT.validate_json(self.controller.recv_bytes())
