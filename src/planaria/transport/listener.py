@@ -91,7 +91,7 @@ class Listener:
             raw.close()
 
     def _short_of_descriptors(self) -> None:
-        """No descriptor is free, or a caller left before it was accepted: turn one caller away, and go on listening.
+        """No descriptor is free, or a caller left before it was accepted: turn one caller away, and keep listening.
 
         The caller is let in if descriptors are free again meanwhile.
         """
