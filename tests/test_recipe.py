@@ -170,7 +170,8 @@ def test_recipes_of_the_house_load_and_survive_dump_and_load(file: Path, write: 
 def test_every_field_is_explained_and_can_be_set_by_its_dotted_name() -> None:
     fields = dict(recipe.fields())
     assert len(fields) > 40
-    assert not [name for name, field in fields.items() if not field.description]
+    assert list(fields) == [name for name, _ in recipe.meanings()]
+    assert not [name for name, said in recipe.meanings() if not said]
     plain = recipe.load(None, {}).model_dump(mode="json")
     for name in fields:
         value = plain

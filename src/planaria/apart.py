@@ -166,7 +166,9 @@ def main() -> None:
     module, _, name = sys.argv[1].partition(":")
     threading.Thread(target=_exit_with, args=(int(sys.argv[3]),), daemon=True).start()
     asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing that a library prints is taken for an answer
+    # Keep library output out of the answers, and flush it by line so that it does not follow the error.
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     function = getattr(import_module(module), name)
     try:
         _bound(int(sys.argv[2]))

@@ -10,11 +10,11 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache, update_wrapper
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from planaria.config import DataConfig
 from planaria.data.cache import cache_folder
@@ -28,17 +28,40 @@ def compiled(function: F) -> F:
     """Return ``function`` as machine code; it takes and returns numbers, arrays and tuples of them only.
 
     Nothing is rounded in another way, or added up in another order, than written. The code is kept on disk, below
-    ``NUMBA_CACHE_DIR`` if that is set; where nothing can be written, it is compiled anew in every process.
+    ``NUMBA_CACHE_DIR`` if that is set; where nothing can be written, it is compiled anew in every process. numba, which
+    takes a second to import, is imported with the first call.
     """
-    if not COMPILED:
-        return function
-    import numba
+    return cast(F, _Compiled(function)) if COMPILED else function
 
-    made: Any = numba.njit(nogil=True)(function)
-    folder = _folder(Path(function.__code__.co_filename).parent)
-    if folder is not None:
-        made._cache = _cache(function, folder)
-    return made  # type: ignore[no-any-return]
+
+class _Compiled:
+    """A function that is compiled when it is called, or when a compiled caller needs it."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        update_wrapper(self, function)
+        self.function = function
+
+    @cached_property
+    def machine(self) -> Any:
+        """numba's dispatcher."""
+        import numba
+
+        made: Any = numba.njit(nogil=True)(self.function)
+        folder = _folder(Path(self.function.__code__.co_filename).parent)
+        if folder is not None:
+            made._cache = _cache(self.function, folder)
+        return made
+
+    @property
+    def _numba_type_(self) -> Any:
+        """The type that numba asks for where a compiled function calls this one."""
+        return self.machine._numba_type_
+
+    def __call__(self, *given: object, **named: object) -> object:
+        return self.machine(*given, **named)
+
+    def __reduce__(self) -> str:
+        return self.function.__qualname__
 
 
 def _cache(function: Callable[..., object], folder: Path) -> Any:

@@ -189,7 +189,7 @@ class CheckpointConfig(Section):
 
 class ChaosConfig(Section):
     trace: str | None = None
-    """file of faults to inject while the fleet trains (see `planaria trace`)"""
+    """file of faults to inject while the fleet trains (see `planaria trace`), or none"""
 
 
 class ObserveConfig(Section):

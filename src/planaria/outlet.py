@@ -70,8 +70,8 @@ def lost() -> str:
 def ensure() -> None:
     """Where a standard stream was closed from the beginning, open it to nowhere.
 
-    Otherwise the next file that is opened would take its place, and get what is printed. Characters that a stream's
-    encoding does not have are printed as escapes.
+    Otherwise the next file that is opened would take its place, and get what is printed. Lines are flushed as they are
+    printed, also to a file or a pipe. Characters that a stream's encoding does not have are printed as escapes.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -82,4 +82,4 @@ def ensure() -> None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 (it stays)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)

@@ -18,7 +18,7 @@ from planaria import documents, names, shipped
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
 from planaria.options import CHOICES, NAME
-from planaria.section import DERIVED, entry_of, section_of
+from planaria.section import DERIVED, entry_of, meaning, section_of
 
 MAX_RECIPE_BYTES = 1 << 20
 RUN = "config.json"
@@ -48,6 +48,17 @@ def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tup
             yield from fields(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
+
+
+def meanings(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and the description of each setting, in the order of :func:`fields`."""
+    for name, field in section.model_fields.items():
+        if field.json_schema_extra == DERIVED:
+            continue
+        if inner := section_of(field.annotation):
+            yield from meanings(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", meaning(section, name)
 
 
 def setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 from planaria import consent, documents
 from planaria.config import Section
 from planaria.errors import RunStopped, UserError, nearest
+from planaria.section import meaning
 
 
 class Choice(Section):
@@ -118,8 +119,8 @@ class Registry(Generic[Chosen]):
             first = error.errors()[0]
             key = ".".join([self._place, *(str(part) for part in first["loc"])])
             if first["type"] == "missing":
-                what = chosen.model_fields[str(first["loc"][0])].description
-                raise UserError(f"{key}: {name!r} has no default for it; give {what or 'it'}") from None
+                what = meaning(chosen, str(first["loc"][0])) or "it"
+                raise UserError(f"{key}: {name!r} has no default for it; give {what}") from None
             said = f" = {documents.shown(first['input'])}" if first["loc"] else ""
             raise UserError(f"{key}{said}: {first['msg'].removeprefix('Value error, ')}") from None
         except UserError:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
 from typing import get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict
@@ -14,9 +20,7 @@ DERIVED: JsonDict = {"derived": True}
 class Section(BaseModel):
     """Base of all sections: immutable, no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def section_of(annotation: object) -> type[Section] | None:
@@ -27,3 +31,26 @@ def section_of(annotation: object) -> type[Section] | None:
 def entry_of(annotation: object) -> type[Section] | None:
     """The section that every entry is of a field that is a table of any names; None for other fields."""
     return section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
+
+
+def meaning(section: type[BaseModel], field: str) -> str:
+    """Return the description of a field: pydantic's, or the docstring below it; empty if there is neither."""
+    if said := section.model_fields[field].description:
+        return said
+    return next((said for owner in section.__mro__ if (said := _docstrings(owner).get(field))), "")
+
+
+@cache
+def _docstrings(owner: type) -> Mapping[str, str]:
+    """Return field → docstring. Read on demand: in pydantic it would take half a second of every process."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+    except (OSError, TypeError, SyntaxError):  # no source, or one that has changed since
+        return {}
+    found = {}
+    for definition in tree.body:
+        for before, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+            match before, below:
+                case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(said))):
+                    found[field] = inspect.cleandoc(said)
+    return found

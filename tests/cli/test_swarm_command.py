@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from planaria import cli
+from processes import Command, planaria
 
 RECIPE = """
 size = 2
@@ -27,13 +27,7 @@ optim.lr = 1e-3
 
 
 def command(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "planaria", *arguments],
-        cwd=where,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return planaria(*arguments, cwd=where)
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +178,7 @@ def test_a_second_run_of_a_name_gets_a_folder_of_its_own_and_may_be_joined(
 ) -> None:
     """The joiner comes late, and takes part from the newest round on."""
     (there / "long.toml").write_text(RECIPE.format(pupil=pupil).replace("count = 3", "count = 40"))
-    arguments = [sys.executable, "-m", "planaria", "swarm", "long.toml", "--name", "tiny", "--quiet"]
-    running = subprocess.Popen(arguments, cwd=there, stdout=subprocess.PIPE, text=True)
+    running = Command("swarm", "long.toml", "--name", "tiny", "--quiet", cwd=there)
     try:
         log = there / "runs/tiny-2/peers/p0/log.jsonl"
         _until(lambda: log.is_file() and log.read_text().count('"kind":"round"') >= 3)
@@ -208,8 +201,7 @@ def test_a_second_run_of_a_name_gets_a_folder_of_its_own_and_may_be_joined(
 def test_a_swarm_that_is_stopped_leaves_no_process(there: Path, pupil: Path, number: signal.Signals) -> None:
     (there / "endless.toml").write_text(RECIPE.format(pupil=pupil).replace("count = 3", "count = 99999"))
     name = f"stopped-{number.name}"
-    arguments = [sys.executable, "-m", "planaria", "swarm", "endless.toml", "--name", name, "--quiet"]
-    running = subprocess.Popen(arguments, cwd=there, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    running = Command("swarm", "endless.toml", "--name", name, "--quiet", cwd=there)
     try:
         logs = [there / f"runs/{name}/peers/{peer}/log.jsonl" for peer in ("p0", "p1")]
         _until(lambda: all(log.is_file() and '"kind":"round"' in log.read_text() for log in logs))

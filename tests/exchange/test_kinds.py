@@ -19,6 +19,7 @@ from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pair_mean import PairMean
 from planaria.exchange.streaming import Streaming
 from planaria.options import Options
+from planaria.section import meaning
 
 
 def test_what_is_not_given_is_as_published() -> None:
@@ -92,7 +93,7 @@ def test_every_kind_is_a_value_of_the_recipe_that_its_help_names(kind: str, tmp_
     file = tmp_path / "mine.toml"
     file.write_text(f'[exchange]\nkind = "{kind}"\n')
     assert recipe.load(file, {}).exchange.kind == kind
-    assert kind in (ExchangeConfig.model_fields["kind"].description or "")
+    assert kind in meaning(ExchangeConfig, "kind")
 
 
 def test_a_run_that_says_nothing_averages_gradients() -> None:

@@ -36,6 +36,7 @@ from planaria.observe.run.ledger import prove_exactly_once
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
+from processes import Command
 
 GROUND: dict[str, Any] = {}
 """where the workers of tiny runs are, as fields of the recipe's section on the fleet (set by fixtures)"""
@@ -166,7 +167,7 @@ def resume(folder: Path, **flags: str) -> RunRecord:
 class Live:
     """``planaria train`` as a process, with the whole of its terminal's process group."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+    def __init__(self, folder: Path, process: Command | subprocess.Popen[str]) -> None:
         self.folder, self.process = folder, process
 
     def wait_until(self, condition: Callable[[RunRecord], bool], seconds: float = 60.0) -> RunRecord:
@@ -198,8 +199,9 @@ def live(config: RunConfig, prefix: Sequence[str] = (), flags: Sequence[str] = (
 @contextmanager
 def training(folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> Iterator[Live]:
     """``planaria train`` with these arguments, for the run in ``folder``, as a command after ``prefix``."""
-    process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "planaria", "train", *arguments, "--quiet"],
+    words = ["train", *arguments, "--quiet"]
+    process = Command(*words) if not prefix else subprocess.Popen(
+        [*prefix, sys.executable, "-m", "planaria", *words],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:

@@ -191,6 +191,40 @@ def test_imports_that_take_too_long_fail_all_starts_that_wait_for_them_at_once(
     assert time.monotonic() - began < 18 * 0.5, "as long as three attempts for each would take"
 
 
+FORKING = """
+    import os, signal, sys, threading, time
+    from functools import partial
+    from pathlib import Path
+    from types import SimpleNamespace
+    from planaria.fleet import births
+
+    if "program" not in sys.argv:
+        births.expect_fork()
+    sys.modules["torch"] = SimpleNamespace(_C=SimpleNamespace(_cuda_isInBadFork=lambda: "cuda" in sys.argv))
+    held = os.open("/dev/zero", os.O_RDONLY)
+    if "threads" in sys.argv:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    births.fork_server(["json"])
+    for _ in range(2):
+        child = births.births().bear("newborn", partial(os.system, "readlink /proc/$PPID/fd/* | grep /dev/"))
+        assert child.join(60.0) == 0
+        server = births.births()._server._process.pid
+        print(Path(f"/proc/{server}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes(), flush=True)
+        os.kill(server, signal.SIGKILL)
+    left = set(os.environ) & set(births._NO_CUDA)
+    assert not left, left
+"""
+
+
+@pytest.mark.parametrize(("of", "forked"), [("command", True), ("threads", False), ("program", False), ("cuda", False)])
+def test_a_command_forks_its_server_from_itself_while_that_is_safe(of: str, forked: bool) -> None:
+    """What a command has imported is not imported again; a server that dies is replaced by a new interpreter."""
+    command = [sys.executable, "-c", textwrap.dedent(FORKING), of]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["/dev/null", str(forked), "/dev/null", "False"]
+
+
 def test_whoever_dies_takes_frozen_workers_and_a_frozen_server_along(tmp_path: Path) -> None:
     script = """
         import os, signal, sys, time

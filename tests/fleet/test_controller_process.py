@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from planaria.errors import UserError
 from planaria.fleet.door import FILE
 from planaria.record import decisions as d
 from planaria.record import events as e
+from processes import planaria
 
 FOREVER = 10_000
 STOPPED_S = 3.0
@@ -44,8 +43,7 @@ def test_when_the_controller_dies_all_workers_go_and_the_run_can_be_resumed(tmp_
         os.kill(run.process.pid, signal.SIGKILL)
         assert run.end()[0] == -signal.SIGKILL
     assert (run.folder / FILE).exists()
-    join = [sys.executable, "-m", "planaria", "join", str(run.folder)]
-    said = subprocess.run(join, capture_output=True, text=True, timeout=60)
+    said = planaria("join", run.folder)
     assert said.returncode == 2 and "left behind by a controller that was killed" in said.stderr, said
     newest = CheckpointStore(run.folder / "checkpoints").newest()
     assert newest is not None
@@ -81,8 +79,7 @@ def test_what_asks_to_stop_stops_at_a_whole_step_saved_and_resumable(tmp_path: P
 def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:
         run.wait_until(lambda record: steps(record) >= 3)
-        strike = [sys.executable, "-m", "planaria", "chaos", str(run.folder), "--kill", "stage=2"]
-        said = subprocess.run(strike, capture_output=True, text=True, timeout=60)
+        said = planaria("chaos", run.folder, "--kill", "stage=2")
         assert said.returncode == 0 and "SIGKILL" in said.stdout, said
         recovered = run.wait_until(lambda record: "recovered" in outcomes(record))
         record = run.wait_until(lambda record: steps(record) > steps(recovered) + 3)

@@ -21,6 +21,7 @@ from planaria.engine.prepare import check, require_device
 from planaria.errors import UserError
 from planaria.fleet import births
 from planaria.fleet.base import Said
+from planaria.fleet.child import Child
 from planaria.fleet.devices import Device, Inventory, Needs
 from planaria.fleet.inventory import UNKNOWN, inventory
 from planaria.fleet.local import LocalFleet
@@ -28,6 +29,9 @@ from planaria.fleet.process_pool import Orders, ProcessPool
 from planaria.fleet.request import Workplace
 
 GIB = 1 << 30
+
+FORKING = [f"planaria.commands.{command}" for command in ("train", "join", "swarm", "drill")]
+"""what commands have imported before they fork their server"""
 
 
 @pytest.fixture(autouse=True)
@@ -142,12 +146,10 @@ class Births:
 
     def prepare(self, preload: list[str]) -> None: ...
 
-    def bear(
-        self, name: str, run: object, preload: list[str], cwd: Path | None = None, start_s: float = 0.0
-    ) -> births.Child:
+    def bear(self, name: str, run: object, preload: list[str], cwd: Path | None = None, start_s: float = 0.0) -> Child:
         self.runs.append(run.args)  # type: ignore[attr-defined]
         self.folders.add(cwd)
-        child = births.Child(name)
+        child = Child(name)
         child.settle(os.getpid())
         return child
 
@@ -157,7 +159,7 @@ def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
 ) -> None:
     asked = Births()
     monkeypatch.setattr("planaria.fleet.process_pool.births", lambda: asked)
-    monkeypatch.setattr(births, "_exit_code", lambda pid: None)
+    monkeypatch.setattr("planaria.fleet.child._exit_code", lambda pid: None)
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [80, 80]))
     before = Path.cwd()
     pool = ProcessPool(Orders(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", Needs((1,))))
@@ -171,7 +173,7 @@ def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
 
 
 def test_what_workers_import_does_not_initialise_cuda() -> None:
-    """The fork server imports these; one call that initialises CUDA there would make it useless in every worker."""
+    """One call in the fork server, or in a command that forks it, would make CUDA useless in every worker."""
     program = (
         "import sys, torch, traceback\n"
         "def caught(*_): traceback.print_stack(); sys.exit('CUDA was asked')\n"
@@ -180,7 +182,7 @@ def test_what_workers_import_does_not_initialise_cuda() -> None:
         "torch.cuda._device_count_nvml = lambda: 1\n"
         "for name in ('getDeviceCount', 'init', 'getDevice', 'getCurrentRawStream'):\n"
         "    setattr(torch._C, '_cuda_' + name, caught)\n"
-        f"for name in {PRELOAD!r}: __import__(name)\n"
+        f"for name in {PRELOAD + FORKING!r}: __import__(name)\n"
         "assert torch.cuda.is_available(), 'answered without CUDA'\n"
     )
     environ = {**os.environ, **births._NO_CUDA}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ from planaria.engine.inline import InlineEngine
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from processes import Command
 
 FOREVER = 10_000
 PACE: dict[str, Any] = {"emulate": "links", "latency_s": 0.02}
@@ -28,12 +27,9 @@ PACE: dict[str, Any] = {"emulate": "links", "latency_s": 0.02}
 
 
 @contextmanager
-def guest(folder: Path, workers: int = 2, patience: float = 30.0) -> Iterator[subprocess.Popen[str]]:
+def guest(folder: Path, workers: int = 2, patience: float = 30.0) -> Iterator[Command]:
     """``planaria join`` as a process; killed at the end if it is still there."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "planaria", "join", str(folder), f"--workers={workers}", f"--patience={patience:g}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    process = Command("join", folder, f"--workers={workers}", f"--patience={patience:g}")
     try:
         yield process
     finally:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from planaria import recipe
 from planaria.observe.live_page.frames import patched
 from planaria.record import events as e
 from planaria.record.logs import read_run
+from processes import Command
 
 FOREVER = 100_000
 
@@ -65,16 +64,14 @@ class Watcher:
 
 
 @contextmanager
-def watched(folder: Path, *flags: str, steps: int = FOREVER) -> Iterator[tuple[subprocess.Popen[str], Watcher]]:
+def watched(folder: Path, *flags: str, steps: int = FOREVER) -> Iterator[tuple[Command, Watcher]]:
     """``planaria train --live`` of a tiny run, and somebody who watches it."""
     config = tiny(folder, steps=steps)
     file = folder / "run.toml"
     file.write_text(recipe.dump(config))
-    words = [sys.executable, "-m", "planaria", "train", str(file), "--quiet", "--live", *flags]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
+    process = Command("train", file, "--quiet", "--live", *flags)
     try:
-        for line in process.stdout:
+        while line := process.line():
             if line.startswith("live page"):
                 yield process, Watcher(line.split()[-1])
                 break
@@ -82,8 +79,7 @@ def watched(folder: Path, *flags: str, steps: int = FOREVER) -> Iterator[tuple[s
             raise AssertionError("no live page")
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()
         assert_no_orphans(folder_of(config))
 
 

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synthetic_run import MICROBATCHES, STAGES, Synthesis
 
 from planaria.config import RunConfig
+from planaria.engine.provenance import provenance
 from planaria.errors import UserError
+from planaria.observe import page
+from planaria.observe.run import diagnosis, report
 from planaria.observe.run.figures import bytes_figure, loss_figure, recovery_figure
 from planaria.observe.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
-from planaria.observe.run.narrate import Narrator, story
+from planaria.observe.run.narrate import SIGNS, Narrator, story
 from planaria.observe.run.recovery_timeline import recoveries
 from planaria.observe.run.report import wall_time, write_report
-from planaria.record.decisions import Blamed
+from planaria.record.decisions import Blamed, Cleared
+from planaria.record.events import RunStarted
 from planaria.record.logs import RunRecord, read_run
 
 
@@ -37,6 +44,28 @@ def test_one_file_that_needs_no_network(folder: Path, tmp_path: Path) -> None:
     for name in ("loss", "step", "death0", "death1", "recoveries", "holders", "bytes"):
         assert f'id="{name}"' in text
     assert "each used exactly once" in text and "1 recovered, 1 rolled back" in text
+
+
+def test_a_page_says_when_where_and_how_the_run_was_started_and_draws_its_speed(record: RunRecord) -> None:
+    made = provenance()
+    _, first = record.history[0]
+    assert isinstance(first, RunStarted)
+    told = first.model_copy(update={"provenance": made, "wall_time": 1_790_000_000.0})
+    parts, drawn = page.drawn(report.body(replace(record, history=((0.0, told), *record.history[1:]))))
+    assert f"Started 2026-09-21 14:13 UTC with {made.version} on {made.machine}: {escape(made.command)}" in "".join(
+        parts
+    )
+    assert len(drawn.figures["speed"].data[0].y) > 1
+
+
+def test_what_was_slow_again_and_again_is_one_line(record: RunRecord) -> None:
+    link: dict[str, Any] = {"replica": 0, "fault": "slow link", "nodes": [1, 2]}
+    once = {**link, "workers": ["a", "b"], "seconds": 0.1, "past": 0.01, "usual": 0.01}
+    again = [fact for step in (3, 7, 9) for fact in (Blamed(step=step, **once), Cleared(step=step + 1, **link))]
+    facts = (*record.history, *((99.0, fact) for fact in again))
+    (line,) = diagnosis.told(replace(record, history=facts, _known={}))
+    assert line.startswith("slow          3 times from step 3 to 10: the link 1 → 2 is slow")
+    assert SIGNS["slow"] != SIGNS["fault"], "no signal was sent to it"
 
 
 def test_the_default_place_is_the_runs_folder(folder: Path) -> None:

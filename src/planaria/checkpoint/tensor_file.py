@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -114,14 +115,17 @@ def opened(path: Path) -> Iterator[TensorFile]:
         if not 0 < length <= min(size - 8, HEADROOM):
             raise PackingError(f"a file of {size} bytes cannot have a header of {length}")
         text = file.read(length)
-        header = header_of(text)
-        _require_filled(header, size - 8 - length)
+        header = _filled(text, size - 8 - length)
         yield TensorFile(header, first + text, file.fileno())
 
 
-def _require_filled(header: Header, size: int) -> None:
-    """:raises PackingError: unless the tensors lie one after the other, without gaps, and fill so many bytes."""
-    end = 0
+@lru_cache(maxsize=8)
+def _filled(text: bytes, size: int) -> Header:
+    """Parse and validate a header; cached, because files are opened once per tensor.
+
+    :raises PackingError: unless the tensors follow each other without gaps and fill ``size`` bytes.
+    """
+    header, end = header_of(text), 0
     for name, (begin, after) in sorted(header.spans.items(), key=lambda item: item[1]):
         dtype, shape = header.specs[name]
         if begin != end or after - begin != math.prod(shape) * dtype.itemsize:
@@ -129,6 +133,7 @@ def _require_filled(header: Header, size: int) -> None:
         end = after
     if end != size:
         raise PackingError(f"the header announces {end} bytes of tensors, and there are {size}")
+    return header
 
 
 def _require_room(file: BinaryIO, size: int) -> None:

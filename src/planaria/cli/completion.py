@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planaria import recipe, shipped
-from planaria.cli.flags import command
+from planaria.cli.flags import SET, command, explain
 
 ASKED = "_ARGCOMPLETE"
 """set by the shell when it asks for completions"""
 SHELLS = ("bash", "zsh", "fish")
+DESCRIBING = ("zsh", "fish")
+"""shells that show the help text of a flag beside it"""
 RUNS = Path("runs")
 TABLES = {"compare": "compare", "experts": "experts", "drill": "drill", "swarm": "swarm", "swarm join": "swarm"}
 """command → the kind of its recipes; all others train"""
@@ -45,7 +47,7 @@ def complete(parser: argparse.ArgumentParser, second_words: tuple[str, ...]) -> 
 
     line, point = joined(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]), second_words)
     os.environ |= {"COMP_LINE": line, "COMP_POINT": str(point)}
-    _teach(parser, [], second_words)
+    _teach(parser, [], second_words, line)
     autocomplete(parser, always_complete_options=False, exclude=second_words)
 
 
@@ -58,9 +60,11 @@ def joined(line: str, point: int, second_words: tuple[str, ...]) -> tuple[str, i
     return line, point
 
 
-def _teach(parser: argparse.ArgumentParser, words: list[str], second_words: tuple[str, ...]) -> None:
-    """Give every argument below ``parser``, the command ``words``, what offers its values."""
+def _teach(parser: argparse.ArgumentParser, words: list[str], second_words: tuple[str, ...], line: str) -> None:
+    """Attach a completer to each argument below ``parser``, the command ``words``; ``line`` is being completed."""
     name = " ".join(words)
+    if os.environ.get("_ARGCOMPLETE_SHELL") in DESCRIBING and words and words[-1].replace(" ", "\\ ") in line:
+        explain(parser)
     seconds = [pair.partition(" ")[2] for pair in second_words if pair.partition(" ")[0] == name]
     by_dest: Mapping[str, Completer] = {
         "recipe": _recipes(TABLES.get(name, "train"), seconds),
@@ -72,10 +76,10 @@ def _teach(parser: argparse.ArgumentParser, words: list[str], second_words: tupl
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for word, below in action.choices.items():
-                _teach(below, [*words, word], second_words)
+                _teach(below, [*words, word], second_words, line)
         elif action.dest in by_dest:
             action.completer = by_dest[action.dest]  # type: ignore[attr-defined]
-        elif action.dest.startswith("set ") and "|" in str(action.metavar):
+        elif action.dest.startswith(SET) and "|" in str(action.metavar):
             action.completer = _one_of(str(action.metavar).split("|"))  # type: ignore[attr-defined]
 
 

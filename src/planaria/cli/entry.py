@@ -28,7 +28,7 @@ from planaria.cli import (
     training,
     watching,
 )
-from planaria.cli.flags import take_options
+from planaria.cli.flags import SET, Parser, take_options
 from planaria.config import Section
 from planaria.errors import LedgerError, RunStopped, UserError, nearest
 from planaria.options import NAME
@@ -77,18 +77,16 @@ LASTING = ("train", "join", "compare", "drill", "experts", "swarm")
 """commands that continue when their output is closed"""
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see `{self.prog} --help`")
-
-
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of ``planaria``."""
     ensure()
     given = sys.argv[1:] if arguments is None else list(arguments)
-    with interrupted(), lasting() if given[:1] and given[0] in LASTING else nullcontext():
+    lasts = bool(given) and given[0] in LASTING
+    if lasts and arguments is None and "torch" not in sys.modules:
+        from planaria.fleet import births
+
+        births.expect_fork()
+    with interrupted(), lasting() if lasts else nullcontext():
         code = _code(given)
     sys.exit(code)
 
@@ -222,12 +220,12 @@ def _set_options(given: argparse.Namespace, options: Mapping[str, str]) -> None:
         setting = name if recipe.in_table(name) else f"{name.partition(f'.{NAME}.')[0]}.{NAME}"
         if given.root is None or recipe.setting(setting, given.root) is None:
             raise UserError(f"--{name}: unknown flag; see `planaria {given.command} --help`")
-        setattr(given, f"set {name}", text)
+        setattr(given, f"{SET}{name}", text)
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
     """The parser of all commands, and their names."""
-    parser = _Parser(prog="planaria", description="Trains language models on machines that fail, lag and lie.")
+    parser = Parser(prog="planaria", description="Trains language models on machines that fail, lag and lie.")
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 from planaria import consent, options, recipe
 from planaria.config import Section
 from planaria.durations import seconds
 from planaria.errors import UserError
 from planaria.shipped import find
+
+SET = "set "
+"""what the name of a field's flag begins with among the parsed arguments"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+    def format_help(self) -> str:
+        explain(self)
+        return super().format_help()
 
 
 def command(commands: Any, name: str, what: str, action: Any, code: bool = True) -> argparse.ArgumentParser:
@@ -44,14 +58,24 @@ def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
         section = name.rpartition(".")[0] or "run"
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
-        usual = None if field.is_required() else field.get_default(call_default_factory=True)
-        default = f" (default {usual})" if usual not in (None, "", [], {}) else ""
-        help_text = f"{field.description}{default}".replace("%", "%%")
         choices = [a for a in get_args(field.annotation) if isinstance(a, str)]
         metavar = "|".join(choices) if choices else name.rpartition(".")[2].upper()
         groups[section].add_argument(
-            f"--{name}", dest=f"set {name}", default=argparse.SUPPRESS, metavar=metavar, help=help_text
+            f"--{name}", dest=f"{SET}{name}", default=argparse.SUPPRESS, metavar=metavar, help=" "
         )
+
+
+def explain(parser: argparse.ArgumentParser) -> None:
+    """Set the help text of each field's flag, from the docstrings in the source."""
+    if (root := parser.get_default("root")) is None:
+        return
+    fields, meanings = dict(recipe.fields(root)), dict(recipe.meanings(root))
+    for action in parser._actions:
+        if action.dest.startswith(SET):
+            field = fields[name := action.dest.removeprefix(SET)]
+            usual = None if field.is_required() else field.get_default(call_default_factory=True)
+            default = f" (default {usual})" if usual not in (None, "", [], {}) else ""
+            action.help = f"{meanings[name]}{default}".replace("%", "%%")
 
 
 def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -86,4 +110,4 @@ def duration(text: str) -> float:
 
 def flagged(given: argparse.Namespace) -> dict[str, str]:
     """Field → text, for every field given as a flag."""
-    return {name.removeprefix("set "): text for name, text in vars(given).items() if name.startswith("set ")}
+    return {name.removeprefix(SET): text for name, text in vars(given).items() if name.startswith(SET)}

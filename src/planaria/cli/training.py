@@ -83,6 +83,8 @@ def _add_relay(commands: Any) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
+    if given.recipe is not None and given.resume is None:
+        recipe.read(given.recipe)  # a mistake in its name need not wait for torch
     from planaria.commands import train
 
     live = live_of(given)

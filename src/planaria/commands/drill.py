@@ -11,13 +11,14 @@ from planaria.commands.drill_repair import repaired
 from planaria.commands.swarm import prepare
 from planaria.engine import runs
 from planaria.errors import RunStopped
+from planaria.fleet.births import fork_server
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.observe.trials.drill_report import show_drill, write_drill_report
 from planaria.swarm.assemble import own_classes
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.drills.drill_results import Drill, Drilled, Run
 from planaria.swarm.drills.drill_spec import load
-from planaria.swarm.live import LiveSwarm, failures
+from planaria.swarm.live import PRELOAD, LiveSwarm, failures
 from planaria.swarm.records.outcome import Outcome, read_outcome
 from planaria.swarm.repair.results import Repaired
 from planaria.swarm.setting import names, of_peer
@@ -29,6 +30,7 @@ from planaria.trials.kept import Kept, make_folder
 def drill(path: Path, flags: Mapping[str, str], quiet: bool, repair: bool = False) -> int:
     """Run the drill in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
     spec, arms = load(path, flags, repair)
+    fork_server(PRELOAD)
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
     for arm in arms:
         with of_arm(f"{path}: drill.arms.{arm.name}"):

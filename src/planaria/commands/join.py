@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 from planaria.engine import runs
+from planaria.engine.fleet import PRELOAD
 from planaria.engine.join import AddressEntrance, Entrance, FolderEntrance, Offer, join
 from planaria.errors import UserError
+from planaria.fleet.births import fork_server
 from planaria.fleet.visit import MAX_WORKERS
 from planaria.transport.address import REACHABLE, Reach
 
@@ -34,6 +36,7 @@ def lend(
         raise UserError(f"--workers {workers}: give 1 to {MAX_WORKERS}")
     if reach.ports is not None and not 1 <= reach.ports[0] <= reach.ports[1] <= 65535:
         raise UserError(f"--ports {reach.ports[0]} {reach.ports[1]}: give the first and the last, from 1 to 65535")
+    fork_server(PRELOAD)
     patience = (60.0, 0.0) if patience_s is None else (patience_s, patience_s)
     join(entrance, Offer(workers or 0, *patience, reach, cache), lambda line: print(line, flush=True))
 

@@ -11,6 +11,7 @@ import torch
 from planaria import recipe
 from planaria.engine import runs
 from planaria.errors import RunStopped, UserError
+from planaria.fleet.births import fork_server
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.observe.swarm.swarm_report import show_outcome, write_swarm_report
 from planaria.registry import blaming
@@ -18,7 +19,7 @@ from planaria.swarm.assemble import own_classes, policy_of, task_of
 from planaria.swarm.attacks.idle import refuse_idle
 from planaria.swarm.checks import layers
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.live import LiveSwarm, failures
+from planaria.swarm.live import PRELOAD, LiveSwarm, failures
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.placing import device_of
 from planaria.swarm.records.outcome import Outcome, read_outcome
@@ -29,6 +30,7 @@ from planaria.swarm.setting import load, names, of_peer, of_run
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
     """Run the swarm in the recipe ``path``; the exit code."""
     config = load(path, flags, "swarm")
+    fork_server([] if dry_run else PRELOAD)
     prepare(config, quiet, schools=not dry_run)
     if dry_run:
         print(recipe.dump(config), end="")

@@ -14,10 +14,14 @@ from planaria.api.training import begun, train
 from planaria.commands.plan import describe
 from planaria.commands.watch import beside
 from planaria.compare.clock import copies_stated
+from planaria.config import RunConfig
+from planaria.engine import runs
 from planaria.engine.branch import starting_weights, unfit
+from planaria.engine.fleet import PRELOAD
 from planaria.engine.prepare import check
 from planaria.engine.unused import require_used
 from planaria.errors import UserError
+from planaria.fleet.births import fork_server
 from planaria.observe.live.trackers import trackers
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ def start(
 ) -> int:
     """Train a recipe from its first step, or with ``auto`` where its run stopped if there is one; the exit code."""
     config = configure(recipe_file, settings=flags)
+    fork_server([] if dry_run else _preload(config))
     if shown is not None and config.engine == "simulate":
         raise UserError("--live: a simulation writes no log that could be shown; leave out --engine simulate")
     if auto and config.engine == "simulate":
@@ -66,6 +71,11 @@ def start(
     return 0
 
 
+def _preload(config: RunConfig) -> list[str]:
+    """What worker processes of this machine import, if the run has any."""
+    return PRELOAD if config.engine == "fleet" and config.fleet.kind == "local" else []
+
+
 def resume(
     folder: Path | str,
     flags: Mapping[str, str],
@@ -74,6 +84,8 @@ def resume(
     shown: Shown | None = None,
 ) -> int:
     """Train on where a run stopped, or from the named checkpoint of it; the exit code."""
+    if (Path(folder) / runs.CONFIG).is_file():
+        fork_server(_preload(recipe.overlay(runs.config_of(Path(folder)), flags)))
     train(
         folder,
         resume=True,

@@ -15,7 +15,7 @@ from planaria.control.protocols import Observer
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.saving import all_saved, unchanged
 from planaria.data.shards import Data
-from planaria.engine import worker
+from planaria.engine import surveyor, worker
 from planaria.engine.injector import TraceChaos
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.needs import needs
@@ -38,7 +38,7 @@ from planaria.transport.address import Reach
 from planaria.transport.listener import no_answer
 from planaria.transport.secure import new_key
 
-PRELOAD = [worker.__name__, "torch._dynamo"]
+PRELOAD = [worker.__name__, surveyor.__name__, "torch._dynamo"]
 """what workers are born with; an optimizer's first step would otherwise import torch._dynamo, a CPU-second in each"""
 
 

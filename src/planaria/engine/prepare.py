@@ -310,7 +310,10 @@ def read_faults(config: RunConfig) -> Trace:
     place = "stage" if last == config.pipeline.stages and itinerary.schedule is None else "node"
     for fault in trace.faults:
         if fault.stage > last:
-            raise UserError(f"{config.chaos.trace}: a fault at {place} {fault.stage}; this run has {place}s 0..{last}")
+            raise UserError(
+                f"{config.chaos.trace}: a fault at {place} {fault.stage}, but this run has {place}s 0..{last}; set "
+                "chaos.trace to none or to a trace for this pipeline (`planaria trace`)"
+            )
     require_edges(itinerary, trace.faults, str(config.chaos.trace))
     require_readers(itinerary, trace.faults, str(config.chaos.trace))
     return trace

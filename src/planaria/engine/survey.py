@@ -40,13 +40,8 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) 
     """
     demand = {(a, b): max(_capacity(lines[a, b]), _capacity(lines[b, a])) for a, b in lines}
     place = Place(config.host, new_key(), config.heartbeat_s, config.timeout_s)
-    # A process has one fork server, which is started anew for more modules: whoever trains after a survey would wait.
-    entry, preload, beats = (
-        partial(surveyor.main, place),
-        [*PRELOAD, surveyor.__name__],
-        (config.heartbeat_s, config.missed),
-    )
-    fleet = LocalFleet(entry, preload, *beats, start_s=config.start_timeout_s)
+    entry = partial(surveyor.main, place)
+    fleet = LocalFleet(entry, PRELOAD, config.heartbeat_s, config.missed, start_s=config.start_timeout_s)
     try:
         leader = Leader(fleet, names, lines, told)
         leader.gather()

@@ -25,7 +25,8 @@ from queue import Empty, SimpleQueue
 from planaria import consent
 from planaria.fleet.activity import activity
 from planaria.fleet.birth import adopting
-from planaria.fleet.forkserver import LENGTH, PID, READY, Request
+from planaria.fleet.child import Child
+from planaria.fleet.forkserver import LENGTH, PID, READY, Request, main
 from planaria.signals import STOPS
 
 _BIRTH_S = 10.0
@@ -37,96 +38,12 @@ _BUSY_TIMES = 6
 _LOOK_S = 0.5
 _TRIES = 3
 _PAUSE_S = 0.1
-_JOIN_LOOK_S = 0.005
 _NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """a module that asks, when it is imported, whether there is CUDA must not initialise it: forks could not use it then"""
 _PROGRAM = (
     "import socket, sys; door, preload, *sys.path = sys.argv[1:]; from planaria.fleet.forkserver import main; "
     "main(socket.socket(fileno=int(door)), preload.split())"
 )
-
-
-class Child:
-    """A process that has been asked for: to be born, alive, or over. Its methods may be called from several threads."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.pid: int | None = None
-        """None until it is born"""
-        self.failure = ""
-        """why it never will be"""
-        self._guarded, self._settled = threading.Lock(), threading.Event()
-        self._code: int | None = None
-        self._due: list[int] = []
-
-    @property
-    def exitcode(self) -> int | None:
-        """None while it lives or is not born yet; negative: the signal that killed it. Asking buries the dead."""
-        with self._guarded:
-            if self._code is None and self.pid is not None:
-                self._code = _exit_code(self.pid)
-            return self._code
-
-    def born(self, patience_s: float | None = None) -> int:
-        """Wait for the birth; the process id.
-
-        :raises OSError: when it failed, or takes longer.
-        """
-        if not self._settled.wait(patience_s):
-            raise TimeoutError(f"{self.name} has not been born within {patience_s:g} s")
-        if self.pid is None:
-            raise OSError(f"{self.name} could not be born: {self.failure}")
-        return self.pid
-
-    def signal(self, number: int) -> None:
-        """Deliver a signal, to one that is not born yet as soon as it is; nothing happens if it has ended."""
-        with self._guarded:
-            if self.pid is None:
-                self._due.append(number)
-            elif self._code is None:  # as long as nobody has buried it, its id is nobody else's
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, number)
-
-    def join(self, patience_s: float | None = None) -> int | None:
-        """Wait for its end; its exit code, None when it does not end in time."""
-        until = None if patience_s is None else time.monotonic() + patience_s
-        while (code := self.exitcode) is None and (until is None or time.monotonic() < until):
-            time.sleep(_JOIN_LOOK_S)
-        return code
-
-    def settle(self, pid: int | None, failure: str = "") -> None:
-        """It is born, or never will be."""
-        with self._guarded:
-            self.pid, self.failure = pid, failure
-            self._code = None if pid is not None else 1
-            due, self._due = self._due, []
-        for number in due:
-            self.signal(number)
-        self._settled.set()
-
-    def kill(self, patience_s: float) -> None:
-        """Kill the process and wait for its end; one that has not started is killed at its start, unattended."""
-        self.signal(signal.SIGKILL)
-        if self.pid is not None:
-            self.join(patience_s)
-
-    @property
-    def wanted(self) -> bool:
-        """False once the process was killed before it was started."""
-        return signal.SIGKILL not in self._due
-
-
-def _exit_code(pid: int) -> int | None:
-    """None while the process lives."""
-    try:
-        buried, status = os.waitpid(pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if buried else None
-    except ChildProcessError:  # not a child of this process, on systems where orphans cannot be adopted
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return 1
-        return None
 
 
 @dataclass
@@ -152,20 +69,19 @@ class _NotReadyError(TimeoutError):
 class _Server:
     """One fork server, as its parent sees it."""
 
-    def __init__(self, preload: frozenset[str]) -> None:
-        """Start it, by the thread that will stay: the server dies with that thread.
+    def __init__(self, preload: frozenset[str], start: Callable[[socket.socket, frozenset[str]], Child]) -> None:
+        """Start it from a thread that lives as long as this process: the server dies with that thread.
 
-        :raises OSError: when it cannot be started.
+        ``start``: :func:`_spawned` or :func:`_forked`.
+
+        :raises OSError: if it cannot be started.
         """
         self.preload, self._ready = preload, False
         self._door, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), " ".join(sorted(preload)), *_path()]
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it ignores them by itself
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it ignores them
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env={**os.environ, **_NO_CUDA}
-                )
+                self._process = start(theirs, preload)
         except OSError:
             self._door.close()
             raise
@@ -174,7 +90,7 @@ class _Server:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.exitcode is None
 
     def get_ready(self, start_s: float) -> None:
         """Wait until the server has imported what workers need.
@@ -216,7 +132,7 @@ class _Server:
         for look in count(1):
             if wait([line], min(_LOOK_S, limit_s)):
                 return
-            doing, waited = activity(self._process.pid), look * min(_LOOK_S, limit_s)
+            doing, waited = activity(self._process.born()), look * min(_LOOK_S, limit_s)
             late = waited > limit_s * (_BUSY_TIMES if doing == "busy" else 1)
             if late and not self._ready:
                 raise _NotReadyError(
@@ -228,17 +144,56 @@ class _Server:
 
     def end(self) -> None:
         self._door.close()
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+        self._process.kill(1.0)
+
+
+def _spawned(door: socket.socket, preload: frozenset[str]) -> Child:
+    """Start a server as a new interpreter.
+
+    :raises OSError: if that fails.
+    """
+    command = [sys.executable, "-P", "-c", _PROGRAM, str(door.fileno()), " ".join(sorted(preload)), *_path()]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, pass_fds=[door.fileno()], env={**os.environ, **_NO_CUDA}
+    )
+    process.returncode = 0  # Child reaps the process, not Popen
+    return _as_child(process.pid)
+
+
+def _forked(door: socket.socket, preload: frozenset[str]) -> Child:
+    """Fork a server from this process. It shares the modules imported here, and no file descriptor but ``door``.
+
+    :raises OSError: if that fails.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return _as_child(pid)
+    try:
+        if getattr(sys.modules["torch"]._C, "_cuda_isInBadFork", bool)():
+            os._exit(1)  # this process has initialised CUDA: its forks could not use it
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.closerange(3, door.fileno())
+        os.closerange(door.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        main(door, sorted(preload))
+    finally:
+        os._exit(1)
+
+
+def _as_child(pid: int) -> Child:
+    server = Child("planaria births")
+    server.settle(pid)
+    return server
 
 
 class Births:
     """Asks the fork server of this process, one birth after the other, in a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: _Server | None = None) -> None:
+        """``server``: one that a thread started that lives as long as this process."""
         self._asked: SimpleQueue[_Birth] = SimpleQueue()
-        self._server: _Server | None = None
+        self._server = server
         threading.Thread(target=self._work, name="births", daemon=True).start()
 
     def prepare(self, preload: Sequence[str]) -> None:
@@ -316,7 +271,7 @@ class Births:
             if old is not None:
                 old.end()
                 preload |= old.preload
-            old = _Server(preload)
+            old = _Server(preload, _spawned)
         self._server = old
         return old
 
@@ -327,6 +282,33 @@ def _path() -> list[str]:
 
 _own: list[tuple[int, Births]] = []
 _starting = threading.Lock()
+_forkable: list[int] = []
+"""id of this process while :func:`fork_server` may fork it"""
+
+
+def expect_fork() -> None:
+    """Declare that this process only imports modules until it calls :func:`fork_server`.
+
+    Call it before torch is imported, which asks some GPU drivers for devices.
+    """
+    os.environ.update(_NO_CUDA)
+    _forkable[:] = [os.getpid()]
+
+
+def fork_server(preload: Sequence[str]) -> None:
+    """Fork this process's fork server now, if that is safe, so that workers share the modules imported here.
+
+    It is safe on Linux, in a process that :func:`expect_fork` has declared, that has no second Python thread and has
+    not initialised CUDA. Otherwise the first worker starts a new interpreter. Without ``preload`` nothing is forked.
+    """
+    if _forkable != [os.getpid()]:
+        return
+    _forkable.clear()
+    if preload and sys.platform == "linux" and "torch" in sys.modules and not _own and threading.active_count() == 1:
+        with contextlib.suppress(OSError):
+            _own[:] = [(os.getpid(), Births(_Server(frozenset(preload), _forked)))]
+    for name in _NO_CUDA:
+        os.environ.pop(name, None)
 
 
 def births() -> Births:

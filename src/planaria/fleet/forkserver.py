@@ -54,7 +54,7 @@ class Request(NamedTuple):
 
 
 def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
-    """Serve until the other end closes ``door``. In every newborn this is the bottom of the stack."""
+    """Serve until the other end closes ``door``. Every worker runs below this call."""
     die_with_parent()
     ignore()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

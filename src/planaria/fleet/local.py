@@ -19,7 +19,8 @@ from typing import Literal
 
 from planaria.fleet.activity import activity
 from planaria.fleet.base import Entry, Gone, Notice, Said
-from planaria.fleet.births import START_S, Child, births
+from planaria.fleet.births import START_S, births
+from planaria.fleet.child import Child
 from planaria.fleet.devices import Device, device_of
 from planaria.fleet.inventory import see_only
 from planaria.fleet.silence import Silence

@@ -19,7 +19,8 @@ from planaria import consent
 from planaria.consent import NO_CONSENT, Consent
 from planaria.errors import UserError
 from planaria.fleet.base import Entry
-from planaria.fleet.births import START_S, Child, births
+from planaria.fleet.births import START_S, births
+from planaria.fleet.child import Child
 from planaria.fleet.devices import NOT_ASKED, ON_CPUS, Inventory, Name, Needs, device_of
 from planaria.fleet.inventory import inventory, see_only
 from planaria.fleet.request import Settle, Workplace

@@ -42,7 +42,7 @@ def build_stage(
     """
     chosen, shapes_only = family(config), torch.device(device).type == "meta"
     with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
-        torch.manual_seed(_seed(seed, stage))
+        torch.default_generator.manual_seed(_seed(seed, stage))  # weights are initialised on the CPU
         built = chosen.build_stage(config, stages, stage)
     _check_door(config, built, stage)
     if initialise and not shapes_only:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -63,23 +63,26 @@ def figure(height: int, *, x: str = "", y: str = "", **layout: Any) -> go.Figure
         "tickfont": {"size": 12, "color": MUTED}, "ticks": "outside", "ticklen": 6, "tickcolor": "rgba(0,0,0,0)",
         "title": {"font": {"size": 12, "color": MUTED}, "standoff": 10},
     }  # fmt: skip
-    fig = go.Figure()
-    fig.update_layout(
-        template="none",
-        height=height,
-        margin={"l": 8, "r": 16, "t": 36, "b": 40},
-        paper_bgcolor=PAPER,
-        plot_bgcolor=PAPER,
-        font={"family": FONT, "size": 12.5, "color": INK},
-        hoverlabel={"bgcolor": PAPER, "bordercolor": RULE, "font": {"family": FONT, "size": 12.5, "color": INK}},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 12, "color": MUTED}},
-        xaxis=axis,
-        yaxis=axis,
-    )
-    fig.update_layout(**layout)
-    fig.update_xaxes(title_text=x)
-    fig.update_yaxes(title_text=y)
-    return fig
+    style: dict[str, Any] = {
+        "template": "none",
+        "height": height,
+        "margin": {"l": 8, "r": 16, "t": 36, "b": 40},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "font": {"family": FONT, "size": 12.5, "color": INK},
+        "hoverlabel": {"bgcolor": PAPER, "bordercolor": RULE, "font": {"family": FONT, "size": 12.5, "color": INK}},
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 12, "color": MUTED}},
+        "xaxis": _merged(axis, {"title": {"text": x}}),
+        "yaxis": _merged(axis, {"title": {"text": y}}),
+    }
+    return go.Figure(layout=_merged(style, layout))  # update_layout would take ten times as long
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``below`` updated with ``above``, recursively."""
+    both = {key: (below[key], above[key]) for key in below.keys() & above.keys()}
+    tables = {key: _merged(*pair) for key, pair in both.items() if all(isinstance(one, dict) for one in pair)}
+    return {**below, **above, **tables}
 
 
 def lanes(rows: list[str]) -> dict[str, Any]:

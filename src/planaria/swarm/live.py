@@ -14,7 +14,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planaria.errors import RunStopped, UserError
-from planaria.fleet.births import Child, births
+from planaria.fleet.births import births
+from planaria.fleet.child import Child
 from planaria.registry import blaming
 from planaria.signals import ending, interrupted
 from planaria.swarm.assemble import assemble, own_classes
@@ -23,6 +24,8 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import LOG, PEERS, Finished, Log, Record, follow
 from planaria.swarm.setting import names, of_peer
 
+PRELOAD = [__name__]
+"""modules that the fork server imports for peers"""
 POLL_S = 0.1
 GRACE_S = 5.0
 """how long peers that are asked to stop may take"""
@@ -60,7 +63,7 @@ class LiveSwarm:
         """Start a peer, or start it again: it then catches up with the others by what is on the board."""
         config = of_peer(self.config, name)
         be = partial(_be, config.model_dump_json(), name, self.folder)
-        self.processes[name] = self._births.bear(name, be, ["planaria.swarm.live"])
+        self.processes[name] = self._births.bear(name, be, PRELOAD)
 
     def run(self, told: Told, died: Died) -> dict[str, int]:
         """Start all peers and follow what they note until the last one ends: exit code of each.

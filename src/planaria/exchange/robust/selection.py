@@ -45,7 +45,7 @@ def middle(rows: Sequence[Tensor], trim: int) -> Tensor:
 
 def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
     """The same to the last bit."""
-    from planaria.exchange.robust.kernels import middles  # with it numba, which nobody else waits for
+    from planaria.exchange.robust.kernels import middles  # only where numba is installed
 
     held, value = [row.contiguous() for row in rows], torch.empty_like(rows[0])
     places = [row.data_ptr() for row in held]

@@ -93,12 +93,16 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
 
 
 def told(record: RunRecord) -> Iterator[str]:
-    """A line for each finding and deed, for the end of a run."""
+    """A line for each deed, and for everything that was slow, however often, for the end of a run."""
     found, naming = diagnosis_of(record), naming_of(record)
+    alike = dict[tuple[str, ...], list[Finding]]()
     for finding in found.findings:
-        until = "on" if finding.until is None else f"to {finding.until}"
-        what = sentence(finding.blamed, naming).partition(":")[0]
-        yield f"slow          from step {finding.blamed.step} {until}: {what}"
+        alike.setdefault((finding.blamed.fault, *map(str, finding.blamed.nodes)), []).append(finding)
+    for same in alike.values():
+        until = "on" if same[-1].until is None else f"to {same[-1].until}"
+        times = f"{len(same)} times " if len(same) > 1 else ""
+        what = sentence(same[0].blamed, naming).partition(":")[0]
+        yield f"slow          {times}from step {same[0].blamed.step} {until}: {what}"
     for made in found.deeds:
         after = "" if made.measured_s is None else f", then {ms(made.measured_s)}"
         who = f"{naming.name([made.relieve.node])} handed over by {made.relieve.worker}"

@@ -19,7 +19,7 @@ from planaria.record.repeats import Repeats
 
 Tone = Literal["fault", "slow", "loss", "rebirth", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {
-    "fault": "⚡", "slow": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·",
+    "fault": "⚡", "slow": "≋", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·",
 }  # fmt: skip
 SLOWNESS: dict[str, Tone] = {"blamed": "slow", "relieve": "relink", "reroute": "relink", "cleared": "note"}
 CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
