@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,16 +14,23 @@ import torch
 from hypothesis import Phase, settings
 
 from checkout import checkout_files
+from planaria.config import DataConfig
+from planaria.data.cache import cache_folder
+from planaria.errors import UserError
 
 # One thread per process: with two and a busy neighbour, steps take many times as long.
 torch.set_num_threads(1)
+
+# Machine code is kept in the user's cache, whatever cache folder a test has: compiling it takes half a minute.
+with suppress(UserError):
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder(DataConfig()) / "compiled"))
 
 # On a busy machine, how long one example took says nothing. The examples are the same in every run; `make hunt` looks
 # for new ones.
 # Explaining a failure traces every line of every example, which takes several times as long below Python 3.12.
 phases = [phase for phase in Phase if phase is not Phase.explain]
-settings.register_profile("planaria", deadline=None, derandomize=True, phases=phases)
-settings.register_profile("hunt", deadline=None, print_blob=True, phases=phases)
+settings.register_profile("planaria", deadline=None, derandomize=True, phases=phases, max_examples=50)
+settings.register_profile("hunt", deadline=None, print_blob=True, phases=phases, max_examples=200)
 settings.load_profile(os.environ.get("PLANARIA_EXAMPLES", "planaria"))
 
 CHECKOUT = pytest.StashKey[dict[str, tuple[int, int]]]()
@@ -46,6 +55,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_collection_finish() -> None:
+    """Exclude imported objects from garbage collection; a full pass takes a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test that is marked ``slow_after(n)``, mark all but the first ``n`` sets of parameters slow."""
@@ -53,14 +68,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (mark := item.get_closest_marker("slow_after")) is not None:
             name = item.nodeid.partition("[")[0]
-            seen[name] += 1
+            seen[name] += item.get_closest_marker("slow") is None
             if seen[name] > mark.args[0]:
                 item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _away_from_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Set up fixtures of modules and of the session in a folder of their own."""
+    """Set up fixtures of modules and of the session in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("cwd"))
         yield
@@ -73,9 +88,11 @@ def _in_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _the_same_numbers_each_time() -> None:
-    """Let what a test draws without a generator of its own not depend on the tests before it."""
-    torch.manual_seed(0)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Seed torch, so that results do not depend on the tests before."""
+    torch.default_generator.manual_seed(0)  # torch.manual_seed would format a stack trace for a GPU that is not there
+    if request.node.get_closest_marker("gpu") is not None:
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(scope="session")

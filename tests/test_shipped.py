@@ -68,6 +68,7 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [path.name for path in tmp_path.iterdir()] == ["demo.trace.json"]
 
 
+@pytest.mark.slow
 def test_the_wheel_works_without_the_repository(tmp_path: Path) -> None:
     """Built from the sources, put into an empty folder, tried from another."""
     sources, site, elsewhere = tmp_path / "sources", tmp_path / "site", tmp_path / "elsewhere"

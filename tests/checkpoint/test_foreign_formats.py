@@ -79,7 +79,7 @@ def require_same(found: StageState, wanted: StageState) -> None:
         assert found.scales.get(name, found.lr_scale) == wanted.scales.get(name, wanted.lr_scale)
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("source", "stages"),
     [

@@ -215,7 +215,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Sa
     return give
 
 
-@pytest.mark.slow_after(20)
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize(("kind", "tied", "before", "after"), pairs())
 def test_every_cut_reads_every_other(
     kind: str, tied: bool, before: Shape, after: Shape, source: Callable[[RunConfig], Saved], tmp_path: Path
@@ -310,6 +310,7 @@ def one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recut, "_one_scale", lambda atoms: atoms[0].held.lr_scale)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("drop", "before", "after"),
     [

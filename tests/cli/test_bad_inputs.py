@@ -317,6 +317,7 @@ def test_trace(home: Path, capfd: pytest.CaptureFixture[str], trace: str, names:
     mistake(capfd, home, train(home, "--chaos.trace", str(home / "trace.json")), *names)
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
@@ -444,6 +445,7 @@ def test_resume_with_a_damaged_config(home: Path, run: Path, capfd: pytest.Captu
     mistake(capfd, home, ["train", "--resume", run], "config.json")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("engine", [pytest.param("inline", marks=pytest.mark.slow), "fleet"])
 def test_disk_full(home: Path, run: Path, engine: str) -> None:
     """No file may grow beyond 30 kB: to the process that writes a stage it looks as if the disk were full."""

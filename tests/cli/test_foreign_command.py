@@ -104,6 +104,7 @@ def test_training_goes_on_as_if_the_folder_had_never_left(
     assert expected.keys() == {6, 7, 8, 9} and gone_on(made) == expected
 
 
+@pytest.mark.slow
 def test_a_folder_comes_back_into_a_run_with_the_configuration_of_a_run(home: Path, tmp_path: Path) -> None:
     """Its faults too, though their file is gone; and an earlier checkpoint goes out."""
     run = home / "runs" / "rebuilt"

@@ -87,6 +87,7 @@ def test_a_run_that_died_before_it_saved_still_begins_with_its_parents_weights(h
     assert losses(home, "early") == before
 
 
+@pytest.mark.slow
 def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: Path) -> None:
     """Two replicas of two processes, five steps: every gradient is the same in both, to the last bit of its norm."""
     flags = ["--train.start", str(home / "runs" / "parent"), "--train.steps", "5", "--pipeline.stages", "1"]

@@ -81,6 +81,7 @@ def test_a_race_in_a_process_is_the_race_in_this_one_and_is_run_once(tmp_path: P
     assert again(moved, tmp_path / "elsewhere") == (courses, ["2/2 runs: kept from before"])
 
 
+@pytest.mark.slow
 def test_a_race_reads_a_mixture(tmp_path: Path, dataset: Dataset) -> None:
     (tmp_path / "other.txt").write_text("0123456789 " * 300)
     sources = {
@@ -130,6 +131,7 @@ def test_editing_the_code_of_an_arm_makes_its_result_stale(tmp_path: Path, datas
     assert again(races, tmp_path, mine.Mine)[1] == ["1/1 runs: kept from before"]
 
 
+@pytest.mark.slow
 def test_a_result_of_code_that_was_edited_while_it_ran_is_not_kept(
     tmp_path: Path, dataset: Dataset, mine: ModuleType
 ) -> None:

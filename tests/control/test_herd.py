@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from open_herd import OpenHerd
 from pretender import DISK
 
+from examples import examples
 from planaria.control.replay import replay
 from planaria.control.saving import resting
 from planaria.exchange import exchange
@@ -328,7 +329,7 @@ DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestHerd = HerdMachine.TestCase
 TestHerd.settings = settings(
-    max_examples=40,
+    max_examples=examples(25),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from open_fleet import OpenFleet
 from pretender import DISK
 
+from examples import examples
 from planaria.control.replay import replay
 from planaria.control.saving import resting
 from planaria.record import decisions as d
@@ -285,7 +286,7 @@ DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestControl = ControlMachine.TestCase
 TestControl.settings = settings(
-    max_examples=100,
+    max_examples=examples(60),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

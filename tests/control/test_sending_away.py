@@ -49,7 +49,7 @@ def test_one_mistake_is_no_setting_and_nobody_counts_where_none_refuses() -> Non
         assert ("exchange.strikes" in dict(unused(config))) is not used
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", ["noloco", "diloco", "monna", "streaming_diloco"])
 def test_rounds_of_all_kinds_remember_whose_offers_are_of_no_use(kind: str) -> None:
     options = {"every": 1, "fragments": 1} if kind == "streaming_diloco" else {"every": 1}
@@ -91,6 +91,7 @@ def test_whom_the_rule_needs_stays_unless_there_are_others(replicas: int, gone: 
     assert [fact.member for fact in said(made, d.SendAway)] == gone
 
 
+@pytest.mark.slow
 def test_nothing_is_begun_with_those_who_are_on_their_way_out() -> None:
     made = herd(4, "diloco", exchange={"options": {"every": 1}, "strikes": 2}, steps=20, spares=2)
     made.run = decided(made.run)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 from tokenizer_kinds import KINDS, saved, source
 
+from hostile_json import spoilt
 from planaria import apart
 from planaria.config import DataConfig
 from planaria.data import foreign
@@ -103,6 +105,20 @@ def test_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason) as caught:
         Tokenizer.open(file)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@settings(max_examples=15)
+@given(spoilt(*(json.loads(source(kind)) for kind in KINDS)))
+def test_a_file_with_anything_in_any_place_is_read_or_refused_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("any") / "tokenizer.json"
+    file.write_bytes(content)
+    try:
+        tokenizer = Tokenizer.open(file)
+        tokenizer.decode(tokenizer.encode("ab cd"))
+    except UserError as error:
+        assert str(file) in str(error) and "\n" not in str(error)
 
 
 @pytest.mark.parametrize("kind", KINDS)

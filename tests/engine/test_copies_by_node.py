@@ -35,7 +35,7 @@ def lose(engine: InlineEngine, *nodes: int) -> str:
     return engine.lose(nodes).reason
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_stage_that_loses_all_its_nodes_comes_back_from_its_twin(stage: int, tmp_path: Path) -> None:
     struck, untroubled = scheduled(tmp_path, REDUNDANT), scheduled(tmp_path, REDUNDANT)

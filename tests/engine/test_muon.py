@@ -117,6 +117,7 @@ def test_replicas_average_and_a_lost_stage_is_copied(config: Recipe) -> None:
     assert of_engine(engine, 4)[-1] < before[0]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_at_another_cut_but_not_with_the_other_optimizer(config: Recipe, tmp_path: Path) -> None:
     whole = losses(begin(recipe(config, tmp_path / "whole", steps=10, optim=MUON)))
     folder = begin(recipe(config, tmp_path, steps=5, optim=MUON))

@@ -111,7 +111,7 @@ def test_a_recut_run_learns_what_an_unbroken_one_learns(
     assert prove_exactly_once(read_run(folder)) == []
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [{"pipeline__stages": n} for n in (1, 2, 12)] + [{"model__ends_layers": 4}])
 def test_a_clip_that_binds_by_layer_is_the_same_at_every_cut(
     bounded: tuple[Path, dict[int, float]], flags: dict[str, int], tmp_path: Path
@@ -164,6 +164,7 @@ def test_log_and_report_tell_of_every_other_shape(parted: tuple[Path, dict[int, 
     assert "<h2>Checkpoints</h2>" not in (parted[0] / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_layers_can_move_to_the_ends(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
     source, through = parted
     folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
@@ -276,6 +277,7 @@ def test_every_sample_is_used_once_whatever_the_shape(
     assert all(0 < loss < 7 for loss in losses(folder).values())
 
 
+@pytest.mark.slow
 def test_the_same_replicas_at_another_cut_go_on_each_with_its_own(config: Recipe, tmp_path: Path) -> None:
     """Rounds, residuals and momentum included: the losses are those of an unbroken run."""
     exchange = NOLOCO | {"replicas": 2, "options": {"every": 3}}
@@ -316,6 +318,7 @@ def test_a_vocabulary_takes_rows_more_and_loses_them_again(
     assert "320 tokens, now 257" in str(read_run(folder).starts[-1][1].recut)
 
 
+@pytest.mark.slow
 def test_replicas_with_debts_take_rows_more(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=4, exchange=NOLOCO | {"replicas": 2}, model={"tied": False}))
     go_on(folder, model__vocab=260, exchange__replicas=3, train__steps=6)
@@ -372,6 +375,7 @@ def test_an_engine_of_another_shape_is_what_the_recut_states_are_for(
         assert (got.clocks, got.lr_scale, got.grad_norm) == (expected.clocks, expected.lr_scale, expected.grad_norm)
 
 
+@pytest.mark.slow
 def test_a_run_takes_up_a_schedule_and_leaves_it_again(config: Recipe, tmp_path: Path) -> None:
     """Every node of a stage begins from its stage; the file goes along with the run."""
     from schedules import on_schedule, shape

@@ -89,7 +89,7 @@ def test_what_comes_back_holds_its_parities_at_once(config: Recipe) -> None:
     assert whole(engine) == whole(untroubled) and losses(engine, 2) == losses(untroubled, 2)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tolerate", "every", "slices"), [(1, 1, 1), pytest.param(1, 4, 1, marks=pytest.mark.slow), (2, 4, 3)]
 )

@@ -53,6 +53,7 @@ def test_a_lost_stage_of_any_size_comes_back(config: Recipe, strategy: str) -> N
         assert after == untroubled or strategy == "echo"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_at_other_sizes(config: Recipe, tmp_path: Path) -> None:
     whole = losses(begin(recipe(config, tmp_path / "whole", recovery=KEPT)))
     folder = begin(recipe(config, tmp_path, steps=10, recovery=KEPT))

@@ -284,6 +284,7 @@ def test_a_guaranteed_delta_is_not_measured(said: str) -> None:
 # ---- the papers' own small problems; their full forms are in benchmarks/compression.py
 
 
+@pytest.mark.slow
 def test_naive_top_k_diverges_where_estimates_converge() -> None:
     """f_i = (a_iᵀx)² + ‖x‖²/4 with the rotations of (−3, 2, 2), top-1, x₀ = (1, 1, 1): naive top-k's worst case."""
     rows = torch.tensor([[-3.0, 2.0, 2.0], [2.0, -3.0, 2.0], [2.0, 2.0, -3.0]], dtype=torch.float64)

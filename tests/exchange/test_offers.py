@@ -94,7 +94,7 @@ def test_half_precision_never_sends_infinities() -> None:
     assert sent["w"].tolist() == [65504.0, -65504.0]
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", [4, 8, 16])
 @pytest.mark.parametrize("kind", ["allreduce", "diloco", "noloco", "pair_mean"])
 def test_what_rounding_takes_from_one_round_is_in_the_next(kind: str, bits: int) -> None:
     made = make(kind, bits=bits)
@@ -119,7 +119,8 @@ def test_what_rounding_takes_from_one_round_is_in_the_next(kind: str, bits: int)
             assert distance(left, exact[i]) < 1e-3
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("bits", [4, 8])
 def test_a_rounded_exchange_converges_to_the_unrounded_mean(bits: int) -> None:
     """The same gradients in every round: the mean of what comes out goes to their mean like 1 over the rounds."""
     made = make("allreduce", bits=bits)
@@ -138,7 +139,8 @@ def test_a_rounded_exchange_converges_to_the_unrounded_mean(bits: int) -> None:
     assert errors[200] < 0.6 * errors[100]
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("bits", [4, 8, 16])
 def test_rounded_gossip_ends_where_unrounded_gossip_ends(bits: int) -> None:
     rounded, exact = NoLoCo.model_construct(bits=bits), NoLoCo()
     left, right = apart(rounded, 6), apart(exact, 6)

@@ -18,7 +18,7 @@ TOLERANCE = 1e-5
 PLUS: dict[str, Any] = {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize(
     "lost",

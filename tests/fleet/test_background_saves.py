@@ -133,6 +133,7 @@ def test_a_worker_that_is_killed_while_it_writes_costs_that_checkpoint(tmp_path:
     assert_exact(record, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [pytest.param("redundant", marks=pytest.mark.slow), "checkpoint"])
 def test_a_worker_that_is_killed_with_its_file_written_costs_nothing(tmp_path: Path, strategy: str) -> None:
     """Another still writes. A rollback waits for it, and leads to what is sealed then."""
@@ -150,6 +151,7 @@ def test_a_worker_that_is_killed_with_its_file_written_costs_nothing(tmp_path: P
     assert_exact(record, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_costs_that_checkpoint_and_is_told(tmp_path: Path) -> None:
     record = train(config(tmp_path), [Fault(step=4, stage=2, signal="disk_full", moment="save", resume_after_s=0.2)])
     failed = facts(record, e.SaveFailed)  # perhaps of the next as well, if that came soon enough

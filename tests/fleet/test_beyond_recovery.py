@@ -69,6 +69,7 @@ def test_with_rollback_the_whole_model_returns_to_its_checkpoint_and_trains_on(t
     assert losses(record) == losses(train(tiny(tmp_path / "unharmed", **settings))), "a rollback leaves no trace"
 
 
+@pytest.mark.slow
 def test_a_rollback_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, recovery={"strategy": "checkfree, checkpoint"}), [Fault(step=5, stage=0)])
     assert outcomes(record) == ["started", "rolled back"] and facts(record, d.Form)[1].step == 0

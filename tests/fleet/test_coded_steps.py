@@ -67,6 +67,7 @@ def test_fleet_is_inline_to_the_last_bit_at_equal_replicas(said: str | dict[str,
     assert losses(record) == inline_losses(config, rounds)
 
 
+@pytest.mark.slow
 def test_whoever_is_late_the_gradient_is_that_of_all(tmp_path: Path) -> None:
     """Without a code; and with repeated chunks, to the last bit for every set of replicas that can be done without."""
     plain = inline_losses(coded(tmp_path, ""))

@@ -212,6 +212,7 @@ def test_four_replicas_go_on_as_three_and_three_as_four(tmp_path: Path, said: st
                 assert same(one, two), (steps, stage, replica)
 
 
+@pytest.mark.slow
 def test_estimates_without_debts_are_saved_too_and_where_one_is_missing_all_begin_anew(tmp_path: Path) -> None:
     config = lively(tmp_path, 2, 2, "ef21:rand5%")
     folder = folder_of(config)
@@ -230,6 +231,7 @@ def test_estimates_without_debts_are_saved_too_and_where_one_is_missing_all_begi
         assert apart_from_mean(newest(folder), config, stage) is None
 
 
+@pytest.mark.slow
 def test_replicas_go_on_without_one_that_nobody_replaces(tmp_path: Path) -> None:
     """The run ends with a checkpoint that lacks the estimate and the debt of the dead one; no other debt is lost."""
     config = lively(tmp_path, 4, 6, fleet={"spares": 0, "missed": 40, "replace": False})

@@ -131,7 +131,6 @@ def test_in_one_process_it_is_the_same(tmp_path: Path, disk: Disk) -> None:
     assert ending(record).outcome == "finished" and left(record.folder) == ["step-00000004", "step-00000012"]
 
 
-@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("again", [False, True])
 def test_a_log_that_cannot_be_written_stops_the_run_at_a_whole_step(tmp_path: Path, disk: Disk, again: bool) -> None:
     """With what was kept for it, it tells of all that happened until then. There may be room again for the save.

@@ -112,7 +112,7 @@ def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Pat
         assert not of_stage or sum(fact["sent_bytes"] for fact in of_stage) == sent[node, node + 2]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("robust", ["median", "clipping", pytest.param("nnm:geometric_median", marks=pytest.mark.slow)])
 def test_replicas_that_distrust_each_other_learn_what_inline_learns(tmp_path: Path, robust: str) -> None:
     config = every_step(tmp_path, "ef14:8bits", robust=robust)

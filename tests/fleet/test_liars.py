@@ -123,7 +123,7 @@ def test_a_plain_mean_names_whose_gradient_is_of_no_use(tmp_path: Path) -> None:
         assert "exchange.robust names rules that go on without it" in reason(record)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"), [("diloco", {"alpha": 0.3, "momentum": "heavy_ball"}), ("noloco", {})], ids=["all", "pairs"]
 )
@@ -147,6 +147,7 @@ def test_a_lie_that_nobody_would_hear_is_refused_before_anything_starts(tmp_path
     assert prepare(several(tmp_path, 3), trace=trace).trace == trace
 
 
+@pytest.mark.slow
 def test_one_who_tells_each_something_else_is_found_out_and_the_others_stay_the_same(tmp_path: Path) -> None:
     """In steps 1, 2 and 3 the liar tells every other replica another gradient; from then on nobody listens to it."""
     robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
@@ -194,6 +195,7 @@ def test_more_who_tell_others_different_things_than_a_rule_bears_end_a_run_in_on
         assert said in reason(record) and "replica 3" in reason(record)
 
 
+@pytest.mark.slow
 def test_a_round_goes_on_without_one_who_tells_each_something_else(tmp_path: Path) -> None:
     chosen = {"kind": "diloco", "options": {"every": 3, "alpha": 0.3, "momentum": "heavy_ball"}}
     faults = lies((4, "equivocate", 8), stages=[0])
@@ -211,6 +213,7 @@ def test_a_round_goes_on_without_one_who_tells_each_something_else(tmp_path: Pat
     assert {fact.replica for fact in facts(single, e.OfferRefused)} == {LIAR}
 
 
+@pytest.mark.slow
 def test_one_who_learns_from_labels_turned_round_says_what_follows_from_them(tmp_path: Path) -> None:
     faults = lies((1, "label_flip", 4), stages=[0])
     record = train(several(tmp_path, 3), faults)

@@ -40,6 +40,7 @@ def test_an_array_for_each_layer_is_recovered_as_any_weights_are(tmp_path: Path,
     assert shas(record.folder) == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections))
 
 
+@pytest.mark.slow
 def test_one_stage_that_is_left_brings_back_all_others(tmp_path: Path) -> None:
     """All but one are killed in one step; what comes of it is what comes of a run without any loss, to the last bit."""
     record = train(tiny(tmp_path / "struck", steps=STEPS, **ONE), ALL_BUT_ONE)
@@ -65,6 +66,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, changed: dict[str,
         check(tiny(tmp_path, steps=2, **changed))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("model", [{"share": 8}, ONE["model"]])
 def test_what_is_exported_is_dense_and_a_run_goes_on_in_another_cut(tmp_path: Path, model: dict[str, Any]) -> None:
     config = tiny(tmp_path, steps=4, model=model, checkpoint={"every": 2}).model_copy(update={"engine": "inline"})

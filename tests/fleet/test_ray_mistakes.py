@@ -50,6 +50,7 @@ def nobody() -> Iterator[int]:
     yield port
 
 
+@pytest.mark.slow
 def test_an_address_at_which_nobody_answers_is_refused(tmp_path: Path, nobody: int) -> None:
     address = f"127.0.0.1:{nobody}"
     assert f"fleet.address = '{address}': no Ray cluster answers there" in refused(tmp_path, address)
@@ -127,6 +128,7 @@ def test_a_cluster_whose_gpus_cannot_be_used_is_refused(tmp_path: Path) -> None:
         train(tiny(tmp_path, stages=1, fleet={"spares": 0}, train={"device": "cuda"}))
 
 
+@pytest.mark.slow
 def test_a_cluster_without_room_for_the_crew_is_refused(
     tmp_path: Path, on_ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_without_a_spare_a_new_worker_is_started(tmp_path: Path) -> None:
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ground")
 def test_a_spare_that_dies_is_replaced(tmp_path: Path) -> None:
     hook = once(lambda decision: isinstance(decision, d.RunStep) and decision.step == 3, signal.SIGKILL, stage=None)

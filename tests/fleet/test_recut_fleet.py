@@ -89,6 +89,7 @@ def test_documents_are_kept_apart_by_every_worker(tmp_path: Path) -> None:
     assert losses(record) != whole(apart_off, 6)
 
 
+@pytest.mark.slow
 def test_two_that_agree_in_every_step_go_on_at_any_cut_and_engine(tmp_path: Path) -> None:
     """Inline every replica has files of its own, on the fleet they have one together: either reads the other's."""
     config = tiny(tmp_path, stages=4, steps=3, optim={"clip": 0.0}, exchange={"replicas": 2})

@@ -81,7 +81,7 @@ def shortened(record: RunRecord) -> dict[tuple[int, int], tuple[int, float, floa
     return {(fact.round, fact.node): (fact.sent_bytes, fact.lost, fact.owed) for fact in told}
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "exchange",
     [
@@ -138,6 +138,7 @@ def test_a_whole_replica_that_dies_comes_back_as_a_copy_of_another(tmp_path: Pat
     assert blocks(record) == list(range(36))
 
 
+@pytest.mark.slow
 def test_a_partner_that_freezes_is_not_waited_for(tmp_path: Path) -> None:
     """It counts as alive for ten seconds, and patience is over long before that."""
     hook = once(lambda x: isinstance(x, d.RunStep) and (x.replica, x.step) == (1, 2), signal.SIGSTOP, stage=2)
@@ -187,6 +188,7 @@ def test_without_replacement_a_replica_disbands_and_the_others_use_its_samples(t
     assert blocks(record) == list(range(36))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole = train(several(tmp_path / "whole", exchange={"options": {"bits": 8}}))
     short = several(tmp_path / "short", steps=6, exchange={"options": {"bits": 8}})
@@ -198,6 +200,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     assert blocks(record) == list(range(36))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_replicas_and_says_what_that_costs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,7 @@ def final(record: RunRecord, step: int) -> dict[int, list[tuple[str, bytes]]]:
     return found
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", [True, False])
 def test_redundant_brings_every_stage_back_bit_for_bit(tmp_path: Path, forward: bool) -> None:
     settings: dict[str, Any] = {"recovery": {"strategy": "redundant", "options": {"forward": forward}}}
@@ -76,7 +76,7 @@ def test_the_best_interval_is_chosen_from_what_the_run_itself_takes(tmp_path: Pa
     )
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recovery",
     [

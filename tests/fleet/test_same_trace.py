@@ -158,7 +158,6 @@ def test_all_go_back_to_the_snapshot_that_they_remember_when_two_are_killed_toge
     assert shas(record.folder) == struck == untroubled
 
 
-@pytest.mark.slow_after(1)
 @pytest.mark.usefixtures("allow_code")
 @pytest.mark.parametrize("every", [0, 3])
 def test_a_worker_that_finds_its_memory_damaged_counts_as_lost(

@@ -45,6 +45,7 @@ def test_ten_processes_train_on_a_schedule_as_one_does(unharmed: RunRecord) -> N
     assert validation_losses(unharmed) == validated
 
 
+@pytest.mark.slow
 def test_a_schedule_that_skips_nothing_trains_as_a_plain_pipeline(tmp_path: Path) -> None:
     """The same samples through all stages: only the order in which gradients are added up differs."""
     record = train(scheduled(tmp_path, skip=0.0, disorderly=False, network={"emulate": "links"}))
@@ -103,6 +104,7 @@ def test_without_a_spare_training_goes_on_by_a_new_plan_and_returns_to_the_old_o
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_nodes_that_never_come_back_are_planned_around(tmp_path: Path) -> None:
     settings = {"fleet": {"spares": 0, "replace": False}, "recovery": {"meanwhile": "skip"}}
     config = scheduled(tmp_path, steps=14, **settings)
@@ -128,6 +130,7 @@ def test_a_stage_with_no_node_left_ends_the_run_saved(tmp_path: Path) -> None:
     assert facts(record, d.Seal)[-1].stages == [0, 1, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_schedule_with_one_node_a_stage_may_number_them_as_it_likes(tmp_path: Path) -> None:
     """The ends are at node 4; a middle stage is lost, and rebuilt from its neighbours."""
     settings = shape(0.5)

@@ -62,6 +62,7 @@ def test_nobody_is_sent_away_for_one_mistake_nor_where_the_number_is_zero(tmp_pa
     assert not away(once) and not away(never)
 
 
+@pytest.mark.slow
 def test_where_there_is_nobody_for_its_place_the_run_goes_on_without_the_replica(tmp_path: Path) -> None:
     config = several(tmp_path, 4, 12, {"spares": 0, "replace": False}, **DILOCO, strikes=2)
     record = train(config, [nan(0, 99)])
@@ -82,6 +83,7 @@ def test_nobody_is_sent_away_whom_the_rule_cannot_do_without(tmp_path: Path) -> 
         assert ending(record).outcome == "finished" and away(record) == gone
 
 
+@pytest.mark.slow
 def test_a_replica_of_all_reduced_ones_gives_its_place_to_spares(tmp_path: Path) -> None:
     """What it says in steps 1 and 2 is of no use; in step 3 others say something, and it counts."""
     robust = {"rule": "multikrum", "liars": 1, "strikes": 2}

@@ -42,6 +42,7 @@ def test_a_worker_that_wakes_up_after_its_stage_was_rebuilt_is_turned_away(tmp_p
     assert left and pids[zombie, 1] not in left, "the zombie was told to leave, and did"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ground")
 def test_a_worker_that_freezes_in_the_middle_of_a_save_is_replaced_and_the_save_repeated(tmp_path: Path) -> None:
     hook = once(lambda decision: isinstance(decision, d.Save) and decision.step == 5, signal.SIGSTOP, stage=2)

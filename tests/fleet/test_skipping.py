@@ -49,6 +49,7 @@ def test_the_ends_cannot_be_skipped(tmp_path: Path) -> None:
     assert outcomes(record) == ["started", "recovered"] and ending(record).outcome == "finished"
 
 
+@pytest.mark.slow
 def test_a_run_does_not_end_with_a_stage_missing(tmp_path: Path) -> None:
     config = tiny(tmp_path, steps=8, fleet={"spares": 0}, recovery={"meanwhile": "skip"})
     record = train(config, [Fault(step=6, stage=2, moment="forward")])

@@ -85,7 +85,7 @@ def test_what_was_not_measured_is_not_diagnosed(tmp_path: Path) -> None:
 
 def test_a_link_that_delivers_nothing_is_named_with_its_direction(tmp_path: Path) -> None:
     """No worker is blamed or lost, and nothing of the state is."""
-    fault = Fault(step=4, stage=3, peer=2, signal="delay", strength=1000.0, resume_after_s=0.5)
+    fault = Fault(step=4, stage=3, peer=2, signal="delay", strength=1000.0, resume_after_s=0.5, moment="forward")
     record = train(tiny(tmp_path, steps=8, fleet={"timeout_s": 2.0, "spares": 0}), [fault])
 
     blamed = [fact for fact in all_of(d.Blamed, record) if fact.fault == "stuck link"]

@@ -11,8 +11,9 @@ from harness import apart, inline, losses, tiny, train
 from planaria.config import FleetConfig
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.usefixtures("allow_code")
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [3, 1])
 def test_every_worker_computes_with_the_threads_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:

@@ -36,6 +36,7 @@ def test_processes_learn_what_one_process_learns_through_a_recovery(tmp_path: Pa
     assert losses(record) == trained and validation_losses(record) == validated, "not equal to the last bit"
 
 
+@pytest.mark.slow
 def test_replicas_and_schedules_learn_what_one_process_learns(tmp_path: Path) -> None:
     for name, config in (
         ("replicas", tiny(tmp_path / "replicas", stages=1, steps=4, pipeline=BF16, exchange={"replicas": 2})),

@@ -76,6 +76,7 @@ def test_one_seed_that_missed_is_said_and_no_mean_is_made_of_the_others(capsys: 
     assert "checkpoint-50" not in hours_figure(found).data[0].y
 
 
+@pytest.mark.slow
 def test_machine_hours_are_told_where_arms_differ_in_machines(
     found: Compared, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,6 +161,7 @@ def test_the_search_is_told_and_its_best_point_is_the_tuned_arm(capsys: pytest.C
     assert "tuned optim.lr = 0.004; steps of each point over fault-free: lr 0.004 0.9" in said and "lr 0.008" in said
 
 
+@pytest.mark.slow
 def test_files_for_a_paper_have_every_number_and_are_the_same_again(held: Compared, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     names = write_for_paper(held, tmp_path / "one")

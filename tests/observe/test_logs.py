@@ -181,6 +181,7 @@ def test_form_survives_with_all_its_members(tmp_path: Path) -> None:
     assert {m.stage: m.worker for m in form.members} == {s: f"w{s}" for s in range(5)}
 
 
+@pytest.mark.slow
 def test_a_long_run_reads_as_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In segments, and read anew each time: the same facts, the same report, the same summary."""
     Synthesis(tmp_path / "one", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run").write()

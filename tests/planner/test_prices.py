@@ -55,6 +55,7 @@ def test_the_best_prices_say_more_than_others(problem: Problem, seed: int) -> No
         assert least_s(problem, ways, there_is, other) <= best * (1 + 2e-4)
 
 
+@pytest.mark.slow
 def test_looking_closer_never_says_less() -> None:
     looks = [best_choice(published(), n) for n in (1, 70)]
     ticks = [choice.ticks for choice in looks if choice]

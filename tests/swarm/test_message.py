@@ -223,6 +223,7 @@ def test_four_megabytes_of_the_wrong_thing_are_refused(unit: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_half_a_million_unknown_fields_are_not_repeated() -> None:
     raw = "{" + ",".join(f'"{n:x}":0' for n in range(2**22 // 10)) + "}"
     assert reason(raw.encode()) == "malformed: many fields"

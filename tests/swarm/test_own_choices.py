@@ -72,7 +72,7 @@ def test_a_swarm_learns_a_task_of_ones_own_behind_a_check_of_ones_own(own: Path)
         assert sum(counts["refused"] for layers in found for counts in layers["Short"].values()) > 0
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

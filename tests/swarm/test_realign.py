@@ -127,6 +127,7 @@ def test_a_repair_that_leaves_the_harm_writes_the_model_and_exits_with_one(
     assert json.loads((tmp_path / "good" / "realigned.json").read_text())["mended"] is True
 
 
+@pytest.mark.slow
 def test_whoever_is_killed_leaves_nothing_half_written_and_the_same_seed_gives_the_same_mask(
     tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:

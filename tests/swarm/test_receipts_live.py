@@ -152,6 +152,7 @@ def test_a_peer_that_learned_from_others_than_were_certified_goes_back(tmp_path:
     assert weights(tmp_path, "p3") == weights(tmp_path, "p0") and len({*weights(tmp_path, "p0")}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committee", ["all", pytest.param("", marks=pytest.mark.slow)])
 def test_a_peer_that_comes_back_takes_over_certified_rewards(
     tmp_path: Path, pupil: Path, monkeypatch: pytest.MonkeyPatch, committee: str

@@ -131,7 +131,7 @@ def test_a_line_that_a_kill_cut_off_is_not_grown_together_with_the_next(tmp_path
         assert file.read_text() == left
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "published"), [(0, False), pytest.param(2, False, marks=pytest.mark.slow), (2, True)])
 def test_a_peer_that_comes_back_after_the_others_gave_it_up_ends_equal(
     tmp_path: Path, pupil: Path, keep: int, published: bool
@@ -154,6 +154,7 @@ def test_a_peer_that_returns_when_all_is_over_learns_what_the_others_learned(tmp
     assert weights(tmp_path, "p0") == weights(tmp_path, "p2")
 
 
+@pytest.mark.slow
 def test_a_late_message_is_learned_from_by_nobody(tmp_path: Path, pupil: Path) -> None:
     """Its sender included, who finds out that the round was closed without it."""
     config = tiny(pupil, rounds={"count": 4, "timeout_s": 2.0})

@@ -59,6 +59,7 @@ def test_no_more_are_under_way_than_may_be(copier: FakeCopier) -> None:
     assert not sender.is_alive()
 
 
+@pytest.mark.slow
 def test_what_is_dropped_in_mid_copy_is_not_handed_over_and_nothing_of_it_stays_in_use(copier: FakeCopier) -> None:
     """As when a neighbour is killed: the next generation begins while copies of the last are under way."""
     staging, heard = Staging(copier, depth=4), list[float]()
