@@ -1,7 +1,7 @@
 # make demo   train the demo recipe: a pipeline of real processes, two of which are killed on the way
 # make demo-swarm   four peers learn to add from each other's completions, without trusting each other
 # make test   lint, types and tests
-# make test-slow   the other tests: the same statements at more settings
+# make test-slow   the other tests: more settings, and what takes longest, such as the wheel
 # make test-gpu   what needs a CUDA device; skipped, with the reason, where there is none
 # make hunt   the property tests again, with new random examples each time
 # make docs   the documentation as a site, in build/site

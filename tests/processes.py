@@ -31,7 +31,11 @@ class Command:
         self._open = [self.stdout, self.stderr]
         run = partial(_be_planaria, [str(word) for word in words], dict(os.environ))
         self._child = births.births().bear("planaria", run, _PRELOAD, [out, errors], cwd=cwd)
-        self.pid = self._child.born(_BIRTH_S)
+        try:
+            self.pid = self._child.born(_BIRTH_S)
+        except OSError:
+            self.close()
+            raise
 
     @property
     def returncode(self) -> int | None:

@@ -39,26 +39,25 @@ Filled = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """a recipe's tree, with flags → the same with more in it"""
 
 
-def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def fields(section: type[Section] = RunConfig) -> Iterator[tuple[str, FieldInfo]]:
     """All settings with their dotted names, in the order of the recipe; not what follows from others."""
-    for name, field in section.model_fields.items():
-        if field.json_schema_extra == DERIVED:
-            continue
-        if inner := section_of(field.annotation):
-            yield from fields(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field
+    return ((dotted, owner.model_fields[name]) for dotted, owner, name in _settings(section))
 
 
-def meanings(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+def meanings(section: type[Section] = RunConfig) -> Iterator[tuple[str, str]]:
     """Yield the dotted name and the description of each setting, in the order of :func:`fields`."""
+    return ((dotted, meaning(owner, name)) for dotted, owner, name in _settings(section))
+
+
+def _settings(section: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section], str]]:
+    """Yield each setting's dotted name, the section that has it, and its name there."""
     for name, field in section.model_fields.items():
         if field.json_schema_extra == DERIVED:
             continue
         if inner := section_of(field.annotation):
-            yield from meanings(inner, f"{prefix}{name}.")
+            yield from _settings(inner, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", meaning(section, name)
+            yield f"{prefix}{name}", section, name
 
 
 def setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:

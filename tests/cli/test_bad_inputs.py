@@ -445,7 +445,6 @@ def test_resume_with_a_damaged_config(home: Path, run: Path, capfd: pytest.Captu
     mistake(capfd, home, ["train", "--resume", run], "config.json")
 
 
-@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("engine", [pytest.param("inline", marks=pytest.mark.slow), "fleet"])
 def test_disk_full(home: Path, run: Path, engine: str) -> None:
     """No file may grow beyond 30 kB: to the process that writes a stage it looks as if the disk were full."""

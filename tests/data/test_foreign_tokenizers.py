@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from tokenizer_kinds import KINDS, saved, source
 
+from examples import examples
 from hostile_json import spoilt
 from planaria import apart
 from planaria.config import DataConfig
@@ -107,7 +108,7 @@ def test_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(spoilt(*(json.loads(source(kind)) for kind in KINDS)))
 def test_a_file_with_anything_in_any_place_is_read_or_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

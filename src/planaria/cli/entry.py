@@ -75,6 +75,8 @@ NO_THREAD = "can't start new thread"
 """Python's message for a RuntimeError of which there is no class"""
 LASTING = ("train", "join", "compare", "drill", "experts", "swarm")
 """commands that continue when their output is closed"""
+FORKING = ("train", "join", "swarm", "drill")
+"""commands that fork their workers from themselves"""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     ensure()
     given = sys.argv[1:] if arguments is None else list(arguments)
     lasts = bool(given) and given[0] in LASTING
-    if lasts and arguments is None and "torch" not in sys.modules:
+    if given[:1] and given[0] in FORKING and arguments is None and "torch" not in sys.modules:
         from planaria.fleet import births
 
         births.expect_fork()

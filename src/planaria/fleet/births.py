@@ -284,6 +284,8 @@ _own: list[tuple[int, Births]] = []
 _starting = threading.Lock()
 _forkable: list[int] = []
 """id of this process while :func:`fork_server` may fork it"""
+_added: list[str] = []
+"""variables that :func:`expect_fork` has set for that time"""
 
 
 def expect_fork() -> None:
@@ -291,6 +293,7 @@ def expect_fork() -> None:
 
     Call it before torch is imported, which asks some GPU drivers for devices.
     """
+    _added[:] = _NO_CUDA.keys() - os.environ.keys()
     os.environ.update(_NO_CUDA)
     _forkable[:] = [os.getpid()]
 
@@ -307,7 +310,7 @@ def fork_server(preload: Sequence[str]) -> None:
     if preload and sys.platform == "linux" and "torch" in sys.modules and not _own and threading.active_count() == 1:
         with contextlib.suppress(OSError):
             _own[:] = [(os.getpid(), Births(_Server(frozenset(preload), _forked)))]
-    for name in _NO_CUDA:
+    for name in _added:
         os.environ.pop(name, None)
 
 
