@@ -24,6 +24,7 @@ from planaria.record.apply import apply
 from planaria.record.fold import decided
 from planaria.record.gauges import Passes
 from planaria.record.replica import ReplicaState
+from planaria.record.rollback import first_origin
 from planaria.record.state import RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import Plan
@@ -245,6 +246,10 @@ class PretendFleet:
         if isinstance(mine.source, d.Keep):
             assert (me.node, me.updates) == (mine.node, form.step), "a worker keeps a state that is not of this step"
         elif isinstance(mine.source, d.Recall):
+            if mine.source.file is not None:
+                assert mine.source.file == self.started.recalled_from, "a worker is to read what nobody wrote"
+                assert mine.node in self.started.remembering, "a worker is to read a file that is not there"
+                me.node, me.retains = mine.node, mine.source.file.step
             assert (me.node, me.retains) == (mine.node, mine.source.step), "a worker is to remember what it does not"
             assert mine.source.step == form.step
         else:
@@ -431,7 +436,8 @@ class PretendFleet:
             if donors is not None:
                 assert isinstance(member.source, d.Rebuild) and member.source.by == donors[0]
             elif member.node == self._listed[member.stage][0]:
-                assert member.source == d.Recall(by=self.by, step=before.memory.step)
+                assert isinstance(member.source, d.Recall)
+                assert (member.source.by, member.source.step) == (self.by, before.memory.step)
             else:
                 assert member.source == d.Rebuild(by=d.PEER, donors=[self._listed[member.stage][0]])
         self.next_step = before.memory.step
@@ -447,10 +453,11 @@ class PretendFleet:
         sources = {m.node: m.source for m in form.members}
         durable = self.before.durable
         if not durable.folder:
-            assert sources == ReplicaState.start(self.started).origins
+            assert sources == {node: first_origin(self.started, stage) for node, stage in self.stage_of.items()}
         else:
             assert set(sources.values()) == {d.Load(folder=durable.folder)}
-        self.next_step = self.started.first_step if durable.step < 0 else durable.step
+        begun = self.started.first_step if self.started.durable_step is None else self.started.durable_step
+        self.next_step = begun if durable.step < 0 else durable.step
 
     def _answer(self, before: ReplicaState) -> Plan:
         """What the recipe's strategies say to what is lost, to the controller's knowledge.
@@ -461,7 +468,7 @@ class PretendFleet:
         assert skipped or before.ages == self.ages
         chain, remember = recovery(self.started.recovery, self.started.stages), None
         if before.memory is not None:
-            for node in before.memory.nodes:
+            for node in before.memory.nodes - before.origins.keys():
                 assert self.alive[before.holders[node]].retains == before.memory.step, "not all remember the same step"
             remember = {self.stage_of[n] for n in before.memory.nodes if n == self._listed[self.stage_of[n]][0]}
         return chain.plan(self._gone(before), before.ages, remember)

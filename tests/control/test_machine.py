@@ -81,8 +81,19 @@ def options_of(strategy: str) -> st.SearchStrategy[dict[str, int]]:
     return st.builds(lambda t, s: {"tolerate": t, "every": s[0], "slices": s[1]}, st.integers(1, 2), sent)
 
 
+def resumed_run(resumed: dict[str, Any], **fields: Any) -> e.RunStarted:
+    """Only runs whose workers remember can be resumed from memory."""
+    remembers = fields["recovery"]["options"].get("every") and fields["recovery"]["strategy"].startswith(REMEMBERING)
+    return started(**(fields | (resumed if remembers or "recalled" not in resumed else {})))
+
+
+FROM_MEMORY = {
+    "first_step": 3, "first_generation": 7, "steps": 6, "load": origins(["a"] * 5), "durable_step": 2, "recalled": 3,
+    "recalled_from": {"part": "0a", "generation": 6, "step": 3},
+}  # fmt: skip
+
 alone = st.builds(
-    lambda resumed, **fields: started(**(fields | resumed)),
+    resumed_run,
     steps=st.integers(1, 5),
     spares=st.integers(0, 2),
     replace=st.sampled_from([True, True, False]),
@@ -106,6 +117,8 @@ alone = st.builds(
             {"first_step": 1, "first_generation": 7, "load": origins(["a"] * 5), "steps": 5},
             {"first_step": 2, "first_generation": 3, "load": origins(["b", "b", "", "b", "b"]), "steps": 5},
             {"first_step": 2, "first_generation": 3, "load": origins(["b", "a", "a", "b", "b"]), "steps": 5},
+            FROM_MEMORY | {"remembering": [0, 1, 2, 3, 4]},
+            FROM_MEMORY | {"remembering": [0, 1, 3, 4]},
         ]
     ),
 )

@@ -47,6 +47,24 @@ def test_a_resumed_run_without_a_checkpoint_of_its_own_rolls_back_to_where_it_to
     assert [m.source for m in form.members] == sources
 
 
+@pytest.mark.parametrize("lost", [None, 0, 2])
+def test_workers_of_a_run_resumed_from_memory_are_told_which_file_to_read(lost: int | None) -> None:
+    """Also where a stage has to be rebuilt from the others' parities."""
+    label = {"part": "0a", "generation": 6, "step": 3}
+    made = fleet(
+        first_step=3, first_generation=7, durable_step=2, load=dict.fromkeys(range(STAGES + 1), "a"),
+        recalled=3, recalled_from=label, remembering=[node for node in range(STAGES + 1) if node != lost],
+        recovery={"strategy": "snapshot, checkpoint", "options": {"every": 3, "slices": 2}},
+    )  # fmt: skip
+    work_until(made, "run", 3)
+    recall = d.Recall.model_validate({"by": "snapshot", "step": 3, "file": label})
+    sources = {member.node: member.source for member in last(made, d.Form).members}
+    assert all(source == recall for node, source in sources.items() if node != lost)
+    assert lost is None or isinstance(sources[lost], d.Rebuild)
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+
+
 def test_each_lost_stage_goes_to_the_first_strategy_that_can() -> None:
     made = fleet(recovery={"strategy": "checkfree, echo", "options": {"every": 2}}, spares=2)
     work_until(made, "run", 3)

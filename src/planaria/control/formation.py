@@ -166,7 +166,9 @@ def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answe
         elif node != first[stage]:
             sources[node] = d.Rebuild(by=d.PEER, donors=[first[stage]])
         else:
-            sources[node] = d.Recall(by=by, step=step)
+            # Of a run that was just resumed, workers hold nothing yet: their origin names the file they read.
+            begins = replica.origins.get(node)
+            sources[node] = begins if isinstance(begins, d.Recall) else d.Recall(by=by, step=step)
     return _formation(run, replica, holders, sources, Standing(step=step), "recalled")
 
 
