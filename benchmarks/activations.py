@@ -45,10 +45,10 @@ def ends(tokens: int, dim: int, vocab: int) -> tuple[Side, Side]:
     draw = torch.Generator().manual_seed(1)
     given = torch.randn(8, tokens // 8, dim, generator=draw)
     targets = torch.randint(vocab, (8, tokens // 8), generator=draw)
-    usual = chunked_loss.CHUNK_BYTES
+    usual = chunked_loss.CPU_BYTES
 
     def side(chunk: int) -> list[Tensor]:
-        chunked_loss.CHUNK_BYTES = chunk
+        chunked_loss.CPU_BYTES = chunk
         module.zero_grad()
         x = given.clone().requires_grad_()
         module.loss(x, targets).backward()

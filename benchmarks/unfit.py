@@ -66,13 +66,15 @@ def loss(model: Llama, tokens: Tensor, route: Sequence[int] = ()) -> float:
 def weighed(model: Llama, tokens: Tensor) -> list[StageState]:
     """The model's stages, with the gradient norms of its first sample; they share its memory."""
     from planaria.config import OptimConfig
-    from planaria.engine.optimizer import clip_gradients
+    from planaria.engine.optimizer import clip_gradients, total_norms
 
     model.loss(tokens[:1, :-1], tokens[:1, 1:]).backward()
     model.ends.fold_gradients()
     found = states(model)
     for state, part in zip(found, (model.ends, *model.stages), strict=True):
-        state.grad_norm, state.clipped_norm = clip_gradients(dict(part.named_parameters()), OptimConfig())
+        state.grad_norm, state.clipped_norm = total_norms(
+            clip_gradients(dict(part.named_parameters()), OptimConfig()), OptimConfig()
+        )
     model.zero_grad()
     return found
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from planaria.config import RunConfig
-from planaria.engine.runner import NonFinite, StageRunner
+from planaria.engine.runner import NonFinite, StageRunner, add_to, set_aside
 from planaria.model.state import StageState
 
 Recipe = Callable[..., RunConfig]
@@ -320,3 +320,23 @@ def test_a_parameter_without_a_gradient_grows_no_older(config: Recipe) -> None:
     other = StageRunner(config(), 1)
     other.load(copied(runner.state()))
     assert raw(other.state()) == raw(runner.state())
+
+
+def test_gradients_that_are_set_aside_and_added_are_those_that_autograd_adds_up() -> None:
+    """Also of a parameter that some passes do not reach, and of one that none does."""
+    parameters = [torch.nn.Parameter(torch.randn(3)) for _ in range(3)]
+    inputs = torch.randn(4, 3)
+
+    def grads(apart: bool) -> list[Tensor | None]:
+        for parameter in parameters:
+            parameter.grad = None
+        for n, x in enumerate(inputs):
+            sums = set_aside(parameters) if apart else []
+            ((parameters[0] * x).sum() ** 2 + (parameters[1] @ x if n % 2 else 0.0)).backward()
+            add_to(sums)
+        return [parameter.grad for parameter in parameters]
+
+    found, wanted = grads(True), grads(False)
+    assert found[2] is None and wanted[2] is None
+    for ours, theirs in zip(found[:2], wanted[:2], strict=True):
+        assert ours is not None and theirs is not None and torch.equal(ours, theirs)

@@ -22,7 +22,7 @@ def test_loss_and_gradients_are_those_of_all_logits(tokens: int, dim: int, vocab
     whole = F.cross_entropy(x @ head.T, targets)
     wanted = torch.autograd.grad(whole * 0.7, (x, head))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked_loss, "CHUNK_BYTES", 4 * vocab * rows)
+        patch.setattr(chunked_loss, "CPU_BYTES", 4 * vocab * rows)
         loss = head_loss(x, head, targets)
         found = torch.autograd.grad(loss * 0.7, (x, head))
         with torch.no_grad():
@@ -39,10 +39,21 @@ def test_under_autocast_it_is_as_exact_as_all_logits_are(monkeypatch: pytest.Mon
     exact = torch.autograd.grad(F.cross_entropy(x @ head.T, targets), (x, head))
     off = []
     for chunk in (1 << 30, 4 * 300 * 10):
-        monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", chunk)
+        monkeypatch.setattr(chunked_loss, "CPU_BYTES", chunk)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = head_loss(x, head, targets)
         assert loss.dtype == torch.float32
         found = torch.autograd.grad(loss, (x, head))
         off.append([float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)])
     assert all(ours <= 1.5 * theirs for theirs, ours in zip(*off, strict=True)), off
+
+
+@pytest.mark.parametrize(("compiled", "rows"), [(True, 40_000), (False, 8_888)])
+def test_a_device_holds_as_many_rows_as_its_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, rows: int
+) -> None:
+    """With 32,000 words and bf16, by a sixteenth of 80 GB; a microbatch of CheckFree's small model has 32,768 rows."""
+    monkeypatch.setattr(chunked_loss, "_device_bytes", lambda _: 16 * 32_000 * 160_000)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiled)
+    assert chunked_loss.chunk_rows(32_000, torch.device("cuda"), 2) == rows
+    assert chunked_loss.chunk_rows(32_000, torch.device("cpu"), 2) == 262

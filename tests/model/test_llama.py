@@ -7,7 +7,16 @@ import torch
 from torch.nn import functional as F
 
 from planaria.config import ModelConfig
-from planaria.model.llama import Attention, Dense, RMSNorm, rotary_tables, rotate, to_rotate_half
+from planaria.model.llama import (
+    Attention,
+    Dense,
+    RMSNorm,
+    one_product,
+    rotary_tables,
+    rotate,
+    rotate_halves,
+    to_rotate_half,
+)
 from planaria.model.stages import Llama
 
 CONFIG = ModelConfig(vocab=50, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=16, init_std=0.3)
@@ -39,7 +48,17 @@ def test_rotate_turns_each_pair_by_position_times_frequency() -> None:
     frequencies = 10000.0 ** (-torch.arange(0, 6, 2) / 6)
     turn = torch.polar(torch.ones(16, 3), torch.arange(16)[:, None] * frequencies)[:, None]
     turned = torch.complex(x[..., :3], x[..., 3:]) * turn
-    torch.testing.assert_close(rotate(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
+    for way in (rotate, rotate_halves):
+        torch.testing.assert_close(way(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
+
+
+def test_one_product_is_all_projections_and_leaves_each_its_gradient() -> None:
+    matrices = [torch.randn(rows, 6, requires_grad=True) for rows in (3, 1, 4)]
+    x = torch.randn(2, 5, 6)
+    for found, matrix in zip(one_product(x, matrices), matrices, strict=True):
+        torch.testing.assert_close(found, x @ matrix.T)
+        (gradient,) = torch.autograd.grad(found.square().sum(), matrix, retain_graph=True)
+        torch.testing.assert_close(gradient, torch.autograd.grad((x @ matrix.T).square().sum(), matrix)[0])
 
 
 def test_interleaved_projections_give_the_same_scores_once_reordered() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from planaria.config import DataConfig
@@ -31,3 +32,11 @@ def masks(data: DataConfig, stream: Stream, batch: Batch) -> Masks | None:
     Every stage makes it from the samples themselves: it need not be sent, and follows from the step as they do.
     """
     return (lambda microbatch: document_mask(batch(microbatch)[0], stream.separator)) if data.document_mask else None
+
+
+def placed(tensor: Tensor, device: str) -> Tensor:
+    """``tensor`` of this host's memory on ``device``.
+
+    On its way to a GPU it is pinned: the copy is begun and not waited for, so that the process goes on launching.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from planaria.config import OptimConfig
 
@@ -106,11 +106,12 @@ def _groups(parameters: Iterable[nn.Parameter], scales: Mapping[nn.Parameter, fl
     return [{"params": group, "scale": scale} for scale, group in own.items()]
 
 
-def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> tuple[float, float]:
-    """Bound the gradients of a stage's parameters (or a whole model's) in place; their L2 norm before and after that.
+def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> Tensor:
+    """Bound the gradients of a stage's parameters (or a whole model's) in place; their L2 norms before that, by group.
 
     By layer, each decoder layer is bounded by itself, and so is each parameter outside of layers (embedding, norm,
     head). No cut divides these, so none changes what is clipped. Gradients within their bound are left as they are.
+    On a GPU nothing waits for the result; :func:`total_norms` does.
     """
     groups: dict[str, list[nn.Parameter]] = {}
     for name, parameter in named.items():
@@ -118,13 +119,19 @@ def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> tu
         own = "" if config.clip_by == "stage" else layer[0] if layer else name
         groups.setdefault(own, []).append(parameter)
     if not groups:
-        return 0.0, 0.0
+        return torch.zeros(1)
     bound = config.clip or math.inf
     each = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups.values()]
-    norm = torch.stack([norm.to(each[0].device) for norm in each])
-    excess = (bound / (norm + _EPS) < 1).tolist()  # as torch computes by what to multiply
-    for group, length, beyond in zip(groups.values(), each, excess, strict=True):
-        if beyond:
+    norms = torch.stack([norm.to(each[0].device) for norm in each])
+    # Where reading a number costs nothing, gradients within their bound are not multiplied by 1.
+    beyond = [True] * len(each) if norms.is_cuda else (bound / (norms + _EPS) < 1).tolist()  # as torch computes
+    for group, length, clip in zip(groups.values(), each, beyond, strict=True):
+        if clip:
             nn.utils.clip_grads_with_norm_(group, bound, length)
-    norms = norm.tolist()
-    return math.hypot(*norms), math.hypot(*(min(norm, bound) for norm in norms))
+    return norms
+
+
+def total_norms(norms: Tensor, config: OptimConfig) -> tuple[float, float]:
+    """The L2 norm of all gradients before and after :func:`clip_gradients`, from the norms that it returned."""
+    bound, each = config.clip or math.inf, norms.tolist()
+    return math.hypot(*each), math.hypot(*(min(norm, bound) for norm in each))

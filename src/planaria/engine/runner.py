@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from planaria.config import RunConfig
-from planaria.engine.batches import Batch, Masks
-from planaria.engine.optimizer import clip_gradients, learning_rate, stage_optimizer
+from planaria.engine.batches import Batch, Masks, placed
+from planaria.engine.optimizer import clip_gradients, learning_rate, stage_optimizer, total_norms
 from planaria.model.families import build_stage
 from planaria.model.state import StageState
 from planaria.transport.wire import ACTIVATIONS
@@ -44,6 +44,7 @@ class StageRunner:
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
         self._travels = ACTIVATIONS[config.pipeline.wire]
+        self._norms: Tensor | None = None
         self._pending: tuple[float, float] | None = None
         self._before: StageState | None = None
         self._inputs: dict[tuple[int, int], Tensor] = {}
@@ -85,8 +86,8 @@ class StageRunner:
             elif hop == 0:
                 assert self._batch is not None
                 tokens, targets = self._batch(microbatch)
-                self._targets[microbatch] = targets.to(self.config.train.device)
-                y = self.module.embed(tokens.to(self.config.train.device), *self._mask(microbatch))
+                self._targets[microbatch] = placed(targets, self.config.train.device)
+                y = self.module.embed(placed(tokens, self.config.train.device), *self._mask(microbatch))
             else:
                 assert x is not None
                 y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
@@ -101,27 +102,35 @@ class StageRunner:
 
     def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
         """What the stage takes beside hidden states or tokens: nothing, unless documents are kept apart."""
-        return () if self._masks is None else (self._masks(microbatch).to(self.config.train.device),)
+        return () if self._masks is None else (placed(self._masks(microbatch), self.config.train.device),)
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         """One visit's backward pass: adds to the gradients; that of the visit's input, if any, as it travels."""
         y = self._outputs.pop((microbatch, hop))
         self._seen += 1.0 if self._weights is None else self._weights[microbatch]
+        sums = set_aside(self.parameters.values()) if y.is_cuda else []
         torch.autograd.backward(y, None if grad is None else grad.to(y.device, y.dtype))
+        add_to(sums)
         x = self._inputs.pop((microbatch, hop), None)
         return None if x is None or x.grad is None else x.grad.to(self._travels)
+
+    def clip(self) -> None:
+        """All microbatches are through: bound the gradient. On a GPU nothing waits; :meth:`finish` does."""
+        if self._train and self._norms is None:
+            self.weigh()
+            self._norms = clip_gradients(self.parameters, self.config.optim)
 
     def finish(self) -> float | None:
         """All microbatches are through: the gradient's L2 norm (None in a validation), clipped and ready to commit.
 
         :raises NonFinite: when the loss or the gradient is not finite.
         """
+        self.clip()
         if self.loss is not None and not math.isfinite(self.loss):
             raise NonFinite(f"the loss is {self.loss}; lower optim.lr or look at the data")
-        if not self._train:
+        if self._norms is None:
             return None
-        self.weigh()
-        norm, bounded = clip_gradients(self.parameters, self.config.optim)
+        norm, bounded = total_norms(self._norms, self.config.optim)
         if not math.isfinite(norm):
             raise NonFinite(f"the gradient norm of stage {self.stage} is {norm}; lower optim.lr")
         self._pending = norm, bounded
@@ -216,7 +225,7 @@ class StageRunner:
         if self._before is not None:
             before, self._before = self._before, None
             self.load(before)
-        self._pending = None
+        self._norms = self._pending = None
         self._inputs.clear()
         self._outputs.clear()
         self._targets.clear()
@@ -306,6 +315,26 @@ def added(shares: Iterable[Tensor]) -> Tensor:
     for share in following:
         total += share
     return total
+
+
+def set_aside(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
+    """The gradients that there are; a pass then leaves its own alone, and :func:`add_to` adds the two.
+
+    For a GPU: two kernels for all parameters, where autograd would launch one for each.
+    """
+    sums = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    for parameter, _ in sums:
+        parameter.grad = None
+    return sums
+
+
+def add_to(sums: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+    """Add what a pass left to the gradients that were set aside, and put those back."""
+    new = [(total, parameter.grad) for parameter, total in sums if parameter.grad is not None]
+    if new:
+        torch._foreach_add_(*map(list, zip(*new, strict=True)))
+    for parameter, total in sums:
+        parameter.grad = total
 
 
 def _compile(module: Any, stage: int) -> None:

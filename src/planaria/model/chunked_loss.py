@@ -3,6 +3,9 @@
 [N, V] logits in fp32, their softmax and its gradient are by far the largest tensors of the ends: 39 GB for 65,536
 tokens of a vocabulary of 49,152. Here a few rows are computed at a time, and their gradients at once, while the logits
 are there: the backward pass only scales what is kept, [N, D] and [V, D]. No product is computed twice.
+
+How many rows is a question of the device. A CPU is fastest while a chunk fits its caches. A GPU wants few large
+products: each chunk costs a round of kernel launches and one pass over the gradient of the head.
 """
 
 from __future__ import annotations
@@ -13,26 +16,52 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK_BYTES = 32 << 20
-"""of logits in fp32 that are there at once"""
+CPU_BYTES = 32 << 20
+"""of logits in fp32 that a CPU holds at once"""
+DEVICE_SHARE = 1 / 16
+"""of a CUDA device's memory that one chunk may take"""
+_EAGER_BYTES = 14
+"""for each logit of a chunk that is not compiled, beside the product and its gradient: an fp32 copy, its log-softmax,
+its softmax, and a mask"""
 
 
 def head_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy in nats of hidden states [N, D] behind the head [V, D] against targets [N]; a scalar, fp32.
 
-    As long as the logits take no more than :data:`CHUNK_BYTES`, they are made as a whole.
+    As long as one chunk holds them all, the logits are made as a whole.
     """
-    rows = max(1, CHUNK_BYTES // (4 * len(head)))
+    rows = chunk_rows(len(head), x.device, _product(x).itemsize)
     if len(x) <= rows:
         return F.cross_entropy(F.linear(x, head).float(), targets)
     return cast(Tensor, _ChunkedLoss.apply(x, head, targets, rows))  # type: ignore[no-untyped-call]
 
 
+def chunk_rows(vocab: int, device: torch.device, itemsize: int) -> int:
+    """Rows of a chunk of logits of ``itemsize`` bytes.
+
+    On a device it goes by all the memory there is, not by what is free: sums must not depend on who else is there.
+    """
+    if device.type != "cuda":
+        return max(1, CPU_BYTES // (4 * vocab))
+    each = 2 * itemsize + (0 if torch.compiler.is_compiling() else _EAGER_BYTES)
+    return max(1, int(DEVICE_SHARE * _device_bytes(device.index or 0)) // (each * vocab))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _device_bytes(index: int) -> int:
+    return torch.cuda.get_device_properties(index).total_memory
+
+
+def _product(x: Tensor) -> torch.dtype:
+    """Of a product with ``x``, here and now."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, head: Tensor, targets: Tensor, rows: int) -> Tensor:
-        kind = x.device.type
-        product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        kind, product = x.device.type, _product(x)
         wanted, matrix, total = any(ctx.needs_input_grad[:2]), head.to(product), x.new_zeros((), dtype=torch.float32)
         x_grad, head_grad = (torch.zeros_like(x), torch.zeros_like(head)) if wanted else (x, head)
         with torch.autocast(kind, enabled=False):

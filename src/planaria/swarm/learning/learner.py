@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from planaria.config import OptimConfig
-from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer
+from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer, total_norms
 from planaria.swarm.learning.influence import parts, pulls, scales
 from planaria.swarm.learning.loss import LossResult, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
@@ -75,7 +75,8 @@ class Learner:
             found = self._result(batch, token_logps(self.policy, batch.padded, self._temperature), divisor, factors)
             found.loss.backward()  # type: ignore[no-untyped-call]
             total, stats = total + float(found.loss.detach()), stats + found.stats
-        norm, _ = clip_gradients(dict(self.policy.module.named_parameters()), self._optim)
+        norms = clip_gradients(dict(self.policy.module.named_parameters()), self._optim)
+        norm, _ = total_norms(norms, self._optim)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._optim, number, self._rounds)
         self.optimizer.step()
