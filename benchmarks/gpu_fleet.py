@@ -80,8 +80,10 @@ def main() -> int:
     flags.add_argument("--preset", default="llama_124m", metavar="NAME", help="recipe")
     flags.add_argument("--stages", type=int, default=3, help="block stages; the ends come on top")
     flags.add_argument("--steps", type=int, default=20, help="counted steps of each engine")
-    flags.add_argument("--kills", type=int, default=6)
-    flags.add_argument("--gap", type=int, default=6, help="steps from one kill to the next")
+    flags.add_argument("--kills", type=int, default=20)
+    flags.add_argument(
+        "--gap", type=int, default=26, help="steps from one kill to the next; a new worker is a spare after some 8 s"
+    )
     flags.add_argument("--microbatches", type=int, help="in a step; the preset's unless given")
     given = flags.parse_args()
     found = inventory()

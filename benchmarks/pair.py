@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TAG, _TIMEOUT_S = 7, 30.0
-Side = Literal["gloo", "socket", "edge", "raw tls", "edge tls"]
-SIDES: tuple[Side, ...] = ("gloo", "socket", "edge", "raw tls", "edge tls")
+Side = Literal["gloo", "socket", "edge", "ring", "filled ring", "raw tls", "edge tls"]
+SIDES: tuple[Side, ...] = ("gloo", "socket", "edge", "ring", "filled ring", "raw tls", "edge tls")
 ACK_BYTES = 8
+SLOTS = 2
 
 
 class End:
@@ -30,10 +31,12 @@ class End:
 
         from planaria.transport.inbox import Inbox
         from planaria.transport.port import Port
+        from planaria.transport.ring import Ring, Rings
 
         torch.set_num_threads(1)
         self._rank, self._other, self._key, self._folder = rank, 1 - rank, key, folder
-        self._port, self._inbox = Port("127.0.0.1", key), Inbox()
+        self._port, self._inbox, self._ring = Port("127.0.0.1", key), Inbox(), Ring(SLOTS, max_bytes)
+        self._port.rings = Rings(self._ring)
         told.send(self._port.address)
         self._there = told.recv()
         self._group = _gloo(folder / "store", rank)
@@ -41,7 +44,7 @@ class End:
             "socket": _connected(folder / "socket", rank),
             "raw tls": _proved(_connected(folder / "tls", rank), rank, key),
         }
-        self._edges = {"edge": self._edge("edge", max_bytes), "edge tls": self._edge("edge tls", max_bytes)}
+        self._edges = {name: self._edge(name, max_bytes) for name in ("edge", "ring", "filled ring", "edge tls")}
         self._buffer, self._ack = torch.zeros(max_bytes, dtype=torch.uint8), torch.zeros(ACK_BYTES, dtype=torch.uint8)
 
     def give(self, side: Side, size: int, count: int) -> float:
@@ -80,11 +83,12 @@ class End:
         from planaria.transport import channel
         from planaria.transport.edge import Edge, EdgeSpec
 
-        inside, channel.shares_host = channel.shares_host, lambda tls: name != "edge tls"  # type: ignore[attr-defined]
+        inside = channel.meet_here  # type: ignore[attr-defined]
+        channel.meet_here = inside if name != "edge tls" else lambda tls: None  # type: ignore[attr-defined]
         at = self._there if self._rank else ""
         edge = Edge(EdgeSpec(name, at, self._other, max_bytes, _TIMEOUT_S), self._port, self._inbox)
         self._expect("Opened")
-        channel.shares_host = inside  # type: ignore[attr-defined]
+        channel.meet_here = inside  # type: ignore[attr-defined]
         return edge
 
     def _send(self, side: Side, payload: Tensor) -> None:
@@ -94,6 +98,13 @@ class End:
             self._group.send([payload], self._other, _TAG).wait()
         elif side in self._raw:
             self._raw[side].sendall(payload.numpy().data)
+        elif "ring" in side and payload.nbytes > ACK_BYTES:
+            room = self._ring.allocate(payload.nbytes)
+            if room is None:
+                raise RuntimeError("the other end has not read what it was lent")
+            if side == "filled ring":
+                room.copy_(payload)
+            self._edges[side].send(Ping(1, Content.PING), room)
         else:
             self._edges[side].send(Ping(1, Content.PING), payload)
 
@@ -158,6 +169,13 @@ class Pair:
         self._orders.send((side, size, count))
         return self._end.give(side, size, count)
 
+    def spent(self, side: Side, size: int, count: int) -> float:
+        """As :meth:`transfer`, but the processor seconds that both ends together spend on one."""
+        self._orders.send(("spent", side, size, count))
+        began = time.process_time()
+        self._end.give(side, size, count)
+        return (time.process_time() - began + float(self._orders.recv())) / count
+
     def link(self, name: str) -> float:
         """Seconds that a new edge between the two takes, the proof of the key included."""
         self._orders.send(("link", name))
@@ -194,5 +212,9 @@ def _other(folder: Path, key: bytes, max_bytes: int, orders: Connection) -> None
             end.link(order[1])
         elif order[0] == "prove":
             end.prove(order[1])
+        elif order[0] == "spent":
+            began = time.process_time()
+            end.take(*order[1:])
+            orders.send(time.process_time() - began)
         else:
             end.take(*order)

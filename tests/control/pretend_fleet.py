@@ -247,8 +247,8 @@ class PretendFleet:
             assert (me.node, me.updates) == (mine.node, form.step), "a worker keeps a state that is not of this step"
         elif isinstance(mine.source, d.Recall):
             if mine.source.file is not None:
-                assert mine.source.file == self.started.recalled_from, "a worker is to read what nobody wrote"
-                assert mine.node in self.started.remembering, "a worker is to read a file that is not there"
+                assert mine.source.file == self.started.recalled_from, "the order names a file that does not exist"
+                assert mine.node in self.started.remembering, "the order is for a node without a file"
                 me.node, me.retains = mine.node, mine.source.file.step
             assert (me.node, me.retains) == (mine.node, mine.source.step), "a worker is to remember what it does not"
             assert mine.source.step == form.step

@@ -34,7 +34,9 @@ from planaria.record.events import REPORT, EdgeBroken
 from planaria.transport.edge import Arrived, Broken, EdgeSpec, Opened
 from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
+from planaria.transport.ring import Rings
 from planaria.transport.secure import new_key
+from planaria.transport.staging import Staging
 from planaria.transport.wire import Activation, Content, GradientShare, Header, Label, State, WireError
 
 SHAPE = (2, 32, 32)
@@ -126,8 +128,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[tuple[Post, Connection]]:
     """The post of the worker at stage 2, and the controller's end of its line."""
     monkeypatch.setattr(links, "Edge", DeadEdge)
-    monkeypatch.setattr(post_office, "Cuda", FakeCopier)
-    monkeypatch.setattr(post_office, "take_from", lambda take: None)
+    monkeypatch.setattr(post_office, "with_cuda", lambda size: (Staging(FakeCopier()), Rings()))
     ours, theirs = Pipe()
     setup = Setup(tiny(tmp_path, train={"device": device}), tmp_path, tmp_path, "127.0.0.1", new_key())
     port = Port("127.0.0.1", setup.key)

@@ -40,7 +40,18 @@ from planaria.transport.edge import Edge, EdgeSpec
 from planaria.transport.listener import answers, connect
 from planaria.transport.relay import relay_at
 from planaria.transport.secure import new_key
-from planaria.transport.wire import _LAYOUT, HEADER_BYTES, Content, Header, Ping, WireError, pack, unpack
+from planaria.transport.wire import (
+    _LAYOUT,
+    _VERSION,
+    HEADER_BYTES,
+    Activation,
+    Content,
+    Header,
+    Ping,
+    WireError,
+    pack,
+    unpack,
+)
 
 KEY = new_key()
 GREETINGS = [["w1", 1, 7], ["g1:0-1", VISITOR, 7], ["waits e", CALLED_FOR, 7], ["files", FILES, 7]]
@@ -282,15 +293,17 @@ SECONDS = st.sampled_from([0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300,
 @settings(max_examples=400)
 @given(
     st.integers(0, 255), st.integers(0, 255), st.integers(0, 255), st.lists(NUMBER, min_size=4, max_size=4),
-    st.lists(SIDE, min_size=4, max_size=4), SIDE, SECONDS, st.integers(0, 255),
+    st.lists(SIDE, min_size=4, max_size=4), SIDE, SECONDS, st.tuples(*[st.integers(0, 255)] * 3),
 )  # fmt: skip
 def test_a_frame_is_within_its_edge_or_refused(
-    code: int, kind: int, dims: int, numbers: list[int], sides: list[int], size: int, sent_at: float, announced: int
-) -> None:
-    raw = _LAYOUT.pack(b"PLNR", 4, code % 16, kind % 8, dims % 8, *numbers, *sides, size, sent_at, announced)
+    code: int, kind: int, dims: int, numbers: list[int], sides: list[int], size: int, sent_at: float,
+    flags: tuple[int, int, int],
+) -> None:  # fmt: skip
+    raw = _LAYOUT.pack(b"PLNR", _VERSION, code % 16, kind % 8, dims % 8, *numbers, *sides, size, sent_at, *flags)
     with contextlib.suppress(WireError):
         header = unpack(raw, 1 << 20)
         assert header.nbytes <= 1 << 20 and 0 <= header.sent_at < 1e9 and len(header.shape) <= 4
+        assert not header.slot or (isinstance(header.label, Activation | Ping) and not header.announced)
     assert len(raw) == HEADER_BYTES == struct.calcsize(_LAYOUT.format)
 
 

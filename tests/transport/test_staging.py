@@ -104,7 +104,7 @@ def test_what_is_received_stays_in_use_until_it_is_on_the_device(copier: FakeCop
     until(lambda: sum(end() is not None for end in copier.sources) <= 1)  # the last is held until the next comes
 
 
-def test_large_frames_are_received_where_the_device_can_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_are_received_where_the_device_can_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "_take", buffers._take)  # to be put back
     given: list[Tensor] = []
 
@@ -112,9 +112,9 @@ def test_large_frames_are_received_where_the_device_can_read_them(monkeypatch: p
         given.append(torch.zeros(size, dtype=torch.uint8))
         return given[-1]
 
-    buffers.take_from(take)
-    small, large = (buffers.buffer(torch.bfloat16, (n, 1024), n * 2048) for n in (1, 200))
-    assert small.shape == (1, 1024) and large.shape == (200, 1024)
+    buffers.take_from(take, 200 * 2048)
+    small, large, other = (buffers.buffer(torch.bfloat16, (n, 1024), n * 2048) for n in (1, 200, 201))
+    assert small.shape == (1, 1024) and large.shape == (200, 1024) and other.shape == (201, 1024)
     assert [tensor.data_ptr() for tensor in given] == [large.data_ptr()]
 
 

@@ -23,6 +23,7 @@ from planaria.transport.wire import (
     Ping,
     State,
     WireError,
+    in_ring,
     pack,
     unpack,
 )
@@ -40,12 +41,14 @@ labels = st.one_of(
     st.builds(Ping, numbers, st.sampled_from([Content.PING, Content.PONG])),
     st.just(Goodbye()),
 )
-headers = st.builds(
-    Header,
-    label=labels,
-    dtype=st.sampled_from(DTYPES),
-    shape=st.lists(st.integers(0, 2**12), max_size=MAX_DIMS).map(tuple),
-    sent_at=st.floats(0.0, 1e9, exclude_max=True),
+tensors = {
+    "dtype": st.sampled_from(DTYPES),
+    "shape": st.lists(st.integers(0, 2**12), max_size=MAX_DIMS).map(tuple),
+    "sent_at": st.floats(0.0, 1e9, exclude_max=True),
+}
+BYTE = st.integers(0, 255)
+headers = st.builds(Header, label=labels, announced=st.booleans(), slot=st.just(0), ticket=BYTE, **tensors) | st.builds(
+    Header, label=labels.filter(in_ring), announced=st.just(False), slot=BYTE, ticket=BYTE, **tensors
 )
 GOOD = Header(Activation(3, 7, 1, 2, Content.FORWARD), torch.float32, (2, 3, 5), 1.5)
 

@@ -35,8 +35,5 @@ def masks(data: DataConfig, stream: Stream, batch: Batch) -> Masks | None:
 
 
 def placed(tensor: Tensor, device: str) -> Tensor:
-    """``tensor`` of this host's memory on ``device``.
-
-    On its way to a GPU it is pinned: the copy is begun and not waited for, so that the process goes on launching.
-    """
+    """Return a host tensor on ``device``; a copy to a GPU is asynchronous, from pinned memory."""
     return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor

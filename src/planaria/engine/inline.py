@@ -113,7 +113,7 @@ class InlineEngine:
         else:
             self._carry_out(plan, self._train, sample, train=True)
             verdicts = self._agree(there)
-        for node in there.stage:
+        for node in there.stage:  # all before the first `finish`, which waits for the device
             self.runners[node].clip()
         norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
         loss = self._loss(there)

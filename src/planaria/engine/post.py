@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,10 +26,9 @@ from planaria.record import events as e
 from planaria.record.decisions import Donate, Form, Introduce, Meet
 from planaria.recovery.base import Moment
 from planaria.transport import wire
-from planaria.transport.buffers import take_from
 from planaria.transport.edge import Arrived, Broken, Edge, Opened
 from planaria.transport.port import Port
-from planaria.transport.staging import Cuda, Staging, pinned
+from planaria.transport.staging import Staging, with_cuda
 from planaria.transport.wire import Content, WireError
 
 _PASSES: dict[Kind, wire.Pass] = {"forward": Content.FORWARD, "backward": Content.BACKWARD}
@@ -54,10 +54,9 @@ class Post:
         model, pipeline = setup.config.model, setup.config.pipeline
         self.staging: Staging | None = None
         """where stages compute on a device"""
-        if setup.config.train.device == "cuda":
-            self.staging = Staging(Cuda())
-            take_from(pinned)
         shape = pipeline.microbatch_size, model.context, model.dim
+        if setup.config.train.device == "cuda":
+            self.staging, port.rings = with_cuda(math.prod(shape) * wire.ACTIVATIONS[pipeline.wire].itemsize)
         land = None if self.staging is None else self.staging.receive
         self.mail = Mail(shape, wire.ACTIVATIONS[pipeline.wire], land)
         self.patience = Patience(setup.config.fleet.timeout_s)

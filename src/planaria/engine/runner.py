@@ -115,7 +115,7 @@ class StageRunner:
         return None if x is None or x.grad is None else x.grad.to(self._travels)
 
     def clip(self) -> None:
-        """All microbatches are through: bound the gradient. On a GPU nothing waits; :meth:`finish` does."""
+        """Weigh, fold and clip the gradient after the last microbatch. On a GPU, only :meth:`finish` waits for it."""
         if self._train and self._norms is None:
             self.weigh()
             self._norms = clip_gradients(self.parameters, self.config.optim)

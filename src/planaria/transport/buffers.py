@@ -17,13 +17,22 @@ _LARGE = 256 << 10
 _NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.uint8: np.uint8}
 
 
-_take: Callable[[int], Tensor] = MemoryPool(64 << 20).take
+_KEPT = 64 << 20
+_take: Callable[[int], Tensor] = MemoryPool(_KEPT).take
 
 
-def take_from(take: Callable[[int], Tensor]) -> None:
-    """From now on, receive large frames into what this gives for a size: uint8 [size]."""
+def take_from(take: Callable[[int], Tensor], size: int) -> None:
+    """From now on, receive frames of this size into what ``take`` gives for it: uint8 [size].
+
+    Frames of other sizes, such as a stage's state, come rarely: page-locked memory is slow to get.
+    """
     global _take
-    _take = take
+    pool = MemoryPool(_KEPT).take
+
+    def chosen(wanted: int) -> Tensor:
+        return take(wanted) if wanted == size else pool(wanted)
+
+    _take = chosen
 
 
 def receive_buffer(header: Header) -> Tensor:

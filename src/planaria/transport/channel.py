@@ -14,7 +14,11 @@ import threading
 import time
 from typing import Protocol
 
-from planaria.transport.secure import shares_host
+from torch import Tensor
+
+from planaria.transport.ring import Reader, Ring, Rings, Share
+from planaria.transport.secure import meet_here
+from planaria.transport.wire import Header, WireError
 
 _RECORD = 1 << 14
 """bytes of a TLS record; OpenSSL gives one at a time"""
@@ -62,6 +66,21 @@ class Channel(Protocol):
         """
         ...
 
+    def share(self, tensor: Tensor) -> Share | None:
+        """Share the slot of this process's ring that holds a tensor, if the other end can read it."""
+        ...
+
+    def shared(self, header: Header) -> Tensor:
+        """Return the tensor of a frame that names a slot of the other end's ring.
+
+        :raises WireError: if the other end shares no such slot.
+        """
+        ...
+
+    def expire(self) -> None:
+        """Free what is shared after a while, whether the other end has read it or not: the edge is given up."""
+        ...
+
     def hang_up(self) -> None:
         """End the connection for both ends, which find out; :meth:`close` is still to come."""
         ...
@@ -70,11 +89,14 @@ class Channel(Protocol):
 
 
 class Plain:
-    """A channel between processes of one machine."""
+    """A channel between processes of one machine; large tensors may be in shared memory."""
 
-    def __init__(self, raw: socket.socket) -> None:
+    def __init__(self, raw: socket.socket, ring: Ring | None = None, theirs: Reader | None = None) -> None:
+        """``ring``: this process's, if the other end reads it; ``theirs``: the other end's."""
         raw.setblocking(False)
         self._raw, self._threshold = raw, 1
+        self._ring, self._theirs = ring, theirs
+        self._shares = dict[int, Share]()
         self.fileno = raw.fileno
 
     def read_some(self, view: memoryview) -> int | None:
@@ -100,6 +122,22 @@ class Plain:
         except BlockingIOError:
             return 0
 
+    def share(self, tensor: Tensor) -> Share | None:
+        share = None if self._ring is None else self._ring.share(tensor)
+        if share is not None:
+            self._shares[share.slot] = share
+        return share
+
+    def shared(self, header: Header) -> Tensor:
+        if self._theirs is None:
+            raise WireError(f"a frame names slot {header.slot} of a ring that is not shared")
+        return self._theirs.tensor(header)
+
+    def expire(self) -> None:
+        for share in list(self._shares.values()):
+            if self._ring is not None:
+                self._ring.expire(share)
+
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):  # it may be broken already
             self._raw.shutdown(socket.SHUT_RDWR)
@@ -107,6 +145,7 @@ class Plain:
     def close(self) -> None:
         self.hang_up()
         self._raw.close()
+        self.expire()
 
 
 class Secured:
@@ -202,6 +241,15 @@ class Secured:
                 return True
         return False
 
+    def share(self, tensor: Tensor) -> Share | None:
+        return None
+
+    def expire(self) -> None:
+        """No ring reaches another machine."""
+
+    def shared(self, header: Header) -> Tensor:
+        raise WireError(f"a frame names slot {header.slot} of a ring on another machine")
+
     def hang_up(self) -> None:
         """End the connection; :meth:`close` is still to come."""
         with contextlib.suppress(OSError):
@@ -226,15 +274,19 @@ def keep_alive(tls: ssl.SSLSocket) -> None:
         tls.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_PEER_S)
 
 
-def channel(tls: ssl.SSLSocket) -> Plain | Secured:
+def channel(tls: ssl.SSLSocket, rings: Rings | None = None) -> Plain | Secured:
     """Return the channel that an authenticated connection continues with; both ends call this at the same point.
 
-    The connection has a timeout, within which the other end has to do its part.
+    The connection has a timeout, within which the other end has to do its part. ``rings``: of this process.
 
     :raises OSError: when the connection breaks.
     """
     keep_alive(tls)
-    if not shares_host(tls):
+    meeting = meet_here(tls)
+    if meeting is None:
         return Secured(tls)
+    with meeting:
+        meeting.settimeout(tls.gettimeout())
+        exchanged = (rings or Rings()).exchange(meeting)
     tls.unwrap()
-    return Plain(socket.socket(fileno=tls.detach()))
+    return Plain(socket.socket(fileno=tls.detach()), *exchanged)

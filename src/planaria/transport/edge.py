@@ -29,13 +29,14 @@ from planaria.transport.wire import (
     Piece,
     Taken,
     WireError,
+    in_ring,
     pack,
     unpack,
 )
 
 _GOODBYE = memoryview(pack(Header(Goodbye(), torch.uint8, (0,))))
 _TAKEN = memoryview(pack(Header(Taken(), torch.uint8, (0,))))
-_NOTHING = torch.empty(0)
+_NOTHING, _IN_RING = torch.empty(0), memoryview(b"")
 _TURN_BYTES = 4 << 20
 """of a large frame that are read before orders and other edges have their turn"""
 _MOST_TRANSITS = 4096
@@ -130,10 +131,18 @@ class Edge:
             if later:
                 self._later.add(label, payload)
             else:
-                header = Header(label, payload.dtype, payload.shape, time.monotonic())
-                self._unsent.append((memoryview(pack(header)), as_bytes(payload.contiguous())))
+                self._unsent.append(self._frame(label, payload.contiguous()))
             if not begun:
                 self._push()
+
+    def _frame(self, label: Label, payload: Tensor) -> tuple[memoryview, memoryview]:
+        """What is written: a header, and the payload behind it unless that is in a ring that the other end reads."""
+        header = Header(label, payload.dtype, payload.shape, time.monotonic())
+        raw = pack(header)
+        share = self._channel.share(payload) if self._channel is not None and in_ring(label) else None
+        if share is not None:
+            return memoryview(pack(header._replace(slot=share.slot, ticket=share.ticket))), _IN_RING
+        return memoryview(raw), as_bytes(payload)
 
     def hurry(self) -> None:
         """Nothing else is to be sent for now: what may wait need not."""
@@ -149,6 +158,7 @@ class Edge:
             self._abandoned = True
             self._later.clear()
             if self._channel is not None and not self._over:
+                self._channel.expire()
                 self._inbox.want_room(self, True)
         self._port.look_up()
 
@@ -240,7 +250,7 @@ class Edge:
                 self._header = unpack(self._raw, self.spec.max_bytes)
                 if isinstance(self._header.label, Goodbye):
                     return True
-                self._missing = self._room(self._header)
+                self._missing = self._room(self._header, channel)
             if not self._missing:
                 self._filled(self._header)
                 self._header, self._payload, self._missing = None, _NOTHING, memoryview(self._raw)
@@ -249,13 +259,16 @@ class Edge:
         channel.expect(len(self._missing))
         return False
 
-    def _room(self, header: Header) -> memoryview:
+    def _room(self, header: Header, channel: Channel) -> memoryview:
         """Where the payload goes that comes behind a header."""
         if header.announced:
             self._coming.announce(header)
             return memoryview(b"")
         if isinstance(header.label, Piece):
             return self._coming.room(header.nbytes)
+        if header.slot:
+            self._payload = channel.shared(header)
+            return _IN_RING
         self._payload = receive_buffer(header)
         return as_bytes(self._payload)
 

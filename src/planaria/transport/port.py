@@ -16,6 +16,7 @@ from planaria.transport.address import REACHABLE, RELAY, Reach, listening, ways
 from planaria.transport.channel import Channel, channel
 from planaria.transport.listener import GREETING_S, connect, hung_up, listen
 from planaria.transport.relay import READY, End, greeting
+from planaria.transport.ring import Rings
 from planaria.transport.secure import StrangerError, prepare
 
 _MOST_WAITING = 1024
@@ -49,6 +50,8 @@ class Port:
         :raises UserError: when it cannot listen there, or at none of the ports it may.
         """
         self._key, self._reach = key, reach
+        self.rings = Rings()
+        """what this process shares with others of its machine"""
         self._changed = threading.Condition()
         self._callers: dict[str, tuple[ssl.SSLSocket, float]] = {}
         self._shut_until = 0.0
@@ -131,7 +134,7 @@ class Port:
             try:
                 tls.settimeout(GREETING_S)
                 tls.sendall(READY)
-                return channel(tls)
+                return channel(tls, self.rings)
             except OSError:
                 tls.close()  # it has gone meanwhile, and may call again
 
@@ -233,7 +236,7 @@ class Port:
                 if answer != READY:
                     raise ConnectionError("turned away")
                 tls.settimeout(GREETING_S)
-                return channel(tls)
+                return channel(tls, self.rings)
         except BaseException:
             tls.close()
             raise

@@ -3,7 +3,7 @@
 Both ends hold the same 32 random bytes. An Ed25519 key pair and its self-signed certificate follow from them, the same
 in every process of the run, and TLS 1.3 demands that certificate of both ends: a stranger cannot finish the handshake.
 Traffic between hosts stays inside TLS. Between processes of one host, edges continue in plain text after the handshake,
-because encryption would cost more than the transfer; :func:`shares_host` decides, by proof. See docs/assumptions.md for
+because encryption would cost more than the transfer; :func:`meet_here` decides, by proof. See docs/assumptions.md for
 the threat model.
 """
 
@@ -39,6 +39,8 @@ _NO_OFFER = bytes(_NONCE_BYTES)
 _MET, _APART = b"\x01", b"\x00"
 _MEETING_S = 1.0
 """a connection within one kernel succeeds or fails at once"""
+_GUESTS = 8
+"""at a meeting, strangers included"""
 _CREDENTIALS = struct.Struct("iII")
 """``struct ucred``: process, user, group"""
 
@@ -121,15 +123,16 @@ def prove(tls: ssl.SSLSocket, key: bytes, seconds: float) -> None:
         raise StrangerError("it shows another certificate than the run's")
 
 
-def shares_host(tls: ssl.SSLSocket) -> bool:
-    """Return whether both ends are processes of one user in one network namespace, connected without a forwarder.
+def meet_here(tls: ssl.SSLSocket) -> socket.socket | None:
+    """Return a Unix socket to the other end if both are processes of one user in one network namespace, without a
+    forwarder between them; else None.
 
     Both ends of an authenticated connection call this at the same point and get the same answer. Addresses alone prove
     nothing: with a forwarder on each host's loopback, ends on two hosts see equal ones. So the called end listens on a
     Unix socket with an abstract name, and the calling end has to reach it. Such names exist within one network
     namespace of one kernel. The name is the digest of a nonce, sent inside TLS, and of both addresses as each end sees
-    them: a forwarder between the ends changes the addresses, and the name with them. The calling end also requires that
-    its own user listens there, so that another user who has seen the name cannot take its place. Whatever fails, the
+    them: a forwarder between the ends changes the addresses, and the name with them. Each end also requires that
+    its own user is at the other, so that another user who has seen the name cannot take its place. Whatever fails, the
     answer is no.
 
     :raises OSError: when the connection breaks, or the other end takes longer than the socket's timeout.
@@ -137,42 +140,74 @@ def shares_host(tls: ssl.SSLSocket) -> bool:
     return _offer_meeting(tls) if tls.server_side else _attend_meeting(tls)
 
 
-def _offer_meeting(tls: ssl.SSLSocket) -> bool:
+def _offer_meeting(tls: ssl.SSLSocket) -> socket.socket | None:
     """The called end's part: listen, send the nonce, and read whether the other end got through."""
     nonce, here, there = secrets.token_bytes(_NONCE_BYTES), *_ends(tls)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as meeting:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         try:
             if here[0] != there[0]:  # spares ends on two hosts a round trip
                 raise OSError("another host")
-            meeting.bind(_meeting_name(nonce, there, here))
-            meeting.listen(1)
+            listening.bind(_meeting_name(nonce, there, here))
+            listening.listen(_GUESTS)
         except OSError:
             tls.sendall(_NO_OFFER)
-            return False
+            return None
         tls.sendall(nonce)
-        return _read(tls, 1) == _MET
+        met = _accepted(listening) if _read(tls, 1) == _MET else None
+        # Confirm: strangers may have filled the queue before the other end.
+        tls.sendall(_MET if met is not None else _APART)
+        return met
 
 
-def _attend_meeting(tls: ssl.SSLSocket) -> bool:
-    """The calling end's part: read the nonce, try to get through, and send whether that worked."""
+def _accepted(listening: socket.socket) -> socket.socket | None:
+    """Return the first connection of this user."""
+    listening.settimeout(_MEETING_S)
+    for _ in range(_GUESTS + 1):  # the system queues one more than it is asked for
+        try:
+            guest, _ = listening.accept()
+        except OSError:
+            break
+        if _of_this_user(guest):
+            return guest
+        guest.close()
+    return None
+
+
+def _attend_meeting(tls: ssl.SSLSocket) -> socket.socket | None:
+    """The calling end's part: read the nonce, try to get through, send whether that worked, and read the answer."""
     nonce = _read(tls, _NONCE_BYTES)
     if nonce == _NO_OFFER:
-        return False
-    met = _reaches(_meeting_name(nonce, *_ends(tls)))
-    tls.sendall(_MET if met else _APART)
-    return met
-
-
-def _reaches(name: bytes) -> bool:
-    """Return whether a process of this user listens on a Unix socket of this name."""
+        return None
+    met = _reached(_meeting_name(nonce, *_ends(tls)))
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as meeting:
-            meeting.settimeout(_MEETING_S)
-            meeting.connect(name)
-            credentials = meeting.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+        tls.sendall(_MET if met is not None else _APART)
+        if _read(tls, 1) == _MET and met is not None:
+            found, met = met, None
+            return found
+        return None
+    finally:
+        if met is not None:
+            met.close()
+
+
+def _reached(name: bytes) -> socket.socket | None:
+    """Return a connection to the process of this user that listens on a Unix socket of this name, if there is one."""
+    meeting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        meeting.settimeout(_MEETING_S)
+        meeting.connect(name)
+        if _of_this_user(meeting):
+            return meeting
     except OSError:
-        return False
+        pass
+    meeting.close()
+    return None
+
+
+def _of_this_user(meeting: socket.socket) -> bool:
+    """Is the other end of a Unix socket a process of this user?"""
+    credentials = meeting.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
 
 def _ends(tls: ssl.SSLSocket) -> tuple[tuple[str, ...], tuple[str, ...]]:

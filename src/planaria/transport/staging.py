@@ -9,13 +9,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from planaria.transport.buffers import take_from
+from planaria.transport.ring import Ring, Rings
+
 DEPTH = 4
 """copies under way at once, each way; more would only hold memory"""
+SLOTS = 8
+"""of a worker's ring; a tensor that finds none goes through the socket"""
 
 
 class Event(Protocol):
@@ -129,14 +135,31 @@ class Staging:
                 return
 
 
+def with_cuda(size: int) -> tuple[Staging, Rings]:
+    """What a worker with a CUDA device sends and receives tensors of ``size`` bytes with.
+
+    Those for workers of this machine are copied to a ring, those from others received into page-locked memory.
+    """
+    take_from(pinned, size)
+    try:
+        ring = Ring(SLOTS, size, page_locked)
+    except OSError as error:
+        print(f"{SLOTS * size / 1e6:,.0f} MB of shared memory: {error}; activations go through sockets", flush=True)
+        return Staging(Cuda()), Rings(None, page_locked)
+    return Staging(Cuda(ring.allocate)), Rings(ring, page_locked)
+
+
 class Cuda:
     """Copies between a CUDA device and pinned memory of its host, each way on a stream of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Callable[[int], Tensor | None] = lambda _: None) -> None:
+        """``room``: gives page-locked memory for what goes to the host, uint8 [size], as long as it has some."""
+        self._room = room
         self._down, self._up = (torch.cuda.Stream() for _ in range(2))  # type: ignore[no-untyped-call]
 
     def down(self, tensor: Tensor) -> tuple[Tensor, Event]:
-        host = pinned(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        room = self._room(tensor.nbytes)
+        host = (pinned(tensor.nbytes) if room is None else room).view(tensor.dtype).view(tensor.shape)
         self._down.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._down):
             host.copy_(tensor, non_blocking=True)
@@ -150,6 +173,20 @@ class Cuda:
         stream = torch.cuda.current_stream()
         stream.wait_stream(self._up)
         tensor.record_stream(stream)
+
+
+def page_locked(address: int, size: int) -> Callable[[], None]:
+    """Page-lock memory that torch has not allocated; return a function that unlocks it.
+
+    Copies to and from the device are then asynchronous. If the system refuses, copies are synchronous.
+    """
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(cuda.cudaHostRegister(address, size, 0)):
+        print(f"{size / 1e6:.0f} MB of shared memory could not be page-locked; copies are synchronous", flush=True)
+        with suppress(RuntimeError):  # the next launch reports the refusal, once
+            torch.zeros((), device="cuda").add_(1)
+        return lambda: None
+    return lambda: cuda.cudaHostUnregister(address)
 
 
 def pinned(size: int) -> Tensor:

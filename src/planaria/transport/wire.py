@@ -17,9 +17,9 @@ HEADER_BYTES = 128
 MAX_DIMS = 4
 _NUMBERS = 4
 """that a label may have"""
-_LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d B 55x")
+_LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d BBB 53x")
 _MAGIC = b"PLNR"
-_VERSION = 4
+_VERSION = 5
 _LATEST_S = 1e9
 """on a monotonic clock: no machine has been up for thirty years"""
 _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64, 4: torch.uint8}
@@ -147,11 +147,20 @@ class Header(NamedTuple):
     sent_at: float = 0.0
     announced: bool = False
     """does the tensor come piece by piece, with other frames between?"""
+    slot: int = 0
+    """slot of the sender's ring that holds the tensor, counted from 1; 0: the tensor follows"""
+    ticket: int = 0
+    """under which that slot is shared"""
 
     @property
     def nbytes(self) -> int:
         """Payload bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def in_ring(label: Label) -> bool:
+    """May the tensor be in a ring? A state or a share of gradients may be read for longer than its edge exists."""
+    return isinstance(label, Activation | Ping)
 
 
 def pack(header: Header) -> bytes:
@@ -176,6 +185,8 @@ def pack(header: Header) -> bytes:
             header.nbytes,
             header.sent_at,
             header.announced,
+            header.slot,
+            header.ticket,
         )
     except struct.error as error:
         raise WireError(f"{header.label} does not fit a frame: {error}") from None
@@ -191,10 +202,13 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
     content, label, count = _LABELS[code]
     if any(rest[count:_NUMBERS]):
         raise WireError(f"a frame of {content.name} has {count} numbers, not {rest[:_NUMBERS]}")
-    *sides, nbytes, sent_at, announced = rest[_NUMBERS:]
-    header = Header(label(*rest[:count], content), _DTYPES[kind], tuple(sides[:dims]), sent_at, bool(announced))
+    *sides, nbytes, sent_at, announced, slot, ticket = rest[_NUMBERS:]
+    said = label(*rest[:count], content)
+    header = Header(said, _DTYPES[kind], tuple(sides[:dims]), sent_at, bool(announced), slot, ticket)
     if header.nbytes != nbytes or not 0.0 <= sent_at < _LATEST_S:
         raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
+    if slot and (header.announced or not in_ring(header.label)):
+        raise WireError(f"a frame of {content.name} cannot be in slot {header.slot} of a ring")
     known = math.prod(side for side in header.shape if side)  # they may be absurd although another one is 0
     if known * header.dtype.itemsize > max_bytes:
         raise WireError(f"frame {header.shape} announces {nbytes} bytes; this edge carries at most {max_bytes}")
