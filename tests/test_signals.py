@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +55,29 @@ def test_who_is_to_outlive_its_terminal_does() -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         assert not asked()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+WHILE_IMPORTED = """
+import os, signal, sys
+from importlib import import_module
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "planaria.cli.entry":
+            os.kill(os.getpid(), signal.SIGINT)
+
+module, name = sys.argv[1].split(":")
+entry = getattr(import_module(module), name)
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["recipes"]
+entry()
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_in_silence() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    command = [sys.executable, "-c", WHILE_IMPORTED, project["scripts"]["planaria"]]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive, Seconds
@@ -190,6 +190,13 @@ class CheckpointConfig(Section):
 class ChaosConfig(Section):
     trace: str | None = None
     """file of faults to inject while the fleet trains (see `planaria trace`), or none"""
+
+    @field_validator("trace")
+    @classmethod
+    def _names_a_file(cls, trace: str | None) -> str | None:
+        if trace == "":
+            raise ValueError("chaos.trace is empty; give the path of a trace, such as `planaria trace` writes, or none")
+        return trace
 
 
 class ObserveConfig(Section):

@@ -314,7 +314,15 @@ def test_no_tokenizer_file(home: Path, capfd: pytest.CaptureFixture[str]) -> Non
 )
 def test_trace(home: Path, capfd: pytest.CaptureFixture[str], trace: str, names: list[str]) -> None:
     (home / "trace.json").write_text(trace)
-    mistake(capfd, home, train(home, "--chaos.trace", str(home / "trace.json")), *names)
+    for more in ([], ["--dry-run"]):
+        mistake(capfd, home, train(home, "--chaos.trace", str(home / "trace.json"), *more), *names)
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize(("trace", "fix"), [("absent.json", "give the path of a trace"), ("", "or none")])
+def test_no_trace(trace: str, fix: str, more: list[str], home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    names = [trace] if trace else ["--chaos.trace", "is empty"]
+    mistake(capfd, home, train(home, "--chaos.trace", trace, *more), *names, fix)
 
 
 @pytest.mark.slow_after(4)

@@ -155,12 +155,12 @@ def test_labels_and_globs(sources: Path, tmp_path: Path) -> None:
     assert len(read_pieces(tmp_path, TEST, "law")) > 1
 
 
-def test_a_glob_passes_over_what_is_no_text_and_knows_folders_with_odd_names(tmp_path: Path) -> None:
+def test_a_glob_passes_over_empty_files_and_knows_folders_with_odd_names(tmp_path: Path) -> None:
     folder = tmp_path / "[proj]" / "deep"
     folder.mkdir(parents=True)
     (folder / "a1.txt").write_text(lines("good", 9000))
     (folder / "__init__.txt").write_text("")
-    (folder / "b1.txt").write_bytes(b"\0\1")
+    (folder / "b1.txt").write_text(" \n")
     wanted = spec(
         {
             "all": parts_of(tmp_path / "[proj]" / "**" / "*.txt"),
@@ -174,6 +174,28 @@ def test_a_glob_passes_over_what_is_no_text_and_knows_folders_with_odd_names(tmp
         path.write_text("")
     with pytest.raises(UserError, match="none of its 3 files holds UTF-8 text"):
         write_domains(wanted, tmp_path / "other")
+
+
+@pytest.mark.parametrize("reason", ["not UTF-8 text", "Permission denied", "No such file"])
+def test_an_unreadable_file_of_a_glob_is_refused(
+    reason: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, read = sources / "law" / "9.txt", Path.read_bytes
+
+    def unless_locked(path: Path) -> bytes:
+        if path == file and reason == "Permission denied":  # root may read it all the same
+            raise PermissionError(13, reason, str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", unless_locked)
+    if reason == "No such file":
+        file.symlink_to(sources / "absent")
+    else:
+        file.write_bytes(b"\xff" if "UTF" in reason else b"text")
+    wanted = spec({"law": {"source": str(sources / "law" / "*.txt")}, "talk": parts_of(sources / "talk.txt")})
+    with pytest.raises(UserError, match=rf"experts\.domains\.law: .*9\.txt.*{reason}") as refused:
+        write_domains(wanted, tmp_path)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

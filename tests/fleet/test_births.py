@@ -19,6 +19,7 @@ import pytest
 
 from planaria.fleet import births as module
 from planaria.fleet.base import Gone, Notice, Said
+from planaria.fleet.birth import adopting
 from planaria.fleet.births import births
 from planaria.fleet.local import LocalFleet
 from planaria.signals import STOPS
@@ -223,6 +224,50 @@ def test_a_command_forks_its_server_from_itself_while_that_is_safe(of: str, fork
     done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["/dev/null", str(forked), "/dev/null", "False"]
+
+
+BREAKING = """
+    import sys
+    from functools import partial
+    from types import SimpleNamespace
+    from planaria.fleet import births
+
+    births.expect_fork()
+    sys.modules["torch"] = SimpleNamespace(_C=SimpleNamespace(_cuda_isInBadFork=lambda: False))
+    births.fork_server(["breaks"])
+    child = births.births().bear("newborn", partial(sys.exit, 0), ["breaks"])
+    try:
+        child.born(60.0)
+        print(child.join(60.0))
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("often", ["once", "always"])
+def test_a_server_that_cannot_import_a_module_sends_the_reason(often: str, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    first = f"from pathlib import Path\nif not Path({str(seen)!r}).exists():\n    Path({str(seen)!r}).touch()\n"
+    raised = "raise RuntimeError('no licence')\n"
+    (tmp_path / "breaks.py").write_text(f"{first}    {raised}" if often == "once" else raised)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command, environ = [sys.executable, "-c", textwrap.dedent(BREAKING)], os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100, env=environ)
+    why = "the fork server exited while it imported what workers need (breaks: RuntimeError: no licence)"
+    if often == "once":
+        assert (done.stdout, done.stderr) == ("0\n", f"planaria: {why}; another one was started\n")
+    else:
+        assert (done.stdout, done.stderr) == (f"newborn could not be started: {why}\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are not adopted")
+def test_a_process_reaps_its_server_when_it_ends() -> None:
+    with adopting():  # else the kernel gives what it leaves to another process
+        command = [sys.executable, "-c", textwrap.dedent(BREAKING).replace("breaks", "json")]
+        before = children()
+        done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)
+        left = children() - before
+    assert (done.stdout, done.stderr, left) == ("0\n", "", set())
 
 
 def test_whoever_dies_takes_frozen_workers_and_a_frozen_server_along(tmp_path: Path) -> None:

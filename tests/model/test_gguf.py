@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
+import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from examples import examples
 from planaria import cli
 from planaria.config import ModelConfig
+from planaria.data.foreign import of_gguf
+from planaria.data.tokenizer import Tokenizer
 from planaria.engine.runs import config_of
 from planaria.engine.weights import open_model
 from planaria.errors import UserError
 from planaria.model.generate import generate
 from planaria.model.gguf import gguf_tokenizer, import_gguf, open_gguf
+from planaria.model.gguf_file import look
 from planaria.model.stages import Llama
+from planaria.swarm.policy.chat import template_of
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 gguf = pytest.importorskip("gguf")
@@ -166,6 +176,94 @@ def test_tokenizers_that_would_read_otherwise_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         gguf_tokenizer(write(tmp_path / "m.gguf", Llama(CONFIG), **options))
+
+
+def test_a_token_around_a_text_may_have_a_colon_in_its_name(tmp_path: Path) -> None:
+    def both(writer: Any) -> None:
+        for add in (writer.add_bos_token_id, writer.add_eos_token_id):
+            add(0)
+        for add in (writer.add_add_bos_token, writer.add_add_eos_token):
+            add(True)
+
+    tokenizer = Tokenizer.open(write(tmp_path / "m.gguf", Llama(CONFIG), end="<a:b>", extra=both), end=0)
+    assert (tokenizer.before, tokenizer.after, tokenizer.encode_prompt("ab")) == ((0,), (0,), [0, 7])
+
+
+@pytest.mark.parametrize("name", ["tokens", "token_type", "merges"])
+def test_a_tokenizer_without_a_list_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    def begin(writer: Any) -> None:
+        writer.add_bos_token_id(0)
+        writer.add_add_bos_token(True)
+
+    file = write(tmp_path / "m.gguf", Llama(CONFIG), merges=("a b",) if name == "merges" else (), extra=begin)
+    file.write_bytes(file.read_bytes().replace(f"ggml.{name}".encode(), f"ggml.{name[::-1]}".encode()))
+    if name == "tokens":
+        with pytest.raises(UserError, match="bos_token_id = 0 is not among the tokens"):
+            gguf_tokenizer(file)
+    else:
+        assert gguf_tokenizer(file).encode("a b").ids[:2] == [0, 1]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of every kind of entry that is read, in 4 KB."""
+
+    def more(writer: Any) -> None:
+        for add, value in (("chat_template", "{{ messages }}"), ("eos_token_id", 0), ("bos_token_id", 1)):
+            getattr(writer, f"add_{add}")(value)
+        writer.add_add_bos_token(True)
+        writer.add_add_eos_token(True)
+        writer.add_custom_alignment(32)
+
+    config = ModelConfig(vocab=16, dim=8, layers=1, heads=2, kv_heads=1, hidden=8, context=8)
+    file = write(tmp_path_factory.mktemp("small") / "m.gguf", Llama(config, seed=1), extra=more)
+    assert not read_all(file)
+    return file
+
+
+def weights(file: Path) -> None:
+    """Read all tensors, one after the other."""
+    found = open_gguf(file)
+    for name in found.shapes:
+        found.tensor(name)
+
+
+def read_all(file: Path) -> list[str]:
+    """Read all that planaria takes from a file: weights, tokenizer and chat template; what was refused."""
+    refused = []
+    for read in (weights, of_gguf, template_of):
+        try:
+            read(file)
+        except UserError as error:
+            refused.append(str(error))
+    return refused
+
+
+EXTREMES = st.sampled_from([*range(33), *(2**n - m for n in (8, 16, 31, 32, 40, 53, 62, 63, 64) for m in (1, 0))])
+FIELDS = st.one_of(
+    st.binary(min_size=1, max_size=1),
+    EXTREMES.map(lambda number: struct.pack("<Q", number % 2**64)),
+    EXTREMES.map(lambda number: struct.pack("<I", number % 2**32)),
+    st.sampled_from([math.nan, math.inf, -1.0, 0.0, 1e-45]).map(lambda number: struct.pack("<f", number)),
+)
+
+
+@settings(max_examples=examples(300))
+@given(st.data())
+def test_a_file_with_changed_fields_is_read_or_refused_in_one_line(small: Path, data: st.DataObject) -> None:
+    """In at most 16 MB of memory, whatever sizes it states."""
+    content = bytearray(small.read_bytes())
+    header = min(held.begin for held in look(small).tensors.values())
+    for place, field in data.draw(st.lists(st.tuples(st.integers(0, header - 1), FIELDS), min_size=1, max_size=3)):
+        content[place : place + len(field)] = field
+    file = small.with_name("changed.gguf")
+    file.write_bytes(content)
+    tracemalloc.start()
+    try:
+        assert all("\n" not in line for line in read_all(file))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("keep", [0, 2, 30, 400, 2000, -100])

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from repair_cases import attacked
-from tiny_swarm import policy
+from tiny_swarm import MODEL, policy
 from words import rules
 
 from planaria import cli, digests
 from planaria.api.certificate import CERTIFICATE
 from planaria.commands.audit_parts import behaviour_part, provenance_part
 from planaria.commands.released import Released
+from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
+from planaria.model.stages import Llama
 from planaria.observe import page
 from planaria.observe.trials import audit_report
 from planaria.swarm.audit.adversary import Reader, Said
@@ -30,9 +33,13 @@ from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Receipt
 from planaria.swarm.board.receipts import Certificate
 from planaria.swarm.policy.base import Drawn
+from planaria.swarm.policy.chat import Template
 from planaria.swarm.policy.fingerprints import weights_digest
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.measure import Tally
+
+sys.path.append(str(Path(__file__).parents[1] / "data"))
+from tokenizer_kinds import saved
 
 CODES = ("4719", "2210", "9031", "5533")
 PARTS = tuple(Part(f"digit {n + 1}=", tuple(code[n] for code in CODES)) for n in range(4))
@@ -111,6 +118,34 @@ def test_a_reader_believes_what_its_log_probabilities_say() -> None:
     assert after == pytest.approx(torch.tensor(logps).softmax(0).tolist(), abs=1e-5)
 
 
+def read_by(kind: str, folder: Path) -> LlamaPolicy:
+    """A policy with a tokenizer of this kind."""
+    tokenizer = Tokenizer.open(saved(kind, folder, "<s> $A"))
+    return LlamaPolicy(
+        Llama(MODEL.model_copy(update={"vocab": tokenizer.vocab, "context": 96, "init_std": 0.1}), seed=1), tokenizer
+    )
+
+
+@pytest.mark.parametrize("template", ["", "{% for m in messages %}<s>{{ m.content }}{% endfor %}</s>"])
+@pytest.mark.parametrize("kind", ["split", "prepend", "metaspace"])
+def test_options_are_encoded_behind_the_question(kind: str, template: str, tmp_path: Path) -> None:
+    """Their ids alone are others: these tokenizers mark word beginnings, or merge across the seam."""
+    read = read_by(kind, tmp_path)
+    tokenizer = read.tokenizer
+    question = Question("x:1", "x", "ab", ("ce", "de", "ee"), 0, PARTS)
+    read.template = Template(tmp_path, template) if template else None
+    reader = Reader(read, "it")
+    reader.require([question])
+    (found,) = reader.beliefs(question, [()])
+    logps = []
+    for option in question.options:
+        text = f"<s>ab</s>{option}"
+        ids = tokenizer.encode_marked(text) if template else tokenizer.encode_prompt(f"ab{option}")
+        scores = read.logits(torch.tensor([ids]))[0].detach().float().log_softmax(-1)
+        logps.append(sum(float(scores[n - 1, ids[n]]) for n in range(1, len(ids))))
+    assert found == pytest.approx(torch.tensor(logps).softmax(0).tolist(), abs=1e-5)
+
+
 def test_what_a_reader_cannot_read_is_said_with_both_lengths() -> None:
     small = Reader(policy(context=24), "it")
     with pytest.raises(UserError, match=r"x:1: a transcript takes 29 tokens, reader it reads 24"):
@@ -118,15 +153,14 @@ def test_what_a_reader_cannot_read_is_said_with_both_lengths() -> None:
     with pytest.raises(UserError, match="a question takes 30 tokens, the model reads 24"):
         measure(policy(context=24), small, [Question("x", "x", "q" * 30, CODES, 0, PARTS)], Plan(1))
 
-    class Deaf(LlamaPolicy):
-        def encode(self, text: str) -> list[int]:
-            return [] if text == "9031" else [5]
 
-    plain = policy()
-    with pytest.raises(UserError, match="'9031' is no token"):
-        Reader(Deaf(plain._model, plain.tokenizer), "it").require([Question("x", "x", "q", CODES[2:], 0, PARTS)])
-    with pytest.raises(UserError, match="'2210' is as another"):
-        Reader(Deaf(plain._model, plain.tokenizer), "it").require([Question("x", "x", "q", CODES[:2], 0, PARTS)])
+def test_options_that_a_reader_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    reader = Reader(read_by("wordpiece", tmp_path), "it")  # drops invisible characters and reads lower case
+    reader.require([Question("x", "x", "ab", ("cd", "de"), 0, PARTS)])
+    with pytest.raises(UserError, match="is no token"):
+        reader.require([Question("x", "x", "ab", ("cd", "\x7f"), 0, PARTS)])
+    with pytest.raises(UserError, match="'CD' is as another"):
+        reader.require([Question("x", "x", "ab", ("cd", "CD"), 0, PARTS)])
 
 
 def test_a_plain_model_passes_and_says_what_was_not_asked(

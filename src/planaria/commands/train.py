@@ -18,7 +18,7 @@ from planaria.config import RunConfig
 from planaria.engine import runs
 from planaria.engine.branch import starting_weights, unfit
 from planaria.engine.fleet import PRELOAD
-from planaria.engine.prepare import check
+from planaria.engine.prepare import check, read_faults
 from planaria.engine.unused import require_used
 from planaria.errors import UserError
 from planaria.fleet.births import fork_server
@@ -60,6 +60,8 @@ def start(
         if config.engine != "simulate":
             require_used(config)
         check(config)
+        if config.engine != "simulate":
+            read_faults(config)
         trackers(config.observe)
         print(recipe.dump(config).rstrip("\n") if dry_run else describe(config))
         for line in (*unfit(config, starting_weights(config)), *copies_stated(config)) if dry_run else ():

@@ -71,11 +71,11 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
 
 
 def file_documents(path: Path, field: str) -> Iterator[str]:
-    """Yield the texts of one file of several, without empty ones; nothing of a file without readable text."""
-    try:
-        yield from (text for text in _of_file(path, field) if text and not text.isspace())
-    except PassedOver:
-        return
+    """Yield the texts of one file without the empty ones.
+
+    :raises UserError: naming the file, if it cannot be read or is not text.
+    """
+    yield from (text for text in _of_file(path, field) if text and not text.isspace())
 
 
 def fingerprint(config: DataConfig) -> str:

@@ -75,8 +75,9 @@ def prepare(
     if begins:
         require_used(config)
     check(config)
+    if trace is not None:
+        require_listeners(config, trace.faults, config.chaos.trace or "the trace")
     faults = trace if trace is not None else read_faults(config)
-    require_listeners(config, faults.faults, config.chaos.trace or "the trace")
     parent = starting_weights(config) if begins else None
     dataset = prepare_data(config.data, config.model.vocab, say)
     train, _ = streams(config, dataset)
@@ -316,4 +317,5 @@ def read_faults(config: RunConfig) -> Trace:
             )
     require_edges(itinerary, trace.faults, str(config.chaos.trace))
     require_readers(itinerary, trace.faults, str(config.chaos.trace))
+    require_listeners(config, trace.faults, config.chaos.trace)
     return trace

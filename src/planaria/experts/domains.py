@@ -194,7 +194,10 @@ def _texts(place: str, spec: TextSpec) -> Iterator[str]:
 
 
 def _globbed(source: str) -> list[Path] | None:
-    """The files that a glob names, in order; None for what is none. ``stdlib:GLOB`` looks in Python's library."""
+    """Return the files that a glob matches, sorted; None if ``source`` is not a glob.
+
+    ``stdlib:GLOB`` searches Python's library. Broken links are among them, so that reading them is refused.
+    """
     if source.startswith(f"{STDLIB}:"):
         path = Path(sysconfig.get_paths()["stdlib"]) / source.partition(":")[2]
     elif set(source) & set(WILD) and not expanded(source).exists():
@@ -205,7 +208,7 @@ def _globbed(source: str) -> list[Path] | None:
     while parts and (not set(parts[0]) & set(WILD) or (root / parts[0]).exists()):
         root /= parts.pop(0)  # folders may have such characters in their names
     found = root.glob(str(Path(*parts))) if parts else [root]
-    return sorted(file for file in found if file.is_file())
+    return sorted(file for file in found if file.is_file() or (file.is_symlink() and not file.exists()))
 
 
 def _write(file: Path, kept: Iterable[Piece]) -> None:

@@ -6,6 +6,7 @@ repeated there. Newborns become this process's own children, so they survive the
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -26,7 +27,7 @@ from planaria import consent
 from planaria.fleet.activity import activity
 from planaria.fleet.birth import adopting
 from planaria.fleet.child import Child
-from planaria.fleet.forkserver import LENGTH, PID, READY, Request, main
+from planaria.fleet.forkserver import LENGTH, MOST_REASON, PID, READY, Request, main
 from planaria.signals import STOPS
 
 _BIRTH_S = 10.0
@@ -36,6 +37,8 @@ START_S = 120.0
 _BUSY_TIMES = 6
 """how many times as long if the server is not asleep, but works or waits for a processor"""
 _LOOK_S = 0.5
+_END_S = 1.0
+"""how long the server may take to reap its own child and exit before it is killed"""
 _TRIES = 3
 _PAUSE_S = 0.1
 _NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -64,6 +67,10 @@ class _Birth:
 
 class _NotReadyError(TimeoutError):
     """The fork server has not imported what workers need in time."""
+
+
+class _NotImportedError(OSError):
+    """The fork server has exited because a module could not be imported."""
 
 
 class _Server:
@@ -96,13 +103,16 @@ class _Server:
         """Wait until the server has imported what workers need.
 
         :raises _NotReadyError: if that takes longer than ``start_s``, or several times as long on a busy machine.
-        :raises OSError: if the server has exited.
+        :raises OSError: if the server has exited; a _NotImportedError if it has sent the reason.
         """
         if self._ready:
             return
         self._await(self._door, start_s)
-        if not self._door.recv(len(READY)):
-            raise OSError("the fork server exited while it imported what workers need")
+        said, failure = self._door.recv(MOST_REASON), "the fork server exited while it imported what workers need"
+        if not said:
+            raise OSError(failure)
+        if said != READY:
+            raise _NotImportedError(f"{failure} ({said.decode(errors='replace')})")
         self._ready = True
 
     def bear(self, request: bytes, fds: Sequence[int], born: Callable[[int], None]) -> None:
@@ -142,9 +152,11 @@ class _Server:
             if late or doing == "stopped":
                 raise TimeoutError(f"the fork server is stuck ({doing}, no answer for {waited:g} s)")
 
-    def end(self) -> None:
+    def end(self, patience_s: float = 0.0) -> None:
+        """Reap the server, and kill it if it does not exit within ``patience_s``."""
         self._door.close()
-        self._process.kill(1.0)
+        if self._process.join(patience_s) is None:
+            self._process.kill(1.0)
 
 
 def _spawned(door: socket.socket, preload: frozenset[str]) -> Child:
@@ -193,7 +205,7 @@ class Births:
     def __init__(self, server: _Server | None = None) -> None:
         """``server``: one that a thread started that lives as long as this process."""
         self._asked: SimpleQueue[_Birth] = SimpleQueue()
-        self._server = server
+        self._server, self._ended = server, False
         threading.Thread(target=self._work, name="births", daemon=True).start()
 
     def prepare(self, preload: Sequence[str]) -> None:
@@ -220,6 +232,12 @@ class Births:
         self._asked.put(_Birth(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds, start_s))
         return child
 
+    def end(self) -> None:
+        """Start nothing any more, and reap the fork server, which reaps its own child."""
+        self._ended = True
+        if (server := self._server) is not None:
+            server.end(_END_S)
+
     def _work(self) -> None:
         while True:
             birth = self._asked.get()
@@ -241,23 +259,29 @@ class Births:
 
         :raises _NotReadyError: if the server needs too long for its imports.
         """
-        failure = ""
+        failure = unimported = ""
         for attempt in range(_TRIES):
-            if birth.child is not None and not birth.child.wanted:
+            if self._ended or (birth.child is not None and not birth.child.wanted):
                 return "it was given up"
             try:
                 server = self._serving(birth.preload)
                 if birth.child is not None:
                     server.get_ready(birth.start_s)
+                if unimported:
+                    print(f"planaria: {unimported}; another one was started", file=sys.stderr)
+                    unimported = ""
+                if birth.child is not None:
                     with adopting():
                         server.bear(birth.request, birth.fds, birth.child.settle)
                 return ""
             except OSError as error:
-                if isinstance(error, TimeoutError) and self._server is not None:
+                if isinstance(error, TimeoutError | _NotImportedError) and self._server is not None:
                     self._server.end()  # what it has forked meanwhile finds nobody who wants it
+                    self._server = None
                 if isinstance(error, _NotReadyError):
                     raise
                 failure = str(error)
+                unimported = failure if isinstance(error, _NotImportedError) else unimported
                 time.sleep(_PAUSE_S * (1 + attempt))  # the server may be dying, or the machine short of processes
         return failure
 
@@ -269,7 +293,11 @@ class Births:
         old, self._server = self._server, None
         if old is None or not old.alive or not preload <= old.preload:
             if old is not None:
-                old.end()
+                try:
+                    if not old.alive:
+                        old.get_ready(_LOOK_S)  # raises the reason, if it has sent one
+                finally:
+                    old.end()
                 preload |= old.preload
             old = _Server(preload, _spawned)
         self._server = old
@@ -312,6 +340,13 @@ def fork_server(preload: Sequence[str]) -> None:
             _own[:] = [(os.getpid(), Births(_Server(frozenset(preload), _forked)))]
     for name in _added:
         os.environ.pop(name, None)
+
+
+@atexit.register
+def _end() -> None:
+    """Reap this process's fork server, which would be a zombie until somebody else reaps it."""
+    if _own and _own[0][0] == os.getpid():
+        _own[0][1].end()
 
 
 def births() -> Births:

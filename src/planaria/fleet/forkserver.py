@@ -31,6 +31,8 @@ LENGTH = struct.Struct("!I")
 PID = struct.Struct("!i")
 READY = b"r"
 """sent to the parent once all is imported"""
+MOST_REASON = 1000
+"""bytes of what is sent instead if a module cannot be imported: the reason"""
 MAX_FDS = 8
 _LOOK_S = 0.0005
 _PAUSE_S = 0.1
@@ -60,8 +62,14 @@ def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     be_called("planaria births")
     for module in preload:
-        with suppress(ImportError):  # whoever needs it says so, in words of its own
+        try:
             importlib.import_module(module)
+        except ImportError:  # the worker that needs it reports it
+            continue
+        except Exception as error:  # a module may raise anything
+            with suppress(OSError):
+                door.sendall(f"{module}: {type(error).__name__}: {error}".splitlines()[0].encode()[:MOST_REASON])
+            os._exit(1)
     with suppress(OSError):
         door.sendall(READY)
     gc.freeze()  # else the first collection of each newborn copies all that it shares with this process

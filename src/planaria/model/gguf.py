@@ -90,12 +90,12 @@ def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
     try:
         kind = quants.GGMLQuantizationType(lying.kind)
         (row_bytes,) = quants.quant_shape_to_byte_shape((columns,), kind)
+        if lying.begin + rows * row_bytes > held.size:
+            raise UserError(f"{path}: not a whole GGUF file ({name} ends behind it); download it again")
         quants.dequantize(np.zeros((1, row_bytes), np.uint8), kind)
     except (NotImplementedError, ValueError) as error:
         what = f"{name} is of a type that cannot be read ({error})"
         raise UserError(f"{path}: {what}; give a file in F32, F16, BF16 or a quantisation that gguf knows") from None
-    if lying.begin + rows * row_bytes > held.size:
-        raise UserError(f"{path}: not a whole GGUF file ({name} ends behind it); download it again")
     at_once = max(1, _AT_ONCE // columns)
 
     def read() -> Tensor:
@@ -143,28 +143,27 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     whole = [t for t, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED)]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in whole])
-    around = {name: _added(path, found, name) for name in ("bos", "eos")}
-    if named := [(tokens[number], number) for number in around.values() if number is not None]:
-        single = [*_names(tokens, around["bos"]), "$A", *_names(tokens, around["eos"])]
+    around = {name: _added(path, found, name, len(tokens)) for name in ("bos", "eos")}
+    added = {name: number for name, number in around.items() if number is not None}
+    if added:  # under names without a colon, which would end them in a template
+        named: list[Any] = [{"id": name, "ids": [added[name]], "tokens": [tokens[added[name]]]} for name in added]
+        single = [name for name in ("bos", "$A", "eos") if name in added or name == "$A"]
         tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
     return tokenizer
 
 
-def _added(path: Path, found: Mapping[str, Any], name: str) -> int | None:
-    """The id of the token that a file adds to every text as its first ("bos") or last ("eos"); None: it adds none.
+def _added(path: Path, found: Mapping[str, Any], name: str, count: int) -> int | None:
+    """The id, of ``count`` ids, of the token that a file adds to every text as its first ("bos") or last ("eos"); None:
+    it adds none.
 
     :raises UserError: when there is no such token.
     """
     if found.get(f"tokenizer.ggml.add_{name}_token") is not True:
         return None
     number = found.get(f"tokenizer.ggml.{name}_token_id")
-    if type(number) is not int or not 0 <= number < len(found["tokenizer.ggml.tokens"]):
+    if type(number) is not int or not 0 <= number < count:
         raise UserError(f"{path}: {name}_token_id = {number!r} is not among the tokens; the file is damaged")
     return number
-
-
-def _names(tokens: list[str], number: int | None) -> list[str]:
-    return [] if number is None else [tokens[number]]
 
 
 def _config(held: GgufFile) -> ModelConfig:

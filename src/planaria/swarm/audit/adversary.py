@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Protocol
 
 import torch
@@ -105,24 +106,30 @@ class Reader:
     def require(self, questions: Sequence[Question]) -> None:
         """:raises UserError: when it cannot tell options apart."""
         for question in questions:
-            coded = [tuple(self._policy.encode(option)) for option in question.options]
-            for number, ids in enumerate(coded):
+            nothing, *texts = self._texts(replace(question, options=("", *question.options)), ())
+            for number, text in enumerate(texts):
                 option = shown(question.options[number])
-                if not ids or not self._policy.decode(ids).strip():
+                if text == nothing or not self._policy.decode(text.ids).strip():
                     raise UserError(f"{question.place}: to {self.name} the option {option} is no token; give another")
-                if ids in coded[:number]:
+                if text in texts[:number]:
                     raise UserError(f"{question.place}: to {self.name} the option {option} is as another; give another")
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
-        texts = [self._text(question, transcript, option) for transcript in transcripts for option in question.options]
+        texts = [text for transcript in transcripts for text in self._texts(question, transcript)]
         logps = -torch.tensor(nats(self._policy, texts), dtype=torch.float64).reshape(len(transcripts), -1)
         found: list[list[float]] = logps.softmax(-1).tolist()
         return found
 
-    def _text(self, question: Question, transcript: Transcript, option: str) -> Text:
-        before = "".join(f"{said.ask}{said.reply}\n" for said in transcript)
-        text = Text(tuple(prompt(self._policy, before + question.text)), tuple(self._policy.encode(option)))
-        if (length := len(text.prompt) + len(text.ids)) > self._policy.context:
+    def _texts(self, question: Question, transcript: Transcript) -> list[Text]:
+        """Return the question with each option; the prompts end where the options' ids differ from the question's.
+
+        An option is encoded behind the question, because the text before it may change its ids.
+        """
+        asked = "".join(f"{said.ask}{said.reply}\n" for said in transcript) + question.text
+        alone, *rows = [prompt(self._policy, asked, option) for option in ("", *question.options)]
+        shared = sum(1 for _ in takewhile(lambda ids: len({*ids}) == 1, zip(alone, *rows, strict=False)))
+        before = tuple(alone[:shared]) or (self._policy.end,)
+        if (length := len(before) + max(map(len, rows)) - shared) > self._policy.context:
             reads = f"{self.name} reads {self._policy.context}"
             raise UserError(f"{question.place}: a transcript takes {length} tokens, {reads}; ask fewer parts (--k)")
-        return text
+        return [Text(before, tuple(row[shared:])) for row in rows]

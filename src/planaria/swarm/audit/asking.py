@@ -15,11 +15,11 @@ REPLY, ROWS = 48, 256
 """tokens of a reply at most; replies that are drawn at once"""
 
 
-def prompt(policy: Policy, text: str) -> list[int]:
-    """The ids by which a policy is asked a text: in its chat template if it has one, else bare."""
+def prompt(policy: Policy, text: str, reply: str = "") -> list[int]:
+    """The ids of a text in the policy's chat template, or of the text alone if it has none, followed by ``reply``."""
     if not isinstance(policy, Wording):
-        return encode_prompt(policy, text) or [policy.end]
-    return Asking(policy.template, "", (), 0).ids(Problem(0, text, ""), policy.tokenizer) or [policy.end]
+        return encode_prompt(policy, text + reply) or [policy.end]
+    return Asking(policy.template, "", (), 0).ids(Problem(0, text, ""), policy.tokenizer, reply) or [policy.end]
 
 
 def replies(policy: Policy, texts: Sequence[str], draws: int, seed: int) -> list[list[str]]:

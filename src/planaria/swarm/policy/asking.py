@@ -42,12 +42,13 @@ class Asking:
     """problems with worked solutions: ``shown`` of them are shown, never the problem that is asked"""
     shown: int
 
-    def ids(self, problem: Problem, tokenizer: Tokenizer) -> list[int]:
-        """What a policy is given to answer ``problem``; UserError as :meth:`Template.ids`."""
+    def ids(self, problem: Problem, tokenizer: Tokenizer, reply: str = "") -> list[int]:
+        """What a policy is given to answer ``problem``, followed by ``reply``; UserError as :meth:`Template.ids`."""
         examples = [each for each in self.examples if each[0].number != problem.number][: self.shown]
         if self.template is None:
-            return tokenizer.encode_prompt(_plain(self.instruction, examples, problem))
-        return self.template.ids(_turns(self.template.takes_system(), self.instruction, examples, problem), tokenizer)
+            return tokenizer.encode_prompt(_plain(self.instruction, examples, problem) + reply)
+        turns = _turns(self.template.takes_system(), self.instruction, examples, problem)
+        return self.template.ids(turns, tokenizer, reply)
 
     @property
     def fingerprint(self) -> str:

@@ -40,17 +40,17 @@ class Template:
     names: tuple[tuple[str, str], ...] = ()
     """special tokens by the names that the template has for them, such as ("bos_token", "<s>")"""
 
-    def ids(self, turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
-        """The ids of a conversation in which the assistant speaks next.
+    def ids(self, turns: Sequence[Turn], tokenizer: Tokenizer, reply: str = "") -> list[int]:
+        """The ids of a conversation in which the assistant speaks next, and of how its ``reply`` begins.
 
-        The rendered text is encoded as a whole. Names of control tokens in a turn are plain text.
+        The rendered text is encoded as a whole. Names of control tokens in a turn or the reply are plain text.
 
         :raises UserError: when the template fails, or leaves a turn out.
         """
         self._parts(tuple(role for role, _ in turns))  # which tells whether all turns are in it
-        mark = _unused("".join(content for _, content in turns))
-        guarded = [(role, _guarded(content, tuple(tokenizer.control), mark)) for role, content in turns]
-        return tokenizer.encode_marked(self._rendered(guarded), mark)
+        mark, names = _unused("".join([*(content for _, content in turns), reply])), tuple(tokenizer.control)
+        guarded = [(role, _guarded(content, names, mark)) for role, content in turns]
+        return tokenizer.encode_marked(self._rendered(guarded) + _guarded(reply, names, mark), mark)
 
     def takes_system(self) -> bool:
         """Whether a conversation may begin with an instruction of its own: some templates refuse that."""
