@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,10 +19,12 @@ from harness import STORE, folder_of, tiny, train
 
 import planaria
 from planaria import recipe
+from planaria.config import FleetConfig
 from planaria.errors import UserError
 from planaria.fleet import cluster_errors
 from planaria.fleet.devices import Device, Inventory, Needs
 from planaria.fleet.process_pool import Facts, facts
+from planaria.signals import handled
 
 
 def refused(tmp_path: Path, address: str, **environment: str) -> str:
@@ -54,6 +57,22 @@ def nobody() -> Iterator[int]:
 def test_an_address_at_which_nobody_answers_is_refused(tmp_path: Path, nobody: int) -> None:
     address = f"127.0.0.1:{nobody}"
     assert f"fleet.address = '{address}': no Ray cluster answers there" in refused(tmp_path, address)
+
+
+def test_rays_signal_handlers_do_not_replace_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's exit the process at once: a run would be stopped without its last step saved."""
+    rays = pytest.importorskip("ray")
+    from planaria.fleet import ray as fleet
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+
+    monkeypatch.setattr(fleet, "reach", lambda _: None)
+    monkeypatch.setattr(rays, "init", init)
+    for address in ("10.0.0.1:6379", "embedded"):
+        with handled(ours := lambda *_: None):
+            fleet.Cluster(FleetConfig(kind="ray", address=address, host="10.0.0.2"), 2)
+            assert signal.getsignal(signal.SIGTERM) is ours
 
 
 def test_so_is_a_ray_client_address_and_one_in_rays_own_variable(nobody: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any, cast
@@ -74,12 +76,13 @@ class Cluster:
         reach(config.address)
         self.host = config.host
         try:
-            if config.address == "embedded":
-                _start(workers * config.threads)
-            else:
-                ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
-                if config.host in ("127.0.0.1", "localhost"):  # the workers may be elsewhere
-                    self.host = ray.util.get_node_ip_address()
+            with _own_handlers():
+                if config.address == "embedded":
+                    _start(workers * config.threads)
+                else:
+                    ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
+            if config.address != "embedded" and config.host in ("127.0.0.1", "localhost"):
+                self.host = ray.util.get_node_ip_address()  # the workers may be elsewhere
         except (RuntimeError, ValueError, OSError, RayError) as error:
             raise explain(error, config.address) from None
 
@@ -90,6 +93,19 @@ class Cluster:
     def leave(self) -> None:
         """Actors and reservations that are left go with this process's job."""
         ray.shutdown()
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Keep this process's signal handlers. Ray installs its own, which exit at once without saving the run."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None:  # not installed by Python
+                    signal.signal(number, handler)
 
 
 def _start(cpus: int) -> None:
