@@ -32,7 +32,7 @@ async function begin() {
 
 function view(player, number) {
   const fleet = new Fleet((kind, name) => choose(number, kind, name));
-  const caption = el("p", { class: "said small" }, el("span", { class: "sign", "aria-hidden": "true" }), el("span", { class: "text" }));
+  const caption = el("p", { class: "said small" }, el("span", { class: "sign", "aria-hidden": "true" }), el("span", { class: "text" }), el("span", { class: "ago" }));
   const mini = el("dl", { class: "mini" });
   const figure = el("figure", { class: "run" });
   if (page.players.length > 1) figure.append(el("figcaption", {}, el("b", {}, player.name)), caption);

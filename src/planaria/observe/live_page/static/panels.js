@@ -49,8 +49,10 @@ export class Sentence {
 
   show(said, t, now) {
     if (!said) return;
-    const back = t < this._held.t - 0.5;
-    if (said.tone === "calm" && this._held.until > now && !back) return;
+    const back = t < this._held.t - 0.5, held = said.tone === "calm" && this._held.until > now && !back;
+    const age = Math.floor(t - this._held.t); // a fast run is several steps further before a sentence has been read
+    say($(".ago", this._element), held && age >= 1 ? `${age} s ago` : "");
+    if (held) return;
     if (said.text === $(".text", this._element).textContent) { this._held.t = t; return; }
     this._held = { tone: said.tone, until: said.tone === "calm" ? 0 : now + HOLD_S, t };
     say($(".text", this._element), said.text);
