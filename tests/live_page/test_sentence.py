@@ -26,7 +26,7 @@ console.log(JSON.stringify(seen));
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_an_important_sentence_that_stays_states_its_age(tmp_path: Path) -> None:
-    """Training goes on while it is read, for several steps of a fast run."""
+    """A fast run trains several more steps while it is read."""
     shutil.copyfile(STATIC / "panels.js", tmp_path / "panels.mjs")
     (tmp_path / "main.mjs").write_text(PROGRAM)
     said = [("loss", "killed", 10.0), *(("calm", "training", t) for t in (10.5, 12.2, 13.6))]

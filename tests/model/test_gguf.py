@@ -229,7 +229,7 @@ def weights(file: Path) -> None:
 
 
 def read_all(file: Path) -> list[str]:
-    """Read all that planaria takes from a file: weights, tokenizer and chat template; what was refused."""
+    """Read weights, tokenizer and chat template from a file; return the error if it is refused."""
     refused = []
     for read in (weights, of_gguf, template_of):
         try:

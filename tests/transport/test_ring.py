@@ -1,4 +1,4 @@
-"""Memory that two processes of one machine share: what is lent, when it is free again, and what a stranger may not."""
+"""Shared memory between processes of one machine: sharing and reuse of slots, and malformed input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUMBERS = BYTES // 4
 
 
 class End:
-    """One end of an edge, with a port of its own."""
+    """One end of an edge and its port."""
 
     def __init__(self, ring: Ring | None) -> None:
         self.port, self.inbox = Port("127.0.0.1", KEY), Inbox()

@@ -344,7 +344,7 @@ def fork_server(preload: Sequence[str]) -> None:
 
 @atexit.register
 def _end() -> None:
-    """Reap this process's fork server, which would be a zombie until somebody else reaps it."""
+    """Reap this process's fork server, which would otherwise remain a zombie."""
     if _own and _own[0][0] == os.getpid():
         _own[0][1].end()
 

@@ -107,7 +107,7 @@ class Ring:
         self._allocated = set[int]()
         self._tickets = [0] * self.size.slots
         self._expiring = dict[int, tuple[int, float]]()
-        """slot → its ticket, and monotonic seconds from which it may be reused although its byte is set"""
+        """slot → its ticket, and monotonic seconds from which it is free even if its byte is set"""
         self._changing = threading.Lock()
 
     def allocate(self, size: int) -> Tensor | None:

@@ -162,7 +162,7 @@ def _offer_meeting(tls: ssl.SSLSocket) -> socket.socket | None:
 def _accepted(listening: socket.socket) -> socket.socket | None:
     """Return the first connection of this user."""
     listening.settimeout(_MEETING_S)
-    for _ in range(_GUESTS + 1):  # the system queues one more than it is asked for
+    for _ in range(_GUESTS + 1):  # Linux queues one connection beyond the backlog
         try:
             guest, _ = listening.accept()
         except OSError:
