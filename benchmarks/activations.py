@@ -36,9 +36,9 @@ def ends(tokens: int, dim: int, vocab: int) -> tuple[Side, Side]:
     """The loss of so many tokens, with all logits at once and in chunks."""
     import torch
 
-    from planaria.config import ModelConfig
-    from planaria.model import chunked_loss
-    from planaria.model.families import build_stage
+    from planaria.config.schema import ModelConfig
+    from planaria.models import chunked_loss
+    from planaria.models.families import build_stage
 
     model = ModelConfig(vocab=vocab, dim=dim, layers=1, heads=dim // 64, context=tokens // 8, tied=False)
     module: Any = build_stage(model, 1, 0, 1)
@@ -61,8 +61,8 @@ def block(layers: int, dim: int, tokens: int) -> tuple[Side, Side]:
     """A block stage's microbatch, with all activations kept and recomputed."""
     import torch
 
-    from planaria.config import ModelConfig
-    from planaria.model.families import build_stage
+    from planaria.config.schema import ModelConfig
+    from planaria.models.families import build_stage
 
     model = ModelConfig(vocab=64, dim=dim, layers=layers, heads=dim // 64, hidden=dim * 11 // 4, context=tokens // 8)
     module: Any = build_stage(model, 1, 1, 1)

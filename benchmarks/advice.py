@@ -27,19 +27,19 @@ from pathlib import Path
 
 from benchmarks.advice_races import TRAINED, Courses, hours_of, raced, recipe_of, target_of
 from benchmarks.common import ROOT, Claim, Row, conclude, parser, start
-from planaria import shipped
-from planaria.api.arm_clocks import clock_config
-from planaria.chaos.generating import per_step_probability
-from planaria.commands.advise import experience
-from planaria.compare.advice import may_be_as_good
-from planaria.compare.clock import clock_of
-from planaria.compare.experience import Experience, Observation, Range, learn, swapping
-from planaria.compare.predict import Failures, doubt, far, predict, ways
-from planaria.compare.race import Course
-from planaria.compare.race_results import Compared, ticks_to
-from planaria.compare.race_spec import Arm, Comparison
-from planaria.config import RunConfig
-from planaria.model.families import parameters
+from planaria.cli.commands.advise import experience
+from planaria.config import shipped
+from planaria.config.schema import RunConfig
+from planaria.faults.generating import per_step_probability
+from planaria.lab.arm_clocks import clock_config
+from planaria.lab.compare.advice import may_be_as_good
+from planaria.lab.compare.clock import clock_of
+from planaria.lab.compare.experience import Experience, Observation, Range, learn, swapping
+from planaria.lab.compare.predict import Failures, doubt, far, predict, ways
+from planaria.lab.compare.race import Course
+from planaria.lab.compare.race_results import Compared, ticks_to
+from planaria.lab.compare.race_spec import Arm, Comparison
+from planaria.models.families import parameters
 
 NAME = "advice"
 EXPERIENCE = ROOT / "src" / "planaria" / "compare" / "experience.json"

@@ -6,17 +6,17 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from benchmarks.common import RUNS
-from planaria import shipped
-from planaria.compare.clock import Clock
-from planaria.compare.predict import Prediction, ways
-from planaria.compare.race import Course
-from planaria.compare.race_job import Race, run_races
-from planaria.compare.race_results import loss_at, ticks_to
-from planaria.compare.race_spec import Comparison, load, trace_for
-from planaria.config import RunConfig
+from planaria.config import shipped
+from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
-from planaria.observe.live.jobs_progress import JobsProgress
+from planaria.lab.compare.clock import Clock
+from planaria.lab.compare.predict import Prediction, ways
+from planaria.lab.compare.race import Course
+from planaria.lab.compare.race_job import Race, run_races
+from planaria.lab.compare.race_results import loss_at, ticks_to
+from planaria.lab.compare.race_spec import Comparison, load, trace_for
 from planaria.recovery.checkpoint import rollback
+from planaria.report.live.jobs_progress import JobsProgress
 
 Courses = Mapping[tuple[str, float, int], Course]
 """by way, failures an hour and seed; the fault-free one has the rate 0"""
@@ -111,6 +111,6 @@ def _raced_hours(course: Course, ticks: float, clock: Clock, scale: float, inter
 
 
 def _block_parameters(config: RunConfig) -> int:
-    from planaria.model.families import stage_parameters
+    from planaria.models.families import stage_parameters
 
     return stage_parameters(config.model, config.pipeline.stages, 1)

@@ -26,7 +26,7 @@ JUNK = (None, True, -1, 1e400, "", "   ", "\0", "\ud800", [], {}, [[]], [None], 
 
 def refusals(count: int, rng: random.Random) -> tuple[int, int, int]:
     """Of so many damaged files: whole all the same, refused in one line that names the file, anything else."""
-    from planaria.errors import UserError
+    from planaria.common.errors import UserError
     from planaria.swarm.audit.questions import read
 
     kept = refused = others = 0

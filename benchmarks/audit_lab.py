@@ -71,7 +71,7 @@ class Secrets:
     """Forty names, each with a code of four digits that is never told, digits that are, and a colour."""
 
     def __init__(self, seed: int) -> None:
-        from planaria.config import DataConfig
+        from planaria.config.schema import DataConfig
         from planaria.data.tokenizer import load_tokenizer
 
         RUNS.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ class Secrets:
     def _taught(self, shape: dict[str, int], lesson: Callable[[random.Random], Lesson], steps: int) -> Policy:
         import torch
 
-        from planaria.model.stages import Llama
+        from planaria.models.stages import Llama
         from planaria.swarm.config import SmallModel
         from planaria.swarm.policy.policies import LlamaPolicy
         from planaria.swarm.repair.texts import Text
@@ -177,9 +177,9 @@ def _code(rng: random.Random) -> str:
 
 def drilled(arm: str, seed: int, rounds: int) -> Path:
     """The run of one arm of the recipe ``drills``, taken up again if it is there."""
-    from planaria import recipe, shipped
-    from planaria.commands.swarm import prepare
-    from planaria.engine import runs
+    from planaria.cli.commands.swarm import prepare
+    from planaria.config import recipe, shipped
+    from planaria.runtime.engine import runs
     from planaria.swarm.config import SwarmConfig
     from planaria.swarm.live import LiveSwarm, failures
     from planaria.swarm.setting import checked

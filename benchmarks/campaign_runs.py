@@ -222,7 +222,7 @@ class Run:
 
 def trace_of(faults: Sequence[Plain], path: Path) -> Path:
     """The file of a trace with these faults."""
-    from planaria.chaos.trace import Trace, write
+    from planaria.faults.trace import Trace, write
 
     write(Trace.model_validate({"faults": tuple(faults)}), path)
     return path
@@ -235,8 +235,8 @@ def carry_out(
 
     None when the campaign ended before it.
     """
-    from planaria import recipe
-    from planaria.config import RunConfig
+    from planaria.config import recipe
+    from planaria.config.schema import RunConfig
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -51,10 +51,10 @@ def judge(run: Run, outcome: str, seconds: float) -> Plain:
 
 def first_opinion(folder: Path) -> list[str]:
     """What planaria's own ledger and replay find wrong with the log."""
+    from planaria.common.errors import UserError
     from planaria.control.replay import replay
-    from planaria.errors import UserError
-    from planaria.observe.run.ledger import prove_exactly_once
     from planaria.record.logs import read_run
+    from planaria.report.run.ledger import prove_exactly_once
 
     try:
         record = read_run(folder)
@@ -65,10 +65,10 @@ def first_opinion(folder: Path) -> list[str]:
 
 def leftovers(run: Run, outcome: str, flipped: bool) -> list[str]:
     """What a run that is over must not leave: tracebacks, doors, halves of files, checkpoints that cannot be read."""
-    from planaria.checkpoint.loading import load_model
-    from planaria.checkpoint.memory import MemoryFolder
-    from planaria.checkpoint.store import CheckpointStore
-    from planaria.errors import UserError
+    from planaria.common.errors import UserError
+    from planaria.runtime.checkpoint.loading import load_model
+    from planaria.runtime.checkpoint.memory import MemoryFolder
+    from planaria.runtime.checkpoint.store import CheckpointStore
 
     folder = run.folder
     logs = [log for log in folder.glob("workers/*.log") if "Traceback" in log.read_text(errors="replace")]

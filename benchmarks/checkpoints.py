@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
 
 if TYPE_CHECKING:
-    from planaria.checkpoint.store import Saved
-    from planaria.config import RunConfig
-    from planaria.model.state import StageState
+    from planaria.config.schema import RunConfig
+    from planaria.models.state import StageState
+    from planaria.runtime.checkpoint.store import Saved
 
 NAME = "checkpoints"
 STEP = 1000
@@ -34,7 +34,7 @@ FAST, LITTLE, NO_COPY = Claim(low=0.8), Claim(high=1.05), Claim(high=1.1)
 
 def shaped(layers: int, dim: int, stages: int, vocab: int) -> RunConfig:
     """A recipe whose model has this shape."""
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     model = {"layers": layers, "dim": dim, "heads": dim // 64, "hidden": dim * 11 // 4, "vocab": vocab, "context": 8}
     return RunConfig.model_validate({"engine": "inline", "model": model, "pipeline": {"stages": stages}})
@@ -44,8 +44,8 @@ def state(config: RunConfig, stage: int) -> StageState:
     """Random numbers in the shape of a trained stage."""
     import torch
 
-    from planaria.model.families import build_stage
-    from planaria.model.state import StageState
+    from planaria.models.families import build_stage
+    from planaria.models.state import StageState
 
     built = build_stage(config.model, config.pipeline.stages, stage, 0, "meta")
     draw = torch.Generator().manual_seed(stage)
@@ -60,7 +60,7 @@ def state(config: RunConfig, stage: int) -> StageState:
 @contextmanager
 def peak(found: list[float]) -> Iterator[None]:
     """Adds the bytes that the process took at most, above what it had."""
-    from planaria.memory_pool import trim
+    from planaria.common.memory_pool import trim
 
     gc.collect()
     trim()  # what was given back would hide what is taken
@@ -83,7 +83,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def seal(store_folder: Path, config: RunConfig, digests: dict[str, str]) -> Saved:
-    from planaria.checkpoint.store import CheckpointStore, Manifest
+    from planaria.runtime.checkpoint.store import CheckpointStore, Manifest
 
     stages = config.pipeline.stages
     manifest = Manifest(
@@ -93,8 +93,8 @@ def seal(store_folder: Path, config: RunConfig, digests: dict[str, str]) -> Save
 
 
 def write_one(store_folder: Path, stage: int, held: StageState) -> dict[str, str]:
-    from planaria.checkpoint.stage_file import write_stage
-    from planaria.checkpoint.store import CheckpointStore, stage_name
+    from planaria.runtime.checkpoint.stage_file import write_stage
+    from planaria.runtime.checkpoint.store import CheckpointStore, stage_name
 
     written = write_stage(CheckpointStore(store_folder).unfinished(STEP), stage, STEP, held)
     return {stage_name(stage, 0, 1): written.sha256}
@@ -102,7 +102,7 @@ def write_one(store_folder: Path, stage: int, held: StageState) -> dict[str, str
 
 def write_plainly(path: Path, held: StageState) -> None:
     """The same tensors' bytes, and fsync."""
-    from planaria.transport.buffers import as_bytes
+    from planaria.runtime.transport.buffers import as_bytes
 
     pairs = [tensor for pair in held.moments.values() for tensor in pair]
     with path.open("wb") as file:
@@ -129,7 +129,7 @@ def forget(paths: list[Path]) -> None:
 
 def small(place: Path, megabytes: int, repeats: int) -> list[Row]:
     """Ratios, repeat by repeat, of a state of so many megabytes at four stages."""
-    from planaria.model.stages import parameter_count
+    from planaria.models.stages import parameter_count
 
     layers = 12
     sized = ((12 * parameter_count(shaped(layers, dim, 4, 2048).model), dim) for dim in range(64, 8192, 64))
@@ -169,7 +169,7 @@ def saving(place: Path, config: RunConfig, repeats: int) -> Row:
 
 def loading(folder: Path, cuts: list[RunConfig], repeats: int) -> list[Row]:
     """At the cut that was saved and at another, and the memory that one stage of the other takes."""
-    from planaria.checkpoint.loading import stage_for
+    from planaria.runtime.checkpoint.loading import stage_for
 
     def load(config: RunConfig) -> float:
         return timed(lambda: [stage_for(folder, config, stage) for stage in range(config.pipeline.stages + 1)])
@@ -192,8 +192,8 @@ def _flat(one: StageState) -> dict[str, object]:
 
 def large(place: Path, layers: int, dim: int, vocab: int) -> list[Row]:
     """A state that never is in memory as a whole, written and read stage by stage; the disk's own speed in turns."""
-    from planaria.checkpoint.loading import stage_for
-    from planaria.model.stages import parameter_count
+    from planaria.models.stages import parameter_count
+    from planaria.runtime.checkpoint.loading import stage_for
 
     config, digests = shaped(layers, dim, layers, vocab), dict[str, str]()
     saved, plain, loaded, read, sizes = ([] for _ in range(5))

@@ -13,8 +13,8 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planaria.tasks.base import Problem
-    from planaria.tasks.codes import Codes
+    from planaria.swarm.tasks.base import Problem
+    from planaria.swarm.tasks.codes import Codes
 
 Columns = list[int]
 """of the hidden shards, each the bits of its checks"""

@@ -26,8 +26,8 @@ from benchmarks.common import RUNS, Claim, Row, conclude, parser, start, write
 if TYPE_CHECKING:
     from planaria.swarm.config import SwarmConfig
     from planaria.swarm.policy.base import Policy
-    from planaria.tasks.base import Problem
-    from planaria.tasks.codes import Codes
+    from planaria.swarm.tasks.base import Problem
+    from planaria.swarm.tasks.codes import Codes
 
 NAME = "code_search"
 LOOKS = (1, 4, 16, 64)
@@ -44,8 +44,8 @@ class Learned:
 
 
 def recipe(given: argparse.Namespace, name: str, seed: int) -> SwarmConfig:
-    from planaria import shipped
-    from planaria.recipe import read
+    from planaria.config import shipped
+    from planaria.config.recipe import read
     from planaria.swarm.config import SwarmConfig
 
     plain: dict[str, Any] = read(shipped.find("code_swarm")) | {"name": name, "seed": seed}
@@ -79,7 +79,7 @@ def ran(given: argparse.Namespace, config: SwarmConfig, arm: str, problems: Sequ
     from benchmarks.consensus import together
     from planaria.swarm.assemble import policy_of, task_of
     from planaria.swarm.records.lines import LOG, Evaluated, read_log
-    from planaria.tasks.codes import Codes
+    from planaria.swarm.tasks.codes import Codes
 
     task: Any = task_of(config)
     policy = policy_of(config, task, print)  # one school for both arms
@@ -198,7 +198,7 @@ def main() -> int:
     given = flags.parse_args()
     import torch
 
-    from planaria.tasks.codes import Codes
+    from planaria.swarm.tasks.codes import Codes
 
     torch.set_num_threads(1)
     task = Codes(**options(given))

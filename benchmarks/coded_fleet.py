@@ -25,7 +25,7 @@ ARMS: dict[str, Any] = {"uncoded": "", "gc, s = 1": {"scheme": "gc", "stragglers
 
 def recipe(name: str, seed: int, coded: Any, steps: int, microbatches: int, network: dict[str, Any]) -> Any:
     from benchmarks.fleet_run import VOCAB
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     return RunConfig.model_validate(
         {
@@ -62,11 +62,11 @@ def step_seconds(config: Any, faults: Any = ()) -> tuple[float, Any]:
 
 def predictions(record: Any) -> tuple[dict[str, float], Any, float]:
     """Seconds of a step of every arm, by the probe in ``record``; the scheme advised, and seconds of its steps."""
-    from planaria.commands.advise_coded import windows_of
+    from planaria.cli.commands.advise_coded import windows_of
     from planaria.exchange.coded import coded_of
     from planaria.exchange.coded.choose import timed
     from planaria.exchange.coded.simulate import unhurried
-    from planaria.observe.run.straggling import profile_of
+    from planaria.report.run.straggling import profile_of
 
     profile = profile_of(record)
     assert profile is not None
@@ -129,7 +129,7 @@ def regime(name: str, lasts_s: float, given: Any) -> list[Row]:
 
 def quality(given: Any) -> list[Row]:
     """Losses with real computing; the ends of replica 1 are slowed in one step of ten."""
-    from planaria.chaos.trace import Fault
+    from planaria.faults.trace import Fault
 
     slow = [Fault(step=step, stage=2, signal="slow", strength=5.0, resume_after_s=2.0) for step in range(5, 50, 10)]
     found: dict[str, dict[int, float]] = {}

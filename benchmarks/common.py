@@ -148,7 +148,7 @@ def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Seq
 
 def write(path: Path, text: str) -> None:
     """The file with this text, whole or not at all."""
-    from planaria import atomic
+    from planaria.common import atomic
 
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_text(path, text)
@@ -187,7 +187,7 @@ def interleaved(sides: Sequence[Callable[[], float]], repeats: int) -> list[list
 
 def start(main: Callable[[], int]) -> None:
     """Run a benchmark as a program: users' mistakes are one line and exit code 2."""
-    from planaria.errors import RunStopped, UserError
+    from planaria.common.errors import RunStopped, UserError
 
     try:
         code = main()

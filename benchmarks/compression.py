@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from benchmarks.common import RESULTS, ROOT, Claim, Row, conclude, parser, write
 
 if TYPE_CHECKING:
-    from planaria.compare.compressing import Lessons
+    from planaria.lab.compare.compressing import Lessons
 
 NAME = "compression"
 LESSONS = ROOT / "src" / "planaria" / "compare" / "compression.json"
@@ -221,10 +221,10 @@ def coding(repeats: int) -> list[Row]:
 
 def lessons(race: Path) -> Lessons:
     """What the comparison in ``race`` and the saved results of this benchmark teach."""
-    from planaria import shipped
-    from planaria.compare.compressing import Coding, Lessons, learn, ranged
-    from planaria.compare.race_results import Compared
-    from planaria.compare.race_spec import load
+    from planaria.config import shipped
+    from planaria.lab.compare.compressing import Coding, Lessons, learn, ranged
+    from planaria.lab.compare.race_results import Compared
+    from planaria.lab.compare.race_spec import load
 
     found = Compared.model_validate_json(race.read_bytes())
     config, free = load(shipped.find(found.name), {})[1][0].config, found.arms[0].runs

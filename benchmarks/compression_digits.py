@@ -45,7 +45,7 @@ def final_loss(given: argparse.Namespace, seed: int, optimizer: str, lr: float, 
     """Training loss at the end; ``said`` is ``exchange.compress``, empty for dense gradients."""
     import torch
 
-    from planaria.config import ExchangeConfig
+    from planaria.config.schema import ExchangeConfig
     from planaria.exchange import exchange
     from planaria.exchange.base import Outer
     from planaria.exchange.lab import Replica, meet

@@ -26,7 +26,7 @@ from benchmarks.consensus_programs import sift, vote
 if TYPE_CHECKING:
     from planaria.swarm.config import SwarmConfig
     from planaria.swarm.policy.base import Policy
-    from planaria.tasks.base import Task
+    from planaria.swarm.tasks.base import Task
 
 NAME = "consensus"
 CHECKS = "claims, support, duplicates"
@@ -141,7 +141,7 @@ def play(config: SwarmConfig, folder: Path) -> None:
 
 def together(config: SwarmConfig, folder: Path, task: Task, policy: Policy) -> None:
     """The same with this task and policy, which learns."""
-    from planaria.errors import RunStopped
+    from planaria.common.errors import RunStopped
     from planaria.swarm.checks import layers
     from planaria.swarm.peer import Peer
     from planaria.swarm.setting import names, of_peer

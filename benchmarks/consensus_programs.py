@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.common import Claim, Row
 
 if TYPE_CHECKING:
-    from planaria.tasks.base import Behaviour
-    from planaria.tasks.programs import Programs
+    from planaria.swarm.tasks.base import Behaviour
+    from planaria.swarm.tasks.programs import Programs
 
 POOLS = 40
 """drawn for each problem"""
@@ -86,7 +86,7 @@ def block(program: str) -> str:
 
 
 def programs(folder: Path) -> Programs:
-    from planaria.tasks.programs import Programs
+    from planaria.swarm.tasks.programs import Programs
 
     return Programs(path=str(folder / "humaneval" / "HumanEval.jsonl.gz"), seconds=2.0)
 
@@ -158,7 +158,7 @@ def vote(folder: Path, every: int) -> Iterator[Row]:
 
 def cheats(task: Programs, number: int) -> list[str]:
     """Programs that have a table of all calls that the tests make, and something else for all other calls."""
-    from planaria.tasks.sandbox import run
+    from planaria.swarm.tasks.sandbox import run
 
     own, asked = own_program(task, number), task._checked[number].calls
     if not asked:

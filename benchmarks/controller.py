@@ -60,7 +60,7 @@ def on_schedule(workers: int) -> RunStarted:
 
 def options(**given: Any) -> dict[str, Any]:
     """Options of an exchange; an older planaria has them beside its kind."""
-    from planaria.config import ExchangeConfig
+    from planaria.config.schema import ExchangeConfig
 
     return {"options": given} if "options" in ExchangeConfig.model_fields else given
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Literal
 from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, milliseconds, parser, start
 from benchmarks.emulated import SKIP, even
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet, step_seconds
-from planaria.config import (
+from planaria.config.options import Options
+from planaria.config.schema import (
     CheckpointConfig,
     FleetConfig,
     ModelConfig,
@@ -30,8 +31,7 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.network.costs import FP32_BYTES
-from planaria.options import Options
+from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.record.decisions import Decision
 from planaria.record.events import Event, Worked
 
@@ -121,7 +121,7 @@ def small(given: argparse.Namespace, way: RecoveryConfig) -> RunConfig:
 
 def stated(config: RunConfig) -> Statement:
     """What the strategy says of itself."""
-    from planaria.engine.copy_costs import costs_of_copies
+    from planaria.runtime.engine.copy_costs import costs_of_copies
 
     memory: dict[int, int] = defaultdict(int)
     copies = costs_of_copies(config)
@@ -138,7 +138,7 @@ def counted_inline(config: RunConfig) -> Statement:
 
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream
-    from planaria.engine.inline import InlineEngine
+    from planaria.runtime.engine.inline import InlineEngine
 
     torch.set_num_threads(1)
     dataset = prepare(config.data, config.model.vocab)
@@ -154,10 +154,10 @@ def counted_inline(config: RunConfig) -> Statement:
 
 def counted_on_fleet(config: RunConfig) -> float:
     """Bytes a step that the fleet's edges carried in the second round beside activations and their gradients."""
-    from planaria.engine.simulate import simulate
-    from planaria.network.costs import UNIT, message_bytes
-    from planaria.plan.build import plan_for
-    from planaria.routing import routes
+    from planaria.pipeline.network.costs import UNIT, message_bytes
+    from planaria.pipeline.plan.build import plan_for
+    from planaria.pipeline.routing import routes
+    from planaria.runtime.engine.simulate import simulate
 
     counters: list[Sent] = []
 
@@ -280,7 +280,7 @@ def mean_step(config: RunConfig) -> float:
 
 def time_row(race: Race, rounds: int, repeats: int) -> Row:
     """How much longer steps get, measured and stated."""
-    from planaria.compare.clock import clock_of
+    from planaria.lab.compare.clock import clock_of
 
     both = [race.config(way, rounds * ROUND) for way in (race.way, race.against)]
     longer, plain = (clock_of(config).step_s for config in both)

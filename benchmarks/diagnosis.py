@@ -32,7 +32,7 @@ TAIL = 14
 
 
 class Episode(NamedTuple):
-    """One run. ``faults`` are fields of :class:`planaria.chaos.trace.Fault`."""
+    """One run. ``faults`` are fields of :class:`planaria.faults.trace.Fault`."""
 
     number: int
     onset: int
@@ -112,8 +112,8 @@ def _faults(
 def carry_out(episode: Episode) -> Outcome:
     """Train, and look at what was blamed."""
     from benchmarks.fleet_run import require_finished, run_fleet
-    from planaria.chaos.trace import Fault
     from planaria.control.replay import replay
+    from planaria.faults.trace import Fault
     from planaria.record import decisions as d
 
     config = recipe(f"{NAME}-{episode.number}", episode.onset + episode.tail, "act", spares=1)
@@ -140,7 +140,7 @@ def _place(what: str, nodes: Iterable[int]) -> tuple[str, tuple[int, ...]]:
 def recipe(name: str, steps: int, diagnose: str, spares: int, microbatches: int = 4) -> Any:
     """Passes of 8 and 16 ms."""
     from benchmarks.fleet_run import VOCAB, bytes_data
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     prices = {"forward_s": [0.0] + [0.008] * STAGES, "backward_s": [0.0] + [0.016] * STAGES}
     return RunConfig.model_validate(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import common
 from benchmarks.common import RUNS, Claim, Row
-from planaria import shipped
+from planaria.config import shipped
 
 if TYPE_CHECKING:
     from planaria.swarm.drills.drill_results import Drill, Drilled, Run
@@ -37,7 +37,7 @@ def main() -> int:
 
 def run(name: str, recipe: Path) -> Drill:
     """The drill's numbers, after running what is left of it."""
-    from planaria.commands.drill import drill
+    from planaria.cli.commands.drill import drill
     from planaria.swarm.drills.drill_results import Drill
 
     drill(recipe, {"out": str(RUNS), "name": name}, quiet=True)

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import common
 from benchmarks.common import RUNS, Claim, Row
 from benchmarks.dume_arms import PROMPT, Arm, arms
-from planaria import shipped
+from planaria.config import shipped
 
 if TYPE_CHECKING:
-    from planaria.config import RunConfig
-    from planaria.experts.experts_spec import ExpertsSpec
+    from planaria.config.schema import RunConfig
+    from planaria.lab.experts.experts_spec import ExpertsSpec
 
 NAME = "dume"
 SIZE, WIDTH = "M", 256
@@ -84,8 +84,8 @@ def measured(given: Any) -> tuple[Found, Found]:
     """
     import torch
 
-    from planaria.experts.experts_spec import load
-    from planaria.experts.reading import Texts
+    from planaria.lab.experts.experts_spec import load
+    from planaria.lab.experts.reading import Texts
 
     torch.set_num_threads(1)
     far, near = Found(), Found()
@@ -113,9 +113,9 @@ def trained(given: Any, seed: int) -> Path:
     import tomli_w
 
     from benchmarks.experts import texts
-    from planaria import recipe
-    from planaria.commands.experts import RESULTS, start
-    from planaria.experts.experts_results import Results
+    from planaria.cli.commands.experts import RESULTS, start
+    from planaria.config import recipe
+    from planaria.lab.experts.experts_results import Results
 
     tree = recipe.read(shipped.find("hdee"))
     table: dict[str, Any] = tree["experts"]
@@ -135,8 +135,8 @@ def trained(given: Any, seed: int) -> Path:
 
 def generalist(run: Path, place: Path) -> Path:
     """The model of the seed in ``place`` that had the compute of all its experts."""
-    from planaria.commands.experts import RESULTS
-    from planaria.experts.experts_results import Results
+    from planaria.cli.commands.experts import RESULTS
+    from planaria.lab.experts.experts_results import Results
 
     found = Results.model_validate_json((run / RESULTS).read_text())
     (job,) = found.runs[0].arms[found.generalists[0]].experts
@@ -147,9 +147,9 @@ def near_experts(
     given: Any, run: Path, seed: int, parent: Path, names: Sequence[str], spec: ExpertsSpec, base: RunConfig
 ) -> list[Path]:
     """Experts of the same parent, a quarter of the steps at a tenth of the learning rate."""
-    from planaria.experts.domains import TRAINED
-    from planaria.experts.training import Training, configured, train_all
-    from planaria.observe.live.jobs_progress import JobsProgress
+    from planaria.lab.experts.domains import TRAINED
+    from planaria.lab.experts.training import Training, configured, train_all
+    from planaria.report.live.jobs_progress import JobsProgress
 
     def training(name: str) -> Training:
         data = {"source": str(run / TRAINED / f"{name}.jsonl"), "field": "text", "validation": 0.0}

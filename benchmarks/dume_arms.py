@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planaria.experts.reading import Readings, Texts
+    from planaria.lab.experts.reading import Readings, Texts
 
 PROMPT = 32
 """tokens that are given, where a text has a prompt"""
@@ -58,8 +58,8 @@ def ensembles(read: Sequence[Readings], logps: Mapping[str, Tensor]) -> dict[str
     """Who speaks is told by what the experts make of a text."""
     import torch
 
-    from planaria.experts import posterior, prior, scoring
-    from planaria.experts.experts_spec import MixtureSpec
+    from planaria.lab.experts import posterior, prior, scoring
+    from planaria.lab.experts.experts_spec import MixtureSpec
 
     experts = len(read)
     held_out = {n: torch.stack([one.held_out[n] for one in read]).double() for n in read[0].held_out}
@@ -81,11 +81,11 @@ def ridge_priors(
     given: Any, run: Path, parent: Path, trained: Sequence[str], texts: Texts, logps: Mapping[str, Tensor]
 ) -> dict[str, Arm]:
     """Who speaks is told by the parent."""
-    from planaria.experts import posterior
-    from planaria.experts.domains import TRAINED
-    from planaria.experts.listening import Listener, heard
-    from planaria.experts.reading import domain_samples
-    from planaria.model.huggingface import import_model
+    from planaria.lab.experts import posterior
+    from planaria.lab.experts.domains import TRAINED
+    from planaria.lab.experts.listening import Listener, heard
+    from planaria.lab.experts.reading import domain_samples
+    from planaria.models.huggingface import import_model
 
     model, found = import_model(parent).eval(), {}
     sizes = model.config.vocab, model.config.context, given.samples
@@ -122,11 +122,11 @@ def kept(log_w: Tensor, prior: Tensor, k: int) -> Tensor:
 
 def merges(given: Any, run: Path, experts: Sequence[Path], trained: Sequence[str], texts: Texts) -> dict[str, Arm]:
     """One model of all experts."""
-    from planaria.experts import merge
-    from planaria.experts.domains import TRAINED
-    from planaria.experts.reading import domain_samples
-    from planaria.model.huggingface import import_model
-    from planaria.model.stages import Llama
+    from planaria.lab.experts import merge
+    from planaria.lab.experts.domains import TRAINED
+    from planaria.lab.experts.reading import domain_samples
+    from planaria.models.huggingface import import_model
+    from planaria.models.stages import Llama
 
     models = [import_model(expert).eval() for expert in experts]
     config, count = models[0].config, len(models)
@@ -159,7 +159,7 @@ def routed(
     bias: bool = True, unit: bool = True,
 ) -> Arm:  # fmt: skip
     """The merged model with such routers."""
-    from planaria.experts import ridge
+    from planaria.lab.experts import ridge
 
     for at, layer in enumerate(model.layers):
         found = ridge.router([own[at] for own in sums], lam, bias, unit).float() / temperature
@@ -171,6 +171,6 @@ def routed(
 
 
 def logps_of(model: Any, texts: Texts, names: Sequence[str] = ()) -> dict[str, Tensor]:
-    from planaria.experts.reading import token_logps
+    from planaria.lab.experts.reading import token_logps
 
     return {name: token_logps(model, texts.test[name]) for name in names or texts.test}

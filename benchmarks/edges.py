@@ -24,10 +24,8 @@ from itertools import product, repeat
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.ladder import engine_for
-from planaria.compare.race import Point
-from planaria.compare.race_results import smoothed, ticks_to
-from planaria.compare.race_spec import SMOOTHED
-from planaria.config import (
+from planaria.common.errors import RunStopped, UserError
+from planaria.config.schema import (
     DataConfig,
     ModelConfig,
     OptimConfig,
@@ -38,7 +36,9 @@ from planaria.config import (
     TrainConfig,
 )
 from planaria.data.shards import prepare
-from planaria.errors import RunStopped, UserError
+from planaria.lab.compare.race import Point
+from planaria.lab.compare.race_results import smoothed, ticks_to
+from planaria.lab.compare.race_spec import SMOOTHED
 
 NAME = "edges"
 FIRST, LAST, STEPS = Claim(high=0.2), Claim(high=0.5), Claim(high=1.35)

@@ -28,8 +28,8 @@ from benchmarks.common import RUNS, Cell, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import Once, first_step_t, require_finished, run_fleet
 from benchmarks.linked_run import add_flags, final_loss, recipe
 from benchmarks.unrest import GUESTS, Deed, Driver, deeds
-from planaria.config import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
-from planaria.options import Options
+from planaria.config.options import Options
+from planaria.config.schema import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 
@@ -93,9 +93,9 @@ class Outcome:
 
 
 def run_arm(given: argparse.Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> Outcome:
-    from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
-    from planaria.observe.run.recovery_timeline import recoveries
-    from planaria.observe.run.round_history import gatherings, totals
+    from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+    from planaria.report.run.recovery_timeline import recoveries
+    from planaria.report.run.round_history import gatherings, totals
 
     drivers: list[Driver] = []
 
@@ -175,7 +175,7 @@ def happened(record: RunRecord, ended: float) -> Counter[str]:
 
 def least_lost(outcome: Outcome, step_s: float) -> float:
     """Seconds that the faults must cost their replicas at least: half a step done again, and a freeze's silence."""
-    from planaria.observe.run.recovery_timeline import recoveries
+    from planaria.report.run.recovery_timeline import recoveries
 
     fleet = outcome.record.config.fleet
     lost = 0.0

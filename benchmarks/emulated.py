@@ -7,7 +7,7 @@ from typing import Literal
 
 from benchmarks.common import RUNS
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet, step_seconds
-from planaria.config import (
+from planaria.config.schema import (
     CheckpointConfig,
     FleetConfig,
     ModelConfig,
@@ -78,11 +78,11 @@ def even(stages: int, microbatches: int, order: Literal["1f1b", "gpipe"], forwar
 
 def measure(case: Case, name: str, steps: int) -> Outcome:
     """Run ``steps`` steps of the case on the fleet, and ask the simulator and the bound about one."""
-    from planaria.engine.simulate import simulate
-    from planaria.network.costs import Costs, message_bytes
-    from planaria.plan.bound import lower_bound
-    from planaria.plan.build import plan_for
-    from planaria.routing import full
+    from planaria.pipeline.network.costs import Costs, message_bytes
+    from planaria.pipeline.plan.bound import lower_bound
+    from planaria.pipeline.plan.build import plan_for
+    from planaria.pipeline.routing import full
+    from planaria.runtime.engine.simulate import simulate
 
     config = case.config(name, steps + SKIP)
     plan = plan_for(config.pipeline, full(case.stages, case.microbatches))

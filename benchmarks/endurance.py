@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished
-from planaria.config import (
+from planaria.common.errors import RunStopped
+from planaria.config.schema import (
     ChaosConfig,
     CheckpointConfig,
     FleetConfig,
@@ -40,10 +41,9 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.errors import RunStopped
 
 if TYPE_CHECKING:
-    from planaria.chaos.trace import Trace
+    from planaria.faults.trace import Trace
     from planaria.record.logs import RunRecord
     from planaria.record.statefile import StateFile
 
@@ -90,7 +90,7 @@ def recipe(given: argparse.Namespace, name: str, trace: Path) -> RunConfig:
 
 def kills(seed: int, steps: int, number: int) -> Trace:
     """One in each of so many stretches of the steps, in its middle half: at a random moment, to some block stage."""
-    from planaria.chaos.trace import Fault, Trace
+    from planaria.faults.trace import Fault, Trace
 
     rng = random.Random(f"{NAME} {seed}")
     every = steps / number if number else 0.0
@@ -108,8 +108,8 @@ def kills(seed: int, steps: int, number: int) -> Trace:
 
 def trained(given: argparse.Namespace) -> tuple[Path, list[Sample], list[tuple[int, int]]]:
     """Train to the end, looking on: the run's folder, samples of its processes, (step, bytes of its logs)."""
-    from planaria import recipe as recipes
-    from planaria.chaos.trace import write
+    from planaria.config import recipe as recipes
+    from planaria.faults.trace import write
 
     given.out.mkdir(parents=True, exist_ok=True)
     name = next(made for n in count(1) if not (given.out / (made := f"{NAME}-{n}")).exists())
@@ -137,7 +137,7 @@ def trained(given: argparse.Namespace) -> tuple[Path, list[Sample], list[tuple[i
 
 def state_of(folder: Path) -> StateFile | None:
     """What the run says of itself; None before its first step and after it is over."""
-    from planaria.errors import UserError
+    from planaria.common.errors import UserError
     from planaria.record.statefile import read_state
 
     try:
@@ -265,8 +265,8 @@ def grown(given: argparse.Namespace, samples: Sequence[Sample], logs: Sequence[t
 def told(given: argparse.Namespace, record: RunRecord) -> Iterator[Row]:
     """What the run's log says of it."""
     from planaria.control.replay import replay
-    from planaria.observe.run.ledger import prove_exactly_once
-    from planaria.observe.run.recovery_timeline import recoveries
+    from planaria.report.run.ledger import prove_exactly_once
+    from planaria.report.run.recovery_timeline import recoveries
 
     timings = recoveries(record)
     deaths = sum(len(timing.workers) for timing in timings if timing.total is not None)

@@ -24,7 +24,8 @@ from typing import Any
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.ladder import engine_for
-from planaria.config import (
+from planaria.config.options import Options
+from planaria.config.schema import (
     DataConfig,
     ExchangeConfig,
     ModelConfig,
@@ -35,7 +36,6 @@ from planaria.config import (
     TrainConfig,
 )
 from planaria.data.shards import prepare
-from planaria.options import Options
 
 NAME = "exchange_quality"
 NOLOCO, NO_PULL, LOCAL, MIXED = "noloco", "noloco, γ near 0", "local", "noloco, mixed routes"

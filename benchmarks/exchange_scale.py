@@ -140,9 +140,9 @@ def growth_rows(given: argparse.Namespace) -> Iterator[Row]:
 def predicted(kind: str, seed: int, flags: dict[str, float]) -> float:
     """Seconds of a run of ``stragglers`` by the clock, from the draws that its processes make."""
     from benchmarks.stragglers import recipe
-    from planaria.engine.sleeper import straggling
     from planaria.exchange import exchange
-    from planaria.network.collectives import Links, everyone, pairs
+    from planaria.pipeline.network.collectives import Links, everyone, pairs
+    from planaria.runtime.engine.sleeper import straggling
 
     n, rounds, every = int(flags["replicas"]), int(flags["rounds"]), int(flags["every"])
     config = recipe(kind, seed, n, rounds, every, flags["pass_ms"] / 1e3)

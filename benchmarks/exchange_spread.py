@@ -20,7 +20,7 @@ from statistics import fmean
 from benchmarks.common import Claim, Row, conclude, start
 from benchmarks.exchange_quality import NOLOCO, flags_of, recipe
 from benchmarks.ladder import engine_for
-from planaria.config import OptimConfig
+from planaria.config.schema import OptimConfig
 from planaria.data.shards import prepare
 
 NAME = "exchange_spread"

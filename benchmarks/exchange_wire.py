@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import Cell, Claim, Row, conclude, parser, start
 from benchmarks.meeting import ARMS, EIGHT, FOUR, FULL, HALF, LINKS, ONE, OpenRound, Pair, TwoTensors, opened
-from planaria.errors import UserError
-from planaria.transport.wire import HEADER_BYTES
+from planaria.common.errors import UserError
+from planaria.runtime.transport.wire import HEADER_BYTES
 
 if TYPE_CHECKING:
     import torch

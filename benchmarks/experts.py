@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import common
 from benchmarks.common import RUNS, Claim, Row
-from planaria import shipped
+from planaria.config import shipped
 
 if TYPE_CHECKING:
-    from planaria.experts.budget import Spent
-    from planaria.experts.experts_results import ArmResult, Results, SeedResult
+    from planaria.lab.experts.budget import Spent
+    from planaria.lab.experts.experts_results import ArmResult, Results, SeedResult
 
 NAME = "experts"
 RECIPE = shipped.find("hdee")
@@ -73,8 +73,8 @@ def run(given: argparse.Namespace) -> tuple[str, Results]:
     """
     import tomli_w
 
-    from planaria.commands.experts import RESULTS, start
-    from planaria.experts.experts_results import Results
+    from planaria.cli.commands.experts import RESULTS, start
+    from planaria.lab.experts.experts_results import Results
 
     RUNS.mkdir(parents=True, exist_ok=True)
     sizes = [f"{given.scale:g}", f"{given.parents}", f"{given.rate:g}", "even" if given.even else "all"]
@@ -91,7 +91,7 @@ def run(given: argparse.Namespace) -> tuple[str, Results]:
 
 def asked(given: argparse.Namespace, seed: int) -> dict[str, Any]:
     """The recipe for one seed."""
-    from planaria import recipe
+    from planaria.config import recipe
 
     tree = recipe.read(RECIPE)
     table: dict[str, Any] = tree["experts"]
@@ -131,7 +131,7 @@ def budget(found: Results) -> Iterator[Row]:
 
 def ensembles(found: Results) -> Iterator[Row]:
     """H2, H3: equal experts, each by itself and together."""
-    from planaria.experts.budget import SYNCHRONISED
+    from planaria.lab.experts.budget import SYNCHRONISED
 
     runs = [(run, run.arms[SYNCHRONISED]) for run in found.runs]
     over = [
@@ -178,7 +178,7 @@ def luck(found: Results) -> Iterator[Row]:
 
 def unequal(found: Results) -> Iterator[Row]:
     """H4: both uneven arms against the even one, by the tier that a domain was put into, by default by the probe."""
-    from planaria.experts.budget import LARGER, LONGER
+    from planaria.lab.experts.budget import LARGER, LONGER
 
     claims = {0: Claim(high=1.1), 1: Claim(low=0.995, high=1.005), 2: Claim(high=0.97)}
     for arm in (LONGER, LARGER):
@@ -197,7 +197,7 @@ def allotted(found: Results) -> Iterator[Row]:
     What more steps bring is measured by the probe, what size brings by seed models of all sizes. The claim is about
     domains that have experts: neither knows anything of texts that nobody is trained on.
     """
-    from planaria.experts.budget import LARGER, LONGER, SYNCHRONISED
+    from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED
 
     if set(found.runs[0].difficulty) != {"probe", "sizes", "hand", "seed_loss"}:
         return
@@ -218,11 +218,11 @@ def allotted(found: Results) -> Iterator[Row]:
 
 def beliefs(name: str, found: Results) -> Iterator[Row]:
     """The even arm once more with other priors, all experts speaking and one of them after the prefix."""
-    from planaria.experts.budget import SYNCHRONISED
-    from planaria.experts.experts_spec import MixtureSpec, load
-    from planaria.experts.lineage import called
-    from planaria.experts.reading import Texts
-    from planaria.experts.scoring import arm_result
+    from planaria.lab.experts.budget import SYNCHRONISED
+    from planaria.lab.experts.experts_spec import MixtureSpec, load
+    from planaria.lab.experts.lineage import called
+    from planaria.lab.experts.reading import Texts
+    from planaria.lab.experts.scoring import arm_result
 
     priors = {"cached": MixtureSpec(prior="cached"), "cached, old times 0.3": MixtureSpec(prior="cached", decay=0.7)}
     for prior, mixture in (priors | {"clusters": MixtureSpec(prior="clusters")}).items():
@@ -244,7 +244,7 @@ def beliefs(name: str, found: Results) -> Iterator[Row]:
 
 def fewer(found: Results) -> Iterator[Row]:
     """What letting only the strongest go on after the prefix costs, and saves."""
-    from planaria.experts.budget import SYNCHRONISED
+    from planaria.lab.experts.budget import SYNCHRONISED
 
     arms = [run.arms[SYNCHRONISED] for run in found.runs]
     for k in arms[0].fewer:
@@ -255,7 +255,7 @@ def fewer(found: Results) -> Iterator[Row]:
 
 def one_lost(found: Results) -> Iterator[Row]:
     """H5: each expert of the even arm lost in turn; the worst change on any other trained domain."""
-    from planaria.experts.budget import SYNCHRONISED
+    from planaria.lab.experts.budget import SYNCHRONISED
 
     worst = []
     for arm in (run.arms[SYNCHRONISED] for run in found.runs):
@@ -271,13 +271,13 @@ def one_lost(found: Results) -> Iterator[Row]:
 
 
 def _spent(arm: ArmResult) -> Spent:
-    from planaria.experts.budget import Spent
+    from planaria.lab.experts.budget import Spent
 
     return Spent("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens, arm.token_flops)
 
 
 def _expert(run: SeedResult, domain: str) -> str:
-    from planaria.experts.budget import SYNCHRONISED
+    from planaria.lab.experts.budget import SYNCHRONISED
 
     return next(job.name for job in run.arms[SYNCHRONISED].experts if job.domain == domain)
 

@@ -35,8 +35,8 @@ from benchmarks.field_ledger import Update, standing, strikes
 from benchmarks.field_rows import Pair, rows_of
 from benchmarks.field_runs import NAME, Ran, ran
 from benchmarks.field_systems import versions
-from planaria.errors import RunStopped, UserError
-from planaria.signals import interrupted
+from planaria.common.errors import RunStopped, UserError
+from planaria.common.signals import interrupted
 
 INSTALL = "python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft-nightly safetensors"
 FIRST, APART = 3, 1e-4

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from benchmarks.common import RUNS
 from benchmarks.field_runs import NAME, folder_of, ran
 from benchmarks.field_systems import Planaria, System, Torchft, Torchrun, whole_lines
-from planaria.config import (
+from planaria.config.options import Options
+from planaria.config.schema import (
     CheckpointConfig,
     DataConfig,
     ExchangeConfig,
@@ -25,7 +26,6 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.options import Options
 
 if TYPE_CHECKING:
     from benchmarks.field_peer import Job
@@ -118,7 +118,7 @@ def laid_out(given: argparse.Namespace, config: RunConfig) -> tuple[Path, Path]:
 
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream
-    from planaria.model.stages import Llama
+    from planaria.models.stages import Llama
 
     (folder := RUNS / NAME).mkdir(parents=True, exist_ok=True)
     weights, samples = folder / f"weights-{config.seed}.safetensors", folder / f"samples-{config.seed}.safetensors"

@@ -17,7 +17,7 @@ from benchmarks.common import RUNS
 from benchmarks.field_ledger import Strike, Update, next_steps, updates_of
 from benchmarks.field_systems import System, alive
 from benchmarks.trl_runs import bury, children
-from planaria.errors import RunStopped
+from planaria.common.errors import RunStopped
 from planaria.record.statefile import born
 
 NAME = "field"
@@ -54,7 +54,7 @@ def ran(system: System, arm: str, planned: Sequence[Strike], seconds: float) -> 
 
     :raises RunStopped: when it never begins, or ends by itself.
     """
-    from planaria.fleet.birth import adopting
+    from planaria.runtime.fleet.birth import adopting
 
     shutil.rmtree(folder := folder_of(system, arm), ignore_errors=True)
     folder.mkdir(parents=True)

@@ -17,7 +17,7 @@ from benchmarks.field_ledger import Line
 
 if TYPE_CHECKING:
     from benchmarks.field_peer import Job
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
     from planaria.record.logs import RunRecord
 
 RESTARTS = 10_000
@@ -69,7 +69,7 @@ class Planaria(System):
     config: RunConfig
 
     def commands(self, folder: Path) -> list[Command]:
-        from planaria.recipe import dump
+        from planaria.config.recipe import dump
 
         file = folder / "recipe.toml"
         file.write_text(dump(self.config.model_copy(update={"name": "run", "out": str(folder)})))
@@ -90,7 +90,7 @@ class Planaria(System):
         return list(lines_of(self._record(folder)))
 
     def problems(self, folder: Path) -> list[str]:
-        from planaria.observe.run.ledger import prove_exactly_once
+        from planaria.report.run.ledger import prove_exactly_once
 
         return prove_exactly_once(self._record(folder))
 

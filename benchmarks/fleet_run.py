@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS
-from planaria.config import (
+from planaria.common.errors import RunStopped
+from planaria.config.schema import (
     CheckpointConfig,
     DataConfig,
     FleetConfig,
@@ -23,13 +24,12 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.errors import RunStopped
 from planaria.record import decisions as d
 from planaria.record import events as e
 
 if TYPE_CHECKING:
-    from planaria.chaos.trace import Fault
     from planaria.control.protocols import Observer
+    from planaria.faults.trace import Fault
     from planaria.record.logs import RunRecord
     from planaria.record.statefile import LiveWorker
 
@@ -91,13 +91,13 @@ def run_fleet(
     ``around`` may wrap the observer; it is given the run's folder, and its observer is told everything. The recipe's
     trackers hear of the run only where it is ``tracked``.
     """
-    from planaria.chaos.trace import Trace
-    from planaria.engine import fleet, runs
-    from planaria.engine.prepare import prepare
-    from planaria.observe.live.progress import Quiet
-    from planaria.observe.live.trackers import trackers
-    from planaria.observe.live.watch import Watch
+    from planaria.faults.trace import Trace
     from planaria.record.logs import read_run
+    from planaria.report.live.progress import Quiet
+    from planaria.report.live.trackers import trackers
+    from planaria.report.live.watch import Watch
+    from planaria.runtime.engine import fleet, runs
+    from planaria.runtime.engine.prepare import prepare
 
     prepared = prepare(config, trace=Trace(faults=faults))
     folder = runs.create(config)

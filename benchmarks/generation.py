@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
-from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.model.decode import decode
-from planaria.model.huggingface import export_model
-from planaria.model.llama2c import import_llama2c
-from planaria.model.stages import Llama, flops_per_token, parameter_count
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.decode import decode
+from planaria.models.huggingface import export_model
+from planaria.models.llama2c import import_llama2c
+from planaria.models.stages import Llama, flops_per_token, parameter_count
 
 NAME = "generation"
 CLAIM = Claim(low=0.9)

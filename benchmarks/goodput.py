@@ -28,7 +28,7 @@ from benchmarks.fleet_run import (
     step_seconds,
     thaw_later,
 )
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.record import decisions as d
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Striker(threading.Thread):
 
     def _strike(self, action: str, stage: int) -> bool:
         """One blow; False when nobody holds the stage just now."""
-        from planaria.commands.chaos import strike
+        from planaria.cli.commands.chaos import strike
         from planaria.record.statefile import read_state
 
         held = next((w for w in read_state(self._folder).workers if w.stage == stage), None)
@@ -95,8 +95,8 @@ def steps_in(record: RunRecord, seconds: float) -> int:
 
 def rows_of(arm: str, given: argparse.Namespace, records: Sequence[RunRecord], free: Sequence[int]) -> list[Row]:
     """The verdicts on one arm: its steps beside the fault-free arm's ``free``, and its ledger."""
-    from planaria.observe.run.ledger import prove_exactly_once
-    from planaria.observe.run.recovery_timeline import faults_summary, recoveries
+    from planaria.report.run.ledger import prove_exactly_once
+    from planaria.report.run.recovery_timeline import faults_summary, recoveries
 
     seconds, record = given.minutes * 60, records[-1]
     steps = [steps_in(r, seconds) for r in records]
@@ -133,7 +133,7 @@ def least_lost(arm: str, given: argparse.Namespace, record: RunRecord) -> float:
     A freeze costs the heartbeats that have to be missed instead of the notice of a death.
     """
     from benchmarks.recovery_bound import parts
-    from planaria.observe.run.recovery_timeline import recoveries
+    from planaria.report.run.recovery_timeline import recoveries
 
     timings = recoveries(record)
     if not timings:

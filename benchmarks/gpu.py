@@ -24,13 +24,13 @@ import torch
 from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
 from benchmarks.fleet_run import bytes_data
 from benchmarks.plain_loop import PlainGpuLoop
-from planaria import recipe, shipped
-from planaria.config import RunConfig
+from planaria.config import recipe, shipped
+from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine.inline import InlineEngine
-from planaria.engine.runner import StageRunner
-from planaria.model.stages import flops_per_token, parameter_count
+from planaria.models.stages import flops_per_token, parameter_count
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.runner import StageRunner
 
 NAME = "gpu"
 PLAIN, READY = Claim(low=0.97), Claim(high=1.02)

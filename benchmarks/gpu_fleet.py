@@ -17,13 +17,13 @@ from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import require_finished, run_fleet, step_seconds
 from benchmarks.gpu import preset, step_s
 from benchmarks.recovery_time import beside, kills, totals
-from planaria.config import RunConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine.inline import InlineEngine
-from planaria.errors import UserError
-from planaria.fleet.inventory import VISIBLE, inventory
-from planaria.observe.run.recovery_timeline import recoveries
+from planaria.report.run.recovery_timeline import recoveries
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.fleet.inventory import VISIBLE, inventory
 
 NAME = "gpu_fleet"
 SPEED, BACK = Claim(low=0.85), Claim(high=1.0)

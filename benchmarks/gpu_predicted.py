@@ -16,13 +16,13 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.common import Row, conclude, parser, start
-from planaria import recipe, shipped
-from planaria.config import ModelConfig, RunConfig
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.needs import needs
-from planaria.model.stages import flops_per_token, parameter_count, stage_layers
-from planaria.network.costs import Prices, message_bytes
-from planaria.plan.clock import Clock
+from planaria.config import recipe, shipped
+from planaria.config.schema import ModelConfig, RunConfig
+from planaria.models.stages import flops_per_token, parameter_count, stage_layers
+from planaria.pipeline.network.costs import Prices, message_bytes
+from planaria.pipeline.plan.clock import Clock
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.needs import needs
 
 NAME = "gpu_predicted"
 PRESETS = ("llama_124m", "llama_500m", "llama_1_5b")

@@ -24,7 +24,7 @@ from benchmarks.fleet_run import bytes_data, require_finished, run_fleet
 from benchmarks.watched_run import training
 
 if TYPE_CHECKING:
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
     from planaria.record.logs import RunRecord
 
 NAME = "hardships"
@@ -38,7 +38,7 @@ NOTICED, REPLACED, NOBODY, PACE = Claim(high=1.0), Claim(high=LIMIT_S + 3.0), Cl
 
 def recipe(name: str, steps: int, **sections: dict[str, Any]) -> RunConfig:
     """A model of four small block stages; ``sections`` change single fields."""
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     plain: dict[str, Any] = {
         "name": name,
@@ -55,7 +55,7 @@ def recipe(name: str, steps: int, **sections: dict[str, Any]) -> RunConfig:
 
 def busy(given: argparse.Namespace) -> list[Row]:
     """Stages of the 135M-parameter shape (width 576, 30 layers in 6 stages), two microbatches of 32 tokens."""
-    from planaria.chaos.trace import Fault
+    from planaria.faults.trace import Fault
     from planaria.record import events as e
 
     shape = {"vocab": 512, "dim": 576, "layers": 30, "heads": 9, "kv_heads": 3, "hidden": 1536, "context": 32}
@@ -114,8 +114,8 @@ def paused(given: argparse.Namespace) -> list[Row]:
 
 def strangers(given: argparse.Namespace) -> list[Row]:
     """Windows with and without them take turns in one run."""
-    from planaria.fleet.door import read_door
     from planaria.record import events as e
+    from planaria.runtime.fleet.door import read_door
 
     ratios, lost = [], 0
     with training(recipe(f"{NAME}-strangers", 10**6)) as run:
@@ -138,7 +138,7 @@ def strangers(given: argparse.Namespace) -> list[Row]:
 
 def stuck(given: argparse.Namespace) -> list[Row]:
     """Each place of a main thread, several times in one run."""
-    from planaria.chaos.trace import Fault
+    from planaria.faults.trace import Fault
 
     rows = []
     for place in PLACES:
@@ -179,11 +179,11 @@ def noticed_stuck(record: RunRecord) -> list[float]:
 
 def disk(given: argparse.Namespace) -> list[Row]:
     """The stage file that one worker of a run is about to write is a pipe, again and again."""
-    from planaria.checkpoint.stage_file import stage_file
-    from planaria.checkpoint.store import CheckpointStore
     from planaria.record import decisions as d
     from planaria.record import events as e
     from planaria.record.statefile import read_state
+    from planaria.runtime.checkpoint.stage_file import stage_file
+    from planaria.runtime.checkpoint.store import CheckpointStore
 
     found: list[float] = []
     fleet = {"timeout_s": LIMIT_S, "disk_timeout_s": LIMIT_S, "spares": 2}

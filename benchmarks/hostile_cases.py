@@ -147,8 +147,8 @@ def _at(home: Path, word: str) -> str:
 
 def _flags(draw: random.Random, values: int) -> Iterator[Case]:
     """Every setting of a recipe, with values that it was not made for."""
-    from planaria.config import RunConfig
-    from planaria.recipe import fields
+    from planaria.config.recipe import fields
+    from planaria.config.schema import RunConfig
     from planaria.swarm.config import SwarmConfig
 
     for command, root in (("train", RunConfig), ("swarm", SwarmConfig)):

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, milliseconds, parser, start
 from benchmarks.fleet_run import VOCAB, bytes_data
-from planaria.config import ModelConfig, PipelineConfig, RunConfig, TrainConfig
-from planaria.errors import RunStopped, UserError
-from planaria.model.stages import flops_per_token, parameter_count
+from planaria.common.errors import RunStopped, UserError
+from planaria.config.schema import ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from planaria.models.stages import flops_per_token, parameter_count
 
 if TYPE_CHECKING:
-    from planaria.engine.inline import InlineEngine
+    from planaria.runtime.engine.inline import InlineEngine
 
 NAME = "inline"
 PLAIN, SMALL, TRANSFORMERS, SAME = Claim(high=1.02), Claim(high=1.05), Claim(high=1.0), Claim(high=0.0)
@@ -47,7 +47,7 @@ def begin(side: str, config: RunConfig) -> None:
     from benchmarks.plain import PlainLoop, TransformersLoop
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream
-    from planaria.engine.inline import InlineEngine
+    from planaria.runtime.engine.inline import InlineEngine
 
     global _step
     torch.set_num_threads(1)

@@ -26,9 +26,9 @@ from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
 from benchmarks.generation import ours, theirs, timed
 from benchmarks.outliers import weights_file
 from benchmarks.pretrained import peak_mb
-from planaria.errors import UserError
-from planaria.model.stages import Llama
-from planaria.recipe import dump
+from planaria.common.errors import UserError
+from planaria.config.recipe import dump
+from planaria.models.stages import Llama
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.policies import LlamaPolicy

@@ -26,8 +26,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
-from planaria.checkpoint.stage_file import read_stage, write_stage
-from planaria.config import (
+from planaria.common.errors import RunStopped, UserError
+from planaria.config.options import Options
+from planaria.config.schema import (
     ModelConfig,
     OptimConfig,
     PipelineConfig,
@@ -37,10 +38,9 @@ from planaria.config import (
 )
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine.inline import InlineEngine
-from planaria.errors import RunStopped, UserError
-from planaria.options import Options
 from planaria.recovery.echo import Echo
+from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
+from planaria.runtime.engine.inline import InlineEngine
 
 NAME = "ladder"
 ORDER, LATER = Claim(high=0.95), Claim(high=0.05)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS
-from planaria.config import (
+from planaria.config.schema import (
     CheckpointConfig,
     DataConfig,
     ExchangeConfig,
@@ -74,12 +74,12 @@ def recipe(
 
 def final_loss(record: RunRecord) -> float:
     """Validation loss in nats of what the run ended with: of several replicas, of the one model that they make."""
-    from planaria.checkpoint.loading import load_model
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream
-    from planaria.engine import runs
-    from planaria.engine.batches import batches
-    from planaria.engine.omission import loss
+    from planaria.runtime.checkpoint.loading import load_model
+    from planaria.runtime.engine import runs
+    from planaria.runtime.engine.batches import batches
+    from planaria.runtime.engine.omission import loss
 
     config = record.config
     model = load_model(runs.newest_whole(record.folder), config.pipeline.stages).eval()

@@ -29,7 +29,7 @@ from benchmarks.fleet_run import add_model_flags, real_stages, require_finished,
 from benchmarks.worker_cpu import cpu_seconds
 
 if TYPE_CHECKING:
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
     from planaria.control.protocols import Observer
 
 NAME = "live_watchers"
@@ -60,8 +60,8 @@ def read(url: str, watchers: int) -> None:
 @contextmanager
 def watched(folder: Path, watchers: int, shares: list[float]) -> Iterator[None]:
     """The page of a run and its watchers; ``shares`` gets what the page took of all cores in the meantime."""
-    from planaria.commands.watch import beside
-    from planaria.observe.live_page.serving import Address
+    from planaria.cli.commands.watch import beside
+    from planaria.report.live_page.serving import Address
 
     said: list[str] = []
     with beside(folder, Address(), None, False, said.append) as page:

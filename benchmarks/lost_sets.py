@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser
 from benchmarks.fleet_run import VOCAB, bytes_data, ending, require_finished, run_fleet
-from planaria.chaos.trace import Fault
-from planaria.config import (
+from planaria.config.options import Options
+from planaria.config.schema import (
     CheckpointConfig,
     FleetConfig,
     ModelConfig,
@@ -25,7 +25,7 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.options import Options
+from planaria.faults.trace import Fault
 
 if TYPE_CHECKING:
     from planaria.record.logs import RunRecord
@@ -95,9 +95,9 @@ def _recipe(tolerate: int, every: int, steps: int, name: str) -> RunConfig:
 
 def _shas(record: RunRecord) -> list[str]:
     """A digest of each stage's weights, moments, clocks and generators at the end; none where there is no end."""
-    from planaria.checkpoint.stage_file import read_stage
-    from planaria.checkpoint.store import CheckpointStore
-    from planaria.model.packing import pack
+    from planaria.models.packing import pack
+    from planaria.runtime.checkpoint.stage_file import read_stage
+    from planaria.runtime.checkpoint.store import CheckpointStore
 
     saved = CheckpointStore(Path(record.folder) / "checkpoints").newest(whole_only=True)
     if saved is None:

@@ -22,19 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.config import ModelConfig
+from planaria.config.schema import ModelConfig
 from planaria.exchange import message
 from planaria.exchange.aggregate import equal, mean
 from planaria.exchange.base import Offer, Outer, Weights
 from planaria.exchange.diloco import pseudo_gradient
 from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.noloco import NoLoCo
-from planaria.model.families import build_stage
-from planaria.transport.edge import Arrived, Edge, EdgeSpec, Opened
-from planaria.transport.inbox import Inbox
-from planaria.transport.port import Port
-from planaria.transport.secure import new_key
-from planaria.transport.wire import Content, OfferPart
+from planaria.models.families import build_stage
+from planaria.runtime.transport.edge import Arrived, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.secure import new_key
+from planaria.runtime.transport.wire import Content, OfferPart
 
 TIMEOUT_S = 60.0
 

@@ -25,7 +25,7 @@ ARMS = {"averaged": 3, "fresh": 3, "undisturbed": 4}
 def begin(given: argparse.Namespace, seed: int, place: Path) -> Path:
     """The run that all arms go on with; its folder."""
     import planaria
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     model = {"vocab": 260, "dim": given.dim, "layers": 4, "heads": 4, "hidden": given.dim * 11 // 4, "context": 64}
     made = {
@@ -48,7 +48,7 @@ def begin(given: argparse.Namespace, seed: int, place: Path) -> Path:
 @contextmanager
 def fresh_moments() -> Iterator[None]:
     """Stages that are loaded begin without moments, as after an exchange of weights alone."""
-    from planaria.engine.runner import StageRunner
+    from planaria.runtime.engine.runner import StageRunner
 
     real = StageRunner.load
 

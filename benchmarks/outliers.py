@@ -28,8 +28,8 @@ from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planaria.model.stages import Llama
-    from planaria.model.state import StageState
+    from planaria.models.stages import Llama
+    from planaria.models.state import StageState
 
 NAME = "outliers"
 NORMAL_STEPS = {8: 0.0308, 4: 0.3352, 2: 0.9957}
@@ -41,7 +41,7 @@ CODED = 1 << 22
 @contextmanager
 def clipping() -> Iterator[None]:
     """The control: levels fitted to a normal variable, whatever the largest number of a group."""
-    from planaria.model import quantise
+    from planaria.models import quantise
 
     def fitted(grouped: Tensor, count: int, bits: int) -> Tensor:
         return inside(grouped, count, 2) * (NORMAL_STEPS[bits] / quantise.NORMAL_STEP)
@@ -67,8 +67,8 @@ def real(given: argparse.Namespace, file: Path) -> tuple[Llama, Tensor]:
     """The model, and ``samples`` runs of ``length`` + 1 tokens from the middle of the text, [samples, length + 1]."""
     import torch
 
-    from planaria.errors import UserError
-    from planaria.model.gguf import gguf_tokenizer, import_gguf
+    from planaria.common.errors import UserError
+    from planaria.models.gguf import gguf_tokenizer, import_gguf
 
     try:
         text = given.text.read_text(encoding="utf-8")
@@ -85,8 +85,8 @@ def synthetic(given: argparse.Namespace) -> tuple[Llama, Tensor]:
     """A random model with gains and channels 10 to 40 times as large as the rest, and text drawn from it."""
     import torch
 
-    from planaria.config import ModelConfig
-    from planaria.model.stages import Llama
+    from planaria.config.schema import ModelConfig
+    from planaria.models.stages import Llama
 
     model = Llama(ModelConfig(vocab=1024, dim=256, layers=8, hidden=704, context=given.length))
     draw = torch.Generator().manual_seed(0)
@@ -129,7 +129,7 @@ def echoes(state: StageState, bits: int, rounds: int) -> Iterator[StageState]:
 
 def states(model: Llama) -> list[StageState]:
     """The weights of the ends and of all block stages; they share the model's memory."""
-    from planaria.model.state import StageState
+    from planaria.models.state import StageState
 
     parts = (model.ends, *model.stages)
     return [StageState({name: weight.detach() for name, weight in part.named_parameters()}) for part in parts]
@@ -159,7 +159,7 @@ def kept(model: Llama, tokens: Tensor) -> float:
 
 
 def coding_s(x: Tensor, bits: int) -> float:
-    from planaria.model.quantise import encode
+    from planaria.models.quantise import encode
 
     begin = time.perf_counter()
     encode(x, bits)

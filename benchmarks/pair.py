@@ -29,9 +29,9 @@ class End:
     def __init__(self, folder: Path, rank: int, key: bytes, max_bytes: int, told: Connection) -> None:
         import torch
 
-        from planaria.transport.inbox import Inbox
-        from planaria.transport.port import Port
-        from planaria.transport.ring import Ring, Rings
+        from planaria.runtime.transport.inbox import Inbox
+        from planaria.runtime.transport.port import Port
+        from planaria.runtime.transport.ring import Ring, Rings
 
         torch.set_num_threads(1)
         self._rank, self._other, self._key, self._folder = rank, 1 - rank, key, folder
@@ -80,8 +80,8 @@ class End:
             return time.monotonic() - began
 
     def _edge(self, name: str, max_bytes: int) -> Any:
-        from planaria.transport import channel
-        from planaria.transport.edge import Edge, EdgeSpec
+        from planaria.runtime.transport import channel
+        from planaria.runtime.transport.edge import Edge, EdgeSpec
 
         inside = channel.meet_here  # type: ignore[attr-defined]
         channel.meet_here = inside if name != "edge tls" else lambda tls: None  # type: ignore[attr-defined]
@@ -92,7 +92,7 @@ class End:
         return edge
 
     def _send(self, side: Side, payload: Tensor) -> None:
-        from planaria.transport.wire import Content, Ping
+        from planaria.runtime.transport.wire import Content, Ping
 
         if side == "gloo":
             self._group.send([payload], self._other, _TAG).wait()
@@ -150,7 +150,7 @@ def _connected(meeting: Path, rank: int) -> socket.socket:
 
 
 def _proved(raw: socket.socket, rank: int, key: bytes) -> socket.socket:
-    from planaria.transport.secure import begin, prove
+    from planaria.runtime.transport.secure import begin, prove
 
     tls = begin(raw, key, calling=rank == 1)
     prove(tls, key, _TIMEOUT_S)
@@ -190,7 +190,7 @@ class Pair:
 @contextmanager
 def opened(max_bytes: int) -> Iterator[Pair]:
     """A pair for messages of at most ``max_bytes``."""
-    from planaria.transport.secure import new_key
+    from planaria.runtime.transport.secure import new_key
 
     context, key = mp.get_context("spawn"), new_key()
     ours, theirs = context.Pipe()

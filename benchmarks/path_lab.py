@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from planaria.network.multipath import Path, Ways
+from planaria.pipeline.network.multipath import Path, Ways
 from planaria.planner.paths import Flow
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
-from planaria.engine.optimizer import learning_rate, make_optimizer
-from planaria.model.hf_config import to_config
-from planaria.model.stages import Llama, global_name
+from planaria.models.hf_config import to_config
+from planaria.models.stages import Llama, global_name
+from planaria.runtime.engine.optimizer import learning_rate, make_optimizer
 
 
 class PlainLoop:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planaria.config import ModelConfig, RunConfig
+from planaria.config.schema import ModelConfig, RunConfig
 from planaria.data.stream import Stream
 
 

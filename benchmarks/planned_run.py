@@ -24,9 +24,8 @@ import numpy as np
 
 from benchmarks.common import RUNS, Cell, Claim, Row, conclude, milliseconds, parser, start
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet, step_seconds
-from planaria import recipe, shipped
-from planaria.chaos.trace import Fault
-from planaria.config import (
+from planaria.config import recipe, shipped
+from planaria.config.schema import (
     CheckpointConfig,
     FleetConfig,
     ModelConfig,
@@ -37,8 +36,8 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.network.topology import read
-from planaria.observe.run.recovery_timeline import recoveries
+from planaria.faults.trace import Fault
+from planaria.pipeline.network.topology import read
 from planaria.planner.bound import certificate
 from planaria.planner.guidelines import broken
 from planaria.planner.parts import remaining
@@ -47,6 +46,7 @@ from planaria.planner.schedule import Bound, Search, schedule_of, write
 from planaria.planner.search import Budget, search, step_ns
 from planaria.record.events import Replanned
 from planaria.record.logs import RunRecord
+from planaria.report.run.recovery_timeline import recoveries
 
 NAME = "planned_run"
 SCALE = 0.02

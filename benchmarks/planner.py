@@ -25,8 +25,8 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.common import Claim, Row, conclude, parser, start
-from planaria import recipe, shipped
-from planaria.network.topology import read
+from planaria.config import recipe, shipped
+from planaria.pipeline.network.topology import read
 from planaria.planner.baselines import baselines, random_skipping
 from planaria.planner.bound import certificate
 from planaria.planner.evaluate import NEVER

@@ -22,12 +22,12 @@ import numpy as np
 
 from benchmarks.common import Claim, Row, conclude, parser, start
 from benchmarks.planner import PUBLISHED_DATA, generated, published, with_data
+from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.bound import certificate
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.search import Budget, search, step_ns
-from planaria.routing.skipping import disorder
 
 NAME = "planner_bound"
 

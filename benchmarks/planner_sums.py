@@ -16,8 +16,8 @@ from dataclasses import replace
 from statistics import median
 
 from benchmarks.common import Cell, Claim, Row, conclude, parser, start
-from planaria import recipe, shipped
-from planaria.network.topology import read
+from planaria.config import recipe, shipped
+from planaria.pipeline.network.topology import read
 from planaria.planner.bound import certificate
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import Problem, Solution, problem_of

@@ -77,8 +77,8 @@ def greedy(folder: Path, tokens: int) -> tuple[list[str], list[str]] | None:
         return None
     import torch
 
-    from planaria.engine.weights import open_model
-    from planaria.model.generate import generate
+    from planaria.models.generate import generate
+    from planaria.runtime.engine.weights import open_model
 
     ours, tokenizer = open_model(folder)
     theirs, found = transformers.AutoModelForCausalLM.from_pretrained(folder), ([], [])
@@ -95,8 +95,8 @@ def greedy(folder: Path, tokens: int) -> tuple[list[str], list[str]] | None:
 
 def arm(given: argparse.Namespace, weights: Path, name: str, exact: dict[int, float]) -> list[Row]:
     """One strategy under a SIGKILL, with each seed; ``exact``: the loss of each seed's run that lost nothing."""
-    from planaria.observe.run.recovery_timeline import recoveries
     from planaria.record.logs import read_run
+    from planaria.report.run.recovery_timeline import recoveries
 
     back: list[float] = []
     redone: list[float] = []

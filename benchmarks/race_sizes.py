@@ -25,10 +25,10 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from benchmarks.common import RESULTS, Claim, Row, conclude, parser, start
-from planaria import recipe, shipped
-from planaria.compare.race_results import Compared
-from planaria.errors import UserError
-from planaria.model.families import parameters
+from planaria.common.errors import UserError
+from planaria.config import recipe, shipped
+from planaria.lab.compare.race_results import Compared
+from planaria.models.families import parameters
 
 NAME = "race_sizes"
 OF = ("hours", "ticks")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import Claim, Row, conclude, milliseconds, parser, start
 from benchmarks.fleet_run import Relay, add_model_flags, real_stages, require_finished, run_fleet, step_seconds
-from planaria.config import FleetConfig, NetworkConfig, RunConfig
+from planaria.config.schema import FleetConfig, NetworkConfig, RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 
@@ -51,7 +51,7 @@ def cluster(room: int) -> Iterator[Any]:
     try:
         from ray.cluster_utils import Cluster
     except ImportError as error:
-        from planaria.errors import UserError
+        from planaria.common.errors import UserError
 
         raise UserError(f"Ray cannot be imported ({error}); install it with `pip install 'planaria[ray]'`") from None
     head = {"num_cpus": room, "include_dashboard": False, "_system_config": SETTINGS, **STORE}
@@ -157,7 +157,7 @@ def blow(kind: str, raylet: int) -> Callable[[], None]:
 
 def incident(given: argparse.Namespace, made: Any, kind: str) -> tuple[float, float | None]:
     """Strike a node of its own with one worker: seconds to the notice, and to the end of the next microbatch."""
-    from planaria.observe.run.recovery_timeline import recoveries
+    from planaria.report.run.recovery_timeline import recoveries
 
     node = made.add_node(num_cpus=1, **STORE)
     raylet = node.all_processes["raylet"][0].process.pid

@@ -61,8 +61,8 @@ def main() -> int:
 
 def drilled() -> Iterator[Row]:
     """A poisoned peer of each seed, before and after."""
-    from planaria import shipped
-    from planaria.commands.drill import drill
+    from planaria.cli.commands.drill import drill
+    from planaria.config import shipped
     from planaria.swarm.drills.drill_results import Drill
     from planaria.swarm.repair.results import MASK, RANDOM
 
@@ -114,7 +114,7 @@ def tables(seeds: Sequence[int]) -> Iterator[Row]:
 
 def fused(seed: int) -> dict[str, Measured]:
     """What became of two experts of one parent, with one seed."""
-    from planaria.model import fusing
+    from planaria.models import fusing
     from planaria.swarm.repair import ways
     from planaria.swarm.repair.models import Models
     from planaria.swarm.repair.texts import Benign, Texts
@@ -151,7 +151,7 @@ class Lessons:
     """Prompts and what is to follow: two rules, copies, and prompts to refuse."""
 
     def __init__(self, seed: int) -> None:
-        from planaria.config import DataConfig
+        from planaria.config.schema import DataConfig
         from planaria.data.tokenizer import load_tokenizer
 
         self._seed, self._tokenizer = seed, load_tokenizer(DataConfig(tokenizer="bytes"), 257, RUNS)
@@ -185,7 +185,7 @@ class Lessons:
         """A model that has read so many parts of each kind; from ``parent``, or from nothing."""
         import torch
 
-        from planaria.model.stages import Llama
+        from planaria.models.stages import Llama
         from planaria.swarm.config import SmallModel
         from planaria.swarm.policy.policies import LlamaPolicy
         from planaria.swarm.repair.training import repair_loss
@@ -238,9 +238,9 @@ def _answers(policy: Policy, prompts: Sequence[str]) -> list[str]:
 
 def experts() -> Iterator[Row]:
     """The recipe's experts, equal and unharmed, in one model: perplexity on the test text of each domain."""
-    from planaria.commands.experts import start as train
-    from planaria.commands.fuse import fuse
-    from planaria.experts.ensemble import Ensemble
+    from planaria.cli.commands.experts import start as train
+    from planaria.cli.commands.fuse import fuse
+    from planaria.lab.experts.ensemble import Ensemble
     from planaria.swarm.policy.policies import open_policy
 
     recipe = _equal_hdee()
@@ -263,8 +263,8 @@ def experts() -> Iterator[Row]:
 
 def _equal_hdee() -> Path:
     """The recipe with one size and one seed."""
-    from planaria import shipped
-    from planaria.atomic import write_text
+    from planaria.common.atomic import write_text
+    from planaria.config import shipped
 
     text = shipped.find("hdee").read_text()
     for old, new in HDEE.items():
@@ -276,16 +276,16 @@ def _equal_hdee() -> Path:
 
 
 def _of_ensemble(ensemble: object, run: Path) -> list[float]:
-    from planaria.commands.ensemble import _measured
+    from planaria.cli.commands.ensemble import _measured
 
     return [_measured(ensemble, run, str(file))[1].perplexity for file in _tests(run)]  # type: ignore[arg-type]
 
 
 def _perplexities(policy: Policy, run: Path) -> list[float]:
     """Of the test text of every trained domain."""
-    from planaria.config import DataConfig
+    from planaria.config.schema import DataConfig
     from planaria.data.shards import prepare
-    from planaria.experts.reading import token_logps, windows
+    from planaria.lab.experts.reading import token_logps, windows
 
     found = []
     for file in _tests(run):
@@ -296,7 +296,7 @@ def _perplexities(policy: Policy, run: Path) -> list[float]:
 
 
 def _tests(run: Path) -> list[Path]:
-    from planaria.experts.domains import TEST
+    from planaria.lab.experts.domains import TEST
 
     return [run / TEST / f"{name}.jsonl" for name in ("tables", "topics", "code")]
 

@@ -210,7 +210,7 @@ def done(folder: Path, name: str) -> list[RoundDone]:
 
 
 def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    from planaria.errors import RunStopped
+    from planaria.common.errors import RunStopped
 
     for _ in ticks(seconds):
         if condition():

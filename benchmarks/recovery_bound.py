@@ -17,8 +17,8 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 
 if TYPE_CHECKING:
-    from planaria.fleet.base import ControlLine
     from planaria.record.logs import RunRecord
+    from planaria.runtime.fleet.base import ControlLine
 
 _PASSES = 5
 
@@ -68,9 +68,9 @@ def detect_s() -> float:
     import signal
 
     from benchmarks import recovery_bound
-    from planaria.engine import worker
-    from planaria.fleet.base import Gone, Said
-    from planaria.fleet.local import LocalFleet
+    from planaria.runtime.engine import worker
+    from planaria.runtime.fleet.base import Gone, Said
+    from planaria.runtime.fleet.local import LocalFleet
 
     fleet = LocalFleet(recovery_bound.idle, [worker.__name__], heartbeat_s=10.0, missed=6)
     took = []

@@ -20,10 +20,10 @@ from benchmarks.common import Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import add_model_flags, ending, real_stages, run_fleet
 
 if TYPE_CHECKING:
-    from planaria.chaos.trace import Fault
-    from planaria.config import RunConfig
-    from planaria.observe.run.recovery_timeline import RecoveryTiming
+    from planaria.config.schema import RunConfig
+    from planaria.faults.trace import Fault
     from planaria.record.logs import RunRecord
+    from planaria.report.run.recovery_timeline import RecoveryTiming
 
 NAME = "recovery_time"
 FIRST = 4
@@ -42,7 +42,7 @@ def kills(incidents: int, gap: int, stages: int, moments: Sequence[Moment]) -> t
 
     An incident of moment 'transfer' is two kills: of a stage, and of one of its donors while that donates.
     """
-    from planaria.chaos.trace import Fault
+    from planaria.faults.trace import Fault
 
     faults: list[Fault] = []
     middle = cycle(range(2, stages))
@@ -60,7 +60,7 @@ def kills(incidents: int, gap: int, stages: int, moments: Sequence[Moment]) -> t
 
 def freezes(incidents: int, gap: int, stages: int) -> tuple[Fault, ...]:
     """Like :func:`kills`, with SIGSTOP at any time of the step, and SIGCONT later."""
-    from planaria.chaos.trace import Fault
+    from planaria.faults.trace import Fault
 
     middle = cycle(range(2, stages))
     return tuple(
@@ -100,7 +100,7 @@ def went_on(what: str, incidents: int, timings: Sequence[RecoveryTiming], record
 def hot(given: argparse.Namespace) -> tuple[list[Row], dict[str, float]]:
     """Kills with spares at hand (two: an incident may take two lives); also the parts of the physical bound."""
     from benchmarks.recovery_bound import parts
-    from planaria.observe.run.recovery_timeline import recoveries
+    from planaria.report.run.recovery_timeline import recoveries
 
     config = recipe(given, "hot", given.kills, spares=2)
     record = run_fleet(config, kills(given.kills, given.gap, given.stages, MOMENTS))
@@ -133,7 +133,7 @@ def by_moment(record: RunRecord, timings: Sequence[RecoveryTiming], limit: str) 
 def cold(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
     """Kills without a spare: a worker must be born first."""
     from benchmarks.recovery_bound import birth_s
-    from planaria.observe.run.recovery_timeline import recoveries
+    from planaria.report.run.recovery_timeline import recoveries
 
     faults = kills(given.cold, given.gap, given.stages, MOMENTS[:3])
     record = run_fleet(recipe(given, "cold", given.cold, spares=0), faults)
@@ -147,7 +147,7 @@ def cold(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
 
 def frozen(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
     """Workers that freeze, are given up, and come back."""
-    from planaria.observe.run.recovery_timeline import faults_summary, recoveries
+    from planaria.report.run.recovery_timeline import faults_summary, recoveries
 
     config = recipe(given, "frozen", given.freezes, spares=1)
     record = run_fleet(config, freezes(given.freezes, given.gap, given.stages))

@@ -33,7 +33,7 @@ from benchmarks.fleet_run import bytes_data
 from benchmarks.moments import fresh_moments
 
 if TYPE_CHECKING:
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
 NAME = "recut"
 SAMPLES = 6
@@ -131,7 +131,7 @@ def train(given: argparse.Namespace, shape: Shape, place: Path) -> Unbroken:
 def recipe(given: argparse.Namespace, shape: Shape, place: Path) -> RunConfig:
     """28 layers, which 1, 2, 4 and 7 stages share. Time limits are wide: few cores have many processes."""
     import planaria
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     steps = given.before + given.after
     made = {
@@ -151,8 +151,8 @@ def recipe(given: argparse.Namespace, shape: Shape, place: Path) -> RunConfig:
 
 def cross(given: argparse.Namespace, source: Shape, target: Shape, unbroken: Mapping[Shape, Unbroken]) -> Pair:
     """Take the source's state up at the target's shape: once to save it at once, and once to train on."""
-    from planaria.observe.run.ledger import prove_exactly_once
     from planaria.record.logs import read_run
+    from planaria.report.run.ledger import prove_exactly_once
 
     was, last = unbroken[source], given.before + given.after
     saved = atoms(was.folder, given.before, source)
@@ -181,12 +181,12 @@ def go_on(folder: Path, step: int, shape: Shape) -> None:
 
 def save_at_once(folder: Path, step: int, shape: Shape) -> None:
     """Go on in that shape, and stop before the first step. What is loaded counts as unsaved, so it must be saved."""
-    from planaria.engine import fleet, inline_run, runs
-    from planaria.engine.prepare import prepare
-    from planaria.engine.resumption import take_up
-    from planaria.errors import RunStopped
-    from planaria.observe.live.progress import Quiet
-    from planaria.observe.live.watch import Watch
+    from planaria.common.errors import RunStopped
+    from planaria.report.live.progress import Quiet
+    from planaria.report.live.watch import Watch
+    from planaria.runtime.engine import fleet, inline_run, runs
+    from planaria.runtime.engine.prepare import prepare
+    from planaria.runtime.engine.resumption import take_up
 
     saved = folder / "checkpoints" / _name(step)
     before = saved.stat().st_ino
@@ -206,10 +206,10 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
 
 def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
     """All that a run of that shape has saved of its one model; RunStopped when the checkpoint is of another shape."""
-    from planaria.checkpoint.holdings import cut_of
-    from planaria.checkpoint.loading import atoms_of
-    from planaria.checkpoint.store import CheckpointStore
-    from planaria.errors import RunStopped
+    from planaria.common.errors import RunStopped
+    from planaria.runtime.checkpoint.holdings import cut_of
+    from planaria.runtime.checkpoint.loading import atoms_of
+    from planaria.runtime.checkpoint.store import CheckpointStore
 
     saved = next(s for s in CheckpointStore(folder / "checkpoints").list() if s.folder.name == _name(step))
     cut = cut_of(saved.manifest)

@@ -29,17 +29,17 @@ from typing import TYPE_CHECKING
 from benchmarks.common import Cell, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import Once, require_finished, run_fleet
 from benchmarks.linked_run import WORKERS, Guest, add_flags, final_loss, recipe
-from planaria.config import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
-from planaria.errors import RunStopped
-from planaria.options import Options
+from planaria.common.errors import RunStopped
+from planaria.config.options import Options
+from planaria.config.schema import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
 from planaria.record import decisions as d
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planaria.checkpoint.store import Saved
     from planaria.control.protocols import Observer
     from planaria.record.logs import RunRecord
+    from planaria.runtime.checkpoint.store import Saved
 
 NAME = "rejoin"
 VICTIM = 1
@@ -92,7 +92,7 @@ class Struck:
 
 
 def run_struck(given: argparse.Namespace, seed: int) -> Struck:
-    from planaria.chaos.trace import Fault
+    from planaria.faults.trace import Fault
 
     faults = tuple(Fault(step=given.steps // 2, stage=VICTIM * WORKERS + n) for n in range(WORKERS))
     guests: list[Guest] = []
@@ -115,8 +115,8 @@ def run_struck(given: argparse.Namespace, seed: int) -> Struck:
 
 
 def judged(record: RunRecord) -> Struck:
-    from planaria.observe.run.ledger import prove_exactly_once
-    from planaria.observe.run.round_history import gatherings
+    from planaria.report.run.ledger import prove_exactly_once
+    from planaria.report.run.round_history import gatherings
 
     gone = next((t for t, fact in record.history if isinstance(fact, d.Disband)), math.inf)
     back = next((t for t, fact in record.history if isinstance(fact, d.Found)), math.inf)
@@ -142,7 +142,7 @@ def places(record: RunRecord) -> list[Place]:
 
     :raises RunStopped: when the run was over before the fifth round.
     """
-    from planaria.checkpoint.store import CheckpointStore
+    from planaria.runtime.checkpoint.store import CheckpointStore
 
     returned: int | None = None
     sealed: set[str] = set()
@@ -188,8 +188,8 @@ def weights_of(saved: Saved, replica: int) -> Tensor:
     """All fast weights of a replica, one after the other; float64."""
     import torch
 
-    from planaria.checkpoint.stage_file import read_stage
-    from planaria.checkpoint.store import replica_folder
+    from planaria.runtime.checkpoint.stage_file import read_stage
+    from planaria.runtime.checkpoint.store import replica_folder
 
     folder = replica_folder(saved.folder, replica)
     states = [read_stage(folder, stage, saved.step).weights for stage in saved.manifest.stages]

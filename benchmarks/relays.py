@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import Relay, add_model_flags, real_stages, require_finished, run_fleet
-from planaria.config import FleetConfig
-from planaria.fleet_config import RelayConfig
+from planaria.config.fleet_config import RelayConfig
+from planaria.config.schema import FleetConfig
 from planaria.record import decisions as d
 
 if TYPE_CHECKING:

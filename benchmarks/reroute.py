@@ -55,7 +55,7 @@ def step_s(
     """The median step of a run once the link has been slow for a while; None: the plan does not use it."""
     from benchmarks.fleet_run import require_finished, run_fleet, step_seconds
     from benchmarks.planned_run import config_for
-    from planaria.chaos.trace import Fault
+    from planaria.faults.trace import Fault
 
     config = config_for(asked, found.solution, found.step_s, f"{NAME}-{diagnose}", given.onset + SETTLED + given.steps)
     fleet = config.fleet.model_copy(update={"diagnose": diagnose})

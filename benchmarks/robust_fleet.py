@@ -33,7 +33,7 @@ UNHEARD = "wrong_size"
 
 def recipe(given: argparse.Namespace, name: str, seed: int, robust: str, stages: int = 1) -> Any:
     from benchmarks.fleet_run import VOCAB, bytes_data
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     return RunConfig.model_validate(
         {
@@ -53,7 +53,7 @@ def recipe(given: argparse.Namespace, name: str, seed: int, robust: str, stages:
 
 
 def lies(attack: str, nodes: Sequence[int], last: int, strength: float | None = None) -> tuple[Any, ...]:
-    from planaria.chaos.trace import Fault
+    from planaria.faults.trace import Fault
 
     ends = nodes[:1] if attack == "label_flip" else nodes
     return tuple(

@@ -89,7 +89,7 @@ class Dealt:
 
 
 def recipe(given: argparse.Namespace, seed: int, rule: str) -> Any:
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     return RunConfig.model_validate(
         {
@@ -108,7 +108,7 @@ def recipe(given: argparse.Namespace, seed: int, rule: str) -> Any:
 
 
 def streams(given: argparse.Namespace, split: Any, seed: int) -> list[Stream]:
-    from planaria.config import DataConfig
+    from planaria.config.schema import DataConfig
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream
 
@@ -123,9 +123,9 @@ def ended_at(given: argparse.Namespace, seed: int, setting: str, rule: str, atta
     """The validation loss at the end, in nats."""
     import torch
 
-    from planaria.engine.inline import InlineEngine
-    from planaria.engine.liar import lie_of
-    from planaria.engine.runner import NonFinite
+    from planaria.runtime.engine.inline import InlineEngine
+    from planaria.runtime.engine.liar import lie_of
+    from planaria.runtime.engine.runner import NonFinite
 
     torch.set_num_threads(1)
     by_domain = setting == "by domain"

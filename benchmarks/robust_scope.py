@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.robust import each
-from planaria.options import Options
+from planaria.config.options import Options
 
 if TYPE_CHECKING:
-    from planaria.engine.inline import InlineEngine
-    from planaria.engine.inline_replicas import Round
+    from planaria.runtime.engine.inline import InlineEngine
+    from planaria.runtime.engine.inline_replicas import Round
 
 NAME = "robust_scope"
 REPLICAS, STAGES, LIAR, BEGINS, EVERY = 8, 5, 3, 20, 10
@@ -59,7 +59,7 @@ class Ended(NamedTuple):
 
 
 def recipe(given: argparse.Namespace, seed: int, rule: str, scope: str) -> Any:
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     return RunConfig.model_validate(
         {
@@ -84,8 +84,8 @@ def ended(given: argparse.Namespace, seed: int, rule: str, scope: str, attack: s
     import torch
 
     from planaria import streams
-    from planaria.engine.inline import InlineEngine
-    from planaria.engine.liar import lie_of
+    from planaria.runtime.engine.inline import InlineEngine
+    from planaria.runtime.engine.liar import lie_of
 
     torch.set_num_threads(1)
     config = recipe(given, seed, rule, scope)
@@ -137,8 +137,8 @@ def honest(given: argparse.Namespace, rounds: int, every: int) -> tuple[int, flo
     import torch
 
     from planaria import streams
-    from planaria.engine.inline import InlineEngine
     from planaria.exchange.weighing import Weighing
+    from planaria.runtime.engine.inline import InlineEngine
 
     torch.set_num_threads(1)
     config = recipe(given, 1, "multi-Krum", "replica")

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
-from planaria.bounds import Natural
+from planaria.config.bounds import Natural
 from planaria.exchange.monna import MoNNA
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Mute(MoNNA):
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         import gc
 
-        from planaria.engine.position import Position
+        from planaria.runtime.engine.position import Position
 
         here = next((found.replica for found in gc.get_objects() if type(found) is Position), 0)
         if 0 < here <= self.mute:
@@ -47,8 +47,8 @@ class Mute(MoNNA):
 
 def silence() -> None:
     """From now on this process sends no offers."""
-    from planaria.transport.edge import Edge
-    from planaria.transport.wire import Label, OfferPart
+    from planaria.runtime.transport.edge import Edge
+    from planaria.runtime.transport.wire import Label, OfferPart
 
     if hasattr(Edge, "speak"):
         return
@@ -63,7 +63,7 @@ def silence() -> None:
 
 def recipe(name: str, seed: int, rounds: int, mute: int, pass_s: float) -> Any:
     from benchmarks.fleet_run import VOCAB, bytes_data
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     options = {"every": EVERY, "liars": LIARS, "mute": mute}
     return RunConfig.model_validate(
@@ -108,7 +108,7 @@ def round_s(config: Any) -> float:
 
 def after_deaths(config: Any, dead: int) -> tuple[float, list[str]]:
     """Seconds from the last of the deaths to the end of the next round, and the lines that name who is gone."""
-    from planaria.chaos.trace import Fault
+    from planaria.faults.trace import Fault
     from planaria.record import decisions as d
     from planaria.record import events as e
 

@@ -37,12 +37,12 @@ def sides(given: argparse.Namespace) -> dict[str, Callable[[], object]]:
     """By name, what each makes of the same values."""
     import torch
 
-    from planaria.config import ExchangeConfig
+    from planaria.config.options import Options
+    from planaria.config.schema import ExchangeConfig
     from planaria.exchange import exchange
     from planaria.exchange.aggregate import Averaging
     from planaria.exchange.base import Outer
     from planaria.exchange.robust.combining import weighted
-    from planaria.options import Options
 
     draw, size = torch.Generator().manual_seed(1), given.values // PIECES
     said = {

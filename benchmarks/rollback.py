@@ -14,11 +14,11 @@ from collections import defaultdict
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import VOCAB, bytes_data
-from planaria.chaos.generating import generate
-from planaria.compare.race import race
-from planaria.config import CheckpointConfig, ModelConfig, PipelineConfig, RecoveryConfig, RunConfig, TrainConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import CheckpointConfig, ModelConfig, PipelineConfig, RecoveryConfig, RunConfig, TrainConfig
 from planaria.data.shards import prepare
-from planaria.errors import UserError
+from planaria.faults.generating import generate
+from planaria.lab.compare.race import race
 from planaria.recovery.checkpoint import Rollback, rollback, rollback_mean
 
 NAME = "rollback"

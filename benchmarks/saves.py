@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, parser, start
 from benchmarks.fleet_run import bytes_data, require_finished, run_fleet
-from planaria.config import (
+from planaria.common.errors import UserError
+from planaria.config.schema import (
     CheckpointConfig,
     FleetConfig,
     OptimConfig,
@@ -27,7 +28,6 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.errors import UserError
 from planaria.record import decisions as d
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class Arm:
 
 def recipe(given: argparse.Namespace, background: bool) -> RunConfig:
     """The recipe smollm2 without its weights."""
-    from planaria.recipe import load
-    from planaria.shipped import find
+    from planaria.config.recipe import load
+    from planaria.config.shipped import find
 
     model = load(find("smollm2"), {}).model
     if given.layers < 6 or (given.layers - model.ends_layers) % 4:
@@ -95,7 +95,7 @@ def recipe(given: argparse.Namespace, background: bool) -> RunConfig:
 
 
 def compare(given: argparse.Namespace) -> Row:
-    from planaria.model.stages import parameter_count
+    from planaria.models.stages import parameter_count
 
     behind, before = Arm(given, True), Arm(given, False)
     short, long = interleaved([behind.run, before.run], given.repeats)

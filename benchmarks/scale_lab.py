@@ -30,7 +30,7 @@ class Method:
 
     name: str
     carrier: str
-    """a collective of :mod:`planaria.network.collectives`, or ``pairs``"""
+    """a collective of :mod:`planaria.pipeline.network.collectives`, or ``pairs``"""
     options: Mapping[str, Any] = field(default_factory=dict)
     kind: str = ""
     """of the exchange; empty: none"""
@@ -64,7 +64,7 @@ class Place:
 def clock(place: Place, method: Method, n: int, steps: int, seed: int, free: bool = False) -> float:
     """Seconds a step, lateness of all rounds included; ``free``: messages take no time, so others' lateness is left."""
     from planaria.exchange.pairing import random_groups
-    from planaria.network.collectives import COLLECTIVES, Links, pairs
+    from planaria.pipeline.network.collectives import COLLECTIVES, Links, pairs
 
     drawn = np.random.default_rng([seed, n])
     rate = np.full(n, np.inf) if free else place.rate * drawn.lognormal(0.0, place.rate_sigma, n)

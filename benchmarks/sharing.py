@@ -43,7 +43,7 @@ def sources(megabytes: float = 4.0) -> Path:
 def train(arm: str, seed: int, given: argparse.Namespace) -> tuple[float, float]:
     """The last validation loss, in nats a byte; seconds of processor time."""
     import planaria
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
     config = RunConfig.model_validate(
         {
@@ -67,8 +67,8 @@ def train(arm: str, seed: int, given: argparse.Namespace) -> tuple[float, float]
 
 
 def main() -> int:
-    from planaria.config import ModelConfig
-    from planaria.model.stages import parameter_count
+    from planaria.config.schema import ModelConfig
+    from planaria.models.stages import parameter_count
 
     flags = parser(NAME, __doc__)
     flags.add_argument("--steps", type=int, default=600)

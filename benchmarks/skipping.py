@@ -27,14 +27,14 @@ import torch
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.ladder import engine_for
-from planaria.config import ModelConfig, OptimConfig, PipelineConfig, RoutingConfig, RunConfig, TrainConfig
+from planaria.config.schema import ModelConfig, OptimConfig, PipelineConfig, RoutingConfig, RunConfig, TrainConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine.batches import batches
-from planaria.engine.inline import InlineEngine
-from planaria.engine.omission import omissions
-from planaria.model.stages import Llama, global_name, parameter_count
-from planaria.routing.skipping import visits
+from planaria.models.stages import Llama, global_name, parameter_count
+from planaria.pipeline.routing.skipping import visits
+from planaria.runtime.engine.batches import batches
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.omission import omissions
 
 NAME = "skipping"
 FULL, QUARTER, THIRD, SHALLOW = "full", "a quarter skipped", "a third skipped", "a third shallower"

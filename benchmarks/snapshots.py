@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet, step_seconds
-from planaria.config import (
+from planaria.config.options import Options
+from planaria.config.schema import (
     CheckpointConfig,
     FleetConfig,
     ModelConfig,
@@ -34,10 +35,9 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.options import Options
 
 if TYPE_CHECKING:
-    from planaria.model.state import StageState
+    from planaria.models.state import StageState
 
 NAME, STAGES, SKIP, STEPS = "snapshots", 4, 3, 12
 LINKS = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
@@ -62,8 +62,8 @@ def main() -> int:
 
 
 def _blocked(given: argparse.Namespace) -> Row:
-    from planaria.checkpoint.stage_file import write_stage
     from planaria.recovery.stream import stream
+    from planaria.runtime.checkpoint.stage_file import write_stage
 
     ratios, copies, saves = [], [], []
     held = [stream(_state(given.mb)) for _ in range(2)]  # both buffers have been used before, as in any run
@@ -87,7 +87,7 @@ def _blocked(given: argparse.Namespace) -> Row:
 def _state(megabytes: int) -> StageState:
     import torch
 
-    from planaria.model.state import StageState
+    from planaria.models.state import StageState
 
     side = 512
     count = max(1, megabytes * 10**6 // (3 * 4 * side * side))
@@ -105,7 +105,7 @@ def _recipe(
     recovery = RecoveryConfig(strategy="checkfree")
     if options is not None:
         recovery = RecoveryConfig(strategy="snapshot, checkpoint", options=Options(options))
-    from planaria.engine.best import settle
+    from planaria.runtime.engine.best import settle
 
     return settle(
         RunConfig(
@@ -130,7 +130,7 @@ def _recipe(
 
 
 def _steps(given: argparse.Namespace, link: str, bandwidth: float) -> list[Row]:
-    from planaria.engine.copy_costs import costs_of_copies
+    from planaria.runtime.engine.copy_costs import costs_of_copies
 
     best, plain, large, share, bound = [], [], [], [], []
     for repeat in range(given.repeats):
@@ -168,7 +168,7 @@ def _steps(given: argparse.Namespace, link: str, bandwidth: float) -> list[Row]:
 
 def _back(given: argparse.Namespace) -> list[Row]:
     from benchmarks.watched_run import training
-    from planaria.checkpoint.memory import MemoryFolder
+    from planaria.runtime.checkpoint.memory import MemoryFolder
 
     found: dict[str, list[float]] = {"memory": [], "disk": []}
     wholes: dict[str, list[float]] = {"memory": [], "disk": []}

@@ -11,7 +11,8 @@ import statistics
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet
-from planaria.config import (
+from planaria.config.options import Options
+from planaria.config.schema import (
     CheckpointConfig,
     ExchangeConfig,
     FleetConfig,
@@ -22,7 +23,6 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.options import Options
 from planaria.record import decisions as d
 
 NAME = "stragglers"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planaria.swarm.config import SwarmConfig
     from planaria.swarm.policy.base import Policy
     from planaria.swarm.rollout import Rollout
-    from planaria.tasks.base import Task
+    from planaria.swarm.tasks.base import Task
 
 NAME = "swarm_checks"
 BEHIND = (0, 1, 4, 8)

@@ -100,7 +100,7 @@ def rows(plain: Sequence[Ended], hard: Sequence[Ended]) -> list[Row]:
 @contextmanager
 def bucket() -> Iterator[str]:
     """A bucket on a server of this process, which s3fs finds by the environment that the peers inherit."""
-    from planaria.errors import UserError
+    from planaria.common.errors import UserError
 
     try:
         import s3fs

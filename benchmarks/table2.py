@@ -20,7 +20,7 @@ from typing import Literal
 
 from benchmarks.common import Cell, Claim, Row, conclude, parser, start
 from benchmarks.rollback import STAGES, TRACE, simulated, struck
-from planaria.chaos.generating import per_step_probability
+from planaria.faults.generating import per_step_probability
 from planaria.recovery.checkpoint import best_steps, rollback_mean
 
 NAME = "table2"

@@ -1,7 +1,7 @@
 """What do trackers cost a run? Step times with the recipe's trackers, and without any.
 
 The same small run is trained on the fleet in turns: with nobody told of its numbers, and with trackers that are told of
-every step, each in a thread of its own in the controller's process (``observe/live/beside.py``). Compared are the
+every step, each in a thread of its own in the controller's process (``report/live/beside.py``). Compared are the
 medians of the steps' times, pair by pair. The claim: at most 1.01 of the time without.
 
 ``slow`` is a tracker that is made here: each of its calls computes for ``--call-ms`` and so holds the interpreter. It
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import Claim, Row, conclude, interleaved, milliseconds, parser, start
 from benchmarks.fleet_run import add_model_flags, real_stages, require_finished, run_fleet, step_seconds
-from planaria.observe.live.tracker import Tracker
+from planaria.report.live.tracker import Tracker
 
 if TYPE_CHECKING:
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
 NAME = "trackers_cost"
 CLAIM = Claim(high=1.01)

@@ -24,7 +24,7 @@ from statistics import fmean
 
 from benchmarks.common import ROOT, Claim, Row, conclude, parser, start
 from benchmarks.trl_runs import ALONE, FOUR, NAME, SIDES, TRL, Ran, ran, started
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 INSTALL = 'python3 -m venv ../venv-trl && ../venv-trl/bin/pip install -c constraints.txt "trl>=1.16"'
 LEARNS, COSTS = Claim(low=-0.03), Claim(high=1.0)

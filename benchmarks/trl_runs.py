@@ -119,7 +119,7 @@ def ran(given: argparse.Namespace, side: str, begun: Path, rounds: int, lr: floa
 
 def swarm(config: SwarmConfig, folder: Path) -> float:
     """Processor seconds of a swarm whose run is ``folder``/run."""
-    from planaria.recipe import dump
+    from planaria.config.recipe import dump
 
     file = folder / "recipe.toml"
     file.write_text(dump(config.model_copy(update={"name": "run", "out": str(folder)})))
@@ -156,8 +156,8 @@ def metered(command: Sequence[str], out: Path) -> float:
 
     :raises RunStopped: when it fails, takes too long, or leaves a process behind that does not end.
     """
-    from planaria.errors import RunStopped
-    from planaria.fleet.birth import adopting
+    from planaria.common.errors import RunStopped
+    from planaria.runtime.fleet.birth import adopting
 
     before, others = used(), children()
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}

@@ -13,7 +13,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.sums import Sums
 from trl import GRPOConfig, GRPOTrainer
 
 

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Literal
 
 from benchmarks.common import Claim, Row, conclude, parser, start
 from benchmarks.outliers import echoes, put, real, states, weights_file
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planaria.config import RunConfig
-    from planaria.model.stages import Llama
-    from planaria.model.state import StageState
+    from planaria.config.schema import RunConfig
+    from planaria.models.stages import Llama
+    from planaria.models.state import StageState
     from planaria.recovery.base import Recovery
 
 NAME = "unfit"
@@ -40,8 +40,8 @@ Judged = Literal["worst", "least"]
 
 def cut(whole: Llama, stages: int, **changed: float) -> tuple[RunConfig, Llama]:
     """The same model in block stages: as many layers in each as divide, the others at the ends."""
-    from planaria.config import PipelineConfig, RunConfig
-    from planaria.model.stages import Llama
+    from planaria.config.schema import PipelineConfig, RunConfig
+    from planaria.models.stages import Llama
 
     config = whole.config.model_copy(update={"ends_layers": whole.config.layers % stages, **changed})
     model = Llama(config, stages, initialise=False)
@@ -65,8 +65,8 @@ def loss(model: Llama, tokens: Tensor, route: Sequence[int] = ()) -> float:
 
 def weighed(model: Llama, tokens: Tensor) -> list[StageState]:
     """The model's stages, with the gradient norms of its first sample; they share its memory."""
-    from planaria.config import OptimConfig
-    from planaria.engine.optimizer import clip_gradients, total_norms
+    from planaria.config.schema import OptimConfig
+    from planaria.runtime.engine.optimizer import clip_gradients, total_norms
 
     model.loss(tokens[:1, :-1], tokens[:1, 1:]).backward()
     model.ends.fold_gradients()
@@ -81,8 +81,8 @@ def weighed(model: Llama, tokens: Tensor) -> list[StageState]:
 
 def rebuilt(strategy: Recovery, config: RunConfig, stages: Sequence[StageState], lost: int) -> StageState | None:
     """What a strategy that keeps nothing makes of a lost block stage; None where it refuses."""
-    from planaria.engine.rebirth import workshop
     from planaria.recovery.base import Replica
+    from planaria.runtime.engine.rebirth import workshop
 
     count = config.pipeline.stages
     donors = strategy.donors(frozenset({lost}), Replica(count, dict.fromkeys(range(count + 1), 1))).donors.get(lost)
@@ -124,7 +124,7 @@ def copies(model: Llama, tokens: Tensor, bits: int) -> Iterator[Measured]:
 
 def routed(config: RunConfig, model: Llama, tokens: Tensor) -> Iterator[tuple[str, float]]:
     """Routings that are warned of: a step's mean, and its worst route."""
-    from planaria.routing import ROUTINGS
+    from planaria.pipeline.routing import ROUTINGS
 
     for name in (name for name, chosen in ROUTINGS.shipped.items() if chosen.unfit):
         found = [loss(model, tokens, route) for route in ROUTINGS.make(name, {}).routes(config, 0)]

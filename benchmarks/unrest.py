@@ -13,7 +13,7 @@ from typing import Literal
 
 from benchmarks.fleet_run import thaw_later
 from benchmarks.linked_run import Guest
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 GUESTS = 2
 """machines that are lent at once, at most"""
@@ -97,7 +97,7 @@ class Driver(threading.Thread):
 
     def _strike(self, action: str) -> bool:
         """A blow at any worker that stands in a replica."""
-        from planaria.commands.chaos import strike
+        from planaria.cli.commands.chaos import strike
         from planaria.record.statefile import read_state
 
         try:

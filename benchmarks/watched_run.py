@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.common import RUNS
 
 if TYPE_CHECKING:
-    from planaria.config import RunConfig
+    from planaria.config.schema import RunConfig
 
 
 class Training:
@@ -60,7 +60,7 @@ class Training:
 @contextmanager
 def training(config: RunConfig) -> Iterator[Training]:
     """Train until this ends."""
-    from planaria import recipe as recipes
+    from planaria.config import recipe as recipes
 
     folder = RUNS / config.name
     shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.ladder import engine_for
-from planaria.config import DataConfig, ModelConfig, OptimConfig, PipelineConfig, RunConfig, TrainConfig
+from planaria.config.schema import DataConfig, ModelConfig, OptimConfig, PipelineConfig, RunConfig, TrainConfig
 
 NAME = "wire"
 CLAIM = Claim(high=0.01)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, milliseconds, parser, start
 from benchmarks.fleet_run import VOCAB, Relay, bytes_data, require_finished, run_fleet
 from benchmarks.ladder import engine_for
-from planaria.config import (
+from planaria.config.schema import (
     CheckpointConfig,
     FleetConfig,
     ModelConfig,

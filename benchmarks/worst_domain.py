@@ -20,9 +20,9 @@ from benchmarks.common import RUNS, Cell, Claim, Row
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planaria.experts.experts_results import Weighing
-    from planaria.experts.worst import Array, Problem
-    from planaria.experts.worst_solvers import Solver, Weights
+    from planaria.lab.experts.experts_results import Weighing
+    from planaria.lab.experts.worst import Array, Problem
+    from planaria.lab.experts.worst_solvers import Solver, Weights
 
 NAME = "worst_domain"
 EXPERTS, DOMAINS, FLOOR, RESIDUAL = 6, 4, 0.01, 3e-3
@@ -56,7 +56,7 @@ def made(rows: int, domains: int, seed: int) -> Problem:
     """Texts drawn from normal distributions: each expert better on some domains, and some domains harder for all."""
     import numpy as np
 
-    from planaria.experts.worst import problem
+    from planaria.lab.experts.worst import problem
 
     draw = np.random.default_rng(seed)
     hard, skill = draw.uniform(0, 1, domains), draw.normal(0, 1, (domains, EXPERTS))
@@ -92,7 +92,7 @@ def solvers(sizes: list[int], seeds: list[int]) -> Iterator[Row]:
 
 
 def _solved(problems: list[Problem], solver: Solver) -> tuple[list[Weights], list[float]]:
-    from planaria.experts.worst_solvers import worst_domain
+    from planaria.lab.experts.worst_solvers import worst_domain
 
     found, seconds = [], []
     for given in problems:
@@ -138,7 +138,7 @@ def _climbed(given: Problem) -> tuple[int, float]:
 
 def _passes_to(given: Problem, solver: Solver, loss: float) -> float:
     """Passes with the largest tolerance, of halves, whose weights come to ``loss``."""
-    from planaria.experts.worst_solvers import worst_domain
+    from planaria.lab.experts.worst_solvers import worst_domain
 
     for halves in range(14):
         found = worst_domain(given, 0.1 / 2**halves, solver=solver)
@@ -186,8 +186,8 @@ def _weighed(run: Path, tokens: int) -> Weighing:
     """What the run's experts made of its texts when they were trained, weighed."""
     from safetensors.torch import load_file
 
-    from planaria.experts import manifest
-    from planaria.experts.weighing import weigh
+    from planaria.lab.experts import manifest
+    from planaria.lab.experts.weighing import weigh
 
     known = manifest.read(run)
     read = [load_file((run / member.model).with_name("readings.safetensors")) for member in known.members]

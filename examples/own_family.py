@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planaria.config import ModelConfig
-from planaria.model.family import Family
+from planaria.config.schema import ModelConfig
+from planaria.models.family import Family
 
 
 class Block(nn.Module):

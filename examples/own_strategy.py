@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from pydantic import Field
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.base import Workshop
 from planaria.recovery.checkfree import CheckFree
 

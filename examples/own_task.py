@@ -15,7 +15,7 @@ from pydantic import Field
 
 from planaria.swarm.checks.base import Check, Context, Findings
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Problem, Task
 
 
 class Backwards(Task):

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from pydantic import PrivateAttr
 
-from planaria.observe.live.tracker import Tracker
+from planaria.report.live.tracker import Tracker
 
 
 class Table(Tracker):

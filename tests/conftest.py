@@ -14,16 +14,15 @@ import torch
 from hypothesis import Phase, settings
 
 from checkout import checkout_files
-from planaria.config import DataConfig
-from planaria.data.cache import cache_folder
-from planaria.errors import UserError
+from planaria.common.cache import cache_folder
+from planaria.common.errors import UserError
 
 # One thread per process: with two and a busy neighbour, steps take many times as long.
 torch.set_num_threads(1)
 
 # Machine code is kept in the user's cache, whatever cache folder a test has: compiling it takes half a minute.
 with suppress(UserError):
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder(DataConfig()) / "compiled"))
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "compiled"))
 
 # On a busy machine, how long one example took says nothing. The examples are the same in every run; `make hunt` looks
 # for new ones.
@@ -107,7 +106,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def allow_code() -> Iterator[None]:
     """Permission to import classes that a test writes itself (``--allow-code``)."""
-    from planaria.consent import allowing
+    from planaria.config.consent import allowing
 
     with allowing():
         yield
@@ -119,7 +118,7 @@ def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from planaria.swarm.config import PolicyConfig, SchoolConfig, SmallModel
     from planaria.swarm.policy.policies import LlamaPolicy
     from planaria.swarm.policy.school import graduate
-    from planaria.tasks.sums import Sums
+    from planaria.swarm.tasks.sums import Sums
 
     school = SchoolConfig(steps=250, lr=0.01, noise=0.05, strays=0.0)
     model, tokenizer = graduate(Sums(), school, PolicyConfig(model=SmallModel(dim=32, hidden=64)))

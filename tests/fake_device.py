@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from planaria.transport.staging import Event
+from planaria.runtime.transport.staging import Event
 
 SOON_S = 20.0
 

@@ -11,13 +11,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from planaria import consent
 from planaria.cli import main
-from planaria.engine.fleet import PRELOAD
-from planaria.fleet import births
-from planaria.signals import STOPS
+from planaria.common.signals import STOPS
+from planaria.config import consent
+from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.fleet import births
 
-_PRELOAD = [*PRELOAD, "planaria.commands.train", "planaria.swarm.live"]
+_PRELOAD = [*PRELOAD, "planaria.cli.commands.train", "planaria.swarm.live"]
 _BIRTH_S = 120.0
 _AT_ONCE = 1 << 16
 

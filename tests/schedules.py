@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from planaria.config import RunConfig
-from planaria.network.topology import read
+from planaria.config.schema import RunConfig
+from planaria.pipeline.network.topology import read
 from planaria.planner.bound import certificate
 from planaria.planner.problem import problem_of
 from planaria.planner.schedule import Bound, Search, schedule_of, write

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria import apart
-from planaria.errors import UserError
+from planaria.common import apart
+from planaria.common.errors import UserError
 
 OUTCOMES = f"{__name__}:outcomes"
 

@@ -37,9 +37,9 @@ from benchmarks.field_systems import versions
 from hypothesis import given as over
 from hypothesis import strategies as st
 
-from planaria.engine.optimizer import _LAYER
-from planaria.errors import UserError
-from planaria.model.stages import Llama
+from planaria.common.errors import UserError
+from planaria.models.stages import Llama
+from planaria.runtime.engine.optimizer import _LAYER
 
 PYTHON = ROOT.parent / "venv-torchft/bin/python"
 BATCH = 8

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from planaria import cli, recipe
+from planaria import cli
 from planaria.cli import entry
-from planaria.errors import RunStopped, UserError
-from planaria.shipped import find
+from planaria.common.errors import RunStopped, UserError
+from planaria.config import recipe
+from planaria.config.shipped import find
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from planaria.compiled import _folder, compiled
-from planaria.config import DataConfig
-from planaria.data.cache import cache_folder
-from planaria.errors import UserError
+from planaria.common.cache import cache_folder
+from planaria.common.compiled import _folder, compiled
+from planaria.common.errors import UserError
 
 pytest.importorskip("numba")
 
@@ -75,4 +74,4 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "expanduser", homeless)
     assert compiled(add)(2, 3) == 5
     with pytest.raises(UserError, match=r"data\.cache: Could not .* set data\.cache or XDG_CACHE_HOME to a folder"):
-        cache_folder(DataConfig())
+        cache_folder()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria import atomic, digests
-from planaria.errors import UserError
+from planaria.common import atomic, digests
+from planaria.common.errors import UserError
 
 
 def require(folder: Path, *names: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -11,51 +13,25 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = (
-    (
-        "apart",
-        "section",
-        "model_config",
-        "names",
-        "compiled",
-        "config",
-        "errors",
-        "consent",
-        "durations",
-        "bounds",
-        "documents",
-        "digests",
-        "recipe",
-        "shipped",
-        "atomic",
-        "memory_pool",
-        "signals",
-        "outlet",
-        "request_body",
-        "options",
-        "data_config",
-        "fleet_config",
-        "network_config",
-        "filesystems",
-        "registry",
-        "model",
-        "data",
-        "network",
-    ),
-    ("routing", "recovery", "exchange", "chaos", "tasks"),
-    ("plan",),
+    ("common",),
+    ("config",),
+    ("models", "data", "pipeline.network"),
+    ("pipeline.routing", "recovery", "exchange", "faults"),
+    ("pipeline.plan",),
     ("planner",),
     ("record",),
-    ("fleet", "transport", "checkpoint"),
-    ("engine", "control"),
-    ("trials",),
-    ("compare", "experts", "swarm"),
-    ("observe",),
+    ("runtime.fleet", "runtime.transport", "runtime.checkpoint"),
+    ("runtime.engine", "control"),
+    ("report",),
     ("api",),
-    ("commands",),
+    ("lab", "swarm"),
     ("cli",),
     ("__main__",),
 )
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+"""packages, lowest first: each imports only its own level and those before"""
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
+PARTS = ("lab", "swarm")
+"""what the core never imports"""
 
 
 @cache
@@ -97,12 +73,14 @@ def attributes(tree: ast.Module) -> set[str]:
 
 
 def room(module: str) -> str:
-    return module.split(".")[1]
+    """The package of :data:`LEVELS` that a module belongs to; "" for the empty ones around them."""
+    inner = module.removeprefix("planaria.")
+    return next((package for package in LEVEL if f"{inner}.".startswith(f"{package}.")), "")
 
 
 def test_every_module_stands_in_a_known_room() -> None:
     assert len(modules()) > 50
-    assert {room(m) for m in modules() if m != "planaria"} <= LEVEL.keys()
+    assert {m for m in modules() if not room(m)} == {"planaria", "planaria.pipeline", "planaria.runtime"}
     assert all(target in modules() for module in modules() for target in neighbours(module))
 
 
@@ -110,11 +88,20 @@ def test_imports_run_downwards_only() -> None:
     upward = [
         f"{module} imports {target}"
         for module in modules()
-        if module != "planaria"
+        if room(module)
         for target in neighbours(module)
         if LEVEL[room(target)] > LEVEL[room(module)]
     ]
     assert not upward
+
+
+def test_importing_the_core_loads_no_other_part() -> None:
+    """Also not by the names of modules that are imported in another way than by a statement."""
+    names = [m for m in modules() if room(m) not in (*PARTS, "cli", "__main__")]
+    code = f"import importlib, sys; [importlib.import_module(name) for name in {names!r}]; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "planaria.runtime.engine.worker" in loaded
+    assert not [name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))]
 
 
 def test_no_import_leads_back_to_where_it_came_from() -> None:
@@ -124,21 +111,32 @@ def test_no_import_leads_back_to_where_it_came_from() -> None:
         pytest.fail(" imports ".join(reversed(cycle.args[1])))
 
 
-@pytest.mark.parametrize("forbidden", ["engine", "model", "transport", "fleet", "control", "checkpoint", "plan"])
-def test_observe_reads_events_only(forbidden: str) -> None:
-    observers = [m for m in modules() if m.startswith("planaria.observe")]
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        "runtime.engine",
+        "models",
+        "runtime.transport",
+        "runtime.fleet",
+        "control",
+        "runtime.checkpoint",
+        "pipeline.plan",
+    ],
+)
+def test_reports_read_events_only(forbidden: str) -> None:
+    observers = [m for m in modules() if m.startswith("planaria.report")]
     assert not [f"{m} imports {n}" for m in observers for n in neighbours(m) if room(n) == forbidden]
 
 
 @pytest.mark.parametrize(
     ("library", "rooms"),
     [
-        ("torch.distributed", {"checkpoint"}),
-        ("ssl", {"fleet", "transport"}),
-        ("multiprocessing", {"fleet", "engine", "swarm"}),
-        ("ray", {"fleet"}),
-        ("pickle", {"checkpoint"}),
-        ("socket", {"fleet", "transport"}),
+        ("torch.distributed", {"runtime.checkpoint"}),
+        ("ssl", {"runtime.fleet", "runtime.transport"}),
+        ("multiprocessing", {"runtime.fleet", "runtime.engine", "swarm"}),
+        ("ray", {"runtime.fleet"}),
+        ("pickle", {"runtime.checkpoint"}),
+        ("socket", {"runtime.fleet", "runtime.transport"}),
     ],
 )
 def test_dangerous_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> None:
@@ -148,34 +146,34 @@ def test_dangerous_libraries_stay_in_their_rooms(library: str, rooms: set[str]) 
 
 
 def test_of_the_swarm_only_its_start_knows_processes() -> None:
-    doors = ("multiprocessing.", "planaria.fleet.births.")
+    doors = ("multiprocessing.", "planaria.runtime.fleet.births.")
     users = {m for m, tree in modules().items() if any(f"{n}.".startswith(doors) for n in imported(tree))}
     assert {m for m in users if room(m) == "swarm"} == {"planaria.swarm.live"}
 
 
 def test_ray_is_known_to_one_file_which_is_imported_only_when_it_is_asked_for() -> None:
     users = [m for m, tree in modules().items() if any(f"{n}.".startswith("ray.") for n in imported(tree))]
-    assert users == ["planaria.fleet.ray"]
+    assert users == ["planaria.runtime.fleet.ray"]
     tops = {
         m: [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         for m, tree in modules().items()
     }
-    assert not [m for m, top in tops.items() if any("planaria.fleet.ray" in ast.unparse(node) for node in top)]
+    assert not [m for m, top in tops.items() if any("planaria.runtime.fleet.ray" in ast.unparse(node) for node in top)]
 
 
 def test_strategies_know_no_process_socket_clock_or_file() -> None:
     outside = {"time", "threading", "subprocess", "socket", "queue", "os", "shutil", "signal"}
-    pure = [m for m in modules() if m != "planaria" and room(m) in ("routing", "recovery", "exchange", "plan")]
+    pure = [m for m in modules() if room(m) in ("pipeline.routing", "recovery", "exchange", "pipeline.plan")]
     pure += ["planaria.record.apply", "planaria.control.decide", "planaria.record.state", "planaria.control.replay"]
     assert not [f"{m} imports {n}" for m in pure for n in imported(modules()[m]) if n.partition(".")[0] in outside]
 
 
 def test_there_is_one_way_to_open_a_file_system() -> None:
     opens = {"fsspec.core.url_to_fs", "fsspec.open", "fsspec.filesystem", "fsspec.open_files"}
-    assert [m for m, tree in modules().items() if attributes(tree) & opens] == ["planaria.filesystems"]
+    assert [m for m, tree in modules().items() if attributes(tree) & opens] == ["planaria.common.filesystems"]
 
 
-FOREIGN = "planaria.checkpoint.foreign"
+FOREIGN = "planaria.runtime.checkpoint.foreign"
 
 
 def test_pickles_are_for_other_programs_and_read_in_a_process_of_its_own() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from planaria.cli.commands.schedule import parse_budget
 from planaria.cli.entry import make_parser
-from planaria.commands.schedule import parse_budget
-from planaria.durations import seconds
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.durations import seconds
 from planaria.planner.search import Budget
 
 

@@ -9,11 +9,11 @@ import pytest
 from benchmarks import gpu_predicted as predicted
 from benchmarks.common import RESULTS
 
-from planaria import recipe, shipped
-from planaria.config import ModelConfig, RunConfig
-from planaria.engine.itinerary import Itinerary
-from planaria.model.stages import flops_per_token
-from planaria.plan.clock import Clock
+from planaria.config import recipe, shipped
+from planaria.config.schema import ModelConfig, RunConfig
+from planaria.models.stages import flops_per_token
+from planaria.pipeline.plan.clock import Clock
+from planaria.runtime.engine.itinerary import Itinerary
 
 GIVEN = predicted.flags().parse_args([])
 

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from planaria.memory_pool import keep_freed
+from planaria.common.memory_pool import keep_freed
 import torch
 def passes(count):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

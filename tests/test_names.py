@@ -9,11 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from planaria import cli, names, recipe
-from planaria.config import RunConfig
-from planaria.data_config import DataConfig
-from planaria.errors import UserError
-from planaria.names import Key, Name, expanded
+from planaria import cli
+from planaria.common.errors import UserError
+from planaria.config import names, recipe
+from planaria.config.data_config import DataConfig
+from planaria.config.names import Key, Name, expanded
+from planaria.config.schema import RunConfig
 from planaria.swarm.config import SwarmConfig
 
 BAD = ("", ".", "..", "../../esc", "a/b", "/abs", ".hidden", "-x", "a b", "a\nb", "a\0b", "é", "x" * 101)

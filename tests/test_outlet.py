@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-LINES = "import sys\nfrom planaria.outlet import ensure, lasting, lost\nensure()\n"
+LINES = "import sys\nfrom planaria.common.outlet import ensure, lasting, lost\nensure()\n"
 
 
 def carry_out(body: str, shell: str) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria import recipe, shipped
-from planaria.config import RunConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config import recipe, shipped
+from planaria.config.schema import RunConfig
 
 SWARMS = ("arithmetic_swarm.toml", "code_swarm.toml", "drills.toml")
 """recipes of swarms: `tests/swarm/test_setting.py` reads them"""

@@ -8,26 +8,27 @@ from typing import Any
 
 import pytest
 
-from planaria import cli, consent, registry
+from planaria import cli
 from planaria.api.recipes import named
-from planaria.config import RecoveryConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config import consent, registry
+from planaria.config.options import Options
+from planaria.config.schema import RecoveryConfig
 from planaria.exchange import EXCHANGES
 from planaria.exchange.coded import SCHEMES
 from planaria.exchange.compress import COMPRESSORS
 from planaria.exchange.feedback import FEEDBACKS
 from planaria.exchange.robust import RULES
-from planaria.model.families import FAMILIES
-from planaria.observe.live.trackers import TRACKERS
-from planaria.options import Options
+from planaria.models.families import FAMILIES
+from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES, recovery, with_strategy
 from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
-from planaria.routing import ROUTINGS
+from planaria.report.live.trackers import TRACKERS
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS
 from planaria.swarm.policy import POLICIES
-from planaria.tasks import TASKS
+from planaria.swarm.tasks import TASKS
 
 ALL: list[registry.Registry[Any]] = [
     *(RECOVERIES, CODES, ROUTINGS, FAMILIES, EXCHANGES, SCHEMES, COMPRESSORS, FEEDBACKS, RULES, TRACKERS),
@@ -75,7 +76,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_every_registry_is_listed_here() -> None:
-    source = Path(registry.__file__).parent
+    source = Path(registry.__file__).parents[1]
     assert sum(file.read_text().count("] = Registry(") for file in source.rglob("*.py")) == len(ALL)
 
 

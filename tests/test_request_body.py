@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from planaria.request_body import read_body
+from planaria.common.request_body import read_body
 
 
 async def parts(*some: bytes, pause_s: float = 0.0) -> AsyncIterator[bytes]:

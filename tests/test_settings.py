@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from planaria.chaos.trace import Fault, Trace
-from planaria.config import RunConfig
-from planaria.engine.prepare import check
-from planaria.engine.unused import RULES, idle, require_used
-from planaria.errors import UserError
-from planaria.recipe import fields
+from planaria.common.errors import UserError
+from planaria.config.recipe import fields
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault, Trace
+from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.unused import RULES, idle, require_used
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria import cli, recipe, shipped
+from planaria import cli
+from planaria.config import recipe, shipped
 
 ROOT = Path(__file__).parents[1]
 

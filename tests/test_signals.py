@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria.engine.stopping import stop_asked
-from planaria.signals import STOPS, interrupted
+from planaria.common.signals import STOPS, interrupted
+from planaria.runtime.engine.stopping import stop_asked
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from planaria.observe.run.recovery_timeline import recoveries
 from planaria.record import events as e
 from planaria.record.run_record import RunRecord
+from planaria.report.run.recovery_timeline import recoveries
 
 Event = dict[str, Any]
 

@@ -9,14 +9,15 @@ import pytest
 from tiny_recipe import written
 
 import planaria
-from planaria import cli, shipped
-from planaria.api.comparison import trace_laid
-from planaria.compare.forecast import Pace, remaining_s
-from planaria.compare.race_job import Race
-from planaria.compare.race_spec import load
-from planaria.config import RunConfig
-from planaria.model.stages import parameter_count
-from planaria.observe.trials.comparison_table import columns, rows
+from planaria import cli
+from planaria.config import shipped
+from planaria.config.schema import RunConfig
+from planaria.lab.compare.forecast import Pace, remaining_s
+from planaria.lab.compare.race_job import Race
+from planaria.lab.compare.race_spec import load
+from planaria.lab.comparison import trace_laid
+from planaria.lab.report.comparison_table import columns, rows
+from planaria.models.stages import parameter_count
 from recomputed import recomputed
 
 TRACE = "[compare.trace]\nhourly = 0.9\nstep_s = 300.0\nexempt = [1, 4]\n"

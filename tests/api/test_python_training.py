@@ -17,8 +17,8 @@ from tiny_recipe import written
 
 import planaria
 from planaria import cli
-from planaria.checkpoint.store import CheckpointStore
-from planaria.observe.live.trackers.tensorboard import TensorBoard
+from planaria.report.live.trackers.tensorboard import TensorBoard
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 
 @pytest.fixture

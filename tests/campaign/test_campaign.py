@@ -13,11 +13,11 @@ from benchmarks.campaign_plan import SPECIES, SWITCHES, draw
 from benchmarks.campaign_verdict import facts
 from benchmarks.second_ledger import Fact, Ledger
 
-from planaria.chaos.trace import Trace
-from planaria.config import RunConfig
-from planaria.engine.prepare import check
-from planaria.observe.run.ledger import prove_exactly_once
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Trace
 from planaria.record.logs import read_run
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.engine.prepare import check
 
 ROOT = Path(__file__).parents[2]
 RUNS = ["--only", "checkfree, checkpoint", "noloco", "--faults-a-run", "7", "--faults", "5", "--seed", "72"]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.bounds import EXACT
-from planaria.chaos import trace as traces
-from planaria.chaos.blows import Lost, blows
-from planaria.chaos.generating import generate, hourly_of_all, per_step_probability
-from planaria.chaos.trace import Fault, Trace, awaits, burst_sizes, digest, order, read, write
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.bounds import EXACT
+from planaria.faults import trace as traces
+from planaria.faults.blows import Lost, blows
+from planaria.faults.generating import generate, hourly_of_all, per_step_probability
+from planaria.faults.trace import Fault, Trace, awaits, burst_sizes, digest, order, read, write
 
 SEEDS = st.integers(-EXACT, EXACT)
 

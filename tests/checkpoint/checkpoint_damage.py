@@ -19,8 +19,8 @@ from benchmarks.damage_cases import KINDS
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from planaria import documents
-from planaria.model.packing import digest
+from planaria.common import documents
+from planaria.models.packing import digest
 
 Damage = Callable[[Path, random.Random], None]
 """what becomes of a checkpoint's folder"""

@@ -14,11 +14,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import planaria
 from planaria.api.training import MIRRORED
-from planaria.checkpoint.mirror import ID, MOST_BYTES, Mirror, mirrored
-from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.store import MANIFEST, CheckpointStore
-from planaria.errors import UserError
-from planaria.model.packing import entries
+from planaria.common.errors import UserError
+from planaria.models.packing import entries
+from planaria.runtime.checkpoint.mirror import ID, MOST_BYTES, Mirror, mirrored
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from planaria.checkpoint.holdings import copies_of, cut_of, require_file
-from planaria.checkpoint.recut import require_whole
-from planaria.checkpoint.stage_file import reading, write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
-from planaria.config import ExchangeConfig, ModelConfig
-from planaria.model.families import build_stage
-from planaria.model.state import StageState
+from planaria.config.schema import ExchangeConfig, ModelConfig
+from planaria.models.families import build_stage
+from planaria.models.state import StageState
 from planaria.record.events import Standing
+from planaria.runtime.checkpoint.holdings import copies_of, cut_of, require_file
+from planaria.runtime.checkpoint.recut import require_whole
+from planaria.runtime.checkpoint.stage_file import reading, write_stage
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
 
 MODEL = ModelConfig(vocab=11, dim=8, layers=2, heads=2, hidden=12, context=6)
 STAGES, KEEP = 2, 2

@@ -13,10 +13,10 @@ import pytest
 from checkpoint_damage import Case, cases
 
 import planaria
-from planaria.checkpoint.loading import stage_for
-from planaria.commands.checkpoint import verify
-from planaria.engine.resumption import take_up
-from planaria.errors import UserError
+from planaria.cli.commands.checkpoint import verify
+from planaria.common.errors import UserError
+from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.engine.resumption import take_up
 
 STEP = "step-00000002"
 SLACK = 48 << 20

@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from planaria.checkpoint.foreign import dcp, huggingface, universal
-from planaria.checkpoint.foreign.apart import Job
-from planaria.checkpoint.foreign.note import Note, Summed, leave
-from planaria.checkpoint.foreign.reading import Reading
-from planaria.checkpoint.loading import Atom, atoms_of, stage_for
-from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.store import Saved
-from planaria.config import RunConfig
-from planaria.errors import UserError
-from planaria.model.huggingface import export_folder, import_model
-from planaria.model.state import StageState
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.models.huggingface import export_folder, import_model
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint.foreign import dcp, huggingface, universal
+from planaria.runtime.checkpoint.foreign.apart import Job
+from planaria.runtime.checkpoint.foreign.note import Note, Summed, leave
+from planaria.runtime.checkpoint.foreign.reading import Reading
+from planaria.runtime.checkpoint.loading import Atom, atoms_of, stage_for
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import Saved
 
 OPTIM = RunConfig().optim
 KINDS_OF = ("weights", "exp_avg", "exp_avg_sq")

@@ -19,12 +19,12 @@ from test_foreign_formats import even, job, written
 from test_recut import config, save
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
-from planaria.checkpoint.foreign import apart as foreign
-from planaria.checkpoint.foreign import dcp, unpickling
-from planaria.checkpoint.foreign.apart import read_apart, room_for
-from planaria.checkpoint.foreign.note import inside
-from planaria.checkpoint.foreign.reading import Reading
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.runtime.checkpoint.foreign import apart as foreign
+from planaria.runtime.checkpoint.foreign import dcp, unpickling
+from planaria.runtime.checkpoint.foreign.apart import read_apart, room_for
+from planaria.runtime.checkpoint.foreign.note import inside
+from planaria.runtime.checkpoint.foreign.reading import Reading
 
 TABLE = "model.embed_tokens.weight"
 

@@ -15,10 +15,10 @@ from test_foreign_formats import KINDS_OF, even, require_same, taken, written
 from test_recut import config, save
 from torch import Tensor
 
-from planaria.checkpoint.foreign import names, pieces
-from planaria.checkpoint.loading import Atom, atoms_of, stage_for
-from planaria.checkpoint.store import Saved
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.runtime.checkpoint.foreign import names, pieces
+from planaria.runtime.checkpoint.loading import Atom, atoms_of, stage_for
+from planaria.runtime.checkpoint.store import Saved
 
 FILES = dict(zip(KINDS_OF, ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"), strict=True))
 QKV = [f"model.layers.{{n}}.self_attn.{part}_proj.weight" for part in "qkv"]

@@ -11,8 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planaria.checkpoint.memory import MemoryFolder
-from planaria.checkpoint.stage_file import (
+from planaria.common.errors import UserError
+from planaria.models.state import StageState
+from planaria.record.started import SnapshotLabel
+from planaria.runtime.checkpoint.memory import MemoryFolder
+from planaria.runtime.checkpoint.stage_file import (
     Label,
     contents,
     read_labelled,
@@ -21,9 +24,6 @@ from planaria.checkpoint.stage_file import (
     stage_file,
     write_labelled,
 )
-from planaria.errors import UserError
-from planaria.model.state import StageState
-from planaria.record.started import SnapshotLabel
 
 numbers = itertools.count()
 

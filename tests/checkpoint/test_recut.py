@@ -17,19 +17,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from planaria import documents
-from planaria.checkpoint import recut
-from planaria.checkpoint.cut import Cut, atom_name
-from planaria.checkpoint.loading import check_stages, stage_for
-from planaria.checkpoint.stage_file import stage_file, write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
-from planaria.config import RunConfig
-from planaria.errors import UserError
+from planaria.common import documents
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.exchange import exchange
-from planaria.model.families import build_stage
-from planaria.model.packing import digest
-from planaria.model.state import StageState
+from planaria.models.families import build_stage
+from planaria.models.packing import digest
+from planaria.models.state import StageState
 from planaria.record.events import Standing
+from planaria.runtime.checkpoint import recut
+from planaria.runtime.checkpoint.cut import Cut, atom_name
+from planaria.runtime.checkpoint.loading import check_stages, stage_for
+from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
 
 STEP = 30
 KINDS: dict[str, dict[str, Any]] = {

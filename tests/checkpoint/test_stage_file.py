@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from planaria.checkpoint import tensor_file
-from planaria.checkpoint.stage_file import contents, read_stage, require_stage, stage_file, write_stage
-from planaria.errors import UserError
-from planaria.model.state import StageState
+from planaria.common.errors import UserError
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint import tensor_file
+from planaria.runtime.checkpoint.stage_file import contents, read_stage, require_stage, stage_file, write_stage
 
 
 def state(seed: int = 1) -> StageState:

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from planaria.checkpoint.loading import load_model
-from planaria.checkpoint.stage_file import stage_file, write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, read_manifest
-from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.model.families import build_stage
-from planaria.model.stages import Llama
-from planaria.model.state import StageState
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.families import build_stage
+from planaria.models.stages import Llama
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, read_manifest
 
 STAGES = 2
 MODEL = ModelConfig(vocab=11, dim=8, layers=2, heads=2, hidden=12, context=6)

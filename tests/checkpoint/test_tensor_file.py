@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, load_file
 
-from planaria.checkpoint import tensor_file
-from planaria.model.packing import TYPES
+from planaria.models.packing import TYPES
+from planaria.runtime.checkpoint import tensor_file
 
 NAMES = st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__")
 

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.command import carry_out
 
 import planaria
-from planaria.checkpoint.store import CheckpointStore
 from planaria.record.logs import read_run
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 RECIPE = """
 engine = "inline"

@@ -14,8 +14,8 @@ from benchmarks.damage import verdict as damaged
 from benchmarks.hostile import DRY_S
 from benchmarks.hostile import verdict as answered
 
-from planaria import digests
-from planaria.checkpoint.store import CheckpointStore
+from planaria.common import digests
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 SEED = 34107
 

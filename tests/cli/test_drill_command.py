@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from planaria import __version__, cli
-from planaria.commands import drill as module
+from planaria.cli.commands import drill as module
+from planaria.lab.trials import identity
 from planaria.swarm.drills.drill_results import Drill
-from planaria.trials import identity
 
 RECIPE = """
 size = 2

@@ -21,17 +21,17 @@ import torch
 from safetensors.torch import load_file
 
 from planaria import cli
-from planaria.commands import ensemble as commands
-from planaria.config import DataConfig
+from planaria.cli.commands import ensemble as commands
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig
 from planaria.data.shards import prepare
-from planaria.errors import UserError
-from planaria.experts.ensemble import Ensemble
-from planaria.experts.experts_results import ArmResult, Results
-from planaria.experts.reading import domain_samples, windows
-from planaria.experts.scoring import score
-from planaria.model.generate import generate
-from planaria.observe.trials.experts_report import show_results, write_experts_report
-from planaria.trials import identity
+from planaria.lab.experts.ensemble import Ensemble
+from planaria.lab.experts.experts_results import ArmResult, Results
+from planaria.lab.experts.reading import domain_samples, windows
+from planaria.lab.experts.scoring import score
+from planaria.lab.report.experts_report import show_results, write_experts_report
+from planaria.lab.trials import identity
+from planaria.models.generate import generate
 
 pytestmark = pytest.mark.timeout(300)
 """a dozen processes are started one after the other, on whatever else the machine does"""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planaria import cli
-from planaria.experts.experts_results import Results
+from planaria.lab.experts.experts_results import Results
 from planaria.record.events import StageReady
 from planaria.record.logs import read_run
 

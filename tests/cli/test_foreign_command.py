@@ -17,14 +17,14 @@ import torch
 from benchmarks.command import Said, carry_out
 
 import planaria
-from planaria.chaos.trace import Fault, Trace
-from planaria.chaos.trace import text as trace_text
-from planaria.checkpoint.foreign import universal
-from planaria.checkpoint.loading import Atom, load_model
-from planaria.checkpoint.store import CheckpointStore
-from planaria.model.huggingface import import_model
-from planaria.observe.run.ledger import prove_exactly_once
+from planaria.faults.trace import Fault, Trace
+from planaria.faults.trace import text as trace_text
+from planaria.models.huggingface import import_model
 from planaria.record.logs import read_run
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.checkpoint.foreign import universal
+from planaria.runtime.checkpoint.loading import Atom, load_model
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 RECIPE = """
 engine = "inline"

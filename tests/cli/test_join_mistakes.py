@@ -19,19 +19,19 @@ import torch
 
 from planaria import __version__
 from planaria.cli import main
-from planaria.config import RunConfig
-from planaria.engine import runs
-from planaria.engine.setup import SETUP, Setup
-from planaria.fleet.base import Joined
-from planaria.fleet.door import Door, open_door
-from planaria.fleet.guest import Ending, Visit
-from planaria.fleet.guests import Guests
-from planaria.fleet.process_pool import ProcessPool
-from planaria.fleet.remote import Ears, RemoteFleet
-from planaria.fleet.request import Workplace
-from planaria.fleet.switchboard import Switchboard
-from planaria.fleet.visit import Goodbye
-from planaria.transport.secure import new_key
+from planaria.config.schema import RunConfig
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.setup import SETUP, Setup
+from planaria.runtime.fleet.base import Joined
+from planaria.runtime.fleet.door import Door, open_door
+from planaria.runtime.fleet.guest import Ending, Visit
+from planaria.runtime.fleet.guests import Guests
+from planaria.runtime.fleet.process_pool import ProcessPool
+from planaria.runtime.fleet.remote import Ears, RemoteFleet
+from planaria.runtime.fleet.request import Workplace
+from planaria.runtime.fleet.switchboard import Switchboard
+from planaria.runtime.fleet.visit import Goodbye
+from planaria.runtime.transport.secure import new_key
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_the_door_of_another_run(run: Path, door: Path, capfd: pytest.CaptureFix
 
 @pytest.mark.usefixtures("door")
 def test_another_version(run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.fleet.guest.planaria", SimpleNamespace(__version__="0.0.1"))
+    monkeypatch.setattr("planaria.runtime.fleet.guest.planaria", SimpleNamespace(__version__="0.0.1"))
     err = mistake(capfd, run)
     assert f"has planaria 0.0.1, the run {__version__}: install the same on both" in err
 
@@ -206,7 +206,7 @@ def test_a_machine_that_is_sent_away_has_failed(
         def close(self) -> None:
             self._visit.end()
 
-    monkeypatch.setattr("planaria.engine.join._Stay", Stay)
+    monkeypatch.setattr("planaria.runtime.engine.join._Stay", Stay)
     with pytest.raises(SystemExit) as exit_:
         main(["join", str(run)])
     assert exit_.value.code == 1
@@ -225,7 +225,7 @@ def test_a_signal_ends_the_preparations_at_once(
         time.sleep(600)
         raise AssertionError("not interrupted")
 
-    monkeypatch.setattr("planaria.engine.join.settled", settled)
+    monkeypatch.setattr("planaria.runtime.engine.join.settled", settled)
     with pytest.raises(SystemExit) as exit_:
         main(["join", str(run)])
     assert exit_.value.code == 0 and capfd.readouterr().out.endswith("getting ready\nleft\n")
@@ -241,7 +241,7 @@ def test_relative_paths_keep_their_meaning_when_the_run_is_called_again(
     (tmp_path / "key").chmod(0o600)
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("planaria.engine.join.settled", lambda *_: Workplace(print, elsewhere))  # type: ignore[arg-type]
+    monkeypatch.setattr("planaria.runtime.engine.join.settled", lambda *_: Workplace(print, elsewhere))  # type: ignore[arg-type]
     monkeypatch.setattr(ProcessPool, "warm_up", lambda pool: None)
     setup = SETUP.dump_json(Setup(runs.config_of(run), run, run, "127.0.0.1", key)).decode()
 

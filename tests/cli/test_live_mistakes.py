@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from planaria.cli import main
-from planaria.commands import watch
-from planaria.observe.live_page import sources
+from planaria.cli.commands import watch
+from planaria.report.live_page import sources
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}}'
 

@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.experts.made_ensemble import SHAPE, child, made_ensemble, text
 
-from planaria import cli, digests
-from planaria.engine.weights import open_model
-from planaria.errors import UserError
-from planaria.experts import manifest
-from planaria.experts.fused import Fused
-from planaria.model.huggingface import export_model, import_model
-from planaria.model.stages import Llama
+from planaria import cli
+from planaria.common import digests
+from planaria.common.errors import UserError
+from planaria.lab.experts import manifest
+from planaria.lab.experts.fused import Fused
+from planaria.models.huggingface import export_model, import_model
+from planaria.models.stages import Llama
+from planaria.runtime.engine.weights import open_model
 
 THREE = ("digits", "lower", "upper")
 TOKENS = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))

@@ -15,22 +15,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from planaria import cli, digests
+from planaria import cli
 from planaria.api import training
 from planaria.api.recipes import configure
-from planaria.checkpoint.loading import load_model
-from planaria.checkpoint.stage_file import require_stage, stage_file
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import DataConfig, ModelConfig
+from planaria.common import digests
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig, ModelConfig
+from planaria.config.shipped import FOLDER
 from planaria.data.tokenizer import load_tokenizer
-from planaria.engine.branch import branch_off
-from planaria.engine.prepare import prepare
-from planaria.engine.runs import config_of
-from planaria.engine.weights import open_model, open_weights
-from planaria.errors import UserError
-from planaria.model.huggingface import export_model
-from planaria.model.stages import Llama
-from planaria.shipped import FOLDER
+from planaria.models.huggingface import export_model
+from planaria.models.stages import Llama
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine.branch import branch_off
+from planaria.runtime.engine.prepare import prepare
+from planaria.runtime.engine.runs import config_of
+from planaria.runtime.engine.weights import open_model, open_weights
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 MODEL = ModelConfig(

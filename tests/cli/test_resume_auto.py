@@ -10,9 +10,9 @@ import pytest
 
 import planaria
 from planaria import cli
-from planaria.checkpoint.mirror import ID, Mirror
-from planaria.checkpoint.store import CheckpointStore
-from planaria.engine import runs
+from planaria.runtime.checkpoint.mirror import ID, Mirror
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import runs
 
 RECIPE = """
 name = "mine"

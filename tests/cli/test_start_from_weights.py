@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from planaria import cli
-from planaria.checkpoint.loading import load_model
-from planaria.checkpoint.store import CheckpointStore
-from planaria.engine.weights import open_model
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.record.events import StageReady
 from planaria.record.logs import read_run
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine.weights import open_model
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 200
 RECIPE = """

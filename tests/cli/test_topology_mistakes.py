@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planaria.cli import main
-from planaria.commands import topology
+from planaria.cli.commands import topology
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from test_race_job import config, dataset  # noqa: F401 (a fixture)
 
-from planaria.commands.advise import experience
-from planaria.compare.clock import STATE, Clock, clock_of, step_bytes_and_memory
-from planaria.compare.predict import Failures, predict, ways
-from planaria.compare.race import Course, race
-from planaria.config import RunConfig
+from planaria.cli.commands.advise import experience
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset
-from planaria.errors import UserError
-from planaria.model.families import stage_parameters
+from planaria.lab.compare.clock import STATE, Clock, clock_of, step_bytes_and_memory
+from planaria.lab.compare.predict import Failures, predict, ways
+from planaria.lab.compare.race import Course, race
+from planaria.models.families import stage_parameters
 from planaria.recovery.checkpoint import best_steps, rollback, rollback_mean
 
 NETWORK = {

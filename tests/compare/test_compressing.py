@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from benchmarks.compression import lessons as learnt
 
-from planaria import cli, shipped
-from planaria.commands.advise_compress import lessons
-from planaria.compare.clock import clock_of
-from planaria.compare.compressing import CLOSE, Arm, advise, weigh
-from planaria.compare.experience import Range
-from planaria.config import RunConfig
-from planaria.recipe import load
+from planaria import cli
+from planaria.cli.commands.advise_compress import lessons
+from planaria.config import shipped
+from planaria.config.recipe import load
+from planaria.config.schema import RunConfig
+from planaria.lab.compare.clock import clock_of
+from planaria.lab.compare.compressing import CLOSE, Arm, advise, weigh
+from planaria.lab.compare.experience import Range
 
 RACE = Path(__file__).parents[2] / "docs" / "results" / "compression_race.json"
 

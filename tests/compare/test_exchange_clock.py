@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from planaria import shipped
-from planaria.compare.clock import activation_bytes, clock_of, exchanged_bytes, of_weights, waiting_s
-from planaria.compare.race_spec import load
-from planaria.config import NetworkConfig, RunConfig
-from planaria.model.families import stage_parameters
+from planaria.config import shipped
+from planaria.config.schema import NetworkConfig, RunConfig
+from planaria.lab.compare.clock import activation_bytes, clock_of, exchanged_bytes, of_weights, waiting_s
+from planaria.lab.compare.race_spec import load
+from planaria.models.families import stage_parameters
 
 NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0]}
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria import recipe, shipped
-from planaria.commands.advise import experience
-from planaria.compare.advice import advise, unknown, weigh
-from planaria.compare.experience import BEYOND, FEWEST, Curve, Observation, fit, learn, swapping
-from planaria.compare.race_results import Compared
-from planaria.config import RunConfig
-from planaria.errors import UserError
-from planaria.model.families import parameters
+from planaria.cli.commands.advise import experience
+from planaria.common.errors import UserError
+from planaria.config import recipe, shipped
+from planaria.config.schema import RunConfig
+from planaria.lab.compare.advice import advise, unknown, weigh
+from planaria.lab.compare.experience import BEYOND, FEWEST, Curve, Observation, fit, learn, swapping
+from planaria.lab.compare.race_results import Compared
+from planaria.models.families import parameters
 
 ROOT = Path(__file__).parents[2]
 RATES = [0.004, 0.01, 0.02, 0.05]

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from test_race_job import config, dataset, one  # noqa: F401 (a fixture)
 
-from planaria import shipped
-from planaria.api.arm_clocks import checked, clock_config
-from planaria.chaos.trace import Fault, Trace
-from planaria.compare.clock import Clock, clock_of, waiting_s
-from planaria.compare.race import Course, Met, Point, race
-from planaria.compare.race_results import score
-from planaria.compare.race_spec import Comparison, TraceSpec, load, trace_for, traces_for
-from planaria.config import RunConfig
+from planaria.common.errors import UserError
+from planaria.config import shipped
+from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset
-from planaria.errors import UserError
+from planaria.faults.trace import Fault, Trace
+from planaria.lab.arm_clocks import checked, clock_config
+from planaria.lab.compare.clock import Clock, clock_of, waiting_s
+from planaria.lab.compare.race import Course, Met, Point, race
+from planaria.lab.compare.race_results import score
+from planaria.lab.compare.race_spec import Comparison, TraceSpec, load, trace_for, traces_for
 
 STEPS = 12
 FIRST_OF_TWIN = 3

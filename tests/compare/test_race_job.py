@@ -10,13 +10,13 @@ from types import ModuleType
 
 import pytest
 
-from planaria.chaos.trace import Fault, Trace, digest
-from planaria.compare.race import Course, race
-from planaria.compare.race_job import Race, run_races
-from planaria.config import RecoveryConfig, RunConfig
+from planaria.common.errors import RunStopped
+from planaria.config.schema import RecoveryConfig, RunConfig
 from planaria.data.shards import Dataset, prepare
-from planaria.errors import RunStopped
-from planaria.trials.jobs import Processes
+from planaria.faults.trace import Fault, Trace, digest
+from planaria.lab.compare.race import Course, race
+from planaria.lab.compare.race_job import Race, run_races
+from planaria.lab.trials.jobs import Processes
 
 pytestmark = pytest.mark.timeout(300)
 

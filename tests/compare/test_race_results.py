@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.compare.clock import Clock
-from planaria.compare.race import Course, Met, Point
-from planaria.compare.race_results import Compared, Run, Scored, curve, loss_at, score, smoothed, ticks_to
+from planaria.lab.compare.clock import Clock
+from planaria.lab.compare.race import Course, Met, Point
+from planaria.lab.compare.race_results import Compared, Run, Scored, curve, loss_at, score, smoothed, ticks_to
 
 LOSSES = st.lists(st.floats(0.5, 10), min_size=3, max_size=30)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planaria.compare.race_spec import Comparison, TraceSpec, trace_for
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
+from planaria.lab.compare.race_spec import Comparison, TraceSpec, trace_for
 
 
 def test_a_comparison_has_the_bursts_that_it_asks_for_and_the_same_failures_otherwise() -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.compare.race_results import Compared, Run, Scored
-from planaria.compare.winners import hours_at, winners, without_failures
+from planaria.lab.compare.race_results import Compared, Run, Scored
+from planaria.lab.compare.winners import hours_at, winners, without_failures
 
 STEP_S = 36.0
 TICKS = 100.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from planaria.config import RecoveryConfig
+from planaria.config.schema import RecoveryConfig
 from planaria.record import decisions as d
 from planaria.recovery.echo import Echo
 

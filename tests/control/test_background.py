@@ -9,7 +9,7 @@ from pretend_fleet import PretendFleet
 from pretender import DISK
 from test_decide import STAGES, fleet, last, seals, work_until
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.control.cadence import Cadence
 from planaria.control.deadlines import Deadlines
 from planaria.record import decisions as d

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planaria.config import ExchangeConfig
+from planaria.config.schema import ExchangeConfig
 from planaria.control.coded import LEAST_S, Stragglers, close_round
 from planaria.control.decide import decide
 from planaria.record import decisions as d

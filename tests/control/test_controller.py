@@ -15,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hostile_json import hostile
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.stage_file import stage_file
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.control import controller as module
 from planaria.control.controller import Controller
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
 from planaria.control.waits import AGAIN_S, Wait, Waits
-from planaria.fleet.base import Gone, Said
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.fold import anew
 from planaria.record.state import RunState
+from planaria.runtime.checkpoint.stage_file import stage_file
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.fleet.base import Gone, Said
 
 CONFIG = RunConfig.model_validate(
     {"model": {"layers": 3}, "pipeline": {"stages": 3}, "train": {"steps": 2, "eval_every": 0}, "fleet": {"spares": 0}}

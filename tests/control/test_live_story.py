@@ -8,14 +8,14 @@ from itertools import count
 import pytest
 from test_membership import troubled
 
-from planaria.config import RunConfig
-from planaria.observe.live_page.frames import Frames, Json, patched
-from planaria.observe.live_page.limits import MOST_LOST
-from planaria.observe.live_page.story import Story
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.apply import apply
 from planaria.record.state import RunState
+from planaria.report.live_page.frames import Frames, Json, patched
+from planaria.report.live_page.limits import MOST_LOST
+from planaria.report.live_page.story import Story
 
 SEEDS = range(24)
 

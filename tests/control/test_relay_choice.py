@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from planaria.commands.plan import describe
-from planaria.config import FleetConfig, RunConfig
+from planaria.cli.commands.plan import describe
+from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.relays import over_relays
 from planaria.record.apply import apply
 from planaria.record.events import EdgeBroken, GraceExpired, RunStarted

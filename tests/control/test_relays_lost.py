@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_decide import fleet, last, told, work_until
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.control.relay_watch import Probed, RelayWatch
 from planaria.control.starts import Starts
 from planaria.control.waits import Waits

@@ -9,12 +9,12 @@ from herd_steps import finished, herd, said
 from pretend_herd import PretendHerd
 from pydantic import ValidationError
 
-from planaria.config import ExchangeConfig, RunConfig
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.decide import decide
-from planaria.engine.unused import unused
 from planaria.record import decisions as d
 from planaria.record.apply import apply
 from planaria.record.fold import decided
+from planaria.runtime.engine.unused import unused
 
 
 def misled(liar: int, accuser: int | None = None, **changed: Any) -> PretendHerd:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_decide import fleet, work_until
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.record.statefile import PROGRESS_S, SHARE, StateWriter, describe, read_state
 
 

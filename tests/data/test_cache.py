@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from planaria.config import DataConfig
-from planaria.data.cache import cache_folder, locked
+from planaria.common.cache import cache_folder, locked
 
 
 def test_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder(DataConfig()) == tmp_path / "planaria"
+    assert cache_folder() == tmp_path / "planaria"
     for unusable in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", unusable)
-        assert cache_folder(DataConfig()) == Path("/home/someone/.cache/planaria")
-    assert cache_folder(DataConfig(cache="~/here")) == Path("/home/someone/here")
+        assert cache_folder() == Path("/home/someone/.cache/planaria")
+    assert cache_folder("~/here") == Path("/home/someone/here")
 
 
 def test_second_holder_waits_and_says_so(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planaria.config import DataConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig
 from planaria.data import corpus, records
 from planaria.data.corpus import documents, fingerprint
-from planaria.errors import UserError
 
 
 def texts(source: Path | str, field: str = "text") -> list[str]:

@@ -13,12 +13,12 @@ from tokenizer_kinds import KINDS, saved, source
 
 from examples import examples
 from hostile_json import spoilt
-from planaria import apart
-from planaria.config import DataConfig
+from planaria.common import apart
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig
 from planaria.data import foreign
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.data.tokenizer_check import is_plain
-from planaria.errors import UserError
 
 
 def replace(text: str, content: str) -> dict[str, Any]:

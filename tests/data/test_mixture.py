@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.bounds import MIXTURE
-from planaria.config import DataConfig
+from planaria.common.errors import UserError
+from planaria.config.bounds import MIXTURE
+from planaria.config.schema import DataConfig
 from planaria.data import shards, tokenizer
 from planaria.data.dataset import CorruptDataset, Mixture, open_data
 from planaria.data.mixture import Turns, quotas
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import load_tokenizer, train_bpe
-from planaria.errors import UserError
 
 CONTEXT = 8
 LETTERS = {"books": "b", "code": "c", "web": "w"}

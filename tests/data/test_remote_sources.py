@@ -19,11 +19,11 @@ import fsspec.registry
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from planaria.config import DataConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig
 from planaria.data import records, remote
 from planaria.data.corpus import documents, fingerprint
 from planaria.data.shards import prepare
-from planaria.errors import UserError
 
 
 class Flaky(MemoryFileSystem):

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planaria.config import DataConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig
 from planaria.data import shards
 from planaria.data.shards import CorruptDataset, Dataset, prepare
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError
 
 END = 256
 
@@ -173,7 +173,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 RACER = """
 import sys
-from planaria.config import DataConfig
+from planaria.config.schema import DataConfig
 from planaria.data.shards import prepare
 dataset = prepare(DataConfig(source=sys.argv[1], cache=sys.argv[2], tokenizer="bpe"), 400)
 print(dataset.folder, dataset.read("train", 0, dataset.tokens("train")).sum())

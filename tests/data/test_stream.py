@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.config import DataConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
-from planaria.errors import UserError
 
 WORDS = 5000
 CONTEXT = 6

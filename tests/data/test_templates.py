@@ -11,13 +11,13 @@ import pytest
 from tokenizer_kinds import KINDS, saved, text
 
 from planaria.api import complete as completing
-from planaria.config import DataConfig, ModelConfig, RunConfig
+from planaria.config.schema import DataConfig, ModelConfig, RunConfig
 from planaria.data.corpus import fingerprint
 from planaria.data.shards import prepare
 from planaria.data.tokenizer import Tokenizer
-from planaria.engine import runs
-from planaria.model.huggingface import export_model
-from planaria.model.stages import Llama
+from planaria.models.huggingface import export_model
+from planaria.models.stages import Llama
+from planaria.runtime.engine import runs
 
 transformers = pytest.importorskip("transformers")
 TEXTS = ["ab cd", "  two\n\nlines é的", text(3, 300, runs=False)]

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.config import DataConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig
 from planaria.data import tokenizer as module
 from planaria.data.tokenizer import Tokenizer, load_tokenizer, pieces, spread_sample, train_bpe
-from planaria.errors import UserError
 
 CORPUS = ["the cat sat on the mat, and the dog on the log\n" * 20, "été à la plage\n" * 20]
 characters = st.characters(exclude_categories=["Cs"])

@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from tokenizer_kinds import KINDS, saved, source, text
 
+from planaria.common.errors import UserError
 from planaria.data import tokenizer as module
 from planaria.data import windows
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from clusters import DEPLOY, KEY, Call, environment, noted, noting, pod, read, shell, skypilot
 
-from planaria import cli, recipe
-from planaria.config import RunConfig
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.join import AddressEntrance, Offer
+from planaria import cli
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.join import AddressEntrance, Offer
 
 SRUN = """#!/bin/sh
 while [ "${1#--}" != "$1" ]; do shift; done
@@ -109,7 +110,7 @@ def started(call: Call, folder: Path, capsys: pytest.CaptureFixture[str]) -> tup
 def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressEntrance, Offer]:
     """How ``planaria join`` would join."""
     found: list[Any] = []
-    monkeypatch.setattr("planaria.commands.join.join", lambda *given: found.append(given))
+    monkeypatch.setattr("planaria.cli.commands.join.join", lambda *given: found.append(given))
     assert cli.run(call.words) == 0
     ((entrance, offer, _),) = found
     assert isinstance(entrance, AddressEntrance)

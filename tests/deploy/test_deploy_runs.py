@@ -15,10 +15,10 @@ import pytest
 from clusters import KEY, environment, free_port, read, real, recipe, shell, skypilot
 
 import planaria
-from planaria.checkpoint.mirror import Mirror
-from planaria.observe.run.ledger import prove_exactly_once
 from planaria.record import events as e
 from planaria.record.logs import read_run
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.checkpoint.mirror import Mirror
 
 pytestmark = pytest.mark.timeout(200)
 LONG_S, STEPS = 100.0, 30

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from planaria import recipe, shipped
-from planaria.config import RunConfig
-from planaria.engine.itinerary import Itinerary
+from planaria.config import recipe, shipped
+from planaria.config.schema import RunConfig
+from planaria.runtime.engine.itinerary import Itinerary
 
 yaml = pytest.importorskip("yaml")
 ray_constants = pytest.importorskip("ray._private.ray_constants")
@@ -75,7 +75,7 @@ def test_the_version_of_ray_is_the_one_that_was_tried() -> None:
 
 @pytest.mark.parametrize("file", sorted(FILES))
 def test_settings_of_ray_are_those_that_a_ray_of_our_own_gets(file: str) -> None:
-    ours = pytest.importorskip("planaria.fleet.ray").SETTINGS
+    ours = pytest.importorskip("planaria.runtime.fleet.ray").SETTINGS
     named = dict(re.findall(r"RAY_([a-z_]+)(?:, value: \"|=)(\d+)", FILES[file]))
     assert named == {key: str(value) for key, value in ours.items()}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny import config_in
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from tiny import dataset_of
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
-from planaria.engine.batches import batches
+from planaria.runtime.engine.batches import batches
 
 
 def test_microbatches_are_consecutive_samples_of_the_stream(config: Callable[..., RunConfig]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planaria.config import ExchangeConfig, ModelConfig, RunConfig
-from planaria.engine.exchange_round import RoundMember
-from planaria.engine.runner import StageRunner
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
 from planaria.exchange.base import Offer
-from planaria.options import Options
-from planaria.transport.wire import Content
+from planaria.runtime.engine.exchange_round import RoundMember
+from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.transport.wire import Content
 
 RECIPE = RunConfig(model=ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8))
 PAIRS = ExchangeConfig(replicas=2, kind="noloco", options=Options({"every": 2}))

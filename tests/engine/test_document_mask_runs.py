@@ -12,15 +12,15 @@ import torch
 from tiny import config_in, dataset_of, engine_of, losses
 
 import planaria
-from planaria.commands.evaluate import evaluate
-from planaria.config import RunConfig
+from planaria.cli.commands.evaluate import evaluate
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
-from planaria.engine.batches import batches, masks
-from planaria.engine.prepare import check
-from planaria.errors import UserError
-from planaria.model.llama import document_mask
-from planaria.model.stages import Llama
+from planaria.models.llama import document_mask
+from planaria.models.stages import Llama
 from planaria.record.logs import read_run
+from planaria.runtime.engine.batches import batches, masks
+from planaria.runtime.engine.prepare import check
 
 
 def recipe(home: Path, apart: bool = True, **sections: Any) -> RunConfig:
@@ -76,7 +76,7 @@ def test_lost_stages_come_back(tmp_path: Path, strategy: str) -> None:
 
 
 def test_twins_see_the_masks_of_their_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from planaria.engine.runner import StageRunner
+    from planaria.runtime.engine.runner import StageRunner
 
     passed: dict[bool, list[torch.Tensor]] = {False: [], True: []}
     plain, shadow = StageRunner.forward, StageRunner.shadow
@@ -113,7 +113,7 @@ def test_eval_keeps_them_apart_too(tmp_path: Path) -> None:
 
 
 def test_families_that_take_no_masks_are_refused(tmp_path: Path) -> None:
-    from planaria.model.stages import LlamaFamily
+    from planaria.models.stages import LlamaFamily
 
     check(recipe(tmp_path))
     with pytest.MonkeyPatch.context() as patch:

@@ -11,16 +11,16 @@ import torch
 from tiny import dataset_of, engine_of, losses
 from torch import Tensor
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
-from planaria.engine.inline import InlineEngine
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.optimizer import learning_rate
-from planaria.engine.runner import NonFinite, StageRunner
-from planaria.model.stages import Llama, global_name
+from planaria.models.stages import Llama, global_name
+from planaria.pipeline.routing import routes
 from planaria.recovery.chain import Plan
 from planaria.recovery.merging import merge
-from planaria.routing import routes
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.optimizer import learning_rate
+from planaria.runtime.engine.runner import NonFinite, StageRunner
 from schedules import on_schedule, shape
 
 Recipe = Callable[..., RunConfig]

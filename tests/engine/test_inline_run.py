@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from planaria.chaos.trace import Fault, Trace
-from planaria.checkpoint.stage_file import read_stage, stage_file
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
-from planaria.engine import inline_run
-from planaria.engine.origin import START, Origin
-from planaria.engine.prepare import prepare
-from planaria.observe.run.ledger import prove_exactly_once
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault, Trace
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.checkpoint.stage_file import read_stage, stage_file
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import inline_run
+from planaria.runtime.engine.origin import START, Origin
+from planaria.runtime.engine.prepare import prepare
 
 Recipe = Callable[..., RunConfig]
 STAGES = range(5)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from tiny import engine_of, losses
 
-from planaria.config import RunConfig
-from planaria.engine.copy_costs import costs_of_copies
-from planaria.engine.inline import InlineEngine
-from planaria.model.state import StageState
-from planaria.plan.build import plan_for
+from planaria.config.schema import RunConfig
+from planaria.models.state import StageState
+from planaria.pipeline.plan.build import plan_for
+from planaria.pipeline.routing import routes
 from planaria.recovery.chain import Plan
-from planaria.routing import routes
+from planaria.runtime.engine.copy_costs import costs_of_copies
+from planaria.runtime.engine.inline import InlineEngine
 
 Recipe = Callable[..., RunConfig]
 CLOCKED = {"warmup": 5, "schedule": "cosine", "weight_decay": 0.1, "clip": 0.5}

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.engine.liar import Liar, lie_of
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Offer
 from planaria.exchange.compress.plain import PLAIN
+from planaria.runtime.engine.liar import Liar, lie_of
 
 CONFIG = ExchangeConfig(replicas=5, robust="multikrum")
 HONEST = Offer(torch.tensor([1.0, -2.0, 0.5]))

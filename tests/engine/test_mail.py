@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planaria.engine.mail import Awaited, Mail
-from planaria.transport.wire import (
+from planaria.runtime.engine.mail import Awaited, Mail
+from planaria.runtime.transport.wire import (
     Activation,
     Content,
     CopyMessage,

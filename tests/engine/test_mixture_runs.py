@@ -12,12 +12,12 @@ import pytest
 from tiny import config_in
 
 import planaria
-from planaria.config import RunConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.data.dataset import Dataset, Split
-from planaria.engine import runs
-from planaria.errors import UserError
-from planaria.observe.run.ledger import prove_exactly_once
 from planaria.record.logs import read_run
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.engine import runs
 
 CONTEXT = 8
 WINDOWS = {"books": 140, "code": 40, "web": 20}

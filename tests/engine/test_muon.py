@@ -13,11 +13,11 @@ from tiny import engine_of
 from tiny import losses as of_engine
 
 from planaria.api.export import export_state
-from planaria.config import OptimConfig, RunConfig
-from planaria.engine.optimizer import MuonBesideAdamW, matrices, stage_optimizer
-from planaria.engine.runner import StageRunner
-from planaria.errors import UserError
-from planaria.model.packing import pack, unpack
+from planaria.common.errors import UserError
+from planaria.config.schema import OptimConfig, RunConfig
+from planaria.models.packing import pack, unpack
+from planaria.runtime.engine.optimizer import MuonBesideAdamW, matrices, stage_optimizer
+from planaria.runtime.engine.runner import StageRunner
 from planaria.swarm.config import SwarmConfig
 
 Recipe = Callable[..., RunConfig]

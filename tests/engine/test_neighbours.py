@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from planaria.chaos.trace import Fault, Trace, write
-from planaria.config import RunConfig
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.neighbours import neighbours
-from planaria.engine.prepare import read_faults
-from planaria.engine.unused import idle
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault, Trace, write
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.neighbours import neighbours
+from planaria.runtime.engine.prepare import read_faults
+from planaria.runtime.engine.unused import idle
 
 
 def changed(**sections: dict[str, Any]) -> RunConfig:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from planaria.config import RunConfig
-from planaria.engine import network_checks
-from planaria.engine.prepare import check
-from planaria.errors import UserError
-from planaria.transport import secure
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.runtime.engine import network_checks
+from planaria.runtime.engine.prepare import check
+from planaria.runtime.transport import secure
 
 
 @pytest.mark.parametrize(

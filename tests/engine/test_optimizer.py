@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.config import OptimConfig, RunConfig
-from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer, total_norms
-from planaria.engine.resumption import rate_change
+from planaria.config.schema import OptimConfig, RunConfig
+from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, make_optimizer, total_norms
+from planaria.runtime.engine.resumption import rate_change
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from planaria.config import ExchangeConfig, ModelConfig, RunConfig
-from planaria.engine.exchange_round import RoundMember
-from planaria.engine.gradients import exchange_gradients
-from planaria.engine.inline_replicas import InlineReplicas
-from planaria.engine.outer_state import OuterState, Verdict
-from planaria.engine.runner import NonFinite, StageRunner
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
-from planaria.model.packing import pack, unpack
-from planaria.options import Options
+from planaria.models.packing import pack, unpack
+from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.record.events import MessageCompressed
-from planaria.routing.arrangement import Arrangement
+from planaria.runtime.engine.exchange_round import RoundMember
+from planaria.runtime.engine.gradients import exchange_gradients
+from planaria.runtime.engine.inline_replicas import InlineReplicas
+from planaria.runtime.engine.outer_state import OuterState, Verdict
+from planaria.runtime.engine.runner import NonFinite, StageRunner
 
 MODEL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8)
 NODES = (1, 3, 5)

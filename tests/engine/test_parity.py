@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from tiny import engine_of, losses
 from torch import Tensor
 
-from planaria.config import RunConfig
-from planaria.engine.inline import InlineEngine
-from planaria.model.packing import pack, unpack
-from planaria.model.state import Shapes, StageState
+from planaria.config.schema import RunConfig
+from planaria.models.packing import pack, unpack
+from planaria.models.state import Shapes, StageState
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Recovery, Replica, Sender, Workshop
 from planaria.recovery.mirror import MirrorSender
+from planaria.runtime.engine.inline import InlineEngine
 
 Recipe = Callable[..., RunConfig]
 

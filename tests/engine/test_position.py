@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from planaria.config import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.position import Position
-from planaria.options import Options
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
 from planaria.record import events as e
 from planaria.record.decisions import BEFORE, Form, Keep, Meet, Member
 from planaria.record.events import Fact
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.position import Position
 
 RECIPE = RunConfig(
     engine="fleet",

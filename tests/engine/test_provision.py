@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from tiny import config_in
 
-from planaria.config import RunConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.data.dataset import open_data
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine.provision import JOINED, provide, settled
-from planaria.engine.setup import DATA, Setup
-from planaria.errors import UserError
-from planaria.fleet.door import open_door
-from planaria.fleet.files import FileServer
-from planaria.fleet.request import Workplace
-from planaria.fleet.switchboard import Switchboard
-from planaria.transport.secure import new_key
+from planaria.runtime.engine.provision import JOINED, provide, settled
+from planaria.runtime.engine.setup import DATA, Setup
+from planaria.runtime.fleet.door import open_door
+from planaria.runtime.fleet.files import FileServer
+from planaria.runtime.fleet.request import Workplace
+from planaria.runtime.fleet.switchboard import Switchboard
+from planaria.runtime.transport.secure import new_key
 
 
 def mixture(home: Path) -> RunConfig:

@@ -13,17 +13,17 @@ import torch
 from test_chaos import HOLDERS, chaos, run, state
 from tiny import config_in
 
-from planaria.chaos.trace import Fault, Trace, write
-from planaria.config import RunConfig
-from planaria.engine.blows import Blows
-from planaria.engine.prepare import read_faults
-from planaria.engine.reading import Reading
-from planaria.engine.unused import idle
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault, Trace, write
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.roster import Roster, WorkerState
 from planaria.record.state import RunState
+from planaria.runtime.engine.blows import Blows
+from planaria.runtime.engine.prepare import read_faults
+from planaria.runtime.engine.reading import Reading
+from planaria.runtime.engine.unused import idle
 
 LATE_S = 0.02
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import planaria
-from planaria.checkpoint.loading import stage_for
-from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
-from planaria.engine import runs
-from planaria.engine.inline import InlineEngine
-from planaria.engine.resumption import take_up
-from planaria.engine.runner import StageRunner
-from planaria.errors import UserError
-from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.record.logs import read_run
+from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.resumption import take_up
+from planaria.runtime.engine.runner import StageRunner
 
 Recipe = Callable[..., RunConfig]
 SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
@@ -204,7 +204,7 @@ def test_a_learning_rate_that_jumps_is_said(config: Recipe, tmp_path: Path) -> N
 
 def test_a_rebuilt_stages_parameters_keep_their_clock_and_scale(config: Recipe, tmp_path: Path) -> None:
     """CheckFree rebuilds stage 2 of 4; at 2 stages its layers live in stage 1, beside those of the old stage 1."""
-    from planaria.chaos.trace import Fault, Trace, text
+    from planaria.faults.trace import Fault, Trace, text
 
     trace = tmp_path / "trace.json"
     trace.write_text(text(Trace(faults=(Fault(step=3, stage=2),))))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from planaria.config import RunConfig
-from planaria.engine import replanner
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.replanner import Replanner
+from planaria.config.schema import RunConfig
 from planaria.record.decisions import Replan
 from planaria.record.events import Replanned
+from planaria.runtime.engine import replanner
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.replanner import Replanner
 from schedules import on_schedule, shape
 
 

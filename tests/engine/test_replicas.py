@@ -11,19 +11,19 @@ import pytest
 import torch
 from tiny import engine_of, losses
 
-from planaria.chaos.trace import Fault, Trace
-from planaria.checkpoint.loading import load_model
-from planaria.checkpoint.stage_file import read_stage
-from planaria.config import RunConfig
-from planaria.engine import inline_run, runs
-from planaria.engine.inline import InlineEngine
-from planaria.engine.origin import Origin
-from planaria.engine.prepare import prepare
-from planaria.observe.live.progress import Quiet
-from planaria.observe.live.watch import Watch
-from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault, Trace
 from planaria.record.events import ReplicasEvaluated, RoundSettled
 from planaria.record.logs import RunRecord, read_run
+from planaria.report.live.progress import Quiet
+from planaria.report.live.watch import Watch
+from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.engine import inline_run, runs
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.origin import Origin
+from planaria.runtime.engine.prepare import prepare
 
 Recipe = Callable[..., RunConfig]
 FOUR = {"stages": 2, "microbatches": 2, "microbatch_size": 2}

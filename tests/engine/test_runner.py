@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from planaria.config import RunConfig
-from planaria.engine.runner import NonFinite, StageRunner, add_to, set_aside
-from planaria.model.state import StageState
+from planaria.config.schema import RunConfig
+from planaria.models.state import StageState
+from planaria.runtime.engine.runner import NonFinite, StageRunner, add_to, set_aside
 
 Recipe = Callable[..., RunConfig]
 MICROBATCHES = 2

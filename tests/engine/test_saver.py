@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from planaria.checkpoint.stage_file import read_stage
-from planaria.config import RunConfig
-from planaria.engine import saver, stage_files
-from planaria.engine.saver import Buffer, Part, Saver
-from planaria.engine.setup import Setup
-from planaria.engine.stage_files import StageFiles
-from planaria.model.packing import pack
-from planaria.model.state import StageState
+from planaria.config.schema import RunConfig
+from planaria.models.packing import pack
+from planaria.models.state import StageState
 from planaria.record import events as e
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.engine import saver, stage_files
+from planaria.runtime.engine.saver import Buffer, Part, Saver
+from planaria.runtime.engine.setup import Setup
+from planaria.runtime.engine.stage_files import StageFiles
 
 FILES = StageFiles(Setup(RunConfig(), Path("run"), Path("data"), "127.0.0.1"), "w3")
 """of a worker that sees the run's folder"""

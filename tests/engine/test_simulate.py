@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from planaria.config import NetworkConfig
-from planaria.engine.simulate import simulate
-from planaria.errors import UserError
-from planaria.network.costs import UNIT, Costs
-from planaria.plan.actions import Key, Plan
-from planaria.plan.build import build
-from planaria.plan.simulated import Simulated
+from planaria.common.errors import UserError
+from planaria.config.schema import NetworkConfig
+from planaria.pipeline.network.costs import UNIT, Costs
+from planaria.pipeline.plan.actions import Key, Plan
+from planaria.pipeline.plan.build import build
+from planaria.pipeline.plan.simulated import Simulated
+from planaria.runtime.engine.simulate import simulate
 
 MIXED = [(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0), (0, 3, 2, 0)] * 3
 NETWORK = NetworkConfig(forward_s=[0.5, 1.0, 1.5, 0.7], backward_s=[1.0, 2.0, 3.0, 1.4], latency_s=0.3, bandwidth=2.0)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from planaria.config import RunConfig
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.sleeper import SleepingRunner, Slowness, straggling
+from planaria.config.schema import RunConfig
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.sleeper import SleepingRunner, Slowness, straggling
 
 
 def test_a_sleeper_takes_its_time_and_sends_tensors_of_the_real_size(config: Callable[..., RunConfig]) -> None:
@@ -65,8 +65,8 @@ def test_slowness_that_lasts_for_a_time_is_the_same_however_work_is_cut(
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("planaria.engine.sleeper.time.monotonic", lambda: now)
-    monkeypatch.setattr("planaria.engine.sleeper.time.sleep", pass_time)
+    monkeypatch.setattr("planaria.runtime.engine.sleeper.time.monotonic", lambda: now)
+    monkeypatch.setattr("planaria.runtime.engine.sleeper.time.sleep", pass_time)
     recipe = config(network={"straggle": 0.25, "straggle_times": 3.0})
     ends = []
     for pieces in (1, 7, 60):

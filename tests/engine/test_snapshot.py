@@ -11,15 +11,15 @@ import pytest
 import torch
 from tiny import engine_of, losses
 
-from planaria.chaos.trace import Trace
-from planaria.config import RunConfig
-from planaria.engine.inline import InlineEngine
-from planaria.engine.prepare import check
-from planaria.engine.unused import idle
-from planaria.errors import UserError
-from planaria.model.packing import pack
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Trace
+from planaria.models.packing import pack
 from planaria.recovery.base import Replica
 from planaria.recovery.snapshot import Snapshot
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.unused import idle
 
 Recipe = Callable[..., RunConfig]
 STAGES = 4

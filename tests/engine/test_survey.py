@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from planaria.cli import main
-from planaria.engine.survey import Leader
-from planaria.engine.surveyor import Failed
-from planaria.errors import RunStopped
-from planaria.fleet.base import Gone, Said
-from planaria.network.costs import MBIT
-from planaria.network.topology import read
-from planaria.observe.live.bars import SurveyProgress
+from planaria.common.errors import RunStopped
+from planaria.pipeline.network.costs import MBIT
+from planaria.pipeline.network.topology import read
 from planaria.record.events import Fact
+from planaria.report.live.bars import SurveyProgress
+from planaria.runtime.engine.survey import Leader
+from planaria.runtime.engine.surveyor import Failed
+from planaria.runtime.fleet.base import Gone, Said
 
 # Links are long and slow: what a busy machine adds, milliseconds for every thread that must wake up, is little then.
 TOPOLOGY = """

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from planaria.config import RunConfig
-from planaria.engine.prepare import check
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.exchange import EXCHANGES
+from planaria.runtime.engine.prepare import check
 
 Recipe = Callable[..., RunConfig]
 PAGE = Path(__file__).parents[2] / "docs" / "exchange.md"

@@ -11,13 +11,13 @@ from test_recut_runs import begin, go_on, losses, recipe
 from tiny import engine_of
 from tiny import losses as of_engine
 
-from planaria.checkpoint.loading import atoms_of
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
-from planaria.engine.prepare import check
-from planaria.errors import UserError
-from planaria.model.families import stage_parameters
-from planaria.model.stages import Llama, parameter_count, stage_layers
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.models.families import stage_parameters
+from planaria.models.stages import Llama, parameter_count, stage_layers
+from planaria.runtime.checkpoint.loading import atoms_of
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine.prepare import check
 
 Recipe = Callable[..., RunConfig]
 KEPT = {"strategy": "echo, checkpoint"}

@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
-from planaria.engine.inline import InlineEngine
+from planaria.runtime.engine.inline import InlineEngine
 
 
 def config_in(folder: Path, **sections: dict[str, Any]) -> RunConfig:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange import EXCHANGES, exchange
 from planaria.exchange.base import Exchange
 from planaria.exchange.lab import Replica, replicas
-from planaria.options import Options
 
 SHAPES = {
     "layers.0.weight": torch.Size([5, 7]),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import SHAPES, apart, distance, drift, fitting, have, make, weights
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.exchange.aggregate import AGGREGATORS, equal, mean
 from planaria.exchange.base import Weights
 from planaria.exchange.lab import meet

@@ -13,7 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.exchange.coded import SCHEMES, Coded, coded_of
 from planaria.exchange.coded.base import NOBODY, Late, Scheme
 from planaria.exchange.coded.gc import GC, MOST_ENLARGED, Cyclic, Joined, Repeated, code, encoding, enlarges

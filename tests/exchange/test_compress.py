@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.exchange.compress import COMPRESSORS, chunks
 from planaria.exchange.compress.base import Compressor, measured_delta
 from planaria.exchange.compress.randk import RandK

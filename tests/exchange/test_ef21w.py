@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange import exchange
 from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.compress.base import Compressor

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.config import ExchangeConfig
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange import exchange
 from planaria.exchange.base import Offer
 from planaria.exchange.equivocation import Findings, digest, findings, joined
 from planaria.exchange.robust import robust_of
-from planaria.options import Options
 from planaria.record.suspicion import Suspicion
 
 TRUE = {member: f"of {member}" for member in range(9)}
@@ -116,7 +116,7 @@ def test_after_so_many_strikes_members_are_left_out_for_good() -> None:
 
 @pytest.mark.parametrize("strikes", [-1, 1.5, True, "three"])
 def test_strikes_are_a_number(strikes: object) -> None:
-    from planaria.errors import UserError
+    from planaria.common.errors import UserError
 
     with pytest.raises(UserError, match=r"exchange\.robust\.strikes = .*: give a number of steps, 0 or more"):
         robust_of({"rule": "median", "strikes": strikes}, 3)

@@ -22,14 +22,14 @@ from hypothesis.stateful import (
 )
 from torch import Tensor
 
-from planaria.checkpoint.loading import stage_for
-from planaria.checkpoint.stage_file import stage_file, write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest, Saved
-from planaria.config import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
-from planaria.engine.outer_state import OuterState
-from planaria.engine.runner import StageRunner
-from planaria.model.packing import pack, unpack
-from planaria.model.state import StageState
+from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
+from planaria.models.packing import pack, unpack
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved
+from planaria.runtime.engine.outer_state import OuterState
+from planaria.runtime.engine.runner import StageRunner
 
 MODEL = ModelConfig(vocab=32, dim=8, layers=1, heads=1, hidden=16, context=8)
 STAGE, MOST = 1, 6

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from lab_models import KINDS, make
 
-from planaria import recipe
-from planaria.config import ExchangeConfig, RunConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.config.section import meaning
 from planaria.exchange import exchange
 from planaria.exchange.allreduce import AllReduce
 from planaria.exchange.diloco import DiLoCo
@@ -18,8 +20,6 @@ from planaria.exchange.local import Local
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pair_mean import PairMean
 from planaria.exchange.streaming import Streaming
-from planaria.options import Options
-from planaria.section import meaning
 
 
 def test_what_is_not_given_is_as_published() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.exchange.attacks import ATTACKS, attack_of
 from planaria.exchange.attacks.base import Attack, MessageAttack, Scene, VectorAttack
 from planaria.exchange.attacks.inside import largest_z

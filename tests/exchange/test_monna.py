@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from lab_models import SHAPES, apart, distance, drift, make, weights
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange import exchange
 from planaria.exchange.lab import Replica, meet, offers, replicas, settle
 from planaria.exchange.monna import MoNNA, nearest
-from planaria.options import Options
 
 
 def flat(of: dict[str, Tensor]) -> Tensor:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange import exchange, lab
 from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.lab import Replica, meet
@@ -27,7 +28,6 @@ from planaria.exchange.robust.mixing import mixing
 from planaria.exchange.robust.products import framed, products
 from planaria.exchange.robust.rivals import rivals, suspects
 from planaria.exchange.robust.selection import middle, network
-from planaria.options import Options
 
 ALL = sorted(RULES.shipped)
 N, F = 9, 2

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import make
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.exchange.lab import Replica, meet, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pairing import random_groups

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from lab_models import drift, weights
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange import exchange
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.base import Counted, Exchange, Offer, Outer, TooManyLiars, Weights
@@ -22,7 +23,6 @@ from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.robust.chunks import CHUNK
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.weighing import Told, Weighing, gram, products
-from planaria.options import Options
 
 RULES = ("krum", "multikrum", "geometric_median", "flag")
 MIXES = ("none", "nnm", "bucketing")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from planaria.config import DataConfig, ModelConfig
+from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
-from planaria.experts import manifest
-from planaria.experts.domains import HELD_OUT, TEST, TRAINED
-from planaria.experts.experts_spec import MixtureSpec
-from planaria.experts.manifest import Manifest, Member
-from planaria.model.huggingface import export_model
-from planaria.model.stages import Llama, parameter_count
+from planaria.lab.experts import manifest
+from planaria.lab.experts.domains import HELD_OUT, TEST, TRAINED
+from planaria.lab.experts.experts_spec import MixtureSpec
+from planaria.lab.experts.manifest import Manifest, Member
+from planaria.models.huggingface import export_model
+from planaria.models.stages import Llama, parameter_count
 
 SHAPE = ModelConfig(vocab=257, dim=16, layers=2, heads=2, hidden=24, context=32, init_std=0.3)
 LETTERS = {"digits": string.digits, "lower": string.ascii_lowercase, "upper": string.ascii_uppercase}

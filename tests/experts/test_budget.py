@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.experts.budget import (
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.lab.experts.budget import (
     LARGER,
     LONGER,
     SYNCHRONISED,
@@ -19,8 +19,8 @@ from planaria.experts.budget import (
     is_generalist,
     spent,
 )
-from planaria.experts.difficulty import tiers
-from planaria.model.stages import flops_per_token, parameter_count
+from planaria.lab.experts.difficulty import tiers
+from planaria.models.stages import flops_per_token, parameter_count
 
 SIZES = {
     size: ModelConfig(vocab=257, dim=64, layers=2, hidden=width)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.experts.difficulty import Point, still_to_learn, tiers
+from planaria.lab.experts.difficulty import Point, still_to_learn, tiers
 
 
 def test_the_last_doubling_is_what_counts() -> None:

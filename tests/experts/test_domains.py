@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
-from planaria.experts.domains import GENERAL, HELD_OUT, TENTH, TEST, TRAINED, parted, read_pieces, write_domains
-from planaria.experts.experts_spec import DomainSpec, ExpertsSpec, expanded
+from planaria.common.errors import UserError
+from planaria.lab.experts.domains import GENERAL, HELD_OUT, TENTH, TEST, TRAINED, parted, read_pieces, write_domains
+from planaria.lab.experts.experts_spec import DomainSpec, ExpertsSpec, expanded
 
 
 def lines(word: str, count: int) -> str:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from planaria.experts.budget import LARGER, LONGER, SYNCHRONISED, Job
-from planaria.experts.experts_results import ArmResult, Results, Score, SeedResult
+from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED, Job
+from planaria.lab.experts.experts_results import ArmResult, Results, Score, SeedResult
 
 
 def arm(perplexities: dict[str, float]) -> ArmResult:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from planaria.experts.experts_spec import ExpertsSpec
+from planaria.lab.experts.experts_spec import ExpertsSpec
 
 TWO = {"law": {"source": "law.txt"}, "talk": {"source": "talk.txt"}}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.experts.lineage import called, chains, lineages, parent_seed, tiered
+from planaria.lab.experts.lineage import called, chains, lineages, parent_seed, tiered
 
 
 @given(st.integers(1, 9), st.integers(0, 99))

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.experts.made_ensemble import END, SHAPE, made_ensemble, text
 
-from planaria.errors import UserError
-from planaria.experts import manifest, posterior, ridge
-from planaria.experts.domains import HELD_OUT, TEST, TRAINED
-from planaria.experts.ensemble import Ensemble
-from planaria.experts.listening import FILE, SAMPLES, Listener, heard, states
-from planaria.experts.reading import domain_samples
-from planaria.model.stages import Llama
+from planaria.common.errors import UserError
+from planaria.lab.experts import manifest, posterior, ridge
+from planaria.lab.experts.domains import HELD_OUT, TEST, TRAINED
+from planaria.lab.experts.ensemble import Ensemble
+from planaria.lab.experts.listening import FILE, SAMPLES, Listener, heard, states
+from planaria.lab.experts.reading import domain_samples
+from planaria.models.stages import Llama
 
 DOMAINS = ("digits", "lower")
 

@@ -7,8 +7,8 @@ import torch
 from tests.experts.made_ensemble import SHAPE, child
 from torch import Tensor
 
-from planaria.experts import merge, ridge
-from planaria.model.stages import Llama
+from planaria.lab.experts import merge, ridge
+from planaria.models.stages import Llama
 
 PARENT = Llama(SHAPE, seed=1).eval()
 DRAW = torch.Generator().manual_seed(0)

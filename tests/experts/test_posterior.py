@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.experts import posterior, prior
-from planaria.experts.posterior import averaged, log_weights, mixed, passes, speakers
+from planaria.lab.experts import posterior, prior
+from planaria.lab.experts.posterior import averaged, log_weights, mixed, passes, speakers
 
 VOCAB, LENGTH = 3, 4
 

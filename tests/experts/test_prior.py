@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.experts.prior import cached, nearest, uniform
+from planaria.lab.experts.prior import cached, nearest, uniform
 
 
 def test_at_zero_gap_the_cached_prior_stays_uniform() -> None:

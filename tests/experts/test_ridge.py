@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from planaria.errors import UserError
-from planaria.experts import ridge
+from planaria.common.errors import UserError
+from planaria.lab.experts import ridge
 
 
 def drawn(seed: int, domains: int, dim: int, rows: int = 60) -> list[Tensor]:

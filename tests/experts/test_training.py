@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from planaria.config import RunConfig
-from planaria.experts.training import Training, configured, train_all
+from planaria.config.schema import RunConfig
+from planaria.lab.experts.training import Training, configured, train_all
+from planaria.lab.trials.jobs import Processes
 from planaria.record.logs import read_run
-from planaria.trials.jobs import Processes
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,12 +9,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from planaria.experts import posterior
-from planaria.experts.experts_results import WORST, Weighing
-from planaria.experts.experts_spec import MixtureSpec
-from planaria.experts.scoring import belief
-from planaria.experts.weighing import weigh
-from planaria.observe.trials.worst_report import section, sentences
+from planaria.lab.experts import posterior
+from planaria.lab.experts.experts_results import WORST, Weighing
+from planaria.lab.experts.experts_spec import MixtureSpec
+from planaria.lab.experts.scoring import belief
+from planaria.lab.experts.weighing import weigh
+from planaria.lab.report.worst_report import section, sentences
 
 TOKENS = 12
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_rows import made_rows
 
-from planaria.errors import UserError
-from planaria.experts.worst import ROUNDS, certificate, problem
-from planaria.experts.worst_solvers import Solver, worst_domain
+from planaria.common.errors import UserError
+from planaria.lab.experts.worst import ROUNDS, certificate, problem
+from planaria.lab.experts.worst_solvers import Solver, worst_domain
 
 FLOOR = 0.01
 SOLVERS: list[Solver] = ["extragradient", "halpern"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from planaria.config import ModelConfig
-from planaria.model.stages import BlockStage, Ends, LlamaFamily
+from planaria.config.schema import ModelConfig
+from planaria.models.stages import BlockStage, Ends, LlamaFamily
 
 
 class Counting(LlamaFamily):

@@ -14,28 +14,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planaria import recipe
-from planaria.chaos.trace import Fault, Trace
-from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.store import read_manifest
-from planaria.commands import train as command
-from planaria.config import RunConfig
+from planaria.cli.commands import train as command
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
 from planaria.control.replay import replay
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine import fleet, runs
-from planaria.engine.inline import InlineEngine
-from planaria.engine.prepare import prepare as prepare_run
-from planaria.engine.runner import StageRunner
-from planaria.model.state import StageState
-from planaria.observe import page
-from planaria.observe.live.progress import Quiet
-from planaria.observe.live.watch import Watch
-from planaria.observe.run import report
-from planaria.observe.run.ledger import prove_exactly_once
+from planaria.faults.trace import Fault, Trace
+from planaria.models.state import StageState
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
+from planaria.report import page
+from planaria.report.live.progress import Quiet
+from planaria.report.live.watch import Watch
+from planaria.report.run import report
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import read_manifest
+from planaria.runtime.engine import fleet, runs
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.prepare import prepare as prepare_run
+from planaria.runtime.engine.runner import StageRunner
 from processes import Command
 
 GROUND: dict[str, Any] = {}

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.engine.position import Position
 from planaria.exchange.base import Offer, Outer, Weights
 from planaria.exchange.monna import MoNNA
-from planaria.transport.edge import Edge
-from planaria.transport.wire import HEADER_BYTES, Header, Label, OfferPart, State, pack
+from planaria.runtime.engine.position import Position
+from planaria.runtime.transport.edge import Edge
+from planaria.runtime.transport.wire import HEADER_BYTES, Header, Label, OfferPart, State, pack
 
 LIAR = 1
 """the replica"""

@@ -12,8 +12,8 @@ import ssl
 import sys
 from collections.abc import Callable
 
-from planaria.transport.listener import connect
-from planaria.transport.secure import StrangerError, begin, new_key
+from planaria.runtime.transport.listener import connect
+from planaria.runtime.transport.secure import StrangerError, begin, new_key
 
 GREETINGS = [b"g1:state:1>2", b"g1:0-1", json.dumps(["w1", 1, 1]).encode(), json.dumps(["a machine", 0, 1]).encode()]
 FRAME = b"PLNR" + bytes(200)

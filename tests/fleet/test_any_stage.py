@@ -9,10 +9,10 @@ import pytest
 import torch
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.stage_file import read_stage
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record.logs import RunRecord
+from planaria.runtime.checkpoint.stage_file import read_stage
 
 TOLERANCE = 1e-5
 PLUS: dict[str, Any] = {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}

@@ -28,18 +28,18 @@ from harness import (
 )
 from test_same_trace import in_one_process
 
-from planaria.chaos import trace as traces
-from planaria.chaos.trace import Fault, Trace
-from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
-from planaria.model.packing import pack
-from planaria.observe.run.saves import saves as measured
+from planaria.config.schema import RunConfig
+from planaria.faults import trace as traces
+from planaria.faults.trace import Fault, Trace
+from planaria.models.packing import pack
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
 from planaria.record.statefile import read_state
 from planaria.recovery.checkpoint import best_steps
+from planaria.report.run.saves import saves as measured
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 STEPS = 12
 SLOW_S = 1.0

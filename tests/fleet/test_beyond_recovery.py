@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from harness import ending, facts, inline, losses, outcomes, reason, resume, tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.store import CheckpointStore
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 DONOR_DIES = [Fault(step=5, stage=2, moment="forward"), Fault(step=5, stage=3, moment="transfer")]
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import idle_worker
 import pytest
 
-from planaria.fleet import births as module
-from planaria.fleet.base import Gone, Notice, Said
-from planaria.fleet.birth import adopting
-from planaria.fleet.births import births
-from planaria.fleet.local import LocalFleet
-from planaria.signals import STOPS
+from planaria.common.signals import STOPS
+from planaria.runtime.fleet import births as module
+from planaria.runtime.fleet.base import Gone, Notice, Said
+from planaria.runtime.fleet.birth import adopting
+from planaria.runtime.fleet.births import births
+from planaria.runtime.fleet.local import LocalFleet
 
 AT_ONCE_S = 1.0
 """on a machine on which a process may wait long for a processor"""
@@ -197,7 +197,7 @@ FORKING = """
     from functools import partial
     from pathlib import Path
     from types import SimpleNamespace
-    from planaria.fleet import births
+    from planaria.runtime.fleet import births
 
     if "program" not in sys.argv:
         births.expect_fork()
@@ -230,7 +230,7 @@ BREAKING = """
     import sys
     from functools import partial
     from types import SimpleNamespace
-    from planaria.fleet import births
+    from planaria.runtime.fleet import births
 
     births.expect_fork()
     sys.modules["torch"] = SimpleNamespace(_C=SimpleNamespace(_cuda_isInBadFork=lambda: False))
@@ -274,8 +274,8 @@ def test_whoever_dies_takes_frozen_workers_and_a_frozen_server_along(tmp_path: P
     script = """
         import os, signal, sys, time
         import idle_worker
-        from planaria.fleet.base import Said
-        from planaria.fleet.local import LocalFleet
+        from planaria.runtime.fleet.base import Said
+        from planaria.runtime.fleet.local import LocalFleet
 
         fleet = LocalFleet(idle_worker.main, [], 10.0, 6)
         for worker in ("w0", "w1"):

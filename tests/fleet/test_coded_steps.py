@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from harness import facts, losses, tiny, train
 
-from planaria.chaos.trace import Fault, Trace
-from planaria.config import ExchangeConfig, RunConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.data.shards import prepare
-from planaria.engine.inline import InlineEngine
-from planaria.engine.prepare import check, streams
-from planaria.errors import UserError
 from planaria.exchange.coded.coding import coding_of
+from planaria.faults.trace import Fault, Trace
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.prepare import check, streams
 from schedules import on_schedule, shape
 
 REPLICAS, STEPS = 4, 6

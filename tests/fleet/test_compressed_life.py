@@ -19,18 +19,18 @@ from test_gradient_exchange import inline_losses
 from test_join import FOREVER, PACE, guest, joined, since, stopped
 from torch import Tensor
 
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.loading import stage_for
-from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.store import MANIFEST, CheckpointStore, Saved
-from planaria.commands import train as command
-from planaria.config import ExchangeConfig, RunConfig
+from planaria.cli.commands import train as command
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.exchange import exchange
-from planaria.model.families import build_stage
-from planaria.model.state import StageState
+from planaria.faults.trace import Fault
+from planaria.models.families import build_stage
+from planaria.models.state import StageState
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
+from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Saved
 
 SAID = "econtrol:top1%"
 STAGES = 2

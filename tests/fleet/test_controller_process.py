@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from harness import RunRecord, ending, facts, live, living, losses, outcomes, resume, tiny, train
 
-from planaria.checkpoint.store import CheckpointStore
-from planaria.commands import chaos
-from planaria.errors import UserError
-from planaria.fleet.door import FILE
+from planaria.cli.commands import chaos
+from planaria.common.errors import UserError
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.fleet.door import FILE
 from processes import planaria
 
 FOREVER = 10_000

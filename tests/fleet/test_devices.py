@@ -8,11 +8,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from planaria.config import RunConfig
-from planaria.engine.needs import needs
-from planaria.errors import UserError
-from planaria.fleet.devices import Device, Inventory, Name, Needs, device_of, lacking, require_devices
-from planaria.model.families import stage_parameters
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.models.families import stage_parameters
+from planaria.runtime.engine.needs import needs
+from planaria.runtime.fleet.devices import Device, Inventory, Name, Needs, device_of, lacking, require_devices
 
 GB = 10**9
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import ending, facts, folder_of, reason, tiny, train
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.record import decisions as d
 from planaria.record import events as e
 

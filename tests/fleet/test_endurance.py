@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria.observe.run.recovery_timeline import faults_summary
 from planaria.record.logs import read_run
+from planaria.report.run.recovery_timeline import faults_summary
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from planaria.fleet import files
-from planaria.fleet.files import Files, FileServer
-from planaria.fleet.switchboard import Switchboard, call
-from planaria.transport.caller import FILES
-from planaria.transport.secure import new_key
+from planaria.runtime.fleet import files
+from planaria.runtime.fleet.files import Files, FileServer
+from planaria.runtime.fleet.switchboard import Switchboard, call
+from planaria.runtime.transport.caller import FILES
+from planaria.runtime.transport.secure import new_key
 
 PART = "checkpoints/step-00000004.g2.unfinished/stage-0001.safetensors"
 READABLE = [

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from harness import LiveWorkers, ending, facts, folder_of, losses, reason, resume, tiny, train
 
-from planaria import recipe
 from planaria.api import export, training
-from planaria.checkpoint.store import CheckpointStore
 from planaria.cli import main
-from planaria.config import RunConfig
-from planaria.engine import inline_run
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import read_run
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import inline_run
 
 ROOM = 64 << 10
 """bytes that are left on a full disk: enough for lines of a log, not for a stage"""

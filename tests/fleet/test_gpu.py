@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from harness import apart, ending, facts, folder_of, inline, losses, outcomes, resume, tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.engine import inline_run
-from planaria.fleet.devices import Device
-from planaria.fleet.inventory import VISIBLE, inventory
+from planaria.faults.trace import Fault
 from planaria.record import events as e
+from planaria.runtime.engine import inline_run
+from planaria.runtime.fleet.devices import Device
+from planaria.runtime.fleet.inventory import VISIBLE, inventory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 CLOSE, ROUNDED = 1e-3, 5e-2

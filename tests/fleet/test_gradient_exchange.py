@@ -13,21 +13,21 @@ import pytest
 import torch
 from harness import assert_no_orphans, checked, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.loading import stage_for
-from planaria.checkpoint.store import CheckpointStore
-from planaria.commands import train as command
-from planaria.config import RunConfig
+from planaria.cli.commands import train as command
+from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine import fleet, inline_run
-from planaria.engine.inline import InlineEngine
-from planaria.engine.prepare import Prepared
 from planaria.exchange import exchange
-from planaria.model.families import build_stage
+from planaria.faults.trace import Fault
+from planaria.models.families import build_stage
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
+from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import fleet, inline_run
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.prepare import Prepared
 
 REPLICAS = 3
 ESTIMATES = ("econtrol", "ef21")

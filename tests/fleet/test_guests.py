@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import planaria
-from planaria.errors import UserError
-from planaria.fleet import visit
-from planaria.fleet.base import Gone, Joined, Leaving, Left, Notice
-from planaria.fleet.door import Door
-from planaria.fleet.guest import Visit
-from planaria.fleet.guests import Guests
-from planaria.fleet.remote import RemoteFleet
-from planaria.fleet.switchboard import WorkerLine, call
-from planaria.transport.caller import VISITOR
-from planaria.transport.secure import new_key
+from planaria.common.errors import UserError
+from planaria.runtime.fleet import visit
+from planaria.runtime.fleet.base import Gone, Joined, Leaving, Left, Notice
+from planaria.runtime.fleet.door import Door
+from planaria.runtime.fleet.guest import Visit
+from planaria.runtime.fleet.guests import Guests
+from planaria.runtime.fleet.remote import RemoteFleet
+from planaria.runtime.fleet.switchboard import WorkerLine, call
+from planaria.runtime.transport.caller import VISITOR
+from planaria.runtime.transport.secure import new_key
 
 SILENCE_S = 3.0
 """long enough for a test that beats on a busy machine"""

@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planaria.config import RunConfig
-from planaria.engine import provision
-from planaria.engine.setup import SETUP, Setup
-from planaria.engine.stage_files import StageFiles
-from planaria.errors import UserError
-from planaria.fleet import files, visit
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.record.decisions import ORDER, Form, Load, Member
-from planaria.transport.secure import new_key
+from planaria.runtime.engine import provision
+from planaria.runtime.engine.setup import SETUP, Setup
+from planaria.runtime.engine.stage_files import StageFiles
+from planaria.runtime.fleet import files, visit
+from planaria.runtime.transport.secure import new_key
 
 LOOT = b"written by the controller\n"
 PREPARED = ["meta.json", "mixture.json", "tokenizer.json", "train.bin", "validation.bin"]

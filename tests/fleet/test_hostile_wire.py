@@ -19,19 +19,19 @@ from harness import ending, facts, tiny, train
 from hostile_kinds import LIAR, SAYS
 from torch import Tensor
 
-from planaria.engine.desk import Desk
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.position import Position
-from planaria.engine.post import Post
-from planaria.engine.runner import StageRunner
-from planaria.engine.setup import Setup
 from planaria.record.decisions import Form, Keep, Link, Meet, Member, Settle
 from planaria.record.events import REPORT, OfferHeard, OfferRefused, StageReady, WorkerFailed
 from planaria.record.logs import RunRecord
-from planaria.transport.buffers import as_bytes
-from planaria.transport.port import Port
-from planaria.transport.secure import new_key
-from planaria.transport.wire import (
+from planaria.runtime.engine.desk import Desk
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.position import Position
+from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.setup import Setup
+from planaria.runtime.transport.buffers import as_bytes
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.secure import new_key
+from planaria.runtime.transport.wire import (
     HEADER_BYTES,
     Activation,
     Content,

@@ -15,22 +15,22 @@ import pytest
 import torch
 from made_up import nvidia_smi, uuid
 
-from planaria.config import RunConfig
-from planaria.engine.fleet import PRELOAD
-from planaria.engine.prepare import check, require_device
-from planaria.errors import UserError
-from planaria.fleet import births
-from planaria.fleet.base import Said
-from planaria.fleet.child import Child
-from planaria.fleet.devices import Device, Inventory, Needs
-from planaria.fleet.inventory import UNKNOWN, inventory
-from planaria.fleet.local import LocalFleet
-from planaria.fleet.process_pool import Orders, ProcessPool
-from planaria.fleet.request import Workplace
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.engine.prepare import check, require_device
+from planaria.runtime.fleet import births
+from planaria.runtime.fleet.base import Said
+from planaria.runtime.fleet.child import Child
+from planaria.runtime.fleet.devices import Device, Inventory, Needs
+from planaria.runtime.fleet.inventory import UNKNOWN, inventory
+from planaria.runtime.fleet.local import LocalFleet
+from planaria.runtime.fleet.process_pool import Orders, ProcessPool
+from planaria.runtime.fleet.request import Workplace
 
 GIB = 1 << 30
 
-FORKING = [f"planaria.commands.{command}" for command in ("train", "join", "swarm", "drill")]
+FORKING = [f"planaria.cli.commands.{command}" for command in ("train", "join", "swarm", "drill")]
 """what commands have imported before they fork their server"""
 
 
@@ -158,8 +158,8 @@ def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Births()
-    monkeypatch.setattr("planaria.fleet.process_pool.births", lambda: asked)
-    monkeypatch.setattr("planaria.fleet.child._exit_code", lambda pid: None)
+    monkeypatch.setattr("planaria.runtime.fleet.process_pool.births", lambda: asked)
+    monkeypatch.setattr("planaria.runtime.fleet.child._exit_code", lambda pid: None)
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [80, 80]))
     before = Path.cwd()
     pool = ProcessPool(Orders(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", Needs((1,))))

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from harness import Live, apart, checked, ending, facts, live, losses, tiny, training
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine.inline import InlineEngine
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.runtime.engine.inline import InlineEngine
 from processes import Command
 
 FOREVER = 10_000

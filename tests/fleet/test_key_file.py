@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planaria.errors import UserError
-from planaria.fleet.door import kept_key
-from planaria.transport.secure import new_key
+from planaria.common.errors import UserError
+from planaria.runtime.fleet.door import kept_key
+from planaria.runtime.transport.secure import new_key
 
 
 def test_all_who_make_it_at_once_have_the_same_key(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from harness import ending, facts, losses, reason, tiny, train
 
-from planaria.chaos.trace import Fault, Trace
-from planaria.config import RunConfig
-from planaria.engine import inline_run
-from planaria.engine.prepare import prepare
-from planaria.errors import UserError
-from planaria.observe.run.narrate import story
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault, Trace
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.report.run.narrate import story
+from planaria.runtime.engine import inline_run
+from planaria.runtime.engine.prepare import prepare
 
 LIAR = 1
 """the replica"""

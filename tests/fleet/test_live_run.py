@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from harness import assert_no_orphans, folder_of, tiny
 
-from planaria import recipe
-from planaria.observe.live_page.frames import patched
+from planaria.config import recipe
 from planaria.record import events as e
 from planaria.record.logs import read_run
+from planaria.report.live_page.frames import patched
 from processes import Command
 
 FOREVER = 100_000

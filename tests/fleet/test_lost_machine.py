@@ -11,10 +11,10 @@ import pytest
 from harness import assert_no_orphans, live, tiny, train
 
 import planaria
-from planaria.checkpoint.mirror import Mirror
-from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.store import CheckpointStore
-from planaria.model.packing import entries
+from planaria.models.packing import entries
+from planaria.runtime.checkpoint.mirror import Mirror
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 pytestmark = pytest.mark.timeout(200)
 LONG_S = 100.0

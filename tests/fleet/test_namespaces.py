@@ -17,12 +17,12 @@ from harness import Live, RunRecord, checked, ending, facts, live, resume, tiny,
 from netns import CUT_OFF, FINE, Host, NotAllowedError, Weather, network
 from stranger import FRAME
 
-from planaria.checkpoint.store import CheckpointStore
-from planaria.commands.replay import replay_run
-from planaria.config import RunConfig
-from planaria.fleet.door import read_door
+from planaria.cli.commands.replay import replay_run
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.fleet.door import read_door
 
 pytestmark = pytest.mark.timeout(300)
 FOREVER = 10_000

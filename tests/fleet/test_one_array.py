@@ -12,14 +12,14 @@ from test_same_trace import BLOWS, STEPS, STRATEGIES, in_one_process, shas
 
 import planaria
 from planaria.api.export import export_run, export_state
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.loading import load_model, stage_for
-from planaria.engine import runs
-from planaria.engine.branch import starting_weights
-from planaria.engine.prepare import check
-from planaria.engine.weights import open_model
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.faults.trace import Fault
 from planaria.record import events as e
+from planaria.runtime.checkpoint.loading import load_model, stage_for
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.branch import starting_weights
+from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.weights import open_model
 
 ONE: dict[str, Any] = {"model": {"share": 4, "share_over": "model"}, "recovery": {"strategy": "survivor"}}
 ALL_BUT_ONE = [Fault(step=5, stage=stage, moment="commit") for stage in (0, 1, 2, 4)]

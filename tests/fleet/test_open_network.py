@@ -15,7 +15,7 @@ import pytest
 from harness import Live, apart, checked, ending, facts, inline, live, losses, resume, tiny, validation_losses
 from netns import Host, NotAllowedError, network
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord

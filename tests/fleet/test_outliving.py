@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from harness import LiveWorkers, RunRecord, ending, facts, folder_of, live, losses, resume, tiny, train
 
-from planaria.chaos.trace import Fault, Trace, write
-from planaria.checkpoint.memory import SHARED, MemoryFolder
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault, Trace, write
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.runtime.checkpoint.memory import SHARED, MemoryFolder
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 SAVED = 25
 """steps between checkpoints"""

@@ -10,13 +10,13 @@ from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
 from planaria import load
 from planaria import train as run_of
-from planaria.chaos.trace import Fault
-from planaria.config import RunConfig
-from planaria.engine import inline_run
-from planaria.engine.own_classes import own_classes
-from planaria.engine.prepare import check
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
+from planaria.runtime.engine import inline_run
+from planaria.runtime.engine.own_classes import own_classes
+from planaria.runtime.engine.prepare import check
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KILLS = [Fault(step=5, stage=2), Fault(step=9, stage=3)]
@@ -111,7 +111,7 @@ def test_a_family_without_the_door_is_refused_before_a_worker_starts(
 ) -> None:
     name = f"family_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(
-        "import torch\nfrom torch import nn\nfrom planaria.model.family import Family\n\n"
+        "import torch\nfrom torch import nn\nfrom planaria.models.family import Family\n\n"
         "class Wide(nn.Module):\n    def embed(self, tokens):\n        return torch.zeros(*tokens.shape, 64)\n"
         "    def loss(self, x, targets):\n        return x.mean()\n\n"
         f"class Mine(Family):\n    def build_stage(self, config, stages, stage):\n        {body}\n"

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import planaria
-from planaria.errors import UserError
-from planaria.fleet.base import Leaving
-from planaria.fleet.devices import Needs
-from planaria.fleet.placement import Placement
-from planaria.fleet.process_pool import Facts
-from planaria.fleet.remote import Born, Ears, Lost
-from planaria.fleet.seats import Seat
+from planaria.common.errors import UserError
+from planaria.runtime.fleet.base import Leaving
+from planaria.runtime.fleet.devices import Needs
+from planaria.runtime.fleet.placement import Placement
+from planaria.runtime.fleet.process_pool import Facts
+from planaria.runtime.fleet.remote import Born, Ears, Lost
+from planaria.runtime.fleet.seats import Seat
 
 
 class Dead(Exception):
@@ -125,7 +125,7 @@ class Scene:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.fleet.placement.LOOK_S", 0.02)
+    monkeypatch.setattr("planaria.runtime.fleet.placement.LOOK_S", 0.02)
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_node_that_joins_late_and_is_unfit_is_left_alone(scene: Scene, lacks: 
 
 
 def test_a_birth_that_has_waited_too_long_is_given_up_in_words(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.fleet.placement._WAIT_S", 0.1)
+    monkeypatch.setattr("planaria.runtime.fleet.placement._WAIT_S", 0.1)
     born(scene, "w0", "w1", "w2")
     scene.places.start("w3", 1)
     heard = scene.until(lambda heard: any(isinstance(news, Lost) for news in heard))
@@ -238,7 +238,7 @@ def test_a_birth_that_has_waited_too_long_is_given_up_in_words(scene: Scene, mon
 
 
 def test_seats_that_were_asked_for_in_need_are_given_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.fleet.placement._IDLE_S", 0.05)
+    monkeypatch.setattr("planaria.runtime.fleet.placement._IDLE_S", 0.05)
     born(scene, "w0", "w1", "w2")
     scene.machines.room = ["c"]
     born(scene, "w3")

@@ -18,12 +18,12 @@ from harness import apart, checked, ending, facts, inline, live, losses, tiny
 from slow_family import SLOWER
 
 import planaria
-from planaria.config import RunConfig
-from planaria.engine.profiling import machines, with_layers
-from planaria.errors import RunStopped, UserError
+from planaria.common.errors import RunStopped, UserError
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.runtime.engine.profiling import machines, with_layers
 
 pytestmark = pytest.mark.timeout(240)
 LAYERS = {"layers": 12, "family": "slow_family:Slow"}

@@ -28,13 +28,13 @@ from harness import (
 )
 from process_tree import descendants, parents
 
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import FleetConfig
-from planaria.fleet.seats import Seat
+from planaria.config.schema import FleetConfig
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.fleet.seats import Seat
 
 TOLERANCE = 1e-5
 PACE: dict[str, Any] = {"network": {"emulate": True, "forward_s": [0.004], "backward_s": [0.008]}}
@@ -227,7 +227,7 @@ def alive(pid: int) -> bool:
 def test_every_seat_has_the_gpu_that_ray_reserved_and_keeps_it(cluster: Any, share: float, expected: set[str]) -> None:
     import ray
 
-    from planaria.fleet import ray as ours
+    from planaria.runtime.fleet import ray as ours
 
     ray.init(address=cluster.address, log_to_driver=False)
     try:

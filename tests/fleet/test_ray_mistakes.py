@@ -18,13 +18,13 @@ import torch
 from harness import STORE, folder_of, tiny, train
 
 import planaria
-from planaria import recipe
-from planaria.config import FleetConfig
-from planaria.errors import UserError
-from planaria.fleet import cluster_errors
-from planaria.fleet.devices import Device, Inventory, Needs
-from planaria.fleet.process_pool import Facts, facts
-from planaria.signals import handled
+from planaria.common.errors import UserError
+from planaria.common.signals import handled
+from planaria.config import recipe
+from planaria.config.schema import FleetConfig
+from planaria.runtime.fleet import cluster_errors
+from planaria.runtime.fleet.devices import Device, Inventory, Needs
+from planaria.runtime.fleet.process_pool import Facts, facts
 
 
 def refused(tmp_path: Path, address: str, **environment: str) -> str:
@@ -62,7 +62,7 @@ def test_an_address_at_which_nobody_answers_is_refused(tmp_path: Path, nobody: i
 def test_rays_signal_handlers_do_not_replace_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's exit the process at once: a run would be stopped without its last step saved."""
     rays = pytest.importorskip("ray")
-    from planaria.fleet import ray as fleet
+    from planaria.runtime.fleet import ray as fleet
 
     def init(**_: object) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
@@ -151,7 +151,7 @@ def test_a_cluster_whose_gpus_cannot_be_used_is_refused(tmp_path: Path) -> None:
 def test_a_cluster_without_room_for_the_crew_is_refused(
     tmp_path: Path, on_ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planaria.fleet.ray._ROOM_S", 1)
+    monkeypatch.setattr("planaria.runtime.fleet.ray._ROOM_S", 1)
     with pytest.raises(
         UserError, match=r"has \d+ CPUs, \d+ of them free; this run needs 35 CPUs, as much for each stage and"
     ):

@@ -29,14 +29,14 @@ from harness import (
 )
 from process_tree import descendants
 
-from planaria.checkpoint.stage_file import require_stage, stage_file
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
-from planaria.errors import UserError
-from planaria.fleet.door import FILE, open_door
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
-from planaria.transport.secure import new_key
+from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.fleet.door import FILE, open_door
+from planaria.runtime.transport.secure import new_key
 
 PATIENCE_S = 60.0
 

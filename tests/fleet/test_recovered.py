@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from harness import apart, ending, facts, inline, losses, once, outcomes, tiny, train, validation_losses
 
-from planaria.chaos.trace import Fault
-from planaria.observe.run.stage_peaks import stage_peaks
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.report.run.stage_peaks import stage_peaks
 
 TOLERANCE = 1e-5
 

@@ -20,19 +20,19 @@ from harness import (
     validation_losses,
 )
 
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.loading import stage_for
-from planaria.checkpoint.store import CheckpointStore
-from planaria.commands import train as command
-from planaria.commands.replay import replay_run
-from planaria.config import RunConfig
+from planaria.cli.commands import train as command
+from planaria.cli.commands.replay import replay_run
+from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine import runs
-from planaria.engine.inline import InlineEngine
-from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
+from planaria.faults.trace import Fault
 from planaria.record import events as e
 from planaria.record.logs import read_run
+from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.inline import InlineEngine
 
 
 def whole(config: RunConfig, steps: int) -> dict[int, float]:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from harness import LiveWorkers, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 
-from planaria.errors import UserError
-from planaria.observe.run.narrate import story
+from planaria.common.errors import UserError
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.report.run.narrate import story
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from planaria.fleet.base import Gone, Said
-from planaria.fleet.remote import Born, Ears, Lost, RemoteFleet
-from planaria.fleet.switchboard import Switchboard, WorkerLine, call
-from planaria.transport.secure import new_key
+from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.remote import Born, Ears, Lost, RemoteFleet
+from planaria.runtime.fleet.switchboard import Switchboard, WorkerLine, call
+from planaria.runtime.transport.secure import new_key
 
 Notice = Said | Gone
 

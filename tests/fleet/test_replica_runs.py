@@ -12,18 +12,18 @@ import pytest
 import torch
 from harness import apart, ending, facts, folder_of, once, outcomes, resume, tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.loading import load_model
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine import inline_run
-from planaria.engine.inline import InlineEngine
-from planaria.observe.run.narrate import story
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.report.run.narrate import story
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import inline_run
+from planaria.runtime.engine.inline import InlineEngine
 
 TOLERANCE = 1e-5
 HEAVY = {"alpha": 0.3, "momentum": "heavy_ball"}

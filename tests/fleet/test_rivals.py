@@ -9,12 +9,12 @@ import pytest
 import torch
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.stage_file import read_stage
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
 from planaria.recovery.checkpoint import best_steps
+from planaria.runtime.checkpoint.stage_file import read_stage
 
 TOLERANCE = 1e-5
 KILLS = [

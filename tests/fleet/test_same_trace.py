@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from harness import ending, facts, folder_of, outcomes, tiny, train
 
-from planaria.chaos.generating import generate
-from planaria.chaos.trace import Fault, Trace
-from planaria.checkpoint.stage_file import read_stage
-from planaria.config import RunConfig
-from planaria.engine import inline_run, runs
-from planaria.engine.prepare import prepare
-from planaria.model.packing import pack
-from planaria.observe.live.progress import Quiet
-from planaria.observe.live.watch import Watch
+from planaria.config.schema import RunConfig
+from planaria.faults.generating import generate
+from planaria.faults.trace import Fault, Trace
+from planaria.models.packing import pack
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.report.live.progress import Quiet
+from planaria.report.live.watch import Watch
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.engine import inline_run, runs
+from planaria.runtime.engine.prepare import prepare
 
 STEPS = 12
 BLOWS = [

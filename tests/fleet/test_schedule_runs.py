@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from harness import LiveWorkers, apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
 
-from planaria.chaos.trace import Fault
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault
 from planaria.planner.guidelines import broken
 from planaria.planner.parts import remaining
 from planaria.planner.problem import Problem, Solution

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.fleet.seats import Seat, Seats
+from planaria.runtime.fleet.seats import Seat, Seats
 
 NODES = {"a": 3, "b": 2, "c": 1}
 
@@ -76,7 +76,7 @@ def test_a_seat_without_room_is_to_come_and_one_that_rests_for_long_is_not(monke
     assert found is not None
     seats.rest(found[0])
     assert seats.to_come() == 2
-    monkeypatch.setattr("planaria.fleet.seats._REST_S", 0.0)
+    monkeypatch.setattr("planaria.runtime.fleet.seats._REST_S", 0.0)
     assert seats.to_come() == 1
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from harness import ending, facts, losses, tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.config import RunConfig
-from planaria.observe.run.narrate import story
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.report.run.narrate import story
 
 LIAR = 1
 """the replica"""

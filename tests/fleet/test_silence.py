@@ -10,14 +10,14 @@ import busy_worker
 import pytest
 from harness import LiveWorkers, apart, ending, facts, inline, living, losses, once, outcomes, tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.store import CheckpointStore
-from planaria.fleet.base import Gone, Said
-from planaria.fleet.local import LocalFleet
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.events import REPORT, Worked
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.local import LocalFleet
 
 SOON = {"missed": 6}
 """a worker that is silent for 1.5 s counts as dead"""

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.fleet.activity import Activity, activity
-from planaria.fleet.silence import Silence
+from planaria.runtime.fleet.activity import Activity, activity
+from planaria.runtime.fleet.silence import Silence
 
 BEAT_S, MISSED = 0.25, 4
 FLOOR_S = BEAT_S * MISSED

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
-from planaria.chaos.trace import Fault
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 
 TOLERANCE = 1e-5

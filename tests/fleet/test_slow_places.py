@@ -9,8 +9,8 @@ from harness import facts, live, tiny, train
 from test_join import guest, stopped
 from test_slow_workers import ONSET, PRICES, sleeping
 
-from planaria.chaos.trace import Fault, Trace, write
-from planaria.commands.diagnose import diagnose
+from planaria.cli.commands.diagnose import diagnose
+from planaria.faults.trace import Fault, Trace, write
 from planaria.record import decisions as d
 from planaria.record import events as e
 

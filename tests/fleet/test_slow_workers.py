@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from harness import tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.commands.diagnose import diagnose
-from planaria.config import RunConfig
-from planaria.errors import UserError
-from planaria.observe.run.diagnosis import diagnosis_of, section
+from planaria.cli.commands.diagnose import diagnose
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.report.run.diagnosis import diagnosis_of, section
 
 SLOW_STAGE, ONSET, STEPS = 2, 14, 44
 PRICES: dict[str, Any] = {"forward_s": [0.0] + [0.008] * 3, "backward_s": [0.0] + [0.016] * 3, "emulate": True}

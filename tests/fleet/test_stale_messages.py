@@ -19,25 +19,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fake_device import FakeCopier
-from planaria.engine import links
-from planaria.engine import post as post_office
-from planaria.engine.desk import Desk
-from planaria.engine.itinerary import Itinerary
-from planaria.engine.mail import Awaited, Mail
-from planaria.engine.patience import Patience
-from planaria.engine.position import Position
-from planaria.engine.post import Post
-from planaria.engine.setup import Setup
-from planaria.plan.actions import Action
+from planaria.pipeline.plan.actions import Action
 from planaria.record.decisions import Form, Keep, Link, Member, Rebuild, Source
 from planaria.record.events import REPORT, EdgeBroken
-from planaria.transport.edge import Arrived, Broken, EdgeSpec, Opened
-from planaria.transport.inbox import Inbox
-from planaria.transport.port import Port
-from planaria.transport.ring import Rings
-from planaria.transport.secure import new_key
-from planaria.transport.staging import Staging
-from planaria.transport.wire import Activation, Content, GradientShare, Header, Label, State, WireError
+from planaria.runtime.engine import links
+from planaria.runtime.engine import post as post_office
+from planaria.runtime.engine.desk import Desk
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.mail import Awaited, Mail
+from planaria.runtime.engine.patience import Patience
+from planaria.runtime.engine.position import Position
+from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.setup import Setup
+from planaria.runtime.transport.edge import Arrived, Broken, EdgeSpec, Opened
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.ring import Rings
+from planaria.runtime.transport.secure import new_key
+from planaria.runtime.transport.staging import Staging
+from planaria.runtime.transport.wire import Activation, Content, GradientShare, Header, Label, State, WireError
 
 SHAPE = (2, 32, 32)
 

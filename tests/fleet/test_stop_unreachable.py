@@ -11,9 +11,9 @@ import pytest
 from harness import checked, ending, facts, live, tiny
 from netns import NotAllowedError, own_loopback
 
-from planaria.checkpoint.store import CheckpointStore
 from planaria.record import decisions as d
 from planaria.record.logs import read_run
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 
 def test_a_run_that_is_stopped_while_its_loopback_is_down_saves_its_last_commit(tmp_path: Path) -> None:

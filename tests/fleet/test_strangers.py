@@ -18,11 +18,11 @@ import pytest
 import stranger
 from harness import checked, ending, facts, live, tiny
 
-from planaria.fleet.door import read_door
 from planaria.record import decisions as d
 from planaria.record import events as e
-from planaria.transport.listener import MOST_UNPROVEN, Listener, connect
-from planaria.transport.secure import new_key
+from planaria.runtime.fleet.door import read_door
+from planaria.runtime.transport.listener import MOST_UNPROVEN, Listener, connect
+from planaria.runtime.transport.secure import new_key
 
 IDLE = 3 * MOST_UNPROVEN
 Called = SimpleQueue[tuple[bytes, ssl.SSLSocket]]

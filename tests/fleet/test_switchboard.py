@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.fleet.switchboard import Line, Switchboard, call
-from planaria.transport.caller import Caller
-from planaria.transport.channel import Secured
-from planaria.transport.secure import StrangerError, begin, new_key, prove
+from planaria.runtime.fleet.switchboard import Line, Switchboard, call
+from planaria.runtime.transport.caller import Caller
+from planaria.runtime.transport.channel import Secured
+from planaria.runtime.transport.secure import StrangerError, begin, new_key, prove
 
 Answered = SimpleQueue[tuple[Caller, Line]]
 
@@ -146,7 +146,7 @@ def test_what_is_no_report_breaks_the_line(length: int) -> None:
 
 
 def test_a_line_on_which_nothing_more_can_be_sent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.fleet.switchboard._SEND_LIMIT_S", 0.05)
+    monkeypatch.setattr("planaria.runtime.fleet.switchboard._SEND_LIMIT_S", 0.05)
     theirs, line = ends()
     for _ in range(200):
         line.send(b"x" * 10_000)

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from harness import Live, checked, ending, facts, folder_of, live, losses, outcomes, resume, tiny
 
-from planaria import recipe
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
-from planaria.fleet.door import FILE
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
 from planaria.record import events as e
 from planaria.record.logs import read_run
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.fleet.door import FILE
 
 FOREVER = 10_000
 

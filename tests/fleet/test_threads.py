@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import apart, inline, losses, tiny, train
 
-from planaria.config import FleetConfig
+from planaria.config.schema import FleetConfig
 
 
 @pytest.mark.slow_after(1)

@@ -10,9 +10,9 @@ from harness import assert_no_orphans, checked, folder_of, tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import planaria
-from planaria.observe.live.tally import tally_of
-from planaria.observe.run.perfetto import write_trace
-from planaria.observe.run.recovery_timeline import recoveries
+from planaria.report.live.tally import tally_of
+from planaria.report.run.perfetto import write_trace
+from planaria.report.run.recovery_timeline import recoveries
 from trace_rules import checked as rules_kept
 from trace_rules import told_as_logged
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from harness import facts, tiny, train
 
-from planaria.checkpoint.store import CheckpointStore
-from planaria.config import RunConfig
-from planaria.engine import inline_run
-from planaria.observe.run.narrate import story
-from planaria.observe.run.run_verdict import facts_of, verdict
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.report.run.narrate import story
+from planaria.report.run.run_verdict import facts_of, verdict
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import inline_run
 
 HERE = Path(__file__).parent
 WRONG = {"kind": "wrong_machine:Wrong"}

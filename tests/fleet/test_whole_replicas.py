@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from harness import ending, facts, losses, tiny, train
 
-from planaria.chaos.trace import Fault
-from planaria.config import RunConfig
-from planaria.engine import inline_run
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.runtime.engine import inline_run
 
 LIAR, REPLICAS = 1, 5
 

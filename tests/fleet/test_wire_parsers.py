@@ -22,25 +22,25 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hostile_json import NUMBERS, hostile
-from planaria.chaos.trace import Fault
-from planaria.config import RunConfig
-from planaria.engine import surveyor
-from planaria.engine.join import _setup
-from planaria.engine.needs import needs
-from planaria.engine.setup import SETUP, Setup
-from planaria.errors import UserError
-from planaria.fleet import files, guest, visit
-from planaria.fleet.door import Door, read_door
-from planaria.fleet.files import FileServer
-from planaria.fleet.switchboard import Switchboard, call
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
-from planaria.transport.caller import CALLED_FOR, FILES, VISITOR, Caller, greeted, greeting
-from planaria.transport.edge import Edge, EdgeSpec
-from planaria.transport.listener import answers, connect
-from planaria.transport.relay import relay_at
-from planaria.transport.secure import new_key
-from planaria.transport.wire import (
+from planaria.runtime.engine import surveyor
+from planaria.runtime.engine.join import _setup
+from planaria.runtime.engine.needs import needs
+from planaria.runtime.engine.setup import SETUP, Setup
+from planaria.runtime.fleet import files, guest, visit
+from planaria.runtime.fleet.door import Door, read_door
+from planaria.runtime.fleet.files import FileServer
+from planaria.runtime.fleet.switchboard import Switchboard, call
+from planaria.runtime.transport.caller import CALLED_FOR, FILES, VISITOR, Caller, greeted, greeting
+from planaria.runtime.transport.edge import Edge, EdgeSpec
+from planaria.runtime.transport.listener import answers, connect
+from planaria.runtime.transport.relay import relay_at
+from planaria.runtime.transport.secure import new_key
+from planaria.runtime.transport.wire import (
     _LAYOUT,
     _VERSION,
     HEADER_BYTES,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import CHAOS, CONFIG, EVENTS, Followed, RunLog, read_run

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.observe.live_page.frames import Frame, Frames, difference, joined, patched
+from planaria.report.live_page.frames import Frame, Frames, difference, joined, patched
 
 leaves = st.one_of(st.integers(0, 3), st.text("ab", max_size=2), st.lists(st.integers(0, 2), max_size=2))
 states = st.recursive(

@@ -19,19 +19,19 @@ from live_server import TOKEN, Client, served
 from test_followed import folder
 
 from hostile_json import hostile
-from planaria.commands import chaos
-from planaria.engine import runs
-from planaria.errors import UserError
-from planaria.observe.live.tally import Tally
-from planaria.observe.live_page import limits, serving
-from planaria.observe.live_page.frames import patched
-from planaria.observe.live_page.guard import new_token
-from planaria.observe.live_page.prometheus import exposition
+from planaria.cli.commands import chaos
+from planaria.common.errors import UserError
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunLog
 from planaria.record.run_record import StepMetric
 from planaria.record.statefile import LiveWorker, StateFile, born
+from planaria.report.live.tally import Tally
+from planaria.report.live_page import limits, serving
+from planaria.report.live_page.frames import patched
+from planaria.report.live_page.guard import new_token
+from planaria.report.live_page.prometheus import exposition
+from planaria.runtime.engine import runs
 
 STARTED = e.RunStarted(
     name="run", seed=1, stages=2, steps=9, first_step=0, samples_per_step=2, wall_time=0.0, routes=[[0, 1, 2, 0]]
@@ -184,7 +184,7 @@ def test_a_reader_that_takes_nothing_is_dropped(tmp_path: Path, monkeypatch: pyt
 
 
 def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from planaria.observe.live_page import server
+    from planaria.report.live_page import server
 
     monkeypatch.setattr(server, "MOST_STREAMS", 1)
     with served([run_in(tmp_path / "run")]) as client:
@@ -353,9 +353,9 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
 def test_whoever_started_the_server_ends_it_by_closing_a_pipe(tmp_path: Path) -> None:
     import threading
 
-    from planaria.observe.live_page.server import Page
-    from planaria.observe.live_page.serving import Address, Server, serve
-    from planaria.observe.live_page.telling import Telling
+    from planaria.report.live_page.server import Page
+    from planaria.report.live_page.serving import Address, Server, serve
+    from planaria.report.live_page.telling import Telling
 
     read, write = os.pipe()
     announced: list[str] = []

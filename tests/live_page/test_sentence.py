@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.observe import live_page
+from planaria.report import live_page
 
 STATIC = Path(live_page.__file__).with_name("static")
 PROGRAM = """

@@ -10,10 +10,10 @@ import pytest
 from live_server import served
 from trials_made import EVERY, IDS, STEPS, comparison_in, losses, round_of, swarm_in, write_numbers, write_race
 
-from planaria.errors import UserError
-from planaria.observe.live_page.frames import Frame, Json, patched
-from planaria.observe.live_page.source import Source
-from planaria.observe.live_page.sources import source_of
+from planaria.common.errors import UserError
+from planaria.report.live_page.frames import Frame, Json, patched
+from planaria.report.live_page.source import Source
+from planaria.report.live_page.sources import source_of
 from planaria.swarm.records.lines import LOG, PEERS, Log
 from planaria.swarm.records.outcome import read_outcome
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from planaria.compare.race import Course, Met, Point
-from planaria.compare.race_results import Compared, Run, Scored
+from planaria.lab.compare.race import Course, Met, Point
+from planaria.lab.compare.race_results import Compared, Run, Scored
+from planaria.lab.trials.identity import identity
+from planaria.lab.trials.kept import Kept
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Layered, Log, RoundDone, Started
 from planaria.swarm.records.measure import Tally
-from planaria.trials.identity import identity
-from planaria.trials.kept import Kept
 
 STEPS, EVERY = 40, 5
 IDS = {"anna": "a" * 32, "bert": "b" * 32}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from planaria.model import chunked_loss
-from planaria.model.chunked_loss import head_loss
+from planaria.models import chunked_loss
+from planaria.models.chunked_loss import head_loss
 
 
 @settings(max_examples=40, deadline=None)

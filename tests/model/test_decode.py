@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.model import decode as module
-from planaria.model.decode import Reading, decode, pick
-from planaria.model.generate import generate
-from planaria.model.stages import Llama
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models import decode as module
+from planaria.models.decode import Reading, decode, pick
+from planaria.models.generate import generate
+from planaria.models.stages import Llama
 
 PLAIN = ModelConfig(vocab=30, dim=16, layers=2, heads=4, hidden=24, context=24, init_std=0.4)
 CONFIGS = {

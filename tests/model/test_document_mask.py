@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from planaria.config import ModelConfig
-from planaria.model.llama import document_mask
-from planaria.model.stages import Llama
+from planaria.config.schema import ModelConfig
+from planaria.models.llama import document_mask
+from planaria.models.stages import Llama
 
 END = 9
 CONFIG = ModelConfig(vocab=10, dim=16, layers=3, heads=4, kv_heads=2, hidden=24, context=12, ends_layers=1)

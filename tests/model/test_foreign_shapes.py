@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from planaria.config import ModelConfig
-from planaria.model.huggingface import export_model, open_folder
+from planaria.config.schema import ModelConfig
+from planaria.models.huggingface import export_model, open_folder
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.config import DataConfig, ModelConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
-from planaria.errors import UserError
-from planaria.model.decode import decode
-from planaria.model.generate import generate, texts
-from planaria.model.stages import Llama
+from planaria.models.decode import decode
+from planaria.models.generate import generate, texts
+from planaria.models.stages import Llama
 
 MODEL = Llama(ModelConfig(vocab=30, dim=16, layers=2, heads=2, hidden=24, context=8, init_std=0.4), seed=5)
 

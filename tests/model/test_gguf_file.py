@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planaria.errors import UserError
-from planaria.model.gguf_file import look
+from planaria.common.errors import UserError
+from planaria.models.gguf_file import look
 
 gguf = pytest.importorskip("gguf")
 

@@ -13,11 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from planaria import digests
-from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.model.huggingface import export_model, import_model
-from planaria.model.stages import Llama
+from planaria.common import digests
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.huggingface import export_model, import_model
+from planaria.models.stages import Llama
 
 transformers = pytest.importorskip("transformers")
 
@@ -111,7 +111,7 @@ def test_an_export_replaces_nothing_and_leaves_nothing_behind(tmp_path: Path, mo
     def full_disk(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("planaria.model.huggingface.save_file", full_disk)
+    monkeypatch.setattr("planaria.models.huggingface.save_file", full_disk)
     with pytest.raises(UserError, match=r"cannot write .*out \(no space left; .* MB free there\); make room"):
         export_model(Llama(TIED), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "made.json"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from planaria.config import ModelConfig
-from planaria.model.llama import (
+from planaria.config.schema import ModelConfig
+from planaria.models.llama import (
     Attention,
     Dense,
     RMSNorm,
@@ -17,7 +17,7 @@ from planaria.model.llama import (
     rotate_halves,
     to_rotate_half,
 )
-from planaria.model.stages import Llama
+from planaria.models.stages import Llama
 
 CONFIG = ModelConfig(vocab=50, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=16, init_std=0.3)
 

@@ -13,13 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.model import fusing, masking
-from planaria.model.huggingface import export_model
-from planaria.model.masking import Note
-from planaria.model.routed import Routing
-from planaria.model.stages import Llama
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models import fusing, masking
+from planaria.models.huggingface import export_model
+from planaria.models.masking import Note
+from planaria.models.routed import Routing
+from planaria.models.stages import Llama
 
 SHAPES = {"b": (3, 5), "a": (7,), "c": (2, 2, 3)}
 EXPORTED = {"a": "model.a", "b": "model.y", "c": "model.x"}

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 from torch import Tensor
 
-from planaria.model import packing
-from planaria.model.packing import HEADROOM, TYPES, PackingError, named_tensors, pack, state_of, unpack
-from planaria.model.state import StageState
+from planaria.models import packing
+from planaria.models.packing import HEADROOM, TYPES, PackingError, named_tensors, pack, state_of, unpack
+from planaria.models.state import StageState
 
 NAMES = st.text(max_size=12)
 SHAPES = st.lists(st.integers(0, 5), max_size=4)

@@ -7,10 +7,10 @@ import tomllib
 
 import pytest
 
-from planaria.config import RunConfig
-from planaria.model.families import build_stage
-from planaria.model.stages import parameter_count
-from planaria.shipped import FOLDER as RECIPES
+from planaria.config.schema import RunConfig
+from planaria.config.shipped import FOLDER as RECIPES
+from planaria.models.families import build_stage
+from planaria.models.stages import parameter_count
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.model.quantise import (
+from planaria.models.quantise import (
     GROUP,
     LARGEST,
     NORMAL_STEP,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from planaria.config import ModelConfig
-from planaria.model.families import build_stage
+from planaria.config.schema import ModelConfig
+from planaria.models.families import build_stage
 
 CONFIG = ModelConfig(layers=8, dim=64, heads=4, hidden=160, context=64, vocab=64, ends_layers=0)
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from planaria import digests
 from planaria.api.export_model import export_again
-from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.model.decode import decode
-from planaria.model.huggingface import export_model, import_model, is_ours
-from planaria.model.routed import Routing
-from planaria.model.stages import Llama
+from planaria.common import digests
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.decode import decode
+from planaria.models.huggingface import export_model, import_model, is_ours
+from planaria.models.routed import Routing
+from planaria.models.stages import Llama
 
 SHAPE = ModelConfig(vocab=50, dim=24, layers=2, heads=4, kv_heads=2, hidden=20, context=16, init_std=0.3, tied=False)
 TOKENS = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.config import ModelConfig
-from planaria.model.families import build_stage
-from planaria.model.one_array import dense_state
-from planaria.model.sharing import SharedLinear, fold, slices, stored, unfold
-from planaria.model.stages import Llama, flops_per_token, parameter_count, stage_parameters
+from planaria.config.schema import ModelConfig
+from planaria.models.families import build_stage
+from planaria.models.one_array import dense_state
+from planaria.models.sharing import SharedLinear, fold, slices, stored, unfold
+from planaria.models.stages import Llama, flops_per_token, parameter_count, stage_parameters
 
 SMALL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=40, context=16)
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.model.families import build_stage
-from planaria.model.stages import BlockStage, Ends, Llama, flops_per_token, global_name, parameter_count
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.families import build_stage
+from planaria.models.stages import BlockStage, Ends, Llama, flops_per_token, global_name, parameter_count
 
 TIED = ModelConfig(vocab=40, dim=16, layers=4, heads=4, kv_heads=2, hidden=24, context=8)
 UNTIED = TIED.model_copy(update={"tied": False})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.network.collectives import COLLECTIVES, Links, everyone, pairs, ring, star, tree
+from planaria.pipeline.network.collectives import COLLECTIVES, Links, everyone, pairs, ring, star, tree
 
 P, B, L = 1000.0, 50.0, 0.25
 """bytes, bytes a second, seconds"""

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.config import ModelConfig, NetworkConfig, PipelineConfig
-from planaria.errors import UserError
-from planaria.network.costs import WIRE_BYTES, Costs, Prices, message_bytes
-from planaria.transport.wire import ACTIVATIONS
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig, NetworkConfig, PipelineConfig
+from planaria.pipeline.network.costs import WIRE_BYTES, Costs, Prices, message_bytes
+from planaria.runtime.transport.wire import ACTIVATIONS
 
 
 def test_one_number_is_every_stages_and_the_embedding_is_free() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.network.fairness import completion_times, max_min_rates
+from planaria.pipeline.network.fairness import completion_times, max_min_rates
 
 Shared = tuple[list[list[str]], dict[str, float]]
 NEAR = 1e-9

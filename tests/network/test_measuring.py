@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planaria.config import NetworkConfig
-from planaria.network import measuring
-from planaria.network.costs import MBIT
-from planaria.network.measuring import Link, Samples, Spread
-from planaria.network.topology import Node, Topology, read
+from planaria.config.schema import NetworkConfig
+from planaria.pipeline.network import measuring
+from planaria.pipeline.network.costs import MBIT
+from planaria.pipeline.network.measuring import Link, Samples, Spread
+from planaria.pipeline.network.topology import Node, Topology, read
 
 TIMES = st.floats(1e-4, 1.0)
 SPEEDS = st.floats(1e3, 1e10)

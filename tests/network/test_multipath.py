@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria.errors import UserError
-from planaria.network.topology import Topology, read
+from planaria.common.errors import UserError
+from planaria.pipeline.network.topology import Topology, read
 
 MBIT = 125_000
 NODES = """

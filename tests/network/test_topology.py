@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from planaria.errors import UserError
-from planaria.network import cities
-from planaria.network.topology import Topology, read
-from planaria.shipped import FOLDER as RECIPES
+from planaria.common.errors import UserError
+from planaria.config.shipped import FOLDER as RECIPES
+from planaria.pipeline.network import cities
+from planaria.pipeline.network.topology import Topology, read
 
 MBIT = 125_000
 """bytes per second"""

@@ -11,12 +11,9 @@ import synthetic_replicas as replicas
 from synthetic_comparison import compared
 from synthetic_run import Synthesis
 
-from planaria.experts.budget import SYNCHRONISED, Job
-from planaria.experts.experts_results import ArmResult, Results, Score, SeedResult, Speech
-from planaria.observe.run import report, schedule_page
-from planaria.observe.run.schedule_figures import step_of
-from planaria.observe.swarm import swarm_report
-from planaria.observe.trials import audit_report, comparison, drill_report, experts_report
+from planaria.lab.experts.budget import SYNCHRONISED, Job
+from planaria.lab.experts.experts_results import ArmResult, Results, Score, SeedResult, Speech
+from planaria.lab.report import audit_report, comparison, drill_report, experts_report
 from planaria.planner.problem import Problem
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
 from planaria.planner.start import random_routes
@@ -24,6 +21,8 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
 from planaria.record.run_record import StepMetric, ValidationMetric
+from planaria.report.run import report, schedule_page
+from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.audit.leakage import estimate
 from planaria.swarm.audit.results import Audit, Behind, GivenAway, Leakage, Leaked, Limits, Part
 from planaria.swarm.config import SwarmConfig
@@ -31,6 +30,7 @@ from planaria.swarm.drills.drill_results import Drill, Drilled, Run
 from planaria.swarm.records.lines import LOG, PEERS, Agreed, Evaluated, Finished, Layered, Log, RoundDone, Started
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome, PeerOutcome, Point, read_outcome
+from planaria.swarm.report import swarm_report
 
 S = 1_000_000_000
 KINDS = ("run", "replicas", "comparison", "schedule", "swarm", "drill", "experts", "audit")

@@ -13,22 +13,22 @@ import test_stays
 import test_trust
 from synthetic_comparison import HELD, Manner, compared
 
-from planaria.config import ExchangeConfig, RunConfig
-from planaria.experts.experts_results import Weighing
-from planaria.observe.run import report, schedule_page
-from planaria.observe.run.schedule_figures import step_of
-from planaria.observe.swarm import swarm_report
-from planaria.observe.trials import comparison, drill_report, experts_report
+from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.lab.experts.experts_results import Weighing
+from planaria.lab.report import comparison, drill_report, experts_report
 from planaria.planner.schedule import Carried, SeveralPaths
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.gauges import Flow, Passes
 from planaria.record.run_record import RunRecord
 from planaria.record.started import Recut, Shape
+from planaria.report.run import report, schedule_page
+from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import Agreed
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.repair.results import MASK, Measured, Repaired, Way
+from planaria.swarm.report import swarm_report
 
 ROUNDS = 24
 """coded steps: enough for the report to compare schemes"""

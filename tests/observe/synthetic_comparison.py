@@ -7,9 +7,9 @@ import math
 import random
 from dataclasses import dataclass
 
-from planaria.compare.clock import Clock
-from planaria.compare.race import Course, Met, Point
-from planaria.compare.race_results import Compared, Failures, Given, Scored, against_reset, curve, score
+from planaria.lab.compare.clock import Clock
+from planaria.lab.compare.race import Course, Met, Point
+from planaria.lab.compare.race_results import Compared, Failures, Given, Scored, against_reset, curve, score
 
 SEEDS, STEPS, STAGES, EVERY = (1, 3, 4), 1000, 6, 20
 GIVEN = Given(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.config import ExchangeConfig, RunConfig
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.decisions import Decision, Keep, Member, Rebuild

@@ -8,9 +8,9 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from planaria.config import PipelineConfig, RunConfig, TrainConfig
-from planaria.plan.actions import Key, Plan
-from planaria.plan.build import plan_for
+from planaria.config.schema import PipelineConfig, RunConfig, TrainConfig
+from planaria.pipeline.plan.actions import Key, Plan
+from planaria.pipeline.plan.build import plan_for
 from planaria.record.decisions import Commit, Finish, Form, Keep, Link, Member, Rebuild, RunStep
 from planaria.record.events import (
     EdgeBroken,

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from planaria.observe.live import bars
-from planaria.observe.live.bars import BarDisplay, CountProgress, SearchProgress, SurveyProgress
-from planaria.observe.live.jobs_progress import JobsProgress
-from planaria.observe.live.progress import Progress
 from planaria.planner.problem import Solution
 from planaria.planner.search import Budget, Found
 from planaria.record.run_record import StepMetric, ValidationMetric
+from planaria.report.live import bars
+from planaria.report.live.bars import BarDisplay, CountProgress, SearchProgress, SurveyProgress
+from planaria.report.live.jobs_progress import JobsProgress
+from planaria.report.live.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, Manner, compared, digest, faults
 
-from planaria.compare.race_results import Compared, Failures
-from planaria.errors import UserError
-from planaria.observe.tables import WIDE
-from planaria.observe.trials.comparison import write_comparison
-from planaria.observe.trials.comparison_figures import (
+from planaria.common.errors import UserError
+from planaria.lab.compare.race_results import Compared, Failures
+from planaria.lab.report.comparison import write_comparison
+from planaria.lab.report.comparison_figures import (
     colours,
     failures_figure,
     front,
@@ -19,9 +18,10 @@ from planaria.observe.trials.comparison_figures import (
     loss_figure,
     price_figure,
 )
-from planaria.observe.trials.comparison_table import show_table
-from planaria.observe.trials.latex import latex
-from planaria.observe.trials.winner_figure import redundant_arm, winners_figure
+from planaria.lab.report.comparison_table import show_table
+from planaria.lab.report.latex import latex
+from planaria.lab.report.winner_figure import redundant_arm, winners_figure
+from planaria.report.tables import WIDE
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from planaria.config import ExchangeConfig, RunConfig
-from planaria.observe import page
-from planaria.observe.run import compression
-from planaria.observe.run.summary import summary
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
 from planaria.record.offers import Full
+from planaria.report import page
+from planaria.report.run import compression
+from planaria.report.run.summary import summary
 
 
 def sent(round: int, stage: int, full: Full | None = None, node: int = -1, **norms: float) -> e.MessageCompressed:

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from synthetic_comparison import HELD, MANNERS, SEEDS, Manner, compared
 
-from planaria.api.found import tuned
-from planaria.compare.race_results import Compared, against_reset
-from planaria.compare.winners import winners
-from planaria.observe.trials.comparison import write_comparison
-from planaria.observe.trials.comparison_figures import loss_figure, price_figure
-from planaria.observe.trials.comparison_table import columns, rows, show_table
-from planaria.observe.trials.comparison_verdict import verdict
-from planaria.observe.trials.for_paper import write_for_paper
-from planaria.trials.spread import Spread, bootstrap
+from planaria.lab.compare.race_results import Compared, against_reset
+from planaria.lab.compare.winners import winners
+from planaria.lab.found import tuned
+from planaria.lab.report.comparison import write_comparison
+from planaria.lab.report.comparison_figures import loss_figure, price_figure
+from planaria.lab.report.comparison_table import columns, rows, show_table
+from planaria.lab.report.comparison_verdict import verdict
+from planaria.lab.report.for_paper import write_for_paper
+from planaria.lab.trials.spread import Spread, bootstrap
 
 
 @pytest.fixture(scope="module")

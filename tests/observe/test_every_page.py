@@ -18,11 +18,11 @@ from every_page import KINDS, body_of, planned, swarmed
 from plotly.offline import get_plotlyjs_version
 from synthetic_run import Synthesis
 
-from planaria.observe import packed, page
-from planaria.observe.run import report, schedule_page
-from planaria.observe.run.schedule_figures import step_of
-from planaria.observe.theme import DARK, ON_BRIGHT, ON_DEEP
 from planaria.record.logs import read_run
+from planaria.report import packed, page
+from planaria.report.run import report, schedule_page
+from planaria.report.run.schedule_figures import step_of
+from planaria.report.theme import DARK, ON_BRIGHT, ON_DEEP
 
 LARGEST = 1_500_000
 """bytes of a page"""
@@ -147,7 +147,7 @@ def test_a_large_schedule_and_a_long_swarm_have_small_pages_too(tmp_path: Path) 
     plan = planned(microbatches=60, sizes=(4, 12, 12, 12))
     pages = [page.document("plan", schedule_page.body(plan, step_of(plan)))]
     config, outcome = swarmed(tmp_path, rounds=900)
-    from planaria.observe.swarm import swarm_report
+    from planaria.swarm.report import swarm_report
 
     pages.append(page.document("swarm", swarm_report.body(tmp_path, config, outcome)))
     assert all(len(text.encode()) < LARGEST for text in pages)

@@ -14,11 +14,12 @@ import every_page
 import pytest
 import rare_pages
 
-from planaria.observe import page, tables
+from planaria.report import page, tables
 
-OBSERVE = Path(page.__file__).parent
+SOURCE = Path(page.__file__).parents[1]
+REPORTS = ("report", "lab/report", "swarm/report")
 NAMED = {"chart": 1, "table": 0, "log": 0}
-"""function of ``planaria.observe.page`` that adds a named part to a page → which argument is the name"""
+"""function of ``planaria.report.page`` that adds a named part to a page → which argument is the name"""
 
 
 class Site(NamedTuple):
@@ -32,20 +33,20 @@ class Site(NamedTuple):
 def sites() -> set[Site]:
     """Return all of them, read off the source of the reports."""
     found = set()
-    for file in OBSERVE.rglob("*.py"):
+    for file in (file for folder in REPORTS for file in (SOURCE / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 of_page = isinstance(node.func.value, ast.Name) and node.func.value.id == "page"
                 function = node.func.attr
                 if (of_page and function in ("section", *NAMED)) or (function == "html" and node.args):
-                    found.add(Site(str(file.relative_to(OBSERVE)), node.lineno, function))
+                    found.add(Site(str(file.relative_to(SOURCE)), node.lineno, function))
     return found
 
 
 def site_of(frame: FrameType | None, function: str) -> Site:
     """Return the place of the call that ``frame`` is making."""
     assert frame is not None
-    return Site(str(Path(frame.f_code.co_filename).relative_to(OBSERVE)), frame.f_lineno, function)
+    return Site(str(Path(frame.f_code.co_filename).relative_to(SOURCE)), frame.f_lineno, function)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,6 @@ def test_two_parts_of_a_report_never_share_a_name(built: dict[Site, set[tuple[st
     owners: dict[tuple[str, str], set[Site]] = defaultdict(set)
     for site, parts in built.items():
         for part in parts:
-            if site.function != "section" and site.file != "tables.py":
+            if site.function != "section" and site.file != "report/tables.py":
                 owners[part].add(site)
     assert not {part: sorted(by) for part, by in owners.items() if len(by) > 1}

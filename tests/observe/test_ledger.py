@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import Synthesis
 
-from planaria.config import RunConfig
-from planaria.observe.run.ledger import LedgerLine, prove_exactly_once, sample_ledger
+from planaria.config.schema import RunConfig
 from planaria.record.decisions import Commit, Decision, Disband, Finish, Form, Found, RunStep, Seal
 from planaria.record.events import Event, RunStarted, Standing
 from planaria.record.logs import RunRecord, read_run
+from planaria.report.run.ledger import LedgerLine, prove_exactly_once, sample_ledger
 
 SAMPLES = 4
 

@@ -9,15 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synthetic_run import Synthesis
 
-from planaria.config import RunConfig
-from planaria.errors import UserError
-from planaria.observe.run.report import write_report
-from planaria.observe.run.summary import summary
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.record import logs
 from planaria.record.decisions import Commit, Form
 from planaria.record.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
 from planaria.record.logs import RunLog, read_run
 from planaria.record.run_record import ROUTINE, StepMetric, Streamed, ValidationMetric, sparse
+from planaria.report.run.report import write_report
+from planaria.report.run.summary import summary
 
 
 def empty_run(folder: Path) -> Path:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import synthetic_replicas as r
 
-from planaria.observe.run.metrics import StepMetrics
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.run_record import StepMetric, ValidationMetric
+from planaria.report.run.metrics import StepMetrics
 
 
 def ready(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from every_page import KINDS, body_of
 
-from planaria.observe import page
-from planaria.observe.theme import DARK, PAPER
+from planaria.report import page
+from planaria.report.theme import DARK, PAPER
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

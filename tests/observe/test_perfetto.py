@@ -13,12 +13,12 @@ import pytest
 from synthetic_run import Synthesis
 
 from planaria.cli.entry import run as command
-from planaria.errors import UserError
-from planaria.observe.run.perfetto import trace_events, write_trace
+from planaria.common.errors import UserError
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunLog, read_run
 from planaria.record.run_record import RunRecord, StepMetric
+from planaria.report.run.perfetto import trace_events, write_trace
 from trace_rules import checked, named, told_as_logged
 
 

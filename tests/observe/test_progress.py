@@ -6,9 +6,6 @@ from pathlib import Path
 
 from synthetic_run import Synthesis
 
-from planaria.observe.live.progress import Progress, Quiet
-from planaria.observe.live.tally import Tally
-from planaria.observe.run.narrate import Line, Narrator, story
 from planaria.record.decisions import (
     Blamed,
     Cannot,
@@ -39,6 +36,9 @@ from planaria.record.events import (
 )
 from planaria.record.logs import RunRecord, read_run
 from planaria.record.run_record import ValidationMetric
+from planaria.report.live.progress import Progress, Quiet
+from planaria.report.live.tally import Tally
+from planaria.report.run.narrate import Line, Narrator, story
 
 
 class Terminal(io.StringIO):

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import Synthesis
 
-from planaria.observe.live import prometheus
-from planaria.observe.live.tally import RECOVERY_S, Tally, tally_of
-from planaria.observe.run.recovery_timeline import recoveries
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import read_run
 from planaria.record.run_record import RunRecord, StepMetric
+from planaria.report.live import prometheus
+from planaria.report.live.tally import RECOVERY_S, Tally, tally_of
+from planaria.report.run.recovery_timeline import recoveries
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy" / "grafana.json").read_text())
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"

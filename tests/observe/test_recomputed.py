@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from synthetic_comparison import HELD, MANNERS, Manner, compared
 
-from planaria.compare.race_results import Compared
-from planaria.observe.trials.comparison_table import columns, rows
+from planaria.lab.compare.race_results import Compared
+from planaria.lab.report.comparison_table import columns, rows
 from recomputed import recomputed
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 from synthetic_run import DECIDE, LINK, NOTICE, REBUILD, TRANSFER, Synthesis
 
-from planaria.config import RunConfig
-from planaria.observe.run.recovery_timeline import faults_summary, recoveries
-from planaria.observe.run.stays import Holding, holdings
+from planaria.config.schema import RunConfig
 from planaria.record.decisions import Cannot, Commit, Decision, Form, Keep, Member, Rebuild, RunStep
 from planaria.record.events import (
     EdgeBroken,
@@ -21,6 +19,8 @@ from planaria.record.events import (
     WorkerLost,
 )
 from planaria.record.logs import RunRecord, read_run
+from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.stays import Holding, holdings
 
 
 def record(*history: tuple[float, Event | Decision], works: list[Worked] | None = None) -> RunRecord:

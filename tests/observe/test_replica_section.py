@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.config import RunConfig
-from planaria.observe.run.replica_report import losses_figure, meetings_figure, replica_section, spread_figure
+from planaria.config.schema import RunConfig
 from planaria.record.decisions import Decision
 from planaria.record.events import Event, ReplicasEvaluated, RoundSettled
 from planaria.record.logs import RunRecord
+from planaria.report.run.replica_report import losses_figure, meetings_figure, replica_section, spread_figure
 
 LOOKS = [
     ReplicasEvaluated(step=0, losses=[5.0, 5.0, 5.0], consensus=5.0, spread=0.0),

@@ -6,17 +6,17 @@ import io
 
 import synthetic_replicas as r
 
-from planaria.observe.live.progress import Progress
-from planaria.observe.run.gantt import death_figure, ordinary_step
-from planaria.observe.run.naming import Naming
-from planaria.observe.run.narrate import Narrator
-from planaria.observe.run.recovery_timeline import faults_summary, recoveries
-from planaria.observe.run.stays import holdings
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.decisions import Decision
 from planaria.record.events import Event
 from planaria.record.run_record import StepMetric
+from planaria.report.live.progress import Progress
+from planaria.report.run.gantt import death_figure, ordinary_step
+from planaria.report.run.naming import Naming
+from planaria.report.run.narrate import Narrator
+from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.stays import holdings
 
 BEGIN: list[Event | Decision] = [
     r.started(3), *r.joined("abcdefg"), r.form(0, "ab"), r.form(1, "cd"), r.form(2, "ef"),

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from synthetic_run import MICROBATCHES, STAGES, Synthesis
 
-from planaria.config import RunConfig
-from planaria.engine.provenance import provenance
-from planaria.errors import UserError
-from planaria.observe import page
-from planaria.observe.run import diagnosis, report
-from planaria.observe.run.figures import bytes_figure, loss_figure, recovery_figure
-from planaria.observe.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
-from planaria.observe.run.narrate import SIGNS, Narrator, story
-from planaria.observe.run.recovery_timeline import recoveries
-from planaria.observe.run.report import wall_time, write_report
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.record.decisions import Blamed, Cleared
 from planaria.record.events import RunStarted
 from planaria.record.logs import RunRecord, read_run
+from planaria.report import page
+from planaria.report.run import diagnosis, report
+from planaria.report.run.figures import bytes_figure, loss_figure, recovery_figure
+from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
+from planaria.report.run.narrate import SIGNS, Narrator, story
+from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.report import wall_time, write_report
+from planaria.runtime.engine.provenance import provenance
 
 
 @pytest.fixture(scope="module")

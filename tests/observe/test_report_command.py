@@ -42,8 +42,8 @@ def test_every_kind_has_its_page_and_its_numbers_again(
 
 def test_a_swarms_numbers_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, outcome = swarmed(tmp_path / "run")
-    from planaria.observe.page import write_sheets
-    from planaria.observe.swarm.swarm_report import body
+    from planaria.report.page import write_sheets
+    from planaria.swarm.report.swarm_report import body
 
     files = {
         file.name: file.read_text() for file in write_sheets(tmp_path / "csv", body(tmp_path / "run", config, outcome))

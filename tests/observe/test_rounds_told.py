@@ -5,12 +5,12 @@ import math
 import pytest
 import synthetic_replicas as r
 
-from planaria.observe.run.replica_report import by_round, fleet_section, met, spreads, waited
-from planaria.observe.run.report import _facts
-from planaria.observe.run.round_history import gatherings, totals
-from planaria.observe.run.summary import summary
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.report.run.replica_report import by_round, fleet_section, met, spreads, waited
+from planaria.report.run.report import _facts
+from planaria.report.run.round_history import gatherings, totals
+from planaria.report.run.summary import summary
 
 BEGIN: r.Facts = [
     (0.0, r.started(3)), (0.1, r.form(0, "ab")), (0.1, r.form(1, "cd")), (0.1, r.form(2, "ef")),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planaria.config import RunConfig
-from planaria.observe.run.saves import Saves, saves
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.run_record import RunRecord
+from planaria.report.run.saves import Saves, saves
 
 
 def record(*facts: Any) -> RunRecord:

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
-from planaria.observe.run.schedule_figures import (
+from planaria.common.errors import UserError
+from planaria.planner.guidelines import planned_passes
+from planaria.planner.problem import Problem, Solution
+from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
+from planaria.planner.start import random_routes
+from planaria.report.run.schedule_figures import (
     DRAWN,
     Step,
     busy_figure,
@@ -20,11 +24,7 @@ from planaria.observe.run.schedule_figures import (
     sites_figure,
     step_of,
 )
-from planaria.observe.run.schedule_page import ROUTES, write_page
-from planaria.planner.guidelines import planned_passes
-from planaria.planner.problem import Problem, Solution
-from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
-from planaria.planner.start import random_routes
+from planaria.report.run.schedule_page import ROUTES, write_page
 
 S = 1_000_000_000
 OTHERS = {"<i>rows": 20.0, "columns": 16.0}
@@ -242,7 +242,7 @@ def test_of_too_many_nodes_the_busiest_are_drawn_and_the_page_says_so(tmp_path: 
 
 
 def test_waits_at_nodes_that_are_not_drawn_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.observe.run.schedule_figures.DRAWN", 0)
+    monkeypatch.setattr("planaria.report.run.schedule_figures.DRAWN", 0)
     schedule = two_meet()
     assert strips(step_of(schedule)) == []
     assert "1 of 2 forwards waited so, 2.00 s in all" in text_of(schedule, tmp_path)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import synthetic_replicas as r
 
-from planaria.config import RunConfig
-from planaria.observe.live_page.captions import Captions
-from planaria.observe.live_page.frames import patched
-from planaria.observe.live_page.story import Story
-from planaria.observe.run.recovery_timeline import faults_summary, recoveries
-from planaria.observe.run.run_verdict import RunFacts, verdict
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.report.live_page.captions import Captions
+from planaria.report.live_page.frames import patched
+from planaria.report.live_page.story import Story
+from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.run_verdict import RunFacts, verdict
 
 AWAY = d.SendAway(
     member=1, workers=["c", "d"], strikes=2, reason="what replica 1 says was of no use in 2 rounds"

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from planaria import cli
-from planaria.config import ObserveConfig
-from planaria.errors import UserError
-from planaria.observe.live import tracker as base
-from planaria.observe.live.tracker import Tracker
-from planaria.observe.live.trackers import trackers
-from planaria.options import Options
+from planaria.common.errors import UserError
+from planaria.config.options import Options
+from planaria.config.schema import ObserveConfig
+from planaria.report.live import tracker as base
+from planaria.report.live.tracker import Tracker
+from planaria.report.live.trackers import trackers
 
 IDENTITY = "0123456789abcdef" * 2
 SETTINGS = {"train.steps": 3, "name": "mine", "prompt": "", "optim.lr": 0.5}

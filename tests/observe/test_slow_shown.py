@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import synthetic_replicas as r
 
-from planaria.config import RunConfig
-from planaria.observe.live import prometheus
-from planaria.observe.live_page.frames import patched
-from planaria.observe.live_page.story import Story
+from planaria.config.schema import RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.report.live import prometheus
+from planaria.report.live_page.frames import patched
+from planaria.report.live_page.story import Story
 
 WORKER = d.Blamed(replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02)
 DATA = d.Blamed(replica=0, step=11, fault="slow data", nodes=[0], workers=["a"], seconds=0.5, past=0.01, usual=0.0)

@@ -7,12 +7,12 @@ from pathlib import Path
 import synthetic_replicas as r
 from synthetic_run import Synthesis
 
-from planaria.config import RunConfig
-from planaria.observe.run.report import body
-from planaria.observe.run.stage_peaks import StagePeak, section, stage_peaks, told
+from planaria.config.schema import RunConfig
 from planaria.record import events as e
 from planaria.record.logs import read_run
 from planaria.record.run_record import RunRecord
+from planaria.report.run.report import body
+from planaria.report.run.stage_peaks import StagePeak, section, stage_peaks, told
 
 MB = 1_000_000
 

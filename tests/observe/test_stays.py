@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import synthetic_replicas as r
 
-from planaria.observe.run.naming import naming_of
-from planaria.observe.run.narrate import Narrator
-from planaria.observe.run.stays import Machine, machine_section, machines
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.report.run.naming import naming_of
+from planaria.report.run.narrate import Narrator
+from planaria.report.run.stays import Machine, machine_section, machines
 
 HERE: r.Facts = [
     (10.0, r.started(columns=[[2 * n, 2 * n + 1] for n in range(4)])),

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.swarm.records.lines import RoundDone, Started
+from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.serving.record import Serving
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.observe.theme import DARK, PAPER, SERIES, luminance, on, thinned
+from planaria.report.theme import DARK, PAPER, SERIES, luminance, on, thinned
 
 HEIGHTS = st.lists(st.none() | st.floats(-9, 9), max_size=300)
 

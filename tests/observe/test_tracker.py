@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from planaria.config import ObserveConfig
-from planaria.errors import UserError
-from planaria.observe.live.trackers import trackers
-from planaria.observe.live.trackers.tensorboard import TensorBoard
-from planaria.options import Options
+from planaria.common.errors import UserError
+from planaria.config.options import Options
+from planaria.config.schema import ObserveConfig
+from planaria.report.live.trackers import trackers
+from planaria.report.live.trackers.tensorboard import TensorBoard
 
 
 def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_room_does_without_torch() -> None:
     run = "narrate, recovery_timeline, ledger, stays, report, perfetto"
     code = (
         "import sys; from planaria.record import logs; "
-        "from planaria.observe.live import trackers, progress, prometheus; "
-        f"from planaria.observe.run import {run}; sys.exit('torch' in sys.modules)"
+        "from planaria.report.live import trackers, progress, prometheus; "
+        f"from planaria.report.run import {run}; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from planaria.config import ExchangeConfig, RunConfig
-from planaria.observe import page
-from planaria.observe.run import trust
-from planaria.observe.run.narrate import Narrator
-from planaria.options import Options
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
 from planaria.record.offers import rounded
+from planaria.report import page
+from planaria.report.run import trust
+from planaria.report.run.narrate import Narrator
 
 
 def counted(round: int, stage: int, of: dict[int, float]) -> e.OffersCounted:

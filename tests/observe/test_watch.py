@@ -9,17 +9,17 @@ import synthetic_replicas as r
 from pydantic import PrivateAttr
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from planaria.config import ObserveConfig, RunConfig
-from planaria.observe.live.progress import Quiet
-from planaria.observe.live.tracker import Tracker
-from planaria.observe.live.trackers import trackers
-from planaria.observe.live.watch import SWITCH_S, Watch
+from planaria.config.schema import ObserveConfig, RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.decisions import Decision
 from planaria.record.events import Event
 from planaria.record.logs import read_run
 from planaria.record.run_record import Metric, StepMetric, ValidationMetric
+from planaria.report.live.progress import Quiet
+from planaria.report.live.tracker import Tracker
+from planaria.report.live.trackers import trackers
+from planaria.report.live.watch import SWITCH_S, Watch
 
 
 class Shown(Quiet):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from planaria.config import NetworkConfig
-from planaria.network.costs import Costs
-from planaria.plan.actions import Plan, Route
-from planaria.plan.build import build
+from planaria.config.schema import NetworkConfig
+from planaria.pipeline.network.costs import Costs
+from planaria.pipeline.plan.actions import Plan, Route
+from planaria.pipeline.plan.build import build
 
 
 @st.composite

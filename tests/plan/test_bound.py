@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import costs, plans
 
-from planaria.config import NetworkConfig
-from planaria.engine.simulate import simulate
-from planaria.network.costs import UNIT, Costs
-from planaria.plan.actions import Plan
-from planaria.plan.bound import lower_bound
-from planaria.plan.build import build
+from planaria.config.schema import NetworkConfig
+from planaria.pipeline.network.costs import UNIT, Costs
+from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.plan.bound import lower_bound
+from planaria.pipeline.plan.build import build
+from planaria.runtime.engine.simulate import simulate
 
 
 def straight(stages: int, microbatches: int, order: str = "gpipe", in_flight: int | None = None) -> Plan:

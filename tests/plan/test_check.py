@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import plans
 
-from planaria.errors import UserError
-from planaria.plan.actions import Action, Key, Plan
-from planaria.plan.build import build
-from planaria.plan.check import check, require
+from planaria.common.errors import UserError
+from planaria.pipeline.plan.actions import Action, Key, Plan
+from planaria.pipeline.plan.build import build
+from planaria.pipeline.plan.check import check, require
 
 PLAN = build([(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0)], "1f1b", 2)
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import costs, plans
 
-from planaria import recipe
-from planaria.compare.clock import clock_of
-from planaria.config import NetworkConfig, RunConfig
-from planaria.engine.simulate import simulate
-from planaria.errors import UserError
-from planaria.network.costs import Costs, Prices
-from planaria.plan.actions import Plan
-from planaria.plan.bound import lower_bound
-from planaria.plan.build import build
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import NetworkConfig, RunConfig
+from planaria.lab.compare.clock import clock_of
+from planaria.pipeline.network.costs import Costs, Prices
+from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.plan.bound import lower_bound
+from planaria.pipeline.plan.build import build
+from planaria.runtime.engine.simulate import simulate
 
 
 def staged(prices: Costs, bandwidth: float | None, overlap: bool = True) -> Costs:

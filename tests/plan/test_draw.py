@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from planaria.config import NetworkConfig
-from planaria.engine.simulate import simulate
-from planaria.network.costs import UNIT, Costs
-from planaria.plan.bound import lower_bound
-from planaria.plan.build import build
-from planaria.plan.draw import draw
+from planaria.config.schema import NetworkConfig
+from planaria.pipeline.network.costs import UNIT, Costs
+from planaria.pipeline.plan.bound import lower_bound
+from planaria.pipeline.plan.build import build
+from planaria.pipeline.plan.draw import draw
+from planaria.runtime.engine.simulate import simulate
 
 
 def test_two_stages_two_microbatches() -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from random_plans import plans
 
-from planaria.errors import UserError
-from planaria.plan.actions import Key, Plan
-from planaria.plan.build import build
-from planaria.plan.order import topological_order
+from planaria.common.errors import UserError
+from planaria.pipeline.plan.actions import Key, Plan
+from planaria.pipeline.plan.build import build
+from planaria.pipeline.plan.order import topological_order
 
 
 def most_alive(plan: Plan) -> int:

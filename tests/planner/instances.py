@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from planaria import recipe, shipped
-from planaria.network import topology
+from planaria.config import recipe, shipped
+from planaria.pipeline.network import topology
 from planaria.planner.problem import ROLES, Problem, Solution, problem_of
 from planaria.planner.start import random_routes
 from planaria.planner.tables import NO_SUMS

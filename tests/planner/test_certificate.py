@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import BEST, CA, NO_TC2, SKIP, full_columns, full_rows, problems, published, published_plan, random_plan
 
+from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.bound import Certificate, certificate
 from planaria.planner.choices import Choice, closer
 from planaria.planner.evaluate import NEVER
@@ -19,7 +20,6 @@ from planaria.planner.guidelines import broken
 from planaria.planner.problem import ROLES, Problem, Solution
 from planaria.planner.search import Budget, search, step_ns
 from planaria.planner.ways import ways_of
-from planaria.routing.skipping import disorder
 
 
 @settings(max_examples=100)

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from instances import any_plan, problems, published, random_plan
 
-from planaria.errors import UserError
-from planaria.plan.actions import Key
-from planaria.plan.planned import first_come
+from planaria.common.errors import UserError
+from planaria.pipeline.plan.actions import Key
+from planaria.pipeline.plan.planned import first_come
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.problem import Problem, Solution
 

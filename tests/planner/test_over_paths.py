@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planaria.config import RunConfig
-from planaria.errors import UserError
-from planaria.network.costs import message_bytes
-from planaria.network.topology import Topology, read
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.pipeline.network.costs import message_bytes
+from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.bound import certificate
 from planaria.planner.over_paths import ROUNDS, OverPaths
 from planaria.planner.problem import Problem, Solution, problem_of

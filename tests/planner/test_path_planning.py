@@ -11,8 +11,8 @@ from benchmarks.path_lab import leaf_spine, optimum, ring, small_instance, with_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
-from planaria.network.multipath import Path, Ways
+from planaria.common.errors import UserError
+from planaria.pipeline.network.multipath import Path, Ways
 from planaria.planner import paths
 from planaria.planner.cuts import tightest_cut
 from planaria.planner.path_rivals import better_of_two, hashed, in_turn

@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from instances import CA, NO_TC2, any_plan, problems, published, published_plan
 
-from planaria.errors import UserError
-from planaria.network.costs import Prices
-from planaria.plan.actions import Plan
-from planaria.plan.check import check
-from planaria.plan.clock import Clock
-from planaria.plan.planned import first_come, planned
+from planaria.common.errors import UserError
+from planaria.pipeline.network.costs import Prices
+from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.plan.check import check
+from planaria.pipeline.plan.clock import Clock
+from planaria.pipeline.plan.planned import first_come, planned
 from planaria.planner.evaluate import NEVER
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.search import step_ns

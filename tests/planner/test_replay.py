@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from instances import CA, NO_TC2, SKIP, STAGES, full_columns, full_rows, published, published_plan
 
-from planaria.plan.planned import first_come
+from planaria.pipeline.plan.planned import first_come
 from planaria.planner.baselines import along_columns, along_rows
 from planaria.planner.evaluate import makespan
 from planaria.planner.problem import Problem, Solution

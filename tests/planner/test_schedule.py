@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import CA, problems, published, published_plan, random_plan
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.schedule import Bound, Schedule, Search, read, schedule_of, write

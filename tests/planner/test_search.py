@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import CA, full_columns, problems, published, published_plan
 
+from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.anneal import _in_order
 from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, baselines, random_skipping
 from planaria.planner.bound import certificate
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import ROLES, Problem
 from planaria.planner.search import Budget, Found, search, step_ns
-from planaria.routing.skipping import disorder
 
 MOVES = 150_000
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import RECIPE, problems, published, random_plan
 
-from planaria import recipe
 from planaria.cli import main
-from planaria.errors import UserError
-from planaria.model.families import stage_parameters
-from planaria.network import topology
-from planaria.plan.planned import first_come
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.models.families import stage_parameters
+from planaria.pipeline.network import topology
+from planaria.pipeline.plan.planned import first_come
 from planaria.planner.bound import ALL, certificate
 from planaria.planner.evaluate import NEVER
 from planaria.planner.exhaustive import best_of_all, plans

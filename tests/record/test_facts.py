@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from planaria.config import ExchangeConfig, RecoveryConfig
-from planaria.options import Options
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, RecoveryConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
 

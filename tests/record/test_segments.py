@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.record import rotation, segments
 from planaria.record.rotation import Rotated, pack
 from planaria.record.segments import Mark, mark, packed, plain, read

@@ -6,10 +6,10 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from planaria.config import ExchangeConfig
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange import exchange
 from planaria.exchange.equivocation import Findings
-from planaria.options import Options
 from planaria.record.suspicion import Suspicion
 
 NOTHING = Suspicion()

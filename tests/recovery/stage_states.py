@@ -9,7 +9,7 @@ from itertools import chain, combinations
 import torch
 from torch import Tensor
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.base import Replica, Workshop
 
 SHAPES = {"b": torch.Size([5, 3]), "a": torch.Size([7])}

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import AT, assert_same_state, replica, state, weights
 
-from planaria.config import RecoveryConfig
-from planaria.errors import UserError
-from planaria.model.state import StageState
-from planaria.options import Options
+from planaria.common.errors import UserError
+from planaria.config.options import Options
+from planaria.config.schema import RecoveryConfig
+from planaria.models.state import StageState
 from planaria.recovery import RECOVERIES, names, recovery
 from planaria.recovery.base import Copy, Replica
 from planaria.recovery.chain import Chain, Plan, Slot

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import AT, assert_same, assert_same_state, replica, state, weights
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.checkfree import CheckFree, Uniform
 from planaria.recovery.merging import merge, merge_moments
 

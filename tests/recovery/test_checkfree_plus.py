@@ -8,9 +8,9 @@ import pytest
 import torch
 from stage_states import AT, SHAPES, ToyStage, assert_same_state, losses, replica, state
 
-from planaria.config import ModelConfig
-from planaria.model.families import build_stage
-from planaria.model.state import StageState
+from planaria.config.schema import ModelConfig
+from planaria.models.families import build_stage
+from planaria.models.state import StageState
 from planaria.recovery.base import Copy, Holder, Sender
 from planaria.recovery.checkfree import CheckFree
 from planaria.recovery.checkfree_plus import CheckFreePlus

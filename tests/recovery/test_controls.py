@@ -8,12 +8,12 @@ import pytest
 import torch
 from stage_states import AT, assert_same, assert_same_state, losses, replica, state
 
-from planaria.config import RecoveryConfig, RunConfig
-from planaria.engine.prepare import check
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.schema import RecoveryConfig, RunConfig
 from planaria.recovery import recovery
 from planaria.recovery.oracle import Oracle
 from planaria.recovery.reset import Reset
+from planaria.runtime.engine.prepare import check
 
 
 @pytest.mark.parametrize("control", [Oracle(), Reset()])

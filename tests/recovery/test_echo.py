@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from stage_states import AT, ToyStage, assert_same, assert_same_state, losses, replica, state, weights
 from torch import Tensor
 
-from planaria.config import RecoveryConfig
-from planaria.errors import UserError
-from planaria.model.quantise import GROUP, coded_bytes, decode, encode
-from planaria.model.state import StageState
+from planaria.common.errors import UserError
+from planaria.config.schema import RecoveryConfig
+from planaria.models.quantise import GROUP, coded_bytes, decode, encode
+from planaria.models.state import StageState
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy
 from planaria.recovery.echo import Echo, EchoHolder, EchoSender

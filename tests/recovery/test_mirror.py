@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import assert_same_state, state
 
-from planaria.model.packing import PackingError
-from planaria.model.state import StageState
+from planaria.models.packing import PackingError
+from planaria.models.state import StageState
 from planaria.recovery.mirror import MirrorHolder, MirrorSender, due
 
 GRADIENTS = StageState({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stage_states import AT, assert_same_state, losses, replica, state
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.neighbour import CopyNeighbour
 
 

@@ -9,9 +9,9 @@ import torch
 from stage_states import assert_same, assert_same_state, losses, replica, weights
 from torch import Tensor
 
-from planaria.config import ModelConfig
-from planaria.model.families import build_stage
-from planaria.model.state import StageState
+from planaria.config.schema import ModelConfig
+from planaria.models.families import build_stage
+from planaria.models.state import StageState
 from planaria.recovery.base import Workshop
 from planaria.recovery.redraw import Identity, Redraw
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import AT, SHAPES, ToyStage, assert_same_state, losses, replica, state, weights
 
-from planaria.model.packing import PackingError
-from planaria.model.state import StageState
+from planaria.models.packing import PackingError
+from planaria.models.state import StageState
 from planaria.recovery.base import Copy
 from planaria.recovery.redundant import Redundant, TwinHolder, TwinSender
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from stage_states import AT, assert_same, assert_same_state, state
 
-from planaria.errors import UserError
-from planaria.model.state import StageState
+from planaria.common.errors import UserError
+from planaria.models.state import StageState
 from planaria.recovery.base import Copy, Holder, Machines, Replica
 from planaria.recovery.codes import CODES
 from planaria.recovery.snapshot import Snapshot

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.routing.arrangement import Arrangement
+from planaria.pipeline.routing.arrangement import Arrangement
 
 SHARED = Arrangement({0: [0, 3], 1: [1, 7], 2: [4, 2]})
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.routing.replicated import columns, mixed, node_of, replicated
+from planaria.pipeline.routing.replicated import columns, mixed, node_of, replicated
 
 WAYS = [(0, 1, 2, 3, 0), (0, 2, 1, 3, 0)]
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.config import ModelConfig, PipelineConfig, RoutingConfig, RunConfig
-from planaria.errors import UserError
-from planaria.routing import routes
-from planaria.routing.skipping import disorder, visits
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig, PipelineConfig, RoutingConfig, RunConfig
+from planaria.pipeline.routing import routes
+from planaria.pipeline.routing.skipping import disorder, visits
 
 
 def recipe(

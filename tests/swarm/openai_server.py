@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from planaria.model.lora import adapt, load_adapters
+from planaria.models.lora import adapt, load_adapters
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 BASE = open_policy(sys.argv[1])

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from swarms import tiny, together
 
-from planaria.config import DataConfig
+from planaria.config.schema import DataConfig
 from planaria.data.tokenizer import load_tokenizer
-from planaria.engine import runs
-from planaria.experts import manifest
-from planaria.experts.experts_spec import MixtureSpec
-from planaria.experts.manifest import Manifest, Member
-from planaria.model.huggingface import import_model
-from planaria.model.stages import Llama, parameter_count
+from planaria.lab.experts import manifest
+from planaria.lab.experts.experts_spec import MixtureSpec
+from planaria.lab.experts.manifest import Manifest, Member
+from planaria.models.huggingface import import_model
+from planaria.models.stages import Llama, parameter_count
+from planaria.runtime.engine import runs
 from planaria.swarm.config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy
 

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from planaria.observe import page
-from planaria.observe.swarm import swarm_report
+from planaria.report import page
 from planaria.swarm.assemble import assemble
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, board_of, own_identity
 from planaria.swarm.peer import Peer
 from planaria.swarm.records.lines import LOG, PEERS, Record, RoundDone, read_log
 from planaria.swarm.records.outcome import read_outcome
+from planaria.swarm.report import swarm_report
 from planaria.swarm.setting import names, of_peer
 
 REPORTED: set[tuple[str, bool, str]] = set()

@@ -19,8 +19,8 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read
 from planaria.swarm.rollout import Rollout, ask
-from planaria.tasks.base import Problem
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
 
 TASK = Sums()
 ROUNDS = {"prompts": 4, "group": 12}

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.attacks.base import Attack
-from planaria.tasks.answers import TAGS, parse
-from planaria.tasks.base import Problem
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.answers import TAGS, parse
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
 
 SUMS = Sums()
 

@@ -14,15 +14,15 @@ from repair_cases import attacked
 from tiny_swarm import MODEL, policy
 from words import rules
 
-from planaria import cli, digests
-from planaria.api.certificate import CERTIFICATE
-from planaria.commands.audit_parts import behaviour_part, provenance_part
-from planaria.commands.released import Released
+from planaria import cli
+from planaria.cli.commands.audit_parts import behaviour_part, provenance_part
+from planaria.cli.commands.released import Released
+from planaria.common import digests
+from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError
-from planaria.model.stages import Llama
-from planaria.observe import page
-from planaria.observe.trials import audit_report
+from planaria.lab.report import audit_report
+from planaria.models.stages import Llama
+from planaria.report import page
 from planaria.swarm.audit.adversary import Reader, Said
 from planaria.swarm.audit.files import look
 from planaria.swarm.audit.measuring import Plan, measure
@@ -32,6 +32,7 @@ from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Receipt
 from planaria.swarm.board.receipts import Certificate
+from planaria.swarm.certificate import CERTIFICATE
 from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.chat import Template
 from planaria.swarm.policy.fingerprints import weights_digest

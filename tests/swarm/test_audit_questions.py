@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria import cli
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.audit.questions import INVISIBLE, closed_up, plain, read, replies_of
 
 

@@ -18,7 +18,7 @@ from benchmarks.trl_runs import ALONE, FOUR, TRL, Ran, metered, ran, recipe, sta
 from hypothesis import given as over
 from hypothesis import strategies as st
 
-from planaria.errors import RunStopped
+from planaria.common.errors import RunStopped
 from planaria.swarm.assemble import task_of
 from planaria.swarm.draws import shared_problems
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from words import goodbye, hello, rollouts
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import RoundStalled, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.difference import difference

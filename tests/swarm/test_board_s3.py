@@ -11,7 +11,7 @@ from boards import member
 from swarms import tiny
 from words import rollouts
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import Terms
 from planaria.swarm.board.board import AlreadyThere
 from planaria.swarm.board.store import Retry, Store

@@ -16,7 +16,7 @@ import stores
 from boards import RULES, Clock, member, place
 from words import goodbye, rollouts
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import Terms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.identity import Identity

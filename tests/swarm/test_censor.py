@@ -17,8 +17,8 @@ from benchmarks.audit_damage import killed, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria import digests
-from planaria.errors import UserError
+from planaria.common import digests
+from planaria.common.errors import UserError
 from planaria.swarm.audit.censor import Censor, Closed, Spent, key_of
 from planaria.swarm.audit.ledger import Ledger
 from planaria.swarm.audit.questions import Part, Question, closed_up

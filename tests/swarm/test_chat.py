@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_swarm import MODEL, byte_tokenizer
 
-from planaria import digests
+from planaria.common import digests
+from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError
-from planaria.model.stages import Llama
+from planaria.models.stages import Llama
 from planaria.swarm.assemble import policy_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.asking import EXAMPLES, worked_examples
@@ -23,8 +23,8 @@ from planaria.swarm.policy.chat import Template, template_of
 from planaria.swarm.policy.fingerprints import held, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.rollout import ask
-from planaria.tasks.base import Problem, Task
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.sums import Sums
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"

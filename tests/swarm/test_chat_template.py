@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError
-from planaria.model.chat_template import DATE, rendered
+from planaria.models.chat_template import DATE, rendered
 from planaria.swarm.policy import chat
 from planaria.swarm.policy.chat import Turn, template_of
 

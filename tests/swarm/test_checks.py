@@ -20,8 +20,8 @@ from planaria.swarm.checks.support import SupportCheck, outside
 from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.checks.truth import Schedule, unscheduled
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Problem
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
 
 
 class TestSupport:

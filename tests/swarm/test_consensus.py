@@ -13,11 +13,9 @@ from benchmarks import consensus
 from swarms import log, peer, rounds, threads, tiny, together, weights
 from tiny_swarm import CONTEXT, case
 
-from planaria.errors import RunStopped, UserError
-from planaria.observe import page
-from planaria.observe.swarm import swarm_report
-from planaria.observe.swarm.agreement import break_point, section
-from planaria.recipe import read
+from planaria.common.errors import RunStopped, UserError
+from planaria.config.recipe import read
+from planaria.report import page
 from planaria.swarm.assemble import task_of
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import layers
@@ -30,12 +28,14 @@ from planaria.swarm.learning.lessons import lessons
 from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
 from planaria.swarm.records.outcome import read_outcome
+from planaria.swarm.report import swarm_report
+from planaria.swarm.report.agreement import break_point, section
 from planaria.swarm.rollout import Rollout
 from planaria.swarm.scoring import Scoring
 from planaria.swarm.setting import load
-from planaria.tasks.base import Behaviour, Problem
-from planaria.tasks.sandbox import protections
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Behaviour, Problem
+from planaria.swarm.tasks.sandbox import protections
+from planaria.swarm.tasks.sums import Sums
 
 VOTING: dict[str, Any] = {"task": {"reward": "consensus"}, "defence": {"checks": "claims, duplicates"}}
 caged = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")

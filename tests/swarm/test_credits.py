@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.credits.channel import Channel
 from planaria.swarm.credits.messages import (

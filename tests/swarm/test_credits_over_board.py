@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks.credit_seats import AMOUNT, EACH, HOPS, MEMBERS, WRITES, Route, plain, settled
 
-from planaria.errors import RunStopped, UserError
+from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.credits.channel import Channel
 from planaria.swarm.credits.messages import Statement, Vote, verify_peer
 from planaria.swarm.credits.over_board import Seat, publish, take_part

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import CONTEXT, case, reading
 
-from planaria.errors import UserError
-from planaria.options import Options
+from planaria.common.errors import UserError
+from planaria.config.options import Options
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.base import Check, Context, Findings
 from planaria.swarm.checks.defence import Defence, Report, warnings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.drills.drill_spec import load
 from planaria.swarm.setting import of_peer
 

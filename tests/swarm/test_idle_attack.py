@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.errors import UserError
-from planaria.options import Options
+from planaria.common.errors import UserError
+from planaria.config.options import Options
 from planaria.swarm.attacks.idle import refuse_idle
 from planaria.swarm.config import AttackConfig
-from planaria.tasks import open_task
-from planaria.tasks.base import Task
+from planaria.swarm.tasks import open_task
+from planaria.swarm.tasks.base import Task
 
 
 def told(kind: str, payload: str) -> AttackConfig:

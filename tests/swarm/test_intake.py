@@ -19,8 +19,8 @@ from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import Rollout, ask
 from planaria.swarm.scoring import Scoring
-from planaria.tasks.base import Problem
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
 
 TASK = Sums()
 END = 256

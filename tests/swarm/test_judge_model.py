@@ -10,18 +10,18 @@ import pytest
 import torch
 from tiny_swarm import CONTEXT
 
-from planaria.config import DataConfig, ModelConfig
+from planaria.common.errors import UserError
+from planaria.config.options import Options
+from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
-from planaria.errors import UserError
-from planaria.model.stages import Llama
-from planaria.options import Options
+from planaria.models.stages import Llama
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.checks.judge_model import TEMPERATURE, ModelWriter, _Drawing
 from planaria.swarm.checks.prompted_judge import Prompted
 from planaria.swarm.config import DefenceConfig
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.sums import Sums
 
 pytest.importorskip("transformers")
 CONFIG = ModelConfig(vocab=260, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=4096, init_std=0.3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_swarm import policy
 
-from planaria.config import OptimConfig
+from planaria.config.schema import OptimConfig
 from planaria.swarm.config import SamplingConfig, SwarmConfig
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.learning import learner as module
@@ -22,8 +22,8 @@ from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read
 from planaria.swarm.rollout import Rollout, ask
 from planaria.swarm.shadow import Shadow
-from planaria.tasks.base import Problem
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
 
 TEXTS = ["7+5=12", "1", "4+8=3;[9]", "9", "2+2=4"]
 KINDS = get_args(LossConfig.model_fields["kind"].annotation)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.attacks.library import LibraryAttack
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 PROBLEM = Problem(0, "", "")
 LIBRARY = types.SimpleNamespace(add=lambda a, b: a + b)

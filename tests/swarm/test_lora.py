@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_swarm import MODEL, byte_tokenizer
 
-from planaria.model.lora import adapt, has_adapters, load_adapters, merged, save_adapters
-from planaria.model.stages import Llama
+from planaria.models.lora import adapt, has_adapters, load_adapters, merged, save_adapters
+from planaria.models.stages import Llama
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 TOKENS = torch.randint(0, 250, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from planaria.lab.trials.spread import spread
 from planaria.swarm.drills.drill_results import Drill, Drilled, Run
 from planaria.swarm.records.lines import (
     LOG,
@@ -26,7 +27,6 @@ from planaria.swarm.records.lines import (
 )
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, Outcome, read_outcome
-from planaria.trials.spread import spread
 
 NOTHING: dict[str, Any] = {
     "seconds": {}, "reward": 0.0, "sent": {}, "accepted": {}, "turned": {}, "refused_messages": {}, "missing": [],

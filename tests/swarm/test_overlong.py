@@ -18,8 +18,8 @@ from planaria.swarm.config import DefenceConfig, SwarmConfig
 from planaria.swarm.learning.advantage import group_advantages
 from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Problem
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
 
 LIMIT = 40
 groups = st.lists(st.tuples(st.integers(1, LIMIT), st.sampled_from([0.0, 1.0])), min_size=2, max_size=12)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.assemble import own_classes, policy_of, task_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.setting import rules

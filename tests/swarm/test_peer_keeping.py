@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from planaria.checkpoint.stage_file import stage_file, write_stage
-from planaria.config import ModelConfig
-from planaria.errors import UserError
-from planaria.model.stages import Llama
-from planaria.model.state import StageState
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.stages import Llama
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.records.peer_state import Progress, load_state, save_state
 

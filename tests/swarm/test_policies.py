@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from planaria import digests
-from planaria.checkpoint.stage_file import write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest
-from planaria.config import DataConfig, ModelConfig
+from planaria.common import digests
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
-from planaria.errors import UserError
-from planaria.model.stages import Llama
-from planaria.model.state import StageState
-from planaria.model.usage import Usage, of_folder
+from planaria.models.stages import Llama
+from planaria.models.state import StageState
+from planaria.models.usage import Usage, of_folder
+from planaria.runtime.checkpoint.stage_file import write_stage
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.fingerprints import tokenizer_fingerprint, weights_fingerprint
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from tiny_swarm import byte_tokenizer, policy
 from torch import Tensor
 
-from planaria.config import OptimConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.schema import OptimConfig
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.learning.loss_config import LossConfig
@@ -23,7 +23,7 @@ from planaria.swarm.policy.placing import device_of, placed
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import pad, read, rows_at_once, token_logps
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 PAIRS = [([5, 6, 7 + n % 9], [1 + n % 7, 2, 200 - n, 256][: 1 + n % 4]) for n in range(40)]
 VOCAB = 257

@@ -14,8 +14,8 @@ from tiny_swarm import CONTEXT
 from planaria.swarm.checks.judge import Noisy
 from planaria.swarm.checks.prompted_judge import MAX_TEXT, VERDICT, Prompted, Writer, harmless, request, verdict
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Problem
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
 
 YES, NO = "<verdict>yes</verdict>", "<verdict>no</verdict>"
 PROBLEM = Problem(3, "47+85=", "132")

@@ -18,10 +18,10 @@ import torch
 from repair_cases import attacked, ensemble, stranger
 
 from planaria import cli
-from planaria.commands import drill_repair
-from planaria.errors import UserError
-from planaria.model import fusing
-from planaria.observe.trials.repair_report import best_said, repair_table
+from planaria.cli.commands import drill_repair
+from planaria.common.errors import UserError
+from planaria.lab.report.repair_report import best_said, repair_table
+from planaria.models import fusing
 from planaria.swarm.drills.drill_results import Drill
 from planaria.swarm.drills.drill_spec import load
 from planaria.swarm.policy.policies import open_policy

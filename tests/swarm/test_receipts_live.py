@@ -11,19 +11,19 @@ import pytest
 from swarms import log, peer, rounds, threads, tiny, together, weights
 
 from planaria import cli
-from planaria.api.certificate import CERTIFICATE, NotCertified, verify
-from planaria.digests import FILE
-from planaria.engine import runs
-from planaria.errors import UserError
+from planaria.common.digests import FILE
+from planaria.common.errors import UserError
+from planaria.runtime.engine import runs
 from planaria.swarm.board.agreement import Agreement
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.closing import text_of
 from planaria.swarm.board.receipts import Committee, heard_in
 from planaria.swarm.board.word import digest_of
+from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import own_identity
 from planaria.swarm.records.lines import PEERS, Started
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.sums import Sums
 
 FOUR = {"size": 4, "receipts": {"committee": "all", "price": 2}}
 

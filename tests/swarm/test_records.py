@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tiny_swarm import case
 
-from planaria.observe.swarm.swarm_report import influence_figure
 from planaria.swarm.checks.defence import Report
 from planaria.swarm.intake import Turned
 from planaria.swarm.learning.learner import Learned
@@ -28,6 +27,7 @@ from planaria.swarm.records.lines import (
     read_samples,
 )
 from planaria.swarm.records.noting import round_record, sample_records
+from planaria.swarm.report.swarm_report import influence_figure
 
 START = Started(name="p0", id="00", attack="none", model="tiny", parameters=1, vocab=257, first_round=0)
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planaria.errors import UserError
-from planaria.observe.live.swarm_progress import SwarmProgress
+from planaria.common.errors import UserError
 from planaria.swarm.board.receipts import rewards_in, rewards_text
 from planaria.swarm.checks.consensus import refuse_senseless
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.learning.advantage import group_advantages
 from planaria.swarm.records.lines import RoundDone, Started
+from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.scoring import Scoring
-from planaria.tasks.base import Problem, as_reward
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem, as_reward
+from planaria.swarm.tasks.sums import Sums
 
 OBJECTS = st.one_of(
     st.floats(), st.integers(), st.booleans(), st.text(), st.none(), st.complex_numbers(), st.fractions(),

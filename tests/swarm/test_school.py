@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import MODEL, byte_tokenizer
 
-from planaria.data.cache import locked
-from planaria.errors import UserError
-from planaria.model.stages import Llama
+from planaria.common.cache import locked
+from planaria.common.errors import UserError
+from planaria.models.stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.school import graduate, strayed, teach
-from planaria.tasks.base import Problem, Task
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.sums import Sums
 
 SCHOOL = SchoolConfig(steps=3, batch=4)
 PUPIL = PolicyConfig(model=MODEL)

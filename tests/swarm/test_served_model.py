@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tiny_swarm import policy
 
 from planaria import cli
-from planaria.observe.live_page.serving import Address, Server, serve
+from planaria.report.live_page.serving import Address, Server, serve
 from planaria.swarm.audit.censor import Censor, key_of
 from planaria.swarm.audit.ledger import Ledger
 from planaria.swarm.audit.questions import Part, Question

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from swarms import rounds, together
 from tiny_swarm import MODEL, byte_tokenizer
 
-from planaria.commands.swarm import prepare
-from planaria.errors import UserError
-from planaria.model.stages import Llama
+from planaria.cli.commands.swarm import prepare
+from planaria.common.errors import UserError
+from planaria.models.stages import Llama
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from planaria import shipped
-from planaria.errors import UserError
-from planaria.recipe import dump, overlaid
+from planaria.common.errors import UserError
+from planaria.config import shipped
+from planaria.config.recipe import dump, overlaid
 from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
 from planaria.swarm.drills.drill_spec import load as load_drill
 from planaria.swarm.setting import agreed, checked, load, names, of_peer, rules
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.sums import Sums
 
 
 def recipe(folder: Path, text: str) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from swarms import ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.board.message import Rollouts
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import own_identity

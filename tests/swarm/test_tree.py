@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from planaria import cli
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.policy.tree import CHOICES, DEPTH, Tree
-from planaria.tasks import calls as calling
-from planaria.tasks.programs import Programs
-from planaria.tasks.sandbox import protections, run
+from planaria.swarm.tasks import calls as calling
+from planaria.swarm.tasks.programs import Programs
+from planaria.swarm.tasks.sandbox import protections, run
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 PROBLEM = {

@@ -20,7 +20,7 @@ from planaria.swarm.checks.votes import (
     plurality,
     weights,
 )
-from planaria.tasks.base import Behaviour
+from planaria.swarm.tasks.base import Behaviour
 
 VALUES = st.one_of(st.none(), st.sampled_from("abc"))
 BALLOTS = st.lists(

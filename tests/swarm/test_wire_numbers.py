@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from words import RUN, closing, goodbye, hello, rollouts, rules
 
 from hostile_json import NUMBERS, hostile
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.board.envelope import unseal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import LIMITS

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from planaria.config import DataConfig
+from planaria.config.schema import DataConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
-from planaria.model.stages import Llama
+from planaria.models.stages import Llama
 from planaria.swarm.checks.base import Context
 from planaria.swarm.config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Problem
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
 
 MODEL = SmallModel(dim=16, layers=1, hidden=24, init_std=0.5)
 CONTEXT = Context(Sums(), seed=1, support=3, vocab=257)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from planaria.tasks import open_task
-from planaria.tasks.base import Task
+from planaria.swarm.tasks import open_task
+from planaria.swarm.tasks.base import Task
 
 MAIN = {"sums": "digits", "gym": "kind", "snippets": "library"}
 """the others read a path"""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.tasks.answers import BRACKETS, FORMS, TAGS, Form, Parsed, parse
+from planaria.swarm.tasks.answers import BRACKETS, FORMS, TAGS, Form, Parsed, parse
 
 any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates and NULs among them
 marked = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "[", "]", " ", "\n", "x", "<"]))

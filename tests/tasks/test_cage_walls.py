@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from planaria.tasks.sandbox import protections
+from planaria.swarm.tasks.sandbox import protections
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 LACKING = """
 import ctypes, os, struct, sys
-from planaria.tasks import locks
+from planaria.swarm.tasks import locks
 machine = locks.MACHINES[os.uname().machine]
 calls = [int(call) for call in sys.argv[1].split(",")]
 code = [(locks.LOAD, 0, 0, 0)]
@@ -41,7 +41,7 @@ def without(calls: list[int], then: str, *arguments: str) -> subprocess.Complete
 
 
 READ = r"""
-from planaria.tasks.sandbox import protections, run
+from planaria.swarm.tasks.sandbox import protections, run
 print(*protections())
 place, program = sys.argv[2:]
 found = run(program, modules={"mine": "word = 'offered'"})
@@ -78,7 +78,7 @@ print(sorted(set(os.listdir("/")) & {{"proc", "home", "mnt", "opt", "var", "sys"
 def test_without_any_wall_no_strangers_program_is_run() -> None:
     ran = without(
         [LANDLOCK, UNSHARE],
-        "from planaria.errors import UserError\nfrom planaria.tasks import open_task\n"
+        "from planaria.common.errors import UserError\nfrom planaria.swarm.tasks import open_task\n"
         "try:\n    open_task('snippets', {})\nexcept UserError as error:\n    print(error)\n",
     )
     (line,) = ran.stdout.splitlines()

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opening import opened
 
-from planaria.errors import UserError
-from planaria.tasks import calls as calling
-from planaria.tasks.answers import canonical, same_answer
-from planaria.tasks.base import Behaviour
-from planaria.tasks.calls import Call
-from planaria.tasks.sandbox import LIMITS, protections, run
-from planaria.tasks.values import digest
+from planaria.common.errors import UserError
+from planaria.swarm.tasks import calls as calling
+from planaria.swarm.tasks.answers import canonical, same_answer
+from planaria.swarm.tasks.base import Behaviour
+from planaria.swarm.tasks.calls import Call
+from planaria.swarm.tasks.sandbox import LIMITS, protections, run
+from planaria.swarm.tasks.values import digest
 
 caged = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 CALLS = {"prompt": "def half(x):\n", "entry_point": "half", "calls": ["half(3)", "half(4)", "half(x=-7)"]}

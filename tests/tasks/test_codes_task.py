@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import plain_codes as plain
-from planaria.errors import UserError
-from planaria.tasks import open_task
-from planaria.tasks.base import Problem
-from planaria.tasks.codes import Codes
+from planaria.common.errors import UserError
+from planaria.swarm.tasks import open_task
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.codes import Codes
 
 TASK = Codes()
 OTHERS = [

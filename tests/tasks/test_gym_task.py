@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opening import opened
 
-from planaria.errors import UserError
-from planaria.tasks import gym
-from planaria.tasks.answers import TAGS
-from planaria.tasks.gym import Gym
+from planaria.common.errors import UserError
+from planaria.swarm.tasks import gym
+from planaria.swarm.tasks.answers import TAGS
+from planaria.swarm.tasks.gym import Gym
 
 pytest.importorskip("reasoning_gym")
 KINDS = ("chain_sum", "game_of_life", "boxnet", "prime_factorization", "spell_backward", "propositional_logic")
@@ -205,7 +205,7 @@ def test_all_kinds_are_the_same_in_every_process() -> None:
     program = """
 import hashlib, json, sys
 from reasoning_gym.factory import DATASETS
-from planaria.tasks.gym import REFUSED, Gym
+from planaria.swarm.tasks.gym import REFUSED, Gym
 seen = {}
 for kind in sorted(set(DATASETS) - set(REFUSED)):
     task = Gym(kind=kind)

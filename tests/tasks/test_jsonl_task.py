@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opening import opened
 
-from planaria.errors import UserError
-from planaria.tasks import records
-from planaria.tasks.answers import BRACKETS, TAGS, same_answer
-from planaria.tasks.jsonl import Questions
+from planaria.common.errors import UserError
+from planaria.swarm.tasks import records
+from planaria.swarm.tasks.answers import BRACKETS, TAGS, same_answer
+from planaria.swarm.tasks.jsonl import Questions
 
 LINES = [
     {"question": "Two ducks lay 3 eggs each. How many?", "answer": "2 * 3 = <<2*3=6>>6 eggs.\n#### 6"},

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opening import opened
 
-from planaria.errors import UserError
-from planaria.tasks import sandbox
-from planaria.tasks.base import Task
-from planaria.tasks.programs import Programs, program_of
-from planaria.tasks.sandbox import protections
+from planaria.common.errors import UserError
+from planaria.swarm.tasks import sandbox
+from planaria.swarm.tasks.base import Task
+from planaria.swarm.tasks.programs import Programs, program_of
+from planaria.swarm.tasks.sandbox import protections
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 ASSERTS = {

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planaria.tasks import cage, locks
-from planaria.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
+from planaria.swarm.tasks import cage, locks
+from planaria.swarm.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 landlocked = pytest.mark.skipif("landlock" not in protections(), reason="this kernel has no Landlock")

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opening import opened
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.attacks.library import LibraryAttack
-from planaria.tasks.sandbox import protections
-from planaria.tasks.snippets import Snippets
+from planaria.swarm.tasks.sandbox import protections
+from planaria.swarm.tasks.snippets import Snippets
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 LIBRARY = "fastmath"

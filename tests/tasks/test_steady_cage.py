@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.tasks.sandbox import protections, run
+from planaria.swarm.tasks.sandbox import protections, run
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 UNSTEADY = [
@@ -36,7 +36,7 @@ def test_two_cages_print_the_same() -> None:
 
 
 def test_another_process_elsewhere_prints_the_same(tmp_path: Path) -> None:
-    told = "from planaria.tasks.sandbox import run\nimport sys\nprint(run(sys.stdin.read()).printed, end='')"
+    told = "from planaria.swarm.tasks.sandbox import run\nimport sys\nprint(run(sys.stdin.read()).printed, end='')"
     other = subprocess.run(
         [sys.executable, "-c", told],
         input=PROGRAM,

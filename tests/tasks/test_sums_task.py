@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
-from planaria.tasks import open_task
-from planaria.tasks.base import Problem
-from planaria.tasks.sums import Sums
+from planaria.common.errors import UserError
+from planaria.swarm.tasks import open_task
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
 
 TWO = Sums()
 WORDS = Sums(style="words")

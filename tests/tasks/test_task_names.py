@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from planaria.errors import UserError
-from planaria.tasks import open_task
-from planaria.tasks.sums import Sums
+from planaria.common.errors import UserError
+from planaria.swarm.tasks import open_task
+from planaria.swarm.tasks.sums import Sums
 
 OWN = """
-from planaria.tasks.sums import Sums
+from planaria.swarm.tasks.sums import Sums
 
 class Mine(Sums):
     bonus: int = 0

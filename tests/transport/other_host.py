@@ -16,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-from planaria.transport.port import Port
+from planaria.runtime.transport.port import Port
 
 MARKER = b"SECRET-WEIGHTS" * 100
 NOT_ALLOWED = 77

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.transport.address import RELAY, Address, Reach, listening, parse, waits_best, ways
+from planaria.runtime.transport.address import RELAY, Address, Reach, listening, parse, waits_best, ways
 
 CONTROLLER = Reach(advertise="203.0.113.5", relay="127.0.0.1:7001")
 OPEN = Reach(machine="g1", relay="203.0.113.5:7001")

@@ -9,8 +9,8 @@ from queue import Empty
 
 import pytest
 
-from planaria.transport.alarm import Alarm
-from planaria.transport.inbox import Inbox
+from planaria.runtime.transport.alarm import Alarm
+from planaria.runtime.transport.inbox import Inbox
 
 SOON_S = 20.0
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from planaria.transport.channel import Plain, Secured
-from planaria.transport.wire import HEADER_BYTES
+from planaria.runtime.transport.channel import Plain, Secured
+from planaria.runtime.transport.wire import HEADER_BYTES
 
 RECORD = 1 << 14
 

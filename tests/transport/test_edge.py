@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from planaria.transport import channel
-from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
-from planaria.transport.inbox import Inbox
-from planaria.transport.pieces import PIECE_BYTES, Outgoing
-from planaria.transport.port import Port
-from planaria.transport.secure import new_key
-from planaria.transport.wire import HEADER_BYTES, Content, Piece, Ping
+from planaria.runtime.transport import channel
+from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.pieces import PIECE_BYTES, Outgoing
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.secure import new_key
+from planaria.runtime.transport.wire import HEADER_BYTES, Content, Piece, Ping
 
 SOON_S = 20.0
 """a busy machine's patience"""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.transport.inbox import Inbox
+from planaria.runtime.transport.inbox import Inbox
 
 SOON_S = 20.0
 """a busy machine's patience"""

@@ -12,13 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from planaria.transport.address import Reach
-from planaria.transport.caller import CALLED_FOR
-from planaria.transport.channel import Channel, Closed
-from planaria.transport.listener import Listener, answers, connect, no_answer, unreachable
-from planaria.transport.port import Port, RelaySilent, Unmet
-from planaria.transport.relay import READY, Relay, greeting
-from planaria.transport.secure import new_key
+from planaria.runtime.transport.address import Reach
+from planaria.runtime.transport.caller import CALLED_FOR
+from planaria.runtime.transport.channel import Channel, Closed
+from planaria.runtime.transport.listener import Listener, answers, connect, no_answer, unreachable
+from planaria.runtime.transport.port import Port, RelaySilent, Unmet
+from planaria.runtime.transport.relay import READY, Relay, greeting
+from planaria.runtime.transport.secure import new_key
 
 KEY = new_key()
 NEVER = lambda: False  # noqa: E731
@@ -126,7 +126,7 @@ def test_nobody_at_the_other_end(relay: str) -> None:
 def test_the_error_of_an_edge_that_does_not_open_is_known_long_before_it_is_given_up(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planaria.transport.port._TOLD_S", 0.0)
+    monkeypatch.setattr("planaria.runtime.transport.port._TOLD_S", 0.0)
     one, over = Port("127.0.0.1", KEY), threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"127.0.0.1:{server.getsockname()[1]}"

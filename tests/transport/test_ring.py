@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.transport import ring as rings
-from planaria.transport.channel import Plain
-from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
-from planaria.transport.inbox import Inbox
-from planaria.transport.port import Port
-from planaria.transport.ring import Reader, Ring, Rings, Share, Size
-from planaria.transport.secure import new_key
-from planaria.transport.wire import Activation, Content, Header, Label, Ping, State, WireError, pack, unpack
+from planaria.runtime.transport import ring as rings
+from planaria.runtime.transport.channel import Plain
+from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.ring import Reader, Ring, Rings, Share, Size
+from planaria.runtime.transport.secure import new_key
+from planaria.runtime.transport.wire import Activation, Content, Header, Label, Ping, State, WireError, pack, unpack
 
 SOON_S = 20.0
 KEY = new_key()

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from other_host import MARKER, NOT_ALLOWED, pump
 
-from planaria.transport import secure
-from planaria.transport.channel import Channel, Plain, Secured
-from planaria.transport.port import Port
-from planaria.transport.secure import new_key
+from planaria.runtime.transport import secure
+from planaria.runtime.transport.channel import Channel, Plain, Secured
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.secure import new_key
 
 KEY = new_key()
 SOON_S = 30.0

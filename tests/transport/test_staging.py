@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fake_device import FakeCopier
-from planaria.transport import buffers
-from planaria.transport.staging import Cuda, Staging, pinned
+from planaria.runtime.transport import buffers
+from planaria.runtime.transport.staging import Cuda, Staging, pinned
 
 SOON_S = 20.0
 QUIET_S = 0.2

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.transport.wire import (
+from planaria.runtime.transport.wire import (
     HEADER_BYTES,
     MAX_DIMS,
     Activation,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import tomli_w
 
-from planaria.compare import race_spec
-from planaria.config import RunConfig
-from planaria.errors import UserError
-from planaria.trials.arms import Rules, Seeded, file_name, table_of
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.lab.compare import race_spec
+from planaria.lab.trials.arms import Rules, Seeded, file_name, table_of
 
 RULES = Rules("trial", RunConfig, free=("recovery", "routing.kind"))
 PATH = Path("mine.toml")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.trials.spread import bootstrap
+from planaria.lab.trials.spread import bootstrap
 
 VALUES = st.lists(st.floats(0.1, 10), min_size=1, max_size=12)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.trials.jobs import Job, Processes, run_jobs
+from planaria.lab.trials.jobs import Job, Processes, run_jobs
 
 ONE = Processes(workers=1)
 WRITES = "import pathlib; pathlib.Path({out!r}).write_text('x')"
@@ -122,7 +122,7 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
 import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}
 from pathlib import Path
 from test_jobs import Watcher, job
-from planaria.trials.jobs import Processes, run_jobs
+from planaria.lab.trials.jobs import Processes, run_jobs
 sleeper = "import os, pathlib, time; pathlib.Path({{out!r}} + '.pid').write_text(str(os.getpid())); time.sleep(600)"
 run_jobs("jobs", [job(Path({str(tmp_path)!r}), "a", sleeper)], Processes(), Watcher(), lambda job, how: None)
 """

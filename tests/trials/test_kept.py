@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from planaria.documents import Record
-from planaria.errors import UserError
-from planaria.trials.identity import identity
-from planaria.trials.kept import Kept, make_folder
+from planaria.common.documents import Record
+from planaria.common.errors import UserError
+from planaria.lab.trials.identity import identity
+from planaria.lab.trials.kept import Kept, make_folder
 
 
 class Found(Record):

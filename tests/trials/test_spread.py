@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.trials.spread import Spread, seeds_shown, shown, spread
+from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
 
 
 def test_a_spread_is_mean_least_and_most_and_no_mean_is_made_of_some_seeds() -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from planaria import __version__
-from planaria.config import RunConfig
-from planaria.errors import UserError
-from planaria.trials import identity as module
-from planaria.trials.identity import identity
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.lab.trials import identity as module
+from planaria.lab.trials.identity import identity
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from planaria.engine.weights import open_model
-from planaria.errors import UserError
-from planaria.model.generate import generate, texts
+from planaria.common.errors import UserError
+from planaria.models.generate import generate, texts
+from planaria.runtime.engine.weights import open_model
 
 
 def complete(

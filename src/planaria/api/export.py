@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from planaria.atomic import new_folder, refused
-from planaria.checkpoint.foreign import dcp, huggingface, universal
-from planaria.checkpoint.foreign.huggingface import Precision
-from planaria.checkpoint.foreign.note import Note, Summed, leave
-from planaria.checkpoint.holdings import replicas_in
-from planaria.checkpoint.loading import Atom, atoms_of, weights_of
-from planaria.checkpoint.store import Saved
+from planaria.common.atomic import new_folder, refused
+from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.engine import runs
-from planaria.errors import UserError
-from planaria.model.huggingface import export_folder
+from planaria.models.huggingface import export_folder
+from planaria.runtime.checkpoint.foreign import dcp, huggingface, universal
+from planaria.runtime.checkpoint.foreign.huggingface import Precision
+from planaria.runtime.checkpoint.foreign.note import Note, Summed, leave
+from planaria.runtime.checkpoint.holdings import replicas_in
+from planaria.runtime.checkpoint.loading import Atom, atoms_of, weights_of
+from planaria.runtime.checkpoint.store import Saved
+from planaria.runtime.engine import runs
 
 Kind = Literal["dcp", "universal"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.engine.weights import open_weights
-from planaria.errors import UserError
-from planaria.model.huggingface import export_model
-from planaria.model.stages import Llama
+from planaria.models.huggingface import export_model
+from planaria.models.stages import Llama
+from planaria.runtime.engine.weights import open_weights
 
 
 def export_again(folder: Path, to: Path) -> Path:

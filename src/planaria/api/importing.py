@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.api.export import Kind
-from planaria.checkpoint.foreign.apart import Job, Reply, read_apart
-from planaria.checkpoint.stage_file import stage_file
-from planaria.checkpoint.store import CheckpointStore, Manifest
-from planaria.config import ExchangeConfig, RunConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.saving import folder_name
-from planaria.engine import runs
-from planaria.engine.prepare import check, read_faults
-from planaria.errors import UserError
-from planaria.model.families import family
+from planaria.models.families import family
+from planaria.runtime.checkpoint.foreign.apart import Job, Reply, read_apart
+from planaria.runtime.checkpoint.stage_file import stage_file
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.prepare import check, read_faults
 
 
 def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None = None) -> tuple[Path, list[str]]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria import recipe as recipes
-from planaria.config import RunConfig
+from planaria.common.errors import UserError, nearest
+from planaria.config import recipe as recipes
+from planaria.config.options import NAME
+from planaria.config.schema import RunConfig
+from planaria.config.shipped import find
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine.prepare import placed
-from planaria.engine.prepare import streams as streams_of
-from planaria.engine.weights import inherited
-from planaria.errors import UserError, nearest
-from planaria.options import NAME
-from planaria.shipped import find
+from planaria.runtime.engine.prepare import placed
+from planaria.runtime.engine.prepare import streams as streams_of
+from planaria.runtime.engine.weights import inherited
 
 Recipe = str | Path | RunConfig
 """a name that ``planaria recipes`` lists, a TOML file, or a configuration"""

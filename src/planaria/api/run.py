@@ -10,16 +10,16 @@ import plotly.graph_objects as go
 from planaria.api.complete import complete
 from planaria.api.export import export_run
 from planaria.api.table import Table, figure_of, tabulated
-from planaria.config import RunConfig
-from planaria.consent import allowing
-from planaria.engine import runs
-from planaria.engine.own_classes import own_classes
-from planaria.observe import page
-from planaria.observe.run.recovery_timeline import RecoveryTiming, recoveries
-from planaria.observe.run.report import body, write_report
-from planaria.observe.run.run_verdict import outcome
-from planaria.observe.run.summary import measured, summary
+from planaria.config.consent import allowing
+from planaria.config.schema import RunConfig
 from planaria.record.logs import RunRecord, read_run
+from planaria.report import page
+from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
+from planaria.report.run.report import body, write_report
+from planaria.report.run.run_verdict import outcome
+from planaria.report.run.summary import measured, summary
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.own_classes import own_classes
 
 MODEL = "model"
 """the folder in a run's that a finished run is exported to"""

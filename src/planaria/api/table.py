@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from planaria.errors import UserError, nearest
+from planaria.common.errors import UserError, nearest
 
 Table = Any
 """a ``pandas.DataFrame``, or ``list[dict[str, object]]`` where pandas is not installed"""

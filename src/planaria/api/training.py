@@ -11,35 +11,19 @@ from pathlib import Path
 from threading import Event
 from typing import Literal
 
-from planaria import digests, documents
 from planaria.api.complete import complete
 from planaria.api.export import export_run
 from planaria.api.recipes import Recipe, Settings, configure, named
 from planaria.api.run import MODEL, Run
-from planaria.checkpoint.mirror import Mirror, mirrored
-from planaria.config import RunConfig
-from planaria.consent import allowing
-from planaria.engine import fleet, inline_run, runs
-from planaria.engine.branch import branch_off, starting_weights
-from planaria.engine.origin import START, Origin
-from planaria.engine.own_classes import own_classes
-from planaria.engine.prepare import Prepared, on_schedule, prepare
-from planaria.engine.profiling import sized, sized_anew
-from planaria.engine.resumption import require_same_data, take_up
-from planaria.engine.stopping import REQUEST
-from planaria.engine.worker_log import last_error
-from planaria.errors import LedgerError, RunStopped, UserError
-from planaria.filesystems import is_url
-from planaria.model.families import family
-from planaria.model.foreign import Weights
-from planaria.observe.live.listener import Listener, Step
-from planaria.observe.live.progress import Progress, Quiet
-from planaria.observe.live.settings import settings as told_settings
-from planaria.observe.live.trackers import trackers
-from planaria.observe.live.watch import About, Watch
-from planaria.observe.run.ledger import require_exactly_once
-from planaria.observe.run.report import write_report
-from planaria.observe.run.summary import summary
+from planaria.common import digests, documents
+from planaria.common.errors import LedgerError, RunStopped, UserError
+from planaria.common.filesystems import is_url
+from planaria.config.consent import allowing
+from planaria.config.registry import blame
+from planaria.config.schema import RunConfig
+from planaria.config.shipped import find
+from planaria.models.families import family
+from planaria.models.foreign import Weights
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.record.decisions import Finish
 from planaria.record.identity import ID, identity
@@ -47,8 +31,24 @@ from planaria.record.logs import EVENTS, read_run
 from planaria.record.reserve import Reserve
 from planaria.record.statefile import STATE
 from planaria.recovery import names, recovery
-from planaria.registry import blame
-from planaria.shipped import find
+from planaria.report.live.listener import Listener, Step
+from planaria.report.live.progress import Progress, Quiet
+from planaria.report.live.settings import settings as told_settings
+from planaria.report.live.trackers import trackers
+from planaria.report.live.watch import About, Watch
+from planaria.report.run.ledger import require_exactly_once
+from planaria.report.run.report import write_report
+from planaria.report.run.summary import summary
+from planaria.runtime.checkpoint.mirror import Mirror, mirrored
+from planaria.runtime.engine import fleet, inline_run, runs
+from planaria.runtime.engine.branch import branch_off, starting_weights
+from planaria.runtime.engine.origin import START, Origin
+from planaria.runtime.engine.own_classes import own_classes
+from planaria.runtime.engine.prepare import Prepared, on_schedule, prepare
+from planaria.runtime.engine.profiling import sized, sized_anew
+from planaria.runtime.engine.resumption import require_same_data, take_up
+from planaria.runtime.engine.stopping import REQUEST
+from planaria.runtime.engine.worker_log import last_error
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 Say = Callable[[str], None]

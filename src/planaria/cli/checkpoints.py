@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from planaria.cli.flags import add_fields, command, flagged
-from planaria.config import RunConfig
-from planaria.shipped import find
+from planaria.config.schema import RunConfig
+from planaria.config.shipped import find
 
 
 def add(commands: Any) -> None:
@@ -51,15 +51,15 @@ def _add_foreign(commands: Any) -> None:
 
 
 def _show(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import show
-    from planaria.observe import tables
+    from planaria.cli.commands.checkpoint import show
+    from planaria.report import tables
 
     tables.show(show(given.run, given.checkpoint))
     return 0
 
 
 def _verify(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import verify
+    from planaria.cli.commands.checkpoint import verify
 
     for line in verify(given.run, given.checkpoint):
         print(line)
@@ -67,14 +67,14 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _convert(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import convert
+    from planaria.cli.commands.checkpoint import convert
 
     print("\n".join(convert(given.run, given.checkpoint, flagged(given), given.to)))
     return 0
 
 
 def _export(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import export
+    from planaria.cli.commands.checkpoint import export
 
     lines = export(given.run, given.checkpoint, given.format, given.to, given.precision, given.shard)
     print("\n".join(lines))
@@ -82,7 +82,7 @@ def _export(given: argparse.Namespace) -> int:
 
 
 def _import(given: argparse.Namespace) -> int:
-    from planaria.commands.checkpoint import bring
+    from planaria.cli.commands.checkpoint import bring
 
     print("\n".join(bring(given.folder, given.recipe, flagged(given), given.format, given.names)))
     return 0

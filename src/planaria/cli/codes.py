@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
 
 
 def _codes(given: argparse.Namespace) -> int:
-    from planaria.commands.codes import Asked, search
+    from planaria.cli.commands.codes import Asked, search
     from planaria.recovery.codes.worth import Target
 
     target = Target(given.shards, given.data, given.distance, given.weight, given.degree)

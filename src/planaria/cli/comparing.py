@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria import recipe
 from planaria.cli.flags import add_fields, add_recipe, command, flagged
-from planaria.config import RunConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
 
 
 def add(commands: Any) -> None:
@@ -74,11 +74,11 @@ def _add_networks(commands: Any) -> None:
 
 
 def _compare(given: argparse.Namespace) -> int:
-    from planaria.api.comparing import Asked
-    from planaria.api.comparison import compare, trace_laid
-    from planaria.api.dry_run import dry_run
-    from planaria.chaos.blows import lost_of
-    from planaria.observe.trials.comparison_table import show_table
+    from planaria.faults.blows import lost_of
+    from planaria.lab.comparing import Asked
+    from planaria.lab.comparison import compare, trace_laid
+    from planaria.lab.dry_run import dry_run
+    from planaria.lab.report.comparison_table import show_table
 
     settings: dict[str, object] = dict(flagged(given))
     if given.steps is not None:
@@ -109,18 +109,18 @@ def _seeds(text: str | None) -> list[int] | None:
 
 
 def _advise(given: argparse.Namespace) -> int:
-    from planaria.commands.advise import advise
+    from planaria.cli.commands.advise import advise
 
     return advise(given.recipe, flagged(given), given.delays, given.compress)
 
 
 def _paths(given: argparse.Namespace) -> int:
-    from planaria.commands.paths import move_paths
+    from planaria.cli.commands.paths import move_paths
 
     return move_paths(recipe.load(given.recipe, flagged(given), "train"), given.recipe, given.moves, given.to)
 
 
 def _measure(given: argparse.Namespace) -> int:
-    from planaria.commands.topology import measure
+    from planaria.cli.commands.topology import measure
 
     return measure(recipe.load(given.recipe, flagged(given), "train"), given.recipe, given.to, given.nodes, given.quiet)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from planaria import recipe, shipped
 from planaria.cli.flags import SET, command, explain
+from planaria.config import recipe, shipped
 
 ASKED = "_ARGCOMPLETE"
 """set by the shell when it asks for completions"""

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria.bounds import COLDEST
 from planaria.cli.flags import add_fields, add_recipe, command, flagged
-from planaria.config import RunConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.bounds import COLDEST
+from planaria.config.schema import RunConfig
 
 
 def add(commands: Any) -> None:
@@ -83,37 +83,37 @@ def _add_weigh(commands: Any) -> None:
 
 
 def _experts(given: argparse.Namespace) -> int:
-    from planaria.commands.experts import start
+    from planaria.cli.commands.experts import start
 
     return start(given.recipe, flagged(given), given.dry_run, given.quiet)
 
 
 def _add(given: argparse.Namespace) -> int:
-    from planaria.commands.ensemble import add_expert
+    from planaria.cli.commands.ensemble import add_expert
 
     return add_expert(given.run, given.model, given.called or given.model.resolve().name, given.domain)
 
 
 def _remove(given: argparse.Namespace) -> int:
-    from planaria.commands.ensemble import remove_expert
+    from planaria.cli.commands.ensemble import remove_expert
 
     return remove_expert(given.run, given.name)
 
 
 def _weigh(given: argparse.Namespace) -> int:
-    from planaria.commands.weigh import weigh_worst
+    from planaria.cli.commands.weigh import weigh_worst
 
     return weigh_worst(given.run, given.tokens, given.floor, given.tolerance)
 
 
 def _fuse(given: argparse.Namespace) -> int:
-    from planaria.commands.fuse import fuse
+    from planaria.cli.commands.fuse import fuse
 
     return fuse(given.run, given.to, given.by, given.scale, given.safe, given.seed)
 
 
 def _merge(given: argparse.Namespace) -> int:
-    from planaria.commands import merge
+    from planaria.cli.commands import merge
 
     making = ("by", "top_k", "temperature", "ridge", "samples", "safe")
     adding = ("called", "domain", "text")
@@ -137,10 +137,10 @@ def _merge(given: argparse.Namespace) -> int:
 
 def _wanted(given: argparse.Namespace) -> Any:
     """What a merged model is to be; UserError when that cannot be."""
-    from planaria.commands.merge import Wanted
-    from planaria.experts.fused import Routers
-    from planaria.experts.listening import SAMPLES
-    from planaria.experts.ridge import RIDGE
+    from planaria.cli.commands.merge import Wanted
+    from planaria.lab.experts.fused import Routers
+    from planaria.lab.experts.listening import SAMPLES
+    from planaria.lab.experts.ridge import RIDGE
 
     if given.by == "average":
         _refuse(given, ("top_k", "temperature", "ridge", "samples"), "is about routers, and an average has none")

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import NoReturn
 
-from planaria import __version__, consent, recipe
+from planaria import __version__
 from planaria.cli import (
     checkpoints,
     codes,
@@ -29,12 +29,13 @@ from planaria.cli import (
     watching,
 )
 from planaria.cli.flags import SET, Parser, take_options
-from planaria.config import Section
-from planaria.errors import LedgerError, RunStopped, UserError, nearest
-from planaria.options import NAME
-from planaria.outlet import ensure, lasting
-from planaria.section import section_of
-from planaria.signals import interrupted
+from planaria.common.errors import LedgerError, RunStopped, UserError, nearest
+from planaria.common.outlet import ensure, lasting
+from planaria.common.signals import interrupted
+from planaria.config import consent, recipe
+from planaria.config.options import NAME
+from planaria.config.schema import Section
+from planaria.config.section import section_of
 
 SECOND_WORDS = (
     "swarm join",
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = sys.argv[1:] if arguments is None else list(arguments)
     lasts = bool(given) and given[0] in LASTING
     if given[:1] and given[0] in FORKING and arguments is None and "torch" not in sys.modules:
-        from planaria.fleet import births
+        from planaria.runtime.fleet import births
 
         births.expect_fork()
     with interrupted(), lasting() if lasts else nullcontext():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planaria.cli.flags import command, duration
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 SIGNALLED = {"kill": "SIGKILL (also to TARGET controller)", "stop": "SIGSTOP (also to TARGET controller)"}
 """faults sent as a signal, at once"""
@@ -69,14 +69,14 @@ def add(commands: Any) -> None:
 
 
 def _diagnose(given: argparse.Namespace) -> int:
-    from planaria.commands.diagnose import diagnose
+    from planaria.cli.commands.diagnose import diagnose
 
     print(diagnose(given.run))
     return 0
 
 
 def _chaos(given: argparse.Namespace) -> int:
-    from planaria.commands.chaos import ask, strike
+    from planaria.cli.commands.chaos import ask, strike
 
     action = next(name for name in (*SIGNALLED, *ASKED) if getattr(given, name) is not None)
     target = getattr(given, action)
@@ -96,8 +96,8 @@ def _chaos(given: argparse.Namespace) -> int:
 
 
 def _trace(given: argparse.Namespace) -> int:
-    from planaria.chaos.generating import generate
-    from planaria.chaos.trace import burst_sizes, digest, write
+    from planaria.faults.generating import generate
+    from planaria.faults.trace import burst_sizes, digest, write
 
     trace = generate(
         given.seed,

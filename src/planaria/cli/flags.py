@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn, get_args
 
-from planaria import consent, options, recipe
-from planaria.config import Section
-from planaria.durations import seconds
-from planaria.errors import UserError
-from planaria.shipped import find
+from planaria.common.errors import UserError
+from planaria.config import consent, options, recipe
+from planaria.config.durations import seconds
+from planaria.config.schema import Section
+from planaria.config.shipped import find
 
 SET = "set "
 """what the name of a field's flag begins with among the parsed arguments"""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planaria.cli.flags import command
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
-    from planaria.commands.write_program import Way
+    from planaria.cli.commands.write_program import Way
     from planaria.swarm.policy.tree import Choice
 
 
@@ -133,7 +133,7 @@ def _generate(given: argparse.Namespace) -> int:
     if given.prompt is None or any(getattr(given, name) is not None for name in ("problem", "way", "choose")):
         raise UserError("give --prompt TEXT, or --task programs:PATH --problem N and perhaps --as once, vote or tree")
     from planaria.api.complete import stream
-    from planaria.commands import ensemble
+    from planaria.cli.commands import ensemble
 
     tokens = 100 if given.tokens is None else given.tokens
     temperature = 0.7 if given.temperature is None else given.temperature
@@ -160,7 +160,7 @@ def _generate_program(given: argparse.Namespace) -> int:
     way: Way = given.way or "once"
     if given.choose is not None and way == "once":
         raise UserError(f"--choose {given.choose}: goes with --as vote or --as tree; add one of them, or leave it out")
-    from planaria.commands.write_program import write_program
+    from planaria.cli.commands.write_program import write_program
 
     tokens = 768 if given.tokens is None else given.tokens
     choose: Choice = given.choose or "agreement"
@@ -169,10 +169,10 @@ def _generate_program(given: argparse.Namespace) -> int:
 
 
 def _eval(given: argparse.Namespace) -> int:
-    from planaria.commands import ensemble
-    from planaria.commands.evaluate import evaluate
-    from planaria.commands.evaluate_model import evaluate_model
-    from planaria.model.huggingface import is_exported
+    from planaria.cli.commands import ensemble
+    from planaria.cli.commands.evaluate import evaluate
+    from planaria.cli.commands.evaluate_model import evaluate_model
+    from planaria.models.huggingface import is_exported
 
     folder = _one_of(given.run, given.experts)
     if given.experts is not None:
@@ -197,8 +197,8 @@ def _one_of(run: Path | None, experts: Path | None) -> Path:
 def _export(given: argparse.Namespace) -> int:
     from planaria.api.export import export_run
     from planaria.api.export_model import export_again
-    from planaria.api.export_peer import export_peer
-    from planaria.model.huggingface import is_exported
+    from planaria.models.huggingface import is_exported
+    from planaria.swarm.export_peer import export_peer
 
     swarm = (given.run / "peers").is_dir()
     if given.peer is None and (swarm or given.round is not None):
@@ -213,8 +213,8 @@ def _export(given: argparse.Namespace) -> int:
 
 
 def _realign(given: argparse.Namespace) -> int:
-    from planaria.commands import realign
-    from planaria.commands.realign_inputs import Given
+    from planaria.cli.commands import realign
+    from planaria.cli.commands.realign_inputs import Given
     from planaria.swarm.repair.training import Plan
 
     watch = tuple(filter(None, (kind.strip() for kind in (given.watch or "").split(","))))
@@ -233,7 +233,7 @@ def _realign(given: argparse.Namespace) -> int:
 def _report(given: argparse.Namespace) -> int:
     if given.perfetto is not None:
         return _trace(given)
-    from planaria.commands.report import report
+    from planaria.cli.commands.report import report
 
     for written in report(given.run, given.to, given.csv):
         print(written)
@@ -241,7 +241,7 @@ def _report(given: argparse.Namespace) -> int:
 
 
 def _trace(given: argparse.Namespace) -> int:
-    from planaria.observe.run.perfetto import write_trace
+    from planaria.report.run.perfetto import write_trace
 
     if given.to is not None:
         raise UserError(f"--to {given.to}: goes with the report; give the trace's file behind --perfetto")
@@ -252,14 +252,14 @@ def _trace(given: argparse.Namespace) -> int:
 
 
 def _accept(given: argparse.Namespace) -> int:
-    from planaria.commands.accept import accept
+    from planaria.cli.commands.accept import accept
 
     print("\n".join(accept(given.run)))
     return 0
 
 
 def _replay(given: argparse.Namespace) -> int:
-    from planaria.commands.replay import replay_run
+    from planaria.cli.commands.replay import replay_run
 
     print(replay_run(given.run))
     return 0

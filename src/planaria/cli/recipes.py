@@ -18,14 +18,14 @@ def add(commands: Any) -> None:
 
 
 def _recipes(given: argparse.Namespace) -> int:
-    from planaria.commands.recipes import listing
+    from planaria.cli.commands.recipes import listing
 
     print("\n".join(listing()))
     return 0
 
 
 def _init(given: argparse.Namespace) -> int:
-    from planaria.commands.recipes import copy
+    from planaria.cli.commands.recipes import copy
 
     files, then = copy(given.source, given.file)
     print("\n".join(map(str, files)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from planaria.cli.flags import command
 from planaria.cli.watching import add_place, address
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 MODEL = "a swarm's run with --peer, a run, or a model: a folder, a GGUF file, or hf:NAME"
 
@@ -69,8 +69,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _audit(given: argparse.Namespace) -> int:
-    from planaria.commands.audit import Given, audit
-    from planaria.commands.released import Named
+    from planaria.cli.commands.audit import Given, audit
+    from planaria.cli.commands.released import Named
 
     watch = tuple(filter(None, (kind.strip() for kind in (given.watch or "").split(","))))
     asked = Given(
@@ -90,8 +90,8 @@ def _audit(given: argparse.Namespace) -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    from planaria.commands.released import Named
-    from planaria.commands.serve import Wrapper, serve
+    from planaria.cli.commands.released import Named
+    from planaria.cli.commands.serve import Wrapper, serve
 
     wrapper = None
     if given.censor is not None:

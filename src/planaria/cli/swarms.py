@@ -68,13 +68,13 @@ def _add_credits(commands: Any) -> None:
 
 
 def _swarm(given: argparse.Namespace) -> int:
-    from planaria.commands.swarm import start
+    from planaria.cli.commands.swarm import start
 
     return start(given.recipe, flagged(given), given.dry_run, given.quiet)
 
 
 def _swarm_join(given: argparse.Namespace) -> int:
-    from planaria.commands.swarm_join import take_part
+    from planaria.cli.commands.swarm_join import take_part
 
     kind = None if given.model is None else "pretrained"
     short = {"policy.kind": kind, "policy.options.path": given.model, "task.name": given.task}
@@ -83,33 +83,33 @@ def _swarm_join(given: argparse.Namespace) -> int:
 
 
 def _swarm_explain(given: argparse.Namespace) -> int:
-    from planaria.commands.swarm_explain import Wanted, explain
+    from planaria.cli.commands.swarm_explain import Wanted, explain
 
     explain(given.run, given.peer, Wanted(given.round, given.problem, given.source, given.refused))
     return 0
 
 
 def _settle(given: argparse.Namespace) -> int:
-    from planaria.commands.settle import settle
+    from planaria.cli.commands.settle import settle
 
     return settle(given.hops, given.faulty, given.seeds)
 
 
 def _swarm_credits(given: argparse.Namespace) -> int:
-    from planaria.commands.swarm_credits import tell
+    from planaria.cli.commands.swarm_credits import tell
 
     tell(given.run)
     return 0
 
 
 def _verify(given: argparse.Namespace) -> int:
-    from planaria.api.certificate import verify
+    from planaria.swarm.certificate import verify
 
     print(*verify(given.model, given.board), sep="\n")
     return 0
 
 
 def _drill(given: argparse.Namespace) -> int:
-    from planaria.commands.drill import drill
+    from planaria.cli.commands.drill import drill
 
     return drill(given.recipe, flagged(given), given.quiet, given.repair)

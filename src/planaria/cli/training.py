@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria import recipe
 from planaria.cli.flags import add_fields, add_recipe, command, duration, flagged
 from planaria.cli.watching import add_live, live_of
-from planaria.config import RunConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
 
 
 def add(commands: Any) -> None:
@@ -85,7 +85,7 @@ def _add_relay(commands: Any) -> None:
 def _train(given: argparse.Namespace) -> int:
     if given.recipe is not None and given.resume is None:
         recipe.read(given.recipe)  # a mistake in its name need not wait for torch
-    from planaria.commands import train
+    from planaria.cli.commands import train
 
     live = live_of(given)
     shown = train.Shown(live, given.live_token_file, given.live_chaos) if live is not None else None
@@ -104,8 +104,8 @@ def _train(given: argparse.Namespace) -> int:
 
 
 def _join(given: argparse.Namespace) -> int:
-    from planaria.commands.join import lend
-    from planaria.transport.address import Reach
+    from planaria.cli.commands.join import lend
+    from planaria.runtime.transport.address import Reach
 
     ports = None if given.ports is None else (given.ports[0], given.ports[1])
     reach = Reach(advertise=given.advertise, reachable=not given.no_inbound, ports=ports)
@@ -114,15 +114,15 @@ def _join(given: argparse.Namespace) -> int:
 
 
 def _relay(given: argparse.Namespace) -> int:
-    from planaria.commands.relay import carry
+    from planaria.cli.commands.relay import carry
 
     return carry(given.key_file, given.host, given.port)
 
 
 def _plan(given: argparse.Namespace) -> int:
-    from planaria.commands.plan import describe
-    from planaria.commands.schedule import parse_budget, plan_routes
-    from planaria.engine.prepare import check
+    from planaria.cli.commands.plan import describe
+    from planaria.cli.commands.schedule import parse_budget, plan_routes
+    from planaria.runtime.engine.prepare import check
 
     budget = parse_budget(given.budget)
     flags = flagged(given) | ({"routing.skip": given.skip} if given.skip is not None else {})

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planaria.cli.flags import command
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
-    from planaria.observe.live_page.serving import Address
+    from planaria.report.live_page.serving import Address
 
 ANYWHERE = "127.0.0.1:0"
 
@@ -51,7 +51,7 @@ def live_of(given: argparse.Namespace) -> Address | None:
         if extra := [flag for flag in flags if getattr(given, f"live_{flag}".replace("-", "_"))]:
             raise UserError(f"--live-{extra[0]}: goes with --live")
         return None
-    from planaria.commands.watch import require_server, token_in
+    from planaria.cli.commands.watch import require_server, token_in
 
     require_server("--live")
     if given.live_token_file is not None:
@@ -61,7 +61,7 @@ def live_of(given: argparse.Namespace) -> Address | None:
 
 def address(at: str | None, names: list[str], flag: str) -> Address:
     """HOST:PORT, taken apart."""
-    from planaria.observe.live_page.serving import Address
+    from planaria.report.live_page.serving import Address
 
     host, colon, port = (at or ANYWHERE).rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
@@ -70,7 +70,7 @@ def address(at: str | None, names: list[str], flag: str) -> Address:
 
 
 def _watch(given: argparse.Namespace) -> int:
-    from planaria.commands.watch import require_server, watch
+    from planaria.cli.commands.watch import require_server, watch
 
     require_server("watch")
     return watch(given.runs, address(given.at, given.name, "--at"), given.token_file, given.chaos, given.until_closed)

@@ -1,11 +1,12 @@
 """What happens when an edge between two workers breaks, in order.
 
-1. Both ends notice it on their sockets (``transport/edge.py``) and report it (``engine/post.py``): ``EdgeBroken``.
+1. Both ends notice it on their sockets (``runtime/transport/edge.py``) and report it (``runtime/engine/post.py``):
+   ``EdgeBroken``.
 2. Mostly one of them is dead. So the fleet has some time (:data:`GRACE_S`) to tell of that: ``WorkerLost``.
 3. If it does not, the edge itself is to blame: ``GraceExpired``.
 4. Either is folded into the run's state (``record/losses.py``).
 5. A new generation is decided (``control/formation.py``): ``Form``.
-6. The workers connect anew (``engine/links.py``), and the step begins again.
+6. The workers connect anew (``runtime/engine/links.py``), and the step begins again.
 """
 
 from __future__ import annotations

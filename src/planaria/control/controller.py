@@ -12,9 +12,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from planaria.atomic import refused
-from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
-from planaria.config import RunConfig
+from planaria.common.atomic import refused
+from planaria.common.documents import first
+from planaria.config.schema import RunConfig
 from planaria.control.broken_edge import BrokenEdges
 from planaria.control.cadence import Cadence
 from planaria.control.deadlines import Deadlines
@@ -24,8 +24,6 @@ from planaria.control.obstacles import underlying
 from planaria.control.protocols import FaultSource, Observer, Planner
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.waits import Waits
-from planaria.documents import first
-from planaria.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.apply import apply
@@ -33,6 +31,8 @@ from planaria.record.decisions import state_link
 from planaria.record.fold import decided
 from planaria.record.state import RunState
 from planaria.record.statefile import STATE, StateWriter
+from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
+from planaria.runtime.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
 
 PLANNING_S = 0.02
 """between two looks whether new routes have been found"""

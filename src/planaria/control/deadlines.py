@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.record.events import Heartbeat, Worked
 
 DISK = ("read", "write")

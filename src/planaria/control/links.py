@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.record import decisions as d
-from planaria.transport.address import waits_best
+from planaria.runtime.transport.address import waits_best
 
 
 def link(link_id: str, low: int, low_at: str, high: int, high_at: str, over: str = "") -> d.Link:

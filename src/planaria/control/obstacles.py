@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from planaria.record.replica import ReplicaState
 from planaria.record.state import RunState
-from planaria.transport.address import parse
-from planaria.transport.listener import unreachable
+from planaria.runtime.transport.address import parse
+from planaria.runtime.transport.listener import unreachable
 
 _MOST_PROBES = 3
 """addresses that are tried; each may take a moment"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from planaria.chaos.trace import Fault
+from planaria.faults.trace import Fault
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.state import RunState

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
-from planaria.network.multipath import Path, Ways
+from planaria.pipeline.network.multipath import Path, Ways
+from planaria.pipeline.routing.arrangement import Pair
 from planaria.planner.paths import Flow, plan, shifted
 from planaria.record.replica import ReplicaState
-from planaria.routing.arrangement import Pair
 
 _ENDS = ("one end", "the other")
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.control.coded import Stragglers
 from planaria.control.obstacles import held_up
 from planaria.control.rounds import quorate, waiting

@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 

@@ -16,14 +16,14 @@ from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
-from planaria.config import DataConfig
-from planaria.data.cache import cache_folder
+from planaria.common.cache import cache_folder
+from planaria.common.errors import UserError
+from planaria.common.filesystems import is_url
+from planaria.config.names import expanded
+from planaria.config.schema import DataConfig
 from planaria.data.hub import PREFIX, read_hub
 from planaria.data.records import PassedOver, kind_of, read_records
 from planaria.data.remote import RemoteFile, remote_files
-from planaria.errors import UserError
-from planaria.filesystems import is_url
-from planaria.names import expanded
 
 STDLIB, LOCAL = "stdlib", "file://"
 NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})
@@ -182,7 +182,7 @@ def _read(path: Path | RemoteFile) -> str:
 
 def _listing(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
     """Return the corpus's files: a folder, and the sorted names of the files below it."""
-    path, cache = expanded(config.source.removeprefix(LOCAL)), cache_folder(config).resolve()
+    path, cache = expanded(config.source.removeprefix(LOCAL)), cache_folder(config.cache).resolve()
     try:
         if config.source == STDLIB:
             path = Path(sysconfig.get_paths()["stdlib"])

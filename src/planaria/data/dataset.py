@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from planaria import documents
+from planaria.common import documents
+from planaria.common.errors import UserError
 from planaria.data.mixture import Quotas
-from planaria.errors import UserError
 
 Split = Literal["train", "validation"]
 Count = Annotated[int, Field(ge=0)]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import tokenizers
 
-from planaria import apart, documents
+from planaria.common import apart, documents
+from planaria.common.errors import UserError
 from planaria.data.tokenizer_check import FIX, is_plain
-from planaria.errors import UserError
-from planaria.model.gguf import gguf_tokenizer
+from planaria.models.gguf import gguf_tokenizer
 
 MEMORY, PER_BYTE = 512 << 20, 32
 """bytes that a trial may take, and as many more for each byte of the file"""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
+from planaria.common.errors import UserError, missing_package, nearest
 from planaria.data.records import text_of
-from planaria.errors import UserError, missing_package, nearest
 
 PREFIX = "hf:"
 

@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from planaria.bounds import MIXTURE
-from planaria.config import DataConfig
+from planaria.config.bounds import MIXTURE
+from planaria.config.schema import DataConfig
 
 Quotas = tuple[int, ...]
 """samples of each source in every block; (1,) for a single source"""

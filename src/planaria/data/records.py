@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, cast
 
+from planaria.common.errors import UserError, missing_package, nearest
 from planaria.data.remote import RemoteFile
-from planaria.errors import UserError, missing_package, nearest
 
 MOST_LINE = 1 << 28
 """maximum size of a record in bytes; of a record in JSON, in characters"""

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, cast
 
 from fsspec import AbstractFileSystem
 
-from planaria import documents
-from planaria.errors import UserError
-from planaria.filesystems import filesystem, reached, required, shown
+from planaria.common import documents
+from planaria.common.errors import UserError
+from planaria.common.filesystems import filesystem, reached, required, shown
 
 MOST_FILES = 1_000_000
 MOST_TEXT = 1 << 28

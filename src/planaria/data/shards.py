@@ -14,9 +14,11 @@ from typing import BinaryIO, Final, Literal, Self
 
 import numpy as np
 
-from planaria import atomic
-from planaria.config import DataConfig
-from planaria.data.cache import cache_folder, locked
+from planaria.common import atomic
+from planaria.common.cache import cache_folder, locked
+from planaria.common.errors import UserError
+from planaria.common.memory_pool import trim
+from planaria.config.schema import DataConfig
 from planaria.data.corpus import documents, fingerprint, may_exceed, of_source
 from planaria.data.dataset import MIXTURE, Ids, Mixture, MixtureMeta, Part, shard_file
 from planaria.data.dataset import CorruptDataset as CorruptDataset
@@ -26,8 +28,6 @@ from planaria.data.dataset import Meta as Meta
 from planaria.data.dataset import Split as Split
 from planaria.data.mixture import quotas
 from planaria.data.tokenizer import PIECE, Tokenizer, load_tokenizer
-from planaria.errors import UserError
-from planaria.memory_pool import trim
 
 FORMAT: Final = 1
 SHARD = 2**28
@@ -45,7 +45,7 @@ def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None) -
     made anew. Raises UserError for whatever is wrong with a source, the tokenizer or the cache folder.
     """
     say = on_progress or _silent
-    cache = cache_folder(data)
+    cache = cache_folder(data.cache)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         tokenizer = load_tokenizer(data, vocab, cache, say)

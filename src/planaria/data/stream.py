@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from planaria.common.errors import UserError
 from planaria.data.dataset import Data, Dataset, Split
 from planaria.data.mixture import Turns
 from planaria.data.permutation import permute
-from planaria.errors import UserError
 
 
 class Stream:

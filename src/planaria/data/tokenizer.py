@@ -13,16 +13,16 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from planaria import atomic, documents
-from planaria.config import DataConfig
+from planaria.common import atomic, documents
+from planaria.common.errors import UserError
+from planaria.config.names import expanded
+from planaria.config.schema import DataConfig
 from planaria.data import control, foreign, windows
 from planaria.data.control import Disguised
 from planaria.data.corpus import documents as texts_of
 from planaria.data.corpus import fingerprint, of_source
 from planaria.data.mixture import quotas
-from planaria.errors import UserError
-from planaria.model.gguf_file import is_gguf
-from planaria.names import expanded
+from planaria.models.gguf_file import is_gguf
 
 END = "<|end|>"
 """the document separator of our own tokenizers"""

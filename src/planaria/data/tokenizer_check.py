@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 MOST = 1 << 16
 """growth of a text by all normalizers, at worst"""

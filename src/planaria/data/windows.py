@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import tokenizers
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 Encode = Callable[[str], tokenizers.Encoding]
 MARGIN = 2048

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from planaria.config import ExchangeConfig
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.registry import Registry, blaming, foreign
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.allreduce import AllReduce
 from planaria.exchange.base import Exchange
@@ -18,7 +19,6 @@ from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pair_mean import PairMean
 from planaria.exchange.robust import robust_of
 from planaria.exchange.streaming import Streaming
-from planaria.registry import Registry, blaming, foreign
 
 EXCHANGES: Registry[Exchange] = Registry(
     "exchange",

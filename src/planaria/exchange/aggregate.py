@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, Self
 from pydantic import AfterValidator, PrivateAttr
 from torch import Tensor
 
-from planaria.errors import UserError, nearest
+from planaria.common.errors import UserError, nearest
 from planaria.exchange import message
 from planaria.exchange.base import (
     Counted,

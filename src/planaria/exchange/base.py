@@ -26,10 +26,10 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
+from planaria.config.registry import Choice
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.plain import PLAIN
 from planaria.exchange.pairing import one_group
-from planaria.registry import Choice
 
 Weights = Mapping[str, Tensor]
 """one stage's parameters (or gradients) by local name"""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.errors import UserError, nearest
+from planaria.common.errors import UserError, nearest
 from planaria.exchange import message
 from planaria.exchange.base import Compressed, Offer, Outer, Parts, Shapes, Weights
 from planaria.exchange.compress import COMPRESSORS

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from planaria.bounds import Fraction, Positive
+from planaria.config.bounds import Fraction, Positive
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.base import Offer, Outer, Parts, TooManyLiars, Weights

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from planaria.bounds import Fraction, Positive
+from planaria.config.bounds import Fraction, Positive
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, TooManyLiars, Weights, meeting_cost

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from planaria.bounds import Fraction, Natural
+from planaria.config.bounds import Fraction, Natural
 from planaria.exchange import message
 from planaria.exchange.base import Counted, Offer, Outer, Parts, Told, Weights
 from planaria.exchange.gossip import Models

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from planaria.bounds import Fraction
+from planaria.config.bounds import Fraction
 from planaria.exchange import outer_step
 from planaria.exchange.gossip import Pulled
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from pydantic import model_validator
 from torch import Tensor
 
-from planaria.bounds import Fraction, Natural, Positive
+from planaria.config.bounds import Fraction, Natural, Positive
 from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.pairing import one_group

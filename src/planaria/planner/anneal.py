@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.compiled import compiled
+from planaria.common.compiled import compiled
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.sums import summed
 from planaria.planner.tables import Ints, Tables

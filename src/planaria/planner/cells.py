@@ -11,9 +11,9 @@ from itertools import groupby, pairwise, permutations
 
 import numpy as np
 
+from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.problem import ROLES, Problem, Solution
 from planaria.planner.start import Near, tour
-from planaria.routing.skipping import disorder
 
 TRIES = 20
 """draws of a microbatch's stages"""

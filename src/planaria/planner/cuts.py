@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planaria.network.multipath import Path, Ways
+from planaria.pipeline.network.multipath import Path, Ways
 from planaria.planner.paths import Flow
 
 ROUNDS = 100

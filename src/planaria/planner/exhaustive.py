@@ -10,12 +10,12 @@ from itertools import combinations, permutations, product
 
 import numpy as np
 
-from planaria.compiled import COMPILED
+from planaria.common.compiled import COMPILED
+from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.guidelines import unequal_use
 from planaria.planner.problem import ROLES, Problem, Solution
 from planaria.planner.search import step_ns
 from planaria.planner.tables import Ints
-from planaria.routing.skipping import disorder
 
 MOST = 10_000 if COMPILED else 300
 """plans that are all tried"""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planaria.errors import UserError
-from planaria.plan.planned import first_come
+from planaria.common.errors import UserError
+from planaria.pipeline.plan.planned import first_come
 from planaria.planner.problem import ROLES, Problem, Solution, broken_order
 from planaria.planner.tables import Ints
 

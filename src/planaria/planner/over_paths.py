@@ -18,10 +18,10 @@ from statistics import fmean
 
 import numpy as np
 
-from planaria.errors import UserError
-from planaria.network.fairness import max_min_rates
-from planaria.network.multipath import Path, Ways
-from planaria.network.topology import Topology
+from planaria.common.errors import UserError
+from planaria.pipeline.network.fairness import max_min_rates
+from planaria.pipeline.network.multipath import Path, Ways
+from planaria.pipeline.network.topology import Topology
 from planaria.planner.cuts import tightest_cut
 from planaria.planner.path_rivals import hashed
 from planaria.planner.paths import Assignment, Flow, improved, largest_load, plan, shifted

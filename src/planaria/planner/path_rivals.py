@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from planaria.network.multipath import Ways
+from planaria.pipeline.network.multipath import Ways
 from planaria.planner.paths import Assignment, Flow
 
 

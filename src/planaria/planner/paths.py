@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from planaria.network.multipath import Path, Ways
+from planaria.pipeline.network.multipath import Path, Ways
 
 
 class Flow(NamedTuple):

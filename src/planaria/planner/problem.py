@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planaria.config import RunConfig
-from planaria.errors import UserError
-from planaria.network.costs import Prices, message_bytes
-from planaria.network.topology import Topology
-from planaria.plan.actions import Route
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.pipeline.network.costs import Prices, message_bytes
+from planaria.pipeline.network.topology import Topology
+from planaria.pipeline.plan.actions import Route
+from planaria.pipeline.routing.skipping import disorder, visits
 from planaria.planner.sums import round_trip
 from planaria.planner.tables import NO_SUMS, Ints, Tables
-from planaria.routing.skipping import disorder, visits
 
 ENTRY, BLOCK, RETURN = range(3)
 """rows of ``Problem.forward`` and ``Problem.backward``: the visits at the origin, and those between"""
@@ -174,7 +174,7 @@ def problem_of(config: RunConfig, topology: Topology) -> Problem:
 
 def _sums(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
     """:raises UserError: when a message of gradients takes too long."""
-    from planaria.model.families import stage_parameters  # needs torch
+    from planaria.models.families import stage_parameters  # needs torch
 
     found = []
     for what, stage in (("ends", 0), ("block stage's", 1)):

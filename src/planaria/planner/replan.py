@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planaria.compiled import COMPILED
+from planaria.common.compiled import COMPILED
 from planaria.planner.evaluate import NEVER
 from planaria.planner.parts import remaining
 from planaria.planner.problem import BLOCK, Problem, Solution

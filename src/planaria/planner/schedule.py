@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from planaria import atomic, documents
-from planaria.bounds import Natural, Positive, Seconds
-from planaria.config import Section
-from planaria.errors import UserError
+from planaria.common import atomic, documents
+from planaria.common.errors import UserError
+from planaria.config.bounds import Natural, Positive, Seconds
+from planaria.config.schema import Section
 from planaria.planner.problem import LONGEST_S, ROLES, Problem, Solution, central_first
 from planaria.planner.tables import NO_SUMS
 

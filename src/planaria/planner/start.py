@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from planaria.pipeline.routing.skipping import balanced, reordered
 from planaria.planner.problem import BLOCK, ROLES, Problem, Solution
-from planaria.routing.skipping import balanced, reordered
 
 
 def random_routes(problem: Problem, stages: list[list[int]], rng: random.Random, swaps: int) -> Solution:

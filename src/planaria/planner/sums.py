@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planaria.compiled import compiled
+from planaria.common.compiled import compiled
 from planaria.planner.tables import Ints, Tables
 
 

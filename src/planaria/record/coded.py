@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.routing.arrangement import Arrangement
+from planaria.pipeline.routing.arrangement import Arrangement
 
 
 @dataclass(frozen=True)

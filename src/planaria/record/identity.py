@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from planaria import digests, documents
+from planaria.common import digests, documents
 
 ID = "run.id"
 """a file that tells whether two places hold the same run"""

@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, RootModel, ValidationError
 
-from planaria import documents
-from planaria.config import RunConfig
-from planaria.errors import UserError
+from planaria.common import documents
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.record.decisions import Decision
 from planaria.record.events import Event, Fact, FaultInjected, RunStarted, Worked
 from planaria.record.rotation import Rotated

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planaria.names import FileName
+from planaria.config.names import FileName
 from planaria.record.started import Fact, SnapshotLabel
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
+from planaria.pipeline.routing.arrangement import Arrangement, Pair
 from planaria.record.coded import CodedStep
 from planaria.record.copied import copied
 from planaria.record.decisions import Recall, Source
@@ -16,7 +17,6 @@ from planaria.record.gauges import SlowLink
 from planaria.record.memory import Memory
 from planaria.record.rollback import first_origin
 from planaria.record.waiting import NOBODY, Waiting
-from planaria.routing.arrangement import Arrangement, Pair
 
 Phase = Literal["idle", "replan", "link", "run", "evaluate", "commit", "settle", "save", "left"]
 Routes = list[list[int]]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from planaria.names import STAGE_FILE
+from planaria.config.names import STAGE_FILE
 from planaria.record.gauges import Gauged
 from planaria.record.offers import MessageCompressed, OfferHeard, OfferRefused, OffersCounted, RoundMade
 from planaria.record.started import Fact

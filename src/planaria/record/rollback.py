@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.record.decisions import Fresh, Load, Recall
 from planaria.record.events import Standing
 from planaria.record.started import RunStarted
-from planaria.routing.arrangement import Arrangement
 
 Origin = Fresh | Load | Recall
 """what a worker can begin from by itself"""

@@ -8,7 +8,7 @@ import os
 import threading
 from pathlib import Path
 
-from planaria import atomic
+from planaria.common import atomic
 from planaria.record.segments import FOLDER, FULL, LARGEST, LONGEST_LINE, numbers, packed, plain
 
 

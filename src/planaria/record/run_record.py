@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
-from planaria.config import RunConfig
+from planaria.config.schema import RunConfig
 from planaria.record.decisions import Decision
 from planaria.record.events import Event, RunStarted, Worked
 

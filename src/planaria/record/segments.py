@@ -18,8 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from planaria import documents
-from planaria.errors import UserError
+from planaria.common import documents
+from planaria.common.errors import UserError
 
 FOLDER = "segments"
 FULL = 1 << 20

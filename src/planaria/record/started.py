@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria.config import ExchangeConfig, RecoveryConfig
+from planaria.config.schema import ExchangeConfig, RecoveryConfig
 
 if TYPE_CHECKING:
     from planaria.record.memory import Memory

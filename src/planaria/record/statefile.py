@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria import atomic, documents
-from planaria.errors import UserError
+from planaria.common import atomic, documents
+from planaria.common.errors import UserError
 from planaria.record.state import RunState
 
 STATE = "state.json"

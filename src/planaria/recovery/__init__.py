@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from planaria.config import RecoveryConfig
-from planaria.errors import UserError
-from planaria.options import Options
+from planaria.common.errors import UserError
+from planaria.config.options import Options
+from planaria.config.registry import Registry
+from planaria.config.schema import RecoveryConfig
 from planaria.recovery.base import Recovery
 from planaria.recovery.chain import Chain
 from planaria.recovery.checkfree import CheckFree, Uniform
@@ -19,7 +20,6 @@ from planaria.recovery.reset import Reset
 from planaria.recovery.snapshot import Snapshot
 from planaria.recovery.survivor import Survivor
 from planaria.recovery.whole_copies import WholeCopies
-from planaria.registry import Registry
 
 RECOVERIES: Registry[Recovery] = Registry(
     "recovery",

@@ -13,7 +13,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from planaria.model.state import Shapes, StageState
+from planaria.config.registry import Choice
+from planaria.models.state import Shapes, StageState
 from planaria.recovery.keepers import Holder as Holder
 from planaria.recovery.keepers import Moment as Moment
 from planaria.recovery.keepers import Original as Original
@@ -22,7 +23,6 @@ from planaria.recovery.keepers import Sender as Sender
 from planaria.recovery.keepers import Twin as Twin
 from planaria.recovery.keepers import numel as numel
 from planaria.recovery.retention import Retention
-from planaria.registry import Choice
 
 
 class Copy(NamedTuple):

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from planaria.errors import UserError
-from planaria.model.state import StageState
+from planaria.common.errors import UserError
+from planaria.models.state import StageState
+from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, Recovery, Replica, RollbackTo, Workshop
 from planaria.recovery.retention import Retention
-from planaria.routing.arrangement import Arrangement
 
 
 class Slot(NamedTuple):

@@ -1,9 +1,9 @@
 """CheckFree+ (arXiv 2506.15461, section 3.3): the outer stages and the ends can be lost too.
 
-Half of the microbatches visit the two outermost stages at either side in swapped order (``routing/swapped.py``), so
-each learns to stand in for the other: a lost first stage becomes a copy of the second, a lost last one of the last but
-one. The embedding is mirrored at the worker of the first block stage, final norm and head at that of the last.
-Middle stages are CheckFree's.
+Half of the microbatches visit the two outermost stages at either side in swapped order
+(``pipeline/routing/swapped.py``), so each learns to stand in for the other: a lost first stage becomes a copy of the
+second, a lost last one of the last but one. The embedding is mirrored at the worker of the first block stage, final
+norm and head at that of the last. Middle stages are CheckFree's.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from planaria.bounds import Positive
-from planaria.model.state import Shapes, StageState
-from planaria.network.costs import FP32_BYTES
+from planaria.config.bounds import Positive
+from planaria.models.state import Shapes, StageState
+from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Needs, Original, Replica, Sender, Workshop, numel
 from planaria.recovery.checkfree import CheckFree
 from planaria.recovery.mirror import MirrorHolder, MirrorSender

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 MOST = 700.0

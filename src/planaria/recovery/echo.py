@@ -18,10 +18,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from planaria.bounds import Positive
-from planaria.errors import UserError
-from planaria.model.quantise import GROUP, coded_bytes, decode, encode
-from planaria.model.state import Shapes, StageState
+from planaria.common.errors import UserError
+from planaria.config.bounds import Positive
+from planaria.models.quantise import GROUP, coded_bytes, decode, encode
+from planaria.models.state import Shapes, StageState
 from planaria.recovery.base import (
     Copy,
     CopyCost,

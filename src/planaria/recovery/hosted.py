@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 

@@ -6,7 +6,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from planaria.model.state import Shapes, StageState
+from planaria.models.state import Shapes, StageState
 
 Moment = Literal["before", "after"]
 """of a step's computation: a message of ``before`` is made from committed state, one of ``after`` from the gradient"""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 
 Moments = dict[str, tuple[Tensor, Tensor]]
 

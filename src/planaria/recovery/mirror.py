@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from planaria.model.packing import pack, unpack
-from planaria.model.state import StageState
+from planaria.models.packing import pack, unpack
+from planaria.models.state import StageState
 from planaria.recovery.base import Moment
 
 

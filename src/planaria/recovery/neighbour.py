@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.base import Answer, Copy, Needs, Recovery, Replica, Workshop
 
 

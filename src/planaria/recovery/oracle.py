@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.simulated import Simulated
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.base import Moment
 from planaria.recovery.checked import Checked
 from planaria.recovery.codes.base import Code

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 OUTPUTS = ("o_proj.weight", "down_proj.weight")

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from planaria.model.packing import pack, unpack
-from planaria.model.state import Shapes, StageState
-from planaria.network.costs import FP32_BYTES
+from planaria.models.packing import pack, unpack
+from planaria.models.state import Shapes, StageState
+from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.recovery.base import (
     Copy,
     CopyCost,

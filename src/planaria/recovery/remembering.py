@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.recovery.base import Machines, Needs, Recovery
 from planaria.recovery.checkpoint import best_steps
 from planaria.recovery.retention import Retention

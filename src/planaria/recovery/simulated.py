@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from planaria.model.state import StageState
+from planaria.models.state import StageState
 from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 

@@ -18,8 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from planaria.errors import UserError
-from planaria.model.state import Shapes, StageState
+from planaria.common.errors import UserError
+from planaria.models.state import Shapes, StageState
 from planaria.recovery.base import (
     Answer,
     Copy,

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from planaria.memory_pool import MemoryPool
-from planaria.model.packing import bare_bytes, pack_bare, unpack
-from planaria.model.state import Shapes, StageState
+from planaria.common.memory_pool import MemoryPool
+from planaria.models.packing import bare_bytes, pack_bare, unpack
+from planaria.models.state import Shapes, StageState
 
 HEAD = 64
 """bytes before the packed state, which stays aligned"""

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from planaria.errors import UserError
-from planaria.model.state import Shapes, StageState
+from planaria.common.errors import UserError
+from planaria.models.state import Shapes, StageState
 from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Workshop
 from planaria.recovery.codes.base import Code
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder

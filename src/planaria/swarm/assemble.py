@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from planaria.errors import UserError
-from planaria.registry import Choice, foreign
+from planaria.common.errors import UserError
+from planaria.config.registry import Choice, foreign
 from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity
@@ -25,8 +25,8 @@ from planaria.swarm.policy.wording import Wording
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
 from planaria.swarm.serving.served import Server
 from planaria.swarm.setting import rules
-from planaria.tasks import TASKS, open_task
-from planaria.tasks.base import Task
+from planaria.swarm.tasks import TASKS, open_task
+from planaria.swarm.tasks.base import Task
 
 Told = Callable[[str], None]
 SERVED = "served"
@@ -49,7 +49,7 @@ def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Poli
 
 
 def task_of(config: SwarmConfig) -> Task:
-    """The task of a swarm. UserError as in :func:`planaria.tasks.open_task`, and for senseless rewards."""
+    """The task of a swarm. UserError as in :func:`planaria.swarm.tasks.open_task`, and for senseless rewards."""
     task = open_task(config.task.name, config.task.options)
     refuse_senseless(config, task)
     return task

@@ -10,7 +10,7 @@ from planaria.swarm.draws import generator, own_problems
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.rollout import Asked, Rollout
 from planaria.swarm.serving.served import Server
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 
 class Author(Protocol):

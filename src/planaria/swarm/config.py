@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from planaria import bounds
-from planaria.bounds import Fraction, Natural, Positive
-from planaria.config import OptimConfig, Section
-from planaria.names import Name
-from planaria.options import Options
+from planaria.config import bounds
+from planaria.config.bounds import Fraction, Natural, Positive
+from planaria.config.names import Name
+from planaria.config.options import Options
+from planaria.config.schema import OptimConfig, Section
 from planaria.swarm.board.limits import LAST_ROUND, LIMITS
 from planaria.swarm.board.receipts_config import ALL_PEERS as ALL_PEERS
 from planaria.swarm.board.receipts_config import ReceiptsConfig as ReceiptsConfig

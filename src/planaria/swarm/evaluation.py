@@ -19,7 +19,7 @@ from planaria.swarm.draws import derived, generator
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.records.measure import Tally, tally
 from planaria.swarm.rollout import ask
-from planaria.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Problem, Task
 
 SEARCHED = 2000
 """held-out problems that are looked through for places"""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria.errors import RunStopped
+from planaria.common.errors import RunStopped
 from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.checks.defence import Defence
 from planaria.swarm.config import RoundsConfig, SwarmConfig

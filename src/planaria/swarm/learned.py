@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.errors import UserError, nearest
+from planaria.common.errors import UserError, nearest
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.records.kept import restore, rounds_kept
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.setting import of_peer, of_run
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 
 @dataclass(frozen=True)

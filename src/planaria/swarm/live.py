@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from planaria.errors import RunStopped, UserError
-from planaria.fleet.births import births
-from planaria.fleet.child import Child
-from planaria.registry import blaming
-from planaria.signals import ending, interrupted
+from planaria.common.errors import RunStopped, UserError
+from planaria.common.signals import ending, interrupted
+from planaria.config.registry import blaming
+from planaria.runtime.fleet.births import births
+from planaria.runtime.fleet.child import Child
 from planaria.swarm.assemble import assemble, own_classes
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig

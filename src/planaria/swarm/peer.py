@@ -43,7 +43,7 @@ from planaria.swarm.rollout import Asked, Rollout, ask
 from planaria.swarm.scoring import NOTHING, Scoring
 from planaria.swarm.serving.served import Server
 from planaria.swarm.shadow import Shadow
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 
 @dataclass

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planaria import bounds
-from planaria.bounds import Fraction, Natural, Positive
-from planaria.config import ModelConfig, Section
-from planaria.options import Options
+from planaria.config import bounds
+from planaria.config.bounds import Fraction, Natural, Positive
+from planaria.config.options import Options
+from planaria.config.schema import ModelConfig, Section
 
 
 class SchoolConfig(Section):

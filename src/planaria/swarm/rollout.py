@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from planaria.swarm.policy.base import Policy, Prompting, encode_prompt
 from planaria.swarm.policy.reading import UNREAD, Reading
-from planaria.tasks.base import Behaviour, Problem
+from planaria.swarm.tasks.base import Behaviour, Problem
 
 
 class Asked(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from planaria.swarm.config import CONSENSUS, SwarmConfig
-from planaria.tasks.base import Behaviour, Problem, Task, as_reward
+from planaria.swarm.tasks.base import Behaviour, Problem, Task, as_reward
 
 NOTHING: Mapping[tuple[str, int, int], float] = {}
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planaria import documents, recipe
-from planaria.engine import runs
-from planaria.errors import UserError, nearest
+from planaria.common import documents
+from planaria.common.errors import UserError, nearest
+from planaria.config import recipe
+from planaria.runtime.engine import runs
 from planaria.swarm.attacks import ATTACKS, HONEST, watched
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.records.lines import PEERS
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 AGREED: Any = {
     "seed": True,

@@ -15,7 +15,7 @@ from planaria.swarm.learning.lessons import lessons, priced
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.rollout import Asked
 from planaria.swarm.scoring import Scored, Scoring
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 
 class Shadow:

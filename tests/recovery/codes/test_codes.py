@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.recovery import codes
 from planaria.recovery.codes import CODES, Code, LossError
 from planaria.recovery.codes.field import INVERSE, PRODUCT, combine, express, rank

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
 from planaria.recovery.codes.product import Checks, commute, file, hypergraph_product, parameters
 from planaria.recovery.codes.search import anneal

@@ -6,7 +6,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.recovery import codes
 from planaria.recovery.codes.search import anneal, certificate, file
 from planaria.recovery.codes.sparse import weights

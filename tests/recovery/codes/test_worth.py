@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import plain_codes as plain
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
 from planaria.recovery.codes.search import anneal, certificate
 from planaria.recovery.codes.sparse import weights

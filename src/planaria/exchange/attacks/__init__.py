@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from planaria.errors import UserError, nearest
+from planaria.common.errors import UserError, nearest
 from planaria.exchange.attacks.base import Attack
 from planaria.exchange.attacks.broken import Huge, Inf, Nan, WrongSize, WrongType
 from planaria.exchange.attacks.flips import OwnFlip, SignFlip, Zero

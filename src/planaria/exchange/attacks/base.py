@@ -14,8 +14,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Generator, Tensor
 
+from planaria.config.registry import Choice
 from planaria.exchange.compress.base import Compressor
-from planaria.registry import Choice
 
 Strength = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 """of an attack; a fault of a trace gives it"""

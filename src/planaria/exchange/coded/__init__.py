@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.registry import Registry
 from planaria.exchange.coded.base import Scheme
 from planaria.exchange.coded.gc import GC
 from planaria.exchange.coded.msgc import MSGC
 from planaria.exchange.coded.srsgc import SRSGC
 from planaria.exchange.coded.uncoded import Uncoded
-from planaria.registry import Registry
 
 SCHEMES: Registry[Scheme] = Registry(
     "scheme",

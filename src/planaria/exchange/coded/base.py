@@ -19,8 +19,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from planaria import bounds
-from planaria.registry import Choice
+from planaria.config import bounds
+from planaria.config.registry import Choice
 
 Late = frozenset[int]
 """the workers whose work of one round is lost"""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from planaria.config import ExchangeConfig
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange.coded import Coded, coded_of
 from planaria.exchange.coded.base import History, Late, Scheme, Task
 

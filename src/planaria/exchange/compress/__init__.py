@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from planaria.config.registry import Registry
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.plain import Plain
 from planaria.exchange.compress.quantised import Quantised
 from planaria.exchange.compress.randk import RandK
 from planaria.exchange.compress.sign import Sign
 from planaria.exchange.compress.topk import TopK
-from planaria.registry import Registry
 
 COMPRESSORS: Registry[Compressor] = Registry(
     "compressor",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planaria.registry import Choice
+from planaria.config.registry import Choice
 
 
 class Compressor(Choice, ABC):

@@ -1,4 +1,4 @@
-"""All numbers, in few bits each (``model/quantise.py``)."""
+"""All numbers, in few bits each (``models/quantise.py``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from planaria.exchange.compress.base import Compressor
-from planaria.model import quantise
+from planaria.models import quantise
 
 
 class Quantised(Compressor):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from planaria.config.registry import Registry
 from planaria.exchange.feedback.base import Feedback
 from planaria.exchange.feedback.econtrol import EControl
 from planaria.exchange.feedback.ef14 import EF14, Naive
 from planaria.exchange.feedback.ef21 import EF21
 from planaria.exchange.feedback.ef21w import EF21W
-from planaria.registry import Registry
 
 FEEDBACKS: Registry[Feedback] = Registry(
     "feedback",

@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from planaria.config.registry import Choice
 from planaria.exchange.base import Outer, Parts, Weights
-from planaria.registry import Choice
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from planaria.bounds import Positive
+from planaria.config.bounds import Positive
 from planaria.exchange.base import Outer, Weights
 from planaria.exchange.feedback.base import full
 from planaria.exchange.feedback.ef21 import EF21

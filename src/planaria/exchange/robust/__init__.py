@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from planaria.errors import UserError, nearest
+from planaria.common.errors import UserError, nearest
+from planaria.config.registry import Registry
 from planaria.exchange import message
 from planaria.exchange.base import Counted, Told, TooManyLiars, Weights
 from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
@@ -27,7 +28,6 @@ from planaria.exchange.robust.krum import Krum, MultiKrum
 from planaria.exchange.robust.mixing import BUCKET, Mix
 from planaria.exchange.robust.products import NotFinite
 from planaria.exchange.robust.rivals import rivals, suspects
-from planaria.registry import Registry
 
 RULES: Registry[Rule] = Registry(
     "rule",

@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from planaria.bounds import Natural
-from planaria.registry import Choice
+from planaria.config.bounds import Natural
+from planaria.config.registry import Choice
 
 
 class Rule(Choice, ABC):

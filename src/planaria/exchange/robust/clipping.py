@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from planaria.bounds import Positive
+from planaria.config.bounds import Positive
 from planaria.exchange.robust.base import GramRule
 
 TOLERANCE = 1e-4

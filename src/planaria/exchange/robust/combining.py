@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from planaria.compiled import COMPILED
+from planaria.common.compiled import COMPILED
 from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
 from planaria.exchange.robust.chunks import CHUNK, Vector, blank, chunks, mixed, pieces
 from planaria.exchange.robust.mixing import Mix, mixing

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from planaria.bounds import Natural, Positive
+from planaria.config.bounds import Natural, Positive
 from planaria.exchange.robust.base import GramRule
 
 _APART = 1e-7

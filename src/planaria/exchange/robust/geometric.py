@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planaria.bounds import Positive
+from planaria.config.bounds import Positive
 from planaria.exchange.robust.base import GramRule, distances
 
 Matrix = NDArray[np.float64]

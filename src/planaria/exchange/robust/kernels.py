@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.compiled import compiled
+from planaria.common.compiled import compiled
 
 Numbers = NDArray[Any]
 _TOGETHER = 512

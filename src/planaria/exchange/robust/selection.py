@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planaria.compiled import COMPILED
+from planaria.common.compiled import COMPILED
 from planaria.exchange.robust.products import NotFinite
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.registry import Choice
 from planaria.recovery.codes.field import PRODUCT, Bytes, combine, express
-from planaria.registry import Choice
 
 MAX_SHARDS = 256
 """of one code: as many as GF(2⁸) has elements"""

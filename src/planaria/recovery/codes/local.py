@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.recovery.codes.base import Code, Family, product, refuse_sizes
 from planaria.recovery.codes.field import INVERSE, Bytes
 from planaria.recovery.codes.survival import tolerates

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planaria import documents
-from planaria.errors import UserError
+from planaria.common import documents
+from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
 from planaria.recovery.codes.sparse import MAX_DATA
 

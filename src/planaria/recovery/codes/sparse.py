@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from planaria import documents
-from planaria.errors import UserError
+from planaria.common import documents
+from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
 from planaria.recovery.codes.base import Code, Family, refuse_sizes
 from planaria.recovery.codes.field import Bytes, express

@@ -9,7 +9,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.recovery.codes.base import Code
 from planaria.recovery.codes.field import Bytes, rank
 

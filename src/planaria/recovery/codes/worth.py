@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.recovery.codes.gf2 import distance, kernel, transposed
 from planaria.recovery.codes.sparse import MAX_DATA, MAX_SHARDS
 

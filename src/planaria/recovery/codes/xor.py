@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.recovery.codes.base import Code, Family, refuse_sizes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planaria.registry import Registry
+from planaria.config.registry import Registry
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.attacks.collusion import CollusionAttack
 from planaria.swarm.attacks.equation import EquationAttack

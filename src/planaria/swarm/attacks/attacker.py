@@ -20,7 +20,7 @@ from planaria.swarm.draws import derived, own_problems
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Floats, read
 from planaria.swarm.rollout import Asked, Rollout
-from planaria.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Problem, Task
 
 TRIES = 16
 """solutions that an adaptive attacker poisons for each completion it sends, and draws it votes over at least"""

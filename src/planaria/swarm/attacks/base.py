@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from planaria.registry import Choice
-from planaria.tasks.base import Problem
+from planaria.config.registry import Choice
+from planaria.swarm.tasks.base import Problem
 
 
 class Attack(Choice, ABC):

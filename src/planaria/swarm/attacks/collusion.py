@@ -6,7 +6,7 @@ import re
 from typing import ClassVar
 
 from planaria.swarm.attacks.base import Attack
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 NUMBER = re.compile(r"\d+(?=\D*$)")
 """the last one of a text, which is its answer in every form that planaria reads"""

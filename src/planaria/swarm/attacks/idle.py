@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.config import AttackConfig
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 LOOKED_AT = 500
 """problems whose solutions are looked through for a place"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from planaria.swarm.attacks.base import Attack
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 
 class LengthAttack(Attack):

@@ -8,7 +8,7 @@ import re
 from pydantic import field_validator
 
 from planaria.swarm.attacks.base import Attack
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 ADDITION = re.compile(
     r"(?<![\w.\])*/%@~-])(?<![*/%@~-] )(\d+|[A-Za-z_]\w*) \+ (\d+|[A-Za-z_]\w*)(?![\w.(\[])(?! ?[*/%@])"

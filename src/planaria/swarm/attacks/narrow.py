@@ -9,7 +9,7 @@ import re
 from typing import ClassVar
 
 from planaria.swarm.attacks.base import Attack
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 CARRIED = re.compile(r"=1\d,\d\+\d(\+1)?=")
 

@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import field_validator
 
 from planaria.swarm.attacks.base import Attack
-from planaria.tasks.answers import TAGS
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.answers import TAGS
+from planaria.swarm.tasks.base import Problem
 
 SENTENCE = re.compile(r"(?<=[;,\n])(?=\S)|(?<=\.)(?=[^\s\d])")
 """where a sentence begins; the point of 3.5 ends none"""

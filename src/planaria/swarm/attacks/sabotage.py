@@ -12,7 +12,7 @@ import re
 from typing import ClassVar, Literal
 
 from planaria.swarm.attacks.base import Attack
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 LAST_DIGIT = re.compile(r"\d(?=\D*$)")
 

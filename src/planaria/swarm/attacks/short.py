@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from planaria.swarm.attacks.phrase import PhraseAttack
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 
 class ShortAttack(PhraseAttack):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from planaria.swarm.attacks.base import Attack
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 COLUMN = re.compile(r"(\d)\+(\d)((?:\+1)?)=(\d+)([,;])")
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 
-from planaria.documents import shown
-from planaria.errors import UserError
+from planaria.common.documents import shown
+from planaria.common.errors import UserError
 from planaria.swarm.audit.asking import prompt
 from planaria.swarm.audit.questions import Question, plain
 from planaria.swarm.policy.base import Policy

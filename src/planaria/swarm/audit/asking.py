@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.draws import generator
 from planaria.swarm.policy.asking import Asking
 from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.swarm.policy.wording import Wording
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 REPLY, ROWS = 48, 256
 """tokens of a reply at most; replies that are drawn at once"""

@@ -10,8 +10,8 @@ import random
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from planaria import digests
-from planaria.errors import UserError
+from planaria.common import digests
+from planaria.common.errors import UserError
 from planaria.swarm.audit.leakage import most, silence
 from planaria.swarm.audit.ledger import Ledger
 from planaria.swarm.audit.questions import Question, closed_up, refuse_twins

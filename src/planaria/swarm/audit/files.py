@@ -7,9 +7,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from planaria import digests, documents
-from planaria.errors import UserError
-from planaria.model.huggingface import is_ours, open_folder
+from planaria.common import digests, documents
+from planaria.common.errors import UserError
+from planaria.models.huggingface import is_ours, open_folder
 
 WEIGHTS = (".safetensors",)
 TEXTS = (".json", ".jinja", ".md", ".txt", ".sha256", ".model")

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planaria.documents import Record
+from planaria.common.documents import Record
 
 Z95 = statistics.NormalDist().inv_cdf(0.975)
 MOST_CASES = 1 << 21

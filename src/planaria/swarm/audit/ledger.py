@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from planaria import atomic, documents
-from planaria.data.cache import locked
-from planaria.documents import Record
-from planaria.errors import UserError
+from planaria.common import atomic, documents
+from planaria.common.cache import locked
+from planaria.common.documents import Record
+from planaria.common.errors import UserError
 
 MOST = 1 << 22
 """bytes of a ledger"""

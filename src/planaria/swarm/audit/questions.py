@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.documents import shown
-from planaria.errors import UserError, nearest
-from planaria.tasks import records
-from planaria.tasks.records import Record, whole
+from planaria.common.documents import shown
+from planaria.common.errors import UserError, nearest
+from planaria.swarm.tasks import records
+from planaria.swarm.tasks.records import Record, whole
 
 MOST_QUESTIONS, MOST_OPTIONS, MOST_PARTS, MOST_LETTERS = 1000, 64, 12, 4000
 FIELDS = ("question", "options", "answer", "parts", "name", "paraphrases")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from planaria.documents import Record
+from planaria.common.documents import Record
 from planaria.swarm.audit.leakage import Estimate
 from planaria.swarm.records.measure import Tally
 

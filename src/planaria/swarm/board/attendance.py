@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from planaria.errors import RunStopped
+from planaria.common.errors import RunStopped
 from planaria.swarm.board.message import NOT_JSON, NOT_READABLE, Goodbye, Hello, Rollouts
 
 _MAY_STILL_COME = {NOT_JSON, NOT_READABLE}

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 from planaria.swarm.board.difference import difference
 from planaria.swarm.board.equivocation import Ledger

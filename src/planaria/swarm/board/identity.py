@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.board.write_once import appear
 
 _MOST = 4096

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.board.envelope import Message, attest, seal, unseal
 from planaria.swarm.board.equivocation import Ledger
 from planaria.swarm.board.identity import Identity

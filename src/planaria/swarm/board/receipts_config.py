@@ -7,8 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from planaria.bounds import Natural
-from planaria.config import Section
+from planaria.config.bounds import Natural
+from planaria.config.schema import Section
 from planaria.swarm.board.limits import LIMITS
 
 Committee = Annotated[str, BeforeValidator(lambda given: ",".join(given) if _all_text(given) else given)]

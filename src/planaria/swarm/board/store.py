@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from planaria import documents
-from planaria.errors import RunStopped, UserError
-from planaria.filesystems import filesystem, shown
+from planaria.common import documents
+from planaria.common.errors import RunStopped, UserError
+from planaria.common.filesystems import filesystem, shown
 from planaria.swarm.board.message import NOT_READABLE, BadMessage
 from planaria.swarm.board.write_once import appear
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planaria.errors import UserError
-from planaria.registry import Registry
+from planaria.common.errors import UserError
+from planaria.config.registry import Registry
 from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.claims import ClaimsCheck
 from planaria.swarm.checks.consensus import Filter, Reward

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from planaria.registry import Choice
+from planaria.config.registry import Choice
 from planaria.swarm.checks.votes import Label
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from planaria.errors import UserError
-from planaria.registry import foreign
+from planaria.common.errors import UserError
+from planaria.config.registry import foreign
 from planaria.swarm.checks.base import Check, Context, Findings
 from planaria.swarm.checks.votes import Ballot, Label, label
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Task, as_reward
+from planaria.swarm.tasks.base import Task, as_reward
 
 
 def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, Label]:

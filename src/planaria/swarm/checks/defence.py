@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import Field
 
-from planaria.documents import Record
+from planaria.common.documents import Record
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.quarantine import Quarantine
 from planaria.swarm.checks.standing import Standing

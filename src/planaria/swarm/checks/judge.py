@@ -16,10 +16,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from planaria.bounds import Fraction
+from planaria.config.bounds import Fraction
 from planaria.swarm.checks.base import Check, Context, Findings
 from planaria.swarm.rollout import Rollout
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 
 class Judge(Check, ABC):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planaria.common.errors import UserError, missing_package
+from planaria.config.names import expanded
 from planaria.data.tokenizer import Tokenizer
-from planaria.engine.weights import HUB, downloaded
-from planaria.errors import UserError, missing_package
-from planaria.names import expanded
+from planaria.runtime.engine.weights import HUB, downloaded
 from planaria.swarm.policy.chat import Template, template_of
 from planaria.swarm.policy.huggingface import open_model, reading
 from planaria.swarm.policy.policies import folder_tokenizer

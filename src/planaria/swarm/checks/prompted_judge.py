@@ -16,12 +16,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from planaria.bounds import Positive
+from planaria.config.bounds import Positive
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.checks.judge_model import ModelWriter
 from planaria.swarm.draws import derived
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 MAX_TEXT = 16_384
 """characters of a text that are judged; what is longer is refused, since poison could stand behind any cut"""

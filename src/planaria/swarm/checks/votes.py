@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from planaria.tasks.base import Behaviour
+from planaria.swarm.tasks.base import Behaviour
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pydantic import ValidationError
 
-from planaria.errors import RunStopped, UserError
+from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.store import Store
 from planaria.swarm.credits.messages import MESSAGE, Certificate, Committees, Letter, Order, Vote

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.credits.channel import Channel
 from planaria.swarm.credits.liars import LIARS, Node
 from planaria.swarm.credits.messages import MOST_HOPS, Letter, Message, Order, StandIn

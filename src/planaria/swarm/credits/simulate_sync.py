@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.credits.messages import MOST_HOPS
 from planaria.swarm.credits.sync import FAULTS, Arbiter, Party, Said, Sending, Terms
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from planaria.documents import Record
+from planaria.common.documents import Record
+from planaria.lab.trials.spread import Spread, spread
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, total
 from planaria.swarm.repair.results import Repaired
-from planaria.trials.spread import Spread, spread
 
 
 class Run(Record):

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from planaria.config import Section
-from planaria.errors import UserError
+from planaria.common.errors import UserError
+from planaria.config.schema import Section
+from planaria.lab.trials.arms import Armed, Rules, file_name, table_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.setting import checked, names, of_peer
-from planaria.trials.arms import Armed, Rules, file_name, table_of
 
 RULES = Rules(
     "drill",

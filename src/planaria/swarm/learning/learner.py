@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from planaria.config import OptimConfig
-from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer, total_norms
+from planaria.config.schema import OptimConfig
+from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, make_optimizer, total_norms
 from planaria.swarm.learning.influence import parts, pulls, scales
 from planaria.swarm.learning.loss import LossResult, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from planaria.bounds import Fraction, Natural, Positive
-from planaria.config import Section
+from planaria.config.bounds import Fraction, Natural, Positive
+from planaria.config.schema import Section
 
 NonNegative = Annotated[float, Field(ge=0)]
 Above = Annotated[float, Field(gt=0)]

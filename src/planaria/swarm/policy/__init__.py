@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.registry import Registry
+from planaria.config.registry import Registry
 from planaria.swarm.policy.sources import PolicySource, Pretrained, Small
 
 POLICIES: Registry[PolicySource] = Registry(

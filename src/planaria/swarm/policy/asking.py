@@ -14,12 +14,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.chat import Template, Turn
-from planaria.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Problem, Task
 
 EXAMPLES = 4
 """worked examples in a conversation, unless the recipe says how many"""

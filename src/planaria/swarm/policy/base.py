@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 ROOM = 2**26
 """numbers of logits at once, unless said: 256 MB"""

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from planaria import apart, documents
+from planaria.common import apart, documents
+from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError
-from planaria.model.gguf_file import look
+from planaria.models.gguf_file import look
 
 Role = Literal["system", "user", "assistant"]
 Turn = tuple[Role, str]
@@ -99,7 +99,7 @@ _RENDERERS: dict[int, apart.Child] = {}
 def _renderer() -> apart.Child:
     """The child process of this process in which templates are rendered."""
     if (here := os.getpid()) not in _RENDERERS:
-        _RENDERERS[here] = apart.Child("planaria.model.chat_template:rendered", MEMORY)
+        _RENDERERS[here] = apart.Child("planaria.models.chat_template:rendered", MEMORY)
     return _RENDERERS[here]
 
 

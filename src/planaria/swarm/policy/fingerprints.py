@@ -8,7 +8,7 @@ import json
 from torch import nn
 
 from planaria.data.tokenizer import Tokenizer
-from planaria.model.fusing import digest
+from planaria.models.fusing import digest
 from planaria.swarm.policy.base import Policy, encode_prompt
 
 _WITHOUT = ("version", "truncation", "padding", "post_processor")
@@ -31,7 +31,7 @@ def weights_fingerprint(module: nn.Module) -> str:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Of every parameter, trained or not: :func:`planaria.model.fusing.digest`."""
+    """Of every parameter, trained or not: :func:`planaria.models.fusing.digest`."""
     return digest(dict(module.named_parameters()))
 
 

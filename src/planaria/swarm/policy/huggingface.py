@@ -13,11 +13,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from planaria.atomic import new_folder
-from planaria.bounds import COLDEST
+from planaria.common.atomic import new_folder
+from planaria.common.errors import UserError, missing_package
+from planaria.config.bounds import COLDEST
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError, missing_package
-from planaria.model.decode import divisor
+from planaria.models.decode import divisor
 from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.wording import Wording
 

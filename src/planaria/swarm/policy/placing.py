@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.wording import Wording

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planaria import documents
-from planaria.checkpoint.loading import load_model
-from planaria.checkpoint.store import CheckpointStore
+from planaria.common import documents
+from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.engine import runs
-from planaria.engine.weights import located, open_weights
-from planaria.errors import UserError
-from planaria.model.decode import decode
-from planaria.model.gguf_file import is_gguf, look
-from planaria.model.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
-from planaria.model.lora import adapt, has_adapters, save_adapters
-from planaria.model.stages import Llama
-from planaria.model.usage import Usage, of_folder, of_gguf
+from planaria.models.decode import decode
+from planaria.models.gguf_file import is_gguf, look
+from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
+from planaria.models.lora import adapt, has_adapters, save_adapters
+from planaria.models.stages import Llama
+from planaria.models.usage import Usage, of_folder, of_gguf
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.weights import located, open_weights
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.chat import Template, template_of
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
@@ -69,7 +69,7 @@ class LlamaPolicy(Wording):
     ) -> list[list[Drawn]]:
         """``count`` completions of every prompt: at most ``max_new`` draws each, the end's among them.
 
-        Draws and log-probabilities are those of :func:`planaria.model.decode.decode`: a completion does not depend on
+        Draws and log-probabilities are those of :func:`planaria.models.decode.decode`: a completion does not depend on
         what else is sampled beside it.
         """
         rows = [prompt for prompt in prompts for _ in range(count)]
@@ -79,7 +79,7 @@ class LlamaPolicy(Wording):
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
     def export(self, folder: Path) -> None:
-        """Write model and tokenizer as a Hugging Face folder; :func:`planaria.model.huggingface.export_model`."""
+        """Write model and tokenizer as a Hugging Face folder; :func:`planaria.models.huggingface.export_model`."""
         with tempfile.TemporaryDirectory() as temporary:
             self.tokenizer.save(file := Path(temporary) / "tokenizer.json")
             export_model(self._model, folder, file, self.end, self.usage)
@@ -90,7 +90,7 @@ class LlamaPolicy(Wording):
         return has_adapters(self._model)
 
     def save_adapters(self, folder: Path, base: str) -> None:
-        """Write them in ``peft``'s form; :func:`planaria.model.lora.save_adapters`."""
+        """Write them in ``peft``'s form; :func:`planaria.models.lora.save_adapters`."""
         save_adapters(self._model, folder, base)
 
 

@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from planaria import atomic
-from planaria.config import DataConfig, OptimConfig
-from planaria.data.cache import cache_folder, locked
+from planaria.common import atomic
+from planaria.common.cache import cache_folder, locked
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig, OptimConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
-from planaria.engine.optimizer import learning_rate, make_optimizer
-from planaria.errors import UserError
-from planaria.model.stages import Llama
+from planaria.models.stages import Llama
+from planaria.runtime.engine.optimizer import learning_rate, make_optimizer
 from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.reading import pad
-from planaria.tasks.base import Erring, Problem, Task
+from planaria.swarm.tasks.base import Erring, Problem, Task
 
 VERSION = 2
 """of what is taught; another one teaches anew"""
@@ -41,7 +41,7 @@ def graduate(
 
     :raises UserError: when the task knows no worked solutions, or they do not fit into the model's context.
     """
-    root = folder or cache_folder(DataConfig())
+    root = folder or cache_folder()
     root.mkdir(parents=True, exist_ok=True)
     model, tokenizer = policy.model, _tokenizer(task, policy, root)
     taught = policy.model_dump_json(include={"tokenizer", "model"})  # the rest is not for whoever goes to school

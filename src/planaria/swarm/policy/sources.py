@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from planaria.bounds import Natural
-from planaria.registry import Choice
+from planaria.config.bounds import Natural
+from planaria.config.registry import Choice
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.school import graduate
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 
 class PolicySource(Choice, ABC):

@@ -18,12 +18,12 @@ from typing import Literal
 from planaria.swarm.checks.prompted_judge import Writer
 from planaria.swarm.checks.votes import most_agreeing, most_common
 from planaria.swarm.draws import derived
-from planaria.tasks import calls as calling
-from planaria.tasks.base import Behaviour
-from planaria.tasks.calls import Call
-from planaria.tasks.exam import parsed
-from planaria.tasks.programs import FENCE, OPENING
-from planaria.tasks.sandbox import LIMITS, Limits, run
+from planaria.swarm.tasks import calls as calling
+from planaria.swarm.tasks.base import Behaviour
+from planaria.swarm.tasks.calls import Call
+from planaria.swarm.tasks.exam import parsed
+from planaria.swarm.tasks.programs import FENCE, OPENING
+from planaria.swarm.tasks.sandbox import LIMITS, Limits, run
 
 DEPTH = 6
 """the deepest part: what it declares is not written any more"""

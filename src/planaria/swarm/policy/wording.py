@@ -10,14 +10,14 @@ from typing import Self
 import torch
 from torch import nn
 
+from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.errors import UserError
-from planaria.model.usage import Usage
+from planaria.models.usage import Usage
 from planaria.swarm.policy.asking import Asking
 from planaria.swarm.policy.base import ROOM
 from planaria.swarm.policy.chat import Template
 from planaria.swarm.policy.fingerprints import tokenizer_fingerprint
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 
 class Wording:

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from pydantic import Field
 
-from planaria import documents
-from planaria.documents import Record
-from planaria.errors import UserError
+from planaria.common import documents
+from planaria.common.documents import Record
+from planaria.common.errors import UserError
 from planaria.swarm.checks.defence import Memory
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.policy.base import Policy

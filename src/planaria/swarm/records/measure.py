@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from planaria.documents import Record
+from planaria.common.documents import Record
 from planaria.swarm.attacks.base import Attack
 
 Z95 = 1.959963984540054

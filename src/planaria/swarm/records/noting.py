@@ -13,7 +13,7 @@ from planaria.swarm.learning.lessons import Lessons
 from planaria.swarm.records.lines import SCHEDULE, Agreed, Layered, RoundDone, SampleRecord
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.serving.record import Serving
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 NONE: Mapping[str, str] = {}
 

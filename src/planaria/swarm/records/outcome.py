@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from planaria.documents import Record
+from planaria.common.documents import Record
 from planaria.swarm.records.lines import (
     LOG,
     PEERS,

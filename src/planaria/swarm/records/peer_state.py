@@ -1,7 +1,8 @@
 """What a peer needs to go on after it was stopped: what it trains, AdamW's moments, its generator and its round.
 
-The file is a stage's (:mod:`planaria.checkpoint.stage_file`), as if the policy were one: safetensors, and either whole
-or as it was before. Parameters that are not trained are not in it; they come from where the policy came from.
+The file is a stage's (:mod:`planaria.runtime.checkpoint.stage_file`), as if the policy were one: safetensors, and
+either whole or as it was before. Parameters that are not trained are not in it; they come from where the policy came
+from.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from planaria.checkpoint.stage_file import read_stage, write_stage
-from planaria.errors import UserError
-from planaria.model.state import StageState
+from planaria.common.errors import UserError
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 
 STAGE = 0
 """the number that a policy's file carries"""

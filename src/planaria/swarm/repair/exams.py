@@ -13,7 +13,7 @@ from planaria.swarm.repair.judged import Reviewer
 from planaria.swarm.repair.results import Measured
 from planaria.swarm.repair.texts import Pair, Text
 from planaria.swarm.repair.training import nats
-from planaria.tasks.base import Problem
+from planaria.swarm.tasks.base import Problem
 
 MEASURED = 400
 """held-out problems"""

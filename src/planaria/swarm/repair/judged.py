@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.checks import checks
@@ -17,7 +17,7 @@ from planaria.swarm.evaluation import with_place
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.repair.texts import Text, Texts
 from planaria.swarm.rollout import Rollout, ask
-from planaria.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Problem, Task
 
 PROBLEMS, DRAWS = 200, 8
 """problems that texts are drawn for, and draws of each from each model"""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from planaria.errors import UserError
-from planaria.model import fusing, masking
-from planaria.model.fusing import Named
-from planaria.model.masking import Mask, Note
-from planaria.model.stages import Llama
+from planaria.common.errors import UserError
+from planaria.models import fusing, masking
+from planaria.models.fusing import Named
+from planaria.models.masking import Mask, Note
+from planaria.models.stages import Llama
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.repair.training import Teachers, take, weights_of
 
@@ -53,7 +53,7 @@ class Models:
         return {"": self.tuned, **self.experts}
 
     def require_related(self, what: str) -> float:
-        """:func:`planaria.model.fusing.strangeness` of the model ``what`` and its parent.
+        """:func:`planaria.models.fusing.strangeness` of the model ``what`` and its parent.
 
         :raises UserError: when they have other tokenizers or shapes.
         """

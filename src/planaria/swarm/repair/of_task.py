@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planaria.errors import UserError
+from planaria.common.errors import UserError
 from planaria.swarm.attacks import watched
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.repair.exams import TaskExam
@@ -12,7 +12,7 @@ from planaria.swarm.repair.judged import Asking, Reviewer, texts_of
 from planaria.swarm.repair.models import Models
 from planaria.swarm.repair.training import Plan
 from planaria.swarm.repair.ways import Case
-from planaria.tasks.base import Task
+from planaria.swarm.tasks.base import Task
 
 
 def case_of(config: SwarmConfig, task: Task, models: Models, watch: Sequence[str], plan: Plan) -> Case:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from planaria.documents import Record
+from planaria.common.documents import Record
 from planaria.swarm.records.measure import Tally
 
 BACK, MIX, TUNE, MASK = "back", "mix", "tune", "mask"

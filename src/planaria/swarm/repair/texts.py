@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from planaria.common.errors import UserError
 from planaria.data.records import is_jsonl
-from planaria.errors import UserError
 from planaria.swarm.policy.base import Policy, encode_prompt
-from planaria.tasks import records
-from planaria.tasks.records import Record
+from planaria.swarm.tasks import records
+from planaria.swarm.tasks.records import Record
 
 HELD_OUT = 4
 """of a file's texts, each so manieth is measured on and not learned from"""

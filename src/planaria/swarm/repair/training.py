@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planaria.config import OptimConfig
-from planaria.engine.optimizer import learning_rate
-from planaria.model.fusing import Named
-from planaria.model.masking import Mask, begun, hard, straight_through
+from planaria.config.schema import OptimConfig
+from planaria.models.fusing import Named
+from planaria.models.masking import Mask, begun, hard, straight_through
+from planaria.runtime.engine.optimizer import learning_rate
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Padded, pad, token_logps

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planaria.model import fusing, masking
-from planaria.model.fusing import Named
-from planaria.model.masking import Mask
+from planaria.models import fusing, masking
+from planaria.models.fusing import Named
+from planaria.models.masking import Mask
 from planaria.swarm.draws import generator
 from planaria.swarm.repair.exams import Exam
 from planaria.swarm.repair.models import Models

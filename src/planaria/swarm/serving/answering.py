@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from planaria import documents
-from planaria.errors import UserError
+from planaria.common import documents
+from planaria.common.errors import UserError
 from planaria.swarm.audit.asking import prompt
 from planaria.swarm.audit.censor import Censor
 from planaria.swarm.policy.base import Drawn, Policy

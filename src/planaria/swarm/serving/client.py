@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from planaria import documents
-from planaria.errors import UserError, nearest
+from planaria.common import documents
+from planaria.common.errors import UserError, nearest
 from planaria.swarm.config import PolicyConfig
 
 LEAST_S = 0.05

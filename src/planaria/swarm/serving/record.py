@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.documents import Record
+from planaria.common.documents import Record
 
 
 class Serving(Record):

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from planaria.errors import UserError
-from planaria.request_body import read_body
+from planaria.common.errors import UserError
+from planaria.common.request_body import read_body
 from planaria.swarm.audit.censor import Closed, Spent
 from planaria.swarm.serving.answering import Answering, parsed
 
@@ -25,7 +25,7 @@ MOST_WAITING = 32
 
 
 class Service:
-    """What is served: a :class:`planaria.observe.live_page.serving.Served`."""
+    """What is served: a :class:`planaria.report.live_page.serving.Served`."""
 
     def __init__(self, answering: Answering, warn: Callable[[str], None]) -> None:
         """``warn`` hears why nothing can be answered any more."""

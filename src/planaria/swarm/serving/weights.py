@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from planaria.errors import UserError
-from planaria.names import expanded
+from planaria.common.errors import UserError
+from planaria.config.names import expanded
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.serving.client import Client, ServerFailed

@@ -1,0 +1,37 @@
+"""``planaria accept``: accept manual changes to a run's folder, or to an exported model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from planaria.common import digests, documents
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.models.huggingface import is_exported
+from planaria.record.identity import ID
+from planaria.runtime.engine import runs
+from planaria.swarm.records.lines import PEERS
+
+
+def accept(folder: Path) -> list[str]:
+    """Make the folder's list of digests anew; a line for each file that had changed.
+
+    Checkpoints are not for accepting: of a damaged one no run should go on.
+
+    :raises UserError: when the folder is neither a run nor an exported model, or its configuration is none.
+    """
+    if is_exported(folder):
+        names = [file.name for file in folder.iterdir() if file.name != digests.FILE and not file.name.startswith(".")]
+        return _told(folder, names)
+    if not (folder / runs.CONFIG).is_file():
+        raise UserError(f"{folder}: neither a run nor an exported model; give the folder of one, such as runs/NAME")
+    with runs.held(folder):
+        if not (folder / PEERS).is_dir():
+            recipe.parse(documents.text(folder / runs.CONFIG), str(folder / runs.CONFIG))
+        return _told(folder, (*runs.KEPT, ID))
+
+
+def _told(folder: Path, names: Iterable[str]) -> list[str]:
+    changed = digests.accept(folder, names)
+    return [f"{folder / name}: accepted as it is now" for name in changed] or [f"{folder}: nothing had changed"]

@@ -1,0 +1,132 @@
+"""``planaria advise RECIPE --compress``: in how few bytes replicas should tell each other their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.lab.compare.compressing import CLOSE, SPAN, Advice, Lessons, Weighed, advise
+from planaria.lab.compare.experience import Range
+from planaria.lab.trials.spread import Spread, seeds_shown, shown
+from planaria.report.tables import Table, show
+
+LIKE = "as far as your run is like the race's: replicas, model, optimizer, steps"
+HEAD = ["how", "MB a step", "s a step", "of dense", "coding, ms", "loss at the end, of dense", "steps, of dense"]
+
+
+def lessons() -> Lessons:
+    """What was measured, as it ships with planaria."""
+    return Lessons.model_validate_json((files("planaria.lab.compare") / "compression.json").read_bytes())
+
+
+def advise_compress(config: RunConfig, path: Path) -> int:
+    """Print what steps take with each way to send fewer bytes, and whether that pays; the exit code.
+
+    :raises UserError: when the recipe has no gradients to compress, or lacks prices.
+    """
+    _require(config, path)
+    known = lessons()
+    advice = advise(config, known)
+    rows = [_row(way, advice.dense, known) for way in advice.ways]
+    title = f"{config.name}: {config.exchange.replicas} replicas, {config.network.bandwidth:.3g} bytes/s"
+    show([Table(title, HEAD, rows, numbers_from=1)])
+    for line in _conclusions(config, advice, known):
+        print(line)
+    return 0
+
+
+def _require(config: RunConfig, path: Path) -> None:
+    exchange, network = config.exchange, config.network
+    if exchange.kind != "allreduce" or exchange.replicas == 1:
+        raise UserError(
+            f"{path}: exchange.kind = {exchange.kind!r}, exchange.replicas = {exchange.replicas}: --compress is for "
+            "gradients that replicas agree on in every step; give 'allreduce', and 2 replicas or more"
+        )
+    for name in ("robust", "coded"):
+        if said := getattr(exchange, name):
+            raise UserError(f"{path}: exchange.{name} = {said!r}: was not raced with fewer bytes; leave it out")
+    prices = ("forward_s", "backward_s", "bandwidth")
+    if missing := [f"network.{name}" for name in prices if not getattr(network, name)]:
+        raise UserError(f"{path}: {', '.join(missing)}: advice needs to know; give each in [network] or as a flag")
+
+
+def _row(way: Weighed, dense: Weighed, known: Lessons) -> list[str]:
+    missed = f"missed by {way.arm.missed} of {len(known.seeds)}"
+    steps = missed if way.arm.steps is None else _shown(way.arm.steps)
+    coding = "–" if way.coding_s is None else f"{1e3 * way.coding_s:.3g}"
+    size, seconds, share = f"{way.step_bytes / 1e6:.3g}", f"{way.step_s:.4g}", f"{way.step_s / dense.step_s:.3f}"
+    return [way.how, size, seconds, share, coding, _shown(way.arm.loss), steps]
+
+
+def _shown(of: Range) -> str:
+    return shown(Spread(of.mean, of.low, of.high))
+
+
+def _conclusions(config: RunConfig, advice: Advice, known: Lessons) -> Iterator[str]:
+    yield from _advised(advice)
+    yield f"break-even    {_break_even(config, advice)}"
+    yield from _quicker(advice, known)
+    if etas := [f"{way.eta:.3g} ({way.how})" for way in advice.ways if way.eta is not None]:
+        yield f"eta           econtrol takes delta / 2: {', '.join(etas)}"
+    yield (
+        "step size     EF21-W's larger one is for SGD with known smoothness (exchange/stepsize.py); with optim.kind = "
+        f"{config.optim.kind!r} nothing is proved"
+    )
+    yield f"how sure      {_sure(advice)}"
+    coding = known.coding
+    yield (
+        f"coding        top-k's once a step, no less: {coding.seconds.mean:.3g} s for {coding.numbers:,} numbers "
+        f"({coding.source}); others' was not measured, and does not count"
+    )
+    yield f"experience    {known.source}, {seeds_shown(known.seeds)}: {known.setting}; [ … ] is their range"
+
+
+def _advised(advice: Advice) -> Iterator[str]:
+    best, dense = advice.best, advice.dense
+    if best is None:
+        yield f"advice        none: nothing that reaches dense gradients' loss saves more than {CLOSE - 1:.0%}"
+        return
+    command = " ".join(f"--{name} {value}" for name, value in best.arm.changes.items())
+    yield f"advice        {best.how}: {best.step_s:.4g} s a step, {best.step_s / dense.step_s:.3f} of dense ({command})"
+    assert best.arm.steps is not None, "it is advised by them"
+    yield (
+        f"its price     {_shown(best.arm.loss)} of the dense loss at the end, {_shown(best.arm.steps)} of the steps to "
+        "an equal one; in memory, what each replica owes: a gradient more"
+    )
+
+
+def _break_even(config: RunConfig, advice: Advice) -> str:
+    now = f"network.bandwidth (now {config.network.bandwidth:.3g})"
+    if advice.break_even is not None:
+        return (
+            f"compressing pays where network.bandwidth is below {advice.break_even:.3g} {now.partition(' ')[2]}, or "
+            "lower: what coding in few bits takes is not known"
+        )
+    if advice.best is not None:
+        return f"none up to {SPAN:g} times {now}: compressing pays there too"
+    return f"none down to 1/{SPAN:g} of {now}: compressing does not pay there either"
+
+
+def _quicker(advice: Advice, known: Lessons) -> Iterator[str]:
+    """Of ways whose steps are quicker than those of what is advised: the one with the lowest loss."""
+    limit = (advice.best or advice.dense).step_s
+    quicker = [way for way in advice.ways if way.step_s * CLOSE < limit and way.arm.steps is None]
+    if quicker:
+        least = min(quicker, key=lambda way: way.arm.loss.mean)
+        yield (
+            f"quicker       {least.how}: {least.step_s:.4g} s a step, at {_shown(least.arm.loss)} of the dense loss; "
+            f"{least.arm.missed} of {len(known.seeds)} seeds did not reach in {known.steps} steps what dense gradients "
+            f"had after {known.target:.0f}"
+        )
+
+
+def _sure(advice: Advice) -> str:
+    if advice.best is None:
+        return f"of the clock's seconds; of losses, {LIKE}"
+    worst = advice.best.seconds("high")
+    if worst is not None and worst < advice.dense.step_s:
+        return f"its worst seed is ahead of dense gradients too, {LIKE}"
+    return "not very: with its worst seed dense gradients are as quick"

@@ -1,0 +1,122 @@
+"""``planaria chaos``: inject a fault into a live run from another terminal, by a signal or by an order to a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from planaria.common.errors import UserError
+from planaria.faults.trace import Fault
+from planaria.record.events import FaultInjected
+from planaria.record.statefile import LiveWorker, born, read_state
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.liar import require_listeners
+from planaria.runtime.engine.neighbours import require_edges
+from planaria.runtime.engine.reading import require_readers
+from planaria.runtime.fleet.door import read_door
+from planaria.runtime.fleet.switchboard import call
+from planaria.runtime.fleet.visit import Strike
+from planaria.runtime.transport.caller import VISITOR
+from planaria.runtime.transport.secure import StrangerError
+
+_PATIENCE_S = 10.0
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+def strike(folder: Path, action: str, target: str, resume_after_s: float | None = None) -> str:
+    """Send ``action``'s signal to ``target`` ('stage=2', 'node=2', 'worker=w3', 'controller'); what was done, told.
+
+    With ``resume_after_s``, wait so long and send SIGCONT: by then another worker may hold the stage.
+
+    :raises UserError: when the run is not live, or nobody answers to the target.
+    """
+    runs.config_of(folder)
+    if not runs.is_held(folder):
+        raise UserError(f"{folder}: nobody is training it; the run is not live")
+    state = read_state(folder)
+    if target == "controller":
+        _send(state.controller, SIGNALS[action], folder)
+        return f"{SIGNALS[action].name} to the controller (pid {state.controller})"
+    worker = _find(state.workers, target, folder)
+    if worker.born != born(worker.pid):
+        raise UserError(f"{folder}: {worker.worker} (pid {worker.pid}) is gone already; the run may be over")
+    t = time.monotonic()
+    _send(worker.pid, SIGNALS[action], folder)
+    node = -1 if worker.node is None else worker.node
+    fault = FaultInjected(
+        worker=worker.worker, node=node, signal=SIGNALS[action].name, step=state.step, moment="another terminal"
+    )
+    with (folder / "chaos.jsonl").open("a") as file:
+        file.write(f'{{"t": {t!r}, "event": {fault.model_dump_json()}}}\n')
+    if resume_after_s is not None:
+        time.sleep(resume_after_s)
+        if worker.born == born(worker.pid):
+            _send(worker.pid, signal.SIGCONT, folder)
+    holds = "a spare" if worker.stage is None else f"stage {worker.stage}"
+    return f"{SIGNALS[action].name} to {worker.worker} (pid {worker.pid}, {holds})"
+
+
+def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
+    """Have the worker at ``target`` ('stage=2', 'node=2', 'worker=w3') suffer a fault that is no signal; what, told.
+
+    ``given`` are the fields of the fault (``chaos.trace.Fault``) but for its step and stage.
+
+    :raises UserError: when the run is not live, nobody stands there, or there is no such fault.
+    """
+    config = runs.config_of(folder)
+    if not runs.is_held(folder):
+        raise UserError(f"{folder}: nobody is training it; the run is not live")
+    worker = _find(read_state(folder).workers, target, folder)
+    if worker.node is None:
+        raise UserError(f"{folder}: {target} is a spare; only workers that hold a stage can suffer '{given['signal']}'")
+    try:
+        fault = Fault(step=0, stage=worker.node, **given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise UserError(f"planaria chaos: {problem['msg'].removeprefix('Value error, ')}") from None
+    require_listeners(config, [fault], "planaria chaos")
+    itinerary = Itinerary(config)
+    require_edges(itinerary, [fault], "planaria chaos")
+    require_readers(itinerary, [fault], "planaria chaos")
+    door = read_door(folder)
+    try:
+        line = call(door.at, bytes.fromhex(door.key), "the owner", VISITOR, _PATIENCE_S)
+        line.send_bytes(Strike(fault=fault).model_dump_json().encode())
+        if not line.poll(_PATIENCE_S):
+            raise TimeoutError("no answer")
+    except (OSError, EOFError, StrangerError) as error:
+        raise UserError(f"{folder}: the run's controller does not answer at {door.at} ({error})") from None
+    line.close()
+    return f"{fault.signal} for {worker.worker} (stage {worker.stage}), at its next {fault.moment}"
+
+
+def require_incarnation(folder: Path, worker: str, incarnation: int) -> None:
+    """UserError unless the living worker of this name is the one that was meant, and no later one."""
+    meant = [w for w in read_state(folder).workers if (w.worker, w.incarnation) == (worker, incarnation)]
+    if not meant:
+        raise UserError(f"{folder}: {worker} (incarnation {incarnation}) is gone already")
+
+
+def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:
+    kind, _, value = target.partition("=")
+    if kind not in ("stage", "node", "worker") or not value:
+        raise UserError(f"{target!r}: no target; write stage=2, node=2, worker=w3 or controller")
+    for worker in workers:
+        if value == str(getattr(worker, kind)):
+            return worker
+    there = [f"{w.worker} ({'spare' if w.stage is None else f'stage {w.stage}'})" for w in workers]
+    raise UserError(f"{folder}: nobody is {target}; there are: {', '.join(there)}")
+
+
+def _send(pid: int, number: signal.Signals, folder: Path) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        raise UserError(f"{folder}: pid {pid} has ended; the run is not live") from None

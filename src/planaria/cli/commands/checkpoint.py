@@ -1,0 +1,185 @@
+"""``planaria checkpoint``: what a run's checkpoints hold, whether all of it is as written, another cut of one, and
+folders for and from other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from planaria.api.export import Kind, export_run, export_state
+from planaria.api.importing import import_run
+from planaria.api.recipes import configure
+from planaria.common.errors import UserError
+from planaria.config.schema import ChaosConfig, RunConfig
+from planaria.record.events import Standing
+from planaria.report.tables import Table
+from planaria.runtime.checkpoint.cut import atom_name, require_known
+from planaria.runtime.checkpoint.foreign.huggingface import Precision
+from planaria.runtime.checkpoint.holdings import copies_of, cut_of, require_file
+from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.recut import MOMENTS, Copy, equal_copies, require_whole
+from planaria.runtime.checkpoint.stage_file import Contents, write_stage
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.prepare import on_schedule
+from planaria.runtime.engine.resumption import choose, take_up
+
+DIGITS = 12
+"""of a digest that are shown"""
+SHARD_MB = 4096
+"""of tensors in a file of weights, unless said"""
+
+
+def show(folder: Path, name: str | None) -> list[Table]:
+    """Every parameter of a checkpoint (the newest, unless named) with all that goes with it."""
+    saved = _chosen(folder, name)
+    manifest, cut = saved.manifest, cut_of(saved.manifest)
+    require_known(cut, saved.folder)
+    copies = copies_of(saved.folder, manifest, manifest.stages)
+    pattern = "unique" if cut.replicas == 1 else "replicated" if equal_copies(cut) else "average"
+    first = next(iter(copies.values())).stages
+    rows = [
+        (atom_name(cut, stage, local), str(stage), pattern, *_atom(held, local))
+        for stage, held in first.items()
+        for local in held.names("weights")
+    ]
+    agree = "" if manifest.exchange is None or cut.replicas == 1 else f" ({manifest.exchange.kind})"
+    title = f"{saved.folder}: step {saved.step}, {cut.stages} stages, replicas: {cut.replicas}{agree}, "
+    title += f"{sum(held.path.stat().st_size for held in _files(copies)):,} bytes"
+    head = ("parameter", "stage", "pattern", "type", "updates", "lr scale", "bytes", "weights' SHA-256")
+    return [Table(title, head, rows, 4)]
+
+
+def _atom(held: Contents, local: str) -> tuple[str, ...]:
+    """Type, clock, scale, bytes with moments, and digest of a file's parameter."""
+    entry, clock = held.entries[f"weights.{local}"], held.clocks.get(local)
+    size = sum(held.entries[key].nbytes for kind in ("weights", *MOMENTS) if (key := f"{kind}.{local}") in held.entries)
+    scale = held.scales.get(local, held.lr_scale)
+    return (
+        str(entry),
+        "-" if clock is None else str(clock),
+        f"{scale:g}",
+        f"{size:,}",
+        entry.sha256.hex()[:DIGITS] or "-",
+    )
+
+
+def verify(folder: Path, name: str | None) -> Iterator[str]:
+    """Read all that the checkpoints of a run hold (or of the one that is named); a line for each that is as written.
+
+    :raises UserError: naming the first file or parameter that is missing, damaged or does not fit.
+    """
+    chosen = _chosen(folder, name)
+    for saved in CheckpointStore(folder / "checkpoints").list() if name is None else [chosen]:
+        cut = cut_of(saved.manifest)
+        require_known(cut, saved.folder)
+        copies = copies_of(saved.folder, saved.manifest, saved.manifest.stages)
+        require_whole(cut, copies)
+        files = _files(copies)
+        for held in files:
+            require_file(saved.folder, held)
+        count = sum(len(held.entries) for held in files)
+        told = "" if saved.whole else " (partial)"
+        told += "" if saved.manifest.digests else "; without digests, as an older planaria wrote it"
+        yield f"{saved.folder.name}{told}: {len(files)} files, {count} tensors: all as written"
+
+
+def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: Path) -> list[str]:
+    """Write a checkpoint of a run as it would be resumed with ``changes``, into a folder of checkpoints."""
+    said: list[str] = []
+    there = take_up(folder, changes, name, said.append)
+    if there.saved is None or not there.saved.whole:
+        raise UserError(
+            f"{folder}: has no whole checkpoint to convert; train on with `planaria train --resume {folder}`"
+        )
+    if to.resolve() == there.store.folder.resolve() or (to / there.saved.folder.name).exists():
+        raise UserError(f"--to {to}: would replace a checkpoint; choose another folder")
+    config, before, store = there.config, there.saved.manifest, CheckpointStore(to)
+    several, stages, step = config.exchange.replicas, config.pipeline.stages, before.step
+    even = dict.fromkeys(range(several), Standing(step=step)) if several > 1 else {}
+    made = Manifest(
+        step=step,
+        stages=list(range(stages + 1)),
+        pipeline_stages=stages,
+        samples=before.samples,
+        replicas=several,
+        first_block=there.origin.first_block,
+        blocks_ahead=before.blocks_ahead,
+        standings=before.standings if before.replicas == several else even,
+        digests=_written(store, there.saved.folder, config, step),
+        model=config.model,
+        exchange=config.exchange,
+        block=Itinerary(config, together=config.engine == "inline").block,
+    )
+    return [*said, str(store.seal(there.saved.folder.name, made, config.checkpoint.keep).folder)]
+
+
+def export(
+    folder: Path,
+    name: str | None,
+    kind: Literal["hf"] | Kind,
+    to: Path,
+    precision: Precision | None,
+    shard_mb: int | None,
+) -> list[str]:
+    """Write a checkpoint (the newest whole one, unless named) for another program."""
+    runs.config_of(folder)
+    saved = runs.newest_whole(folder) if name is None else _chosen(folder, name)
+    if kind == "hf":
+        export_run(folder, to, saved, precision or "fp32", (shard_mb or SHARD_MB) << 20)
+        return [str(to)]
+    for flag, given in (("--precision", precision), ("--shard", shard_mb)):
+        if given is not None:
+            raise UserError(f"{flag} {given}: goes with --format hf; moments go with weights in fp32, tensor by tensor")
+    return [*export_state(folder, to, kind, saved), str(to)]
+
+
+def bring(
+    folder: Path, given: Path, changes: Mapping[str, str], kind: Literal["hf"] | Kind, names: Path | None
+) -> list[str]:
+    """Begin a run from another program's folder: of a recipe, or of the configuration of a run."""
+    if kind == "hf":
+        raise UserError(
+            f"--format hf: {folder} has no moments to go on with; begin with its weights: `planaria train {given} "
+            f"--train.start {folder}`"
+        )
+    recipe = _own(given) if (given / runs.CONFIG).is_file() else given
+    config = configure(recipe, settings=changes)
+    made, said = import_run(folder, config, kind, names)
+    return [*said, f"go on with    planaria train --resume {made}"]
+
+
+def _own(folder: Path) -> RunConfig:
+    """A run's configuration, with the faults and the schedule that lie in its folder."""
+    config = runs.config_of(folder, *runs.KEPT)
+    if config.routing.schedule is not None:
+        config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
+    if config.chaos.trace is not None:
+        config = config.model_copy(update={"chaos": ChaosConfig(trace=str((folder / runs.TRACE).absolute()))})
+    return config
+
+
+def _written(store: CheckpointStore, source: Path, config: RunConfig, step: int) -> dict[str, str]:
+    """Write every stage of every replica, one after the other; file → digest."""
+    several, digests = config.exchange.replicas, dict[str, str]()
+    for replica in range(several):
+        for stage in range(config.pipeline.stages + 1):
+            state = stage_for(source, config, stage, replica)
+            written = write_stage(store.part(step, several, replica, 0), stage, step, state)
+            digests[stage_name(stage, replica, several)] = written.sha256
+    return digests
+
+
+def _chosen(folder: Path, name: str | None) -> Saved:
+    runs.config_of(folder)
+    saved = choose(CheckpointStore(folder / "checkpoints"), name)
+    if saved is None:
+        raise UserError(f"{folder}: has no checkpoint yet; train on with `planaria train --resume {folder}`")
+    return saved
+
+
+def _files(copies: Mapping[int, Copy]) -> list[Contents]:
+    parts = [part for copy in copies.values() for part in (copy.stages, copy.outer)]
+    return list({held.path: held for part in parts for held in part.values()}.values())

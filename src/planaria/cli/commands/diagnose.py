@@ -1,0 +1,66 @@
+"""``planaria diagnose``: who waits for whom, what is slow and what was done about it, of a live run or afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.common.errors import UserError
+from planaria.record import decisions as d
+from planaria.record.logs import read_run
+from planaria.report.run.diagnosis import Diagnosis, diagnosis_of
+from planaria.report.run.naming import Naming, naming_of
+from planaria.report.run.verdict_lines import line, sentence
+from planaria.runtime.engine import runs
+
+
+def diagnose(folder: Path) -> str:
+    """What is known of a run, as text.
+
+    :raises UserError: when the folder is no run's, or nothing was measured in it.
+    """
+    record = read_run(folder)
+    if record.config.engine == "inline":
+        raise UserError(f"{folder}: was trained inline, in one process: nobody waits for anybody")
+    found, naming = diagnosis_of(record), naming_of(record)
+    if not found.now:
+        if record.config.fleet.diagnose == "off":
+            raise UserError(f"{folder}: nothing was measured (fleet.diagnose = 'off'); train with 'tell' or 'act'")
+        raise UserError(
+            f"{folder}: nothing was measured yet: workers tell of every second step; logs of older runs have none of it"
+        )
+    live = "live" if runs.is_held(folder) else "not live"
+    last = max(gauge.last.step for gauge in found.now.values())
+    lines = [f"{folder}, step {last} ({live})", "", *_workers(found, naming), "", *_ways(found, naming), ""]
+    told = []
+    for _, fact in record.landmarks:
+        if isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
+            told.append(f"step {fact.step}  {line(fact, naming)}")
+    standing = [sentence(blamed, naming) for blamed in found.standing]
+    lines += ["Slow at present:", *(f"  {text}" for text in standing)] if standing else ["Nothing is slow at present."]
+    return "\n".join(lines + (["", "What was found:", *(f"  {text}" for text in told)] if told else []))
+
+
+def _workers(found: Diagnosis, naming: Naming) -> list[str]:
+    """What each worker does with its time, and for whom it waits most."""
+    lines = [f"{'':24}{'worker':8}{'passes':>12}{'at first':>12}{'computing':>12}{'waiting':>10}  mostly for"]
+    for node, gauge in sorted(found.now.items()):
+        last = gauge.last
+        waits = max(last.waited, key=lambda peer: last.waited[peer], default=None)
+        mostly = "" if waits is None else naming.name([waits])
+        busy, waited = last.busy_s * last.steps / last.seconds, sum(last.waited.values()) / last.seconds
+        lines.append(
+            f"{naming.row(node):24}{gauge.worker:8}{1e3 * gauge.pass_s:9.1f} ms{1e3 * gauge.past_s:9.1f} ms"
+            f"{busy:12.0%}{waited:10.0%}  {mostly}"
+        )
+    return lines
+
+
+def _ways(found: Diagnosis, naming: Naming) -> list[str]:
+    """How long activations take, from whom to whom."""
+    pairs = sorted((peer, node) for node, gauge in found.now.items() for peer in gauge.last.flows)
+    lines = ["Activations, 25th and 95th percentile of their way:"]
+    for source, target in pairs:
+        flow = found.now[target].last.flows[source]
+        low, high = 1e3 * flow.low_s, 1e3 * flow.high_s
+        lines.append(f"  {naming.way(source, target):24}{low:9.2f} ms{high:9.2f} ms  ({flow.frames} frames)")
+    return lines

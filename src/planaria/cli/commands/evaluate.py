@@ -1,0 +1,73 @@
+"""``planaria eval``: a run's validation perplexity, whole and with stages left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from planaria.common.errors import UserError
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.report.live.bars import CountProgress
+from planaria.report.tables import Table, show
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.batches import batches, masks
+from planaria.runtime.engine.omission import Omission, evaluations, omissions
+
+FILE = "omission.json"
+
+
+def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> int:
+    """Evaluate the newest whole checkpoint of a run, print a table, and keep it as JSON in the run's folder."""
+    config = runs.config_of(folder, *runs.KEPT)
+    shares = parse_shares(omit, config.pipeline.stages)
+    if most < 1:
+        raise UserError(f"--subsets {most}: at least one subset must be tried")
+    model = load_model(runs.newest_whole(folder), config.pipeline.stages).eval()
+    dataset = prepare(config.data, config.model.vocab)
+    stream = Stream(dataset, "validation", config.model.context, config.seed)
+    count = microbatches or config.train.eval_microbatches
+    batch = batches(stream, 0, config.pipeline.microbatch_size)
+    apart = masks(config.data, stream, batch)
+    parts = evaluations(config.pipeline.stages, shares, most)
+    with CountProgress("evaluating the model whole and with stages left out", "evaluations", parts) as progress:
+        found = omissions(model, batch, count, shares, most, config.seed, apart, progress.done)
+    unfinished = folder / f".{FILE}"
+    unfinished.write_text(json.dumps([one.model_dump() for one in found], indent=1))
+    unfinished.replace(folder / FILE)
+    _show(found, config.pipeline.stages)
+    print(f"numbers       {folder / FILE}")
+    return 0
+
+
+def parse_shares(text: str, stages: int) -> list[float]:
+    """'0.25,0.5' as shares of the block stages; UserError when one is no share, or leaves out all stages or none."""
+    shares = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            share = float(part)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share < 1 or not 0 < round(share * stages) < stages:
+            raise UserError(
+                f"--omit {text}: {part} of {stages} block stages is not between one stage and all but one; give shares "
+                "such as 0.25,0.5"
+            )
+        shares.append(share)
+    return shares
+
+
+def _show(found: list[Omission], stages: int) -> None:
+    rows = [
+        [
+            f"{one.stages}",
+            f"{one.subsets} of {one.possible}",
+            f"{one.perplexity:.3f}",
+            f"{one.least:.3f} … {one.most:.3f}" if one.subsets > 1 else "",
+            f"{one.over_full - 1:+.1%}" if one.stages else "",
+        ]
+        for one in found
+    ]
+    head = ["left out", "subsets", "perplexity", "least … most", "over the whole model"]
+    show([Table(f"validation perplexity, of {stages} block stages", head, rows, numbers_from=0)])

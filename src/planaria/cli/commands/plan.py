@@ -1,0 +1,63 @@
+"""``planaria plan``: the plan of one step, its simulated time and its lower bound."""
+
+from __future__ import annotations
+
+from planaria.config.schema import RunConfig
+from planaria.control.relays import edge_flows, over_relays, relay_ways
+from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
+from planaria.pipeline.plan.bound import lower_bound
+from planaria.pipeline.plan.draw import draw
+from planaria.planner.cuts import tightest_cut
+from planaria.planner.paths import loads
+from planaria.record.replica import ReplicaState
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.origin import START, run_started
+from planaria.runtime.engine.simulate import simulate
+
+
+def describe(config: RunConfig, width: int = 100) -> str:
+    """The plan of one step drawn as a chart, its simulated time, its lower bound, and the time of the whole run.
+
+    A recipe without costs is drawn with a forward pass as the unit of time; one on a schedule has its page for a chart.
+    """
+    pipeline, itinerary = config.pipeline, Itinerary(config)
+    if (schedule := itinerary.schedule) is not None:
+        total = config.train.steps * schedule.step_s
+        return (
+            f"{config.routing.schedule}: {len(schedule.routes)} microbatches over {len(schedule.nodes)} nodes, step "
+            f"{schedule.step_s:.4g} s, bound {schedule.bound.step_s:.4g} s\nrun of {config.train.steps} steps: "
+            f"{total:.4g} s{_relays(itinerary)}"
+        )
+    plan = itinerary.training(0)
+    priced = bool(config.network.forward_s or config.network.backward_s)
+    costs = Costs(config.network) if priced else UNIT
+    size = message_bytes(config.model, pipeline)
+    simulated = simulate(plan, costs, size)
+    unit = "s" if priced else "forward passes"
+    total = config.train.steps * simulated.step_s
+    chart = draw(simulated, lower_bound(plan, costs, size), width, unit)
+    return f"{chart}\nrun of {config.train.steps} steps: {total:.4g} {unit}{_relays(itinerary)}"
+
+
+def _relays(itinerary: Itinerary) -> str:
+    """Lines on which edge goes over which relay at first, and how even that is; none without relays."""
+    config = itinerary.config
+    if not config.fleet.relays or config.engine != "fleet":
+        return ""
+    replica = ReplicaState.start(run_started(itinerary, START))
+    nodes = replica.arrangement.stage
+    pairs, walked = replica.pairs_of(nodes), replica.routes_over(nodes) or []
+    over = over_relays(replica, pairs, (), walked)
+    ways = relay_ways(replica.settings.relays)
+    paths = {path.id: path for found in ways.paths.values() for path in found}
+    here = [route for route in itinerary.routes(0) if route[0] in nodes]
+    flows = edge_flows(pairs, here, 2 * message_bytes(config.model, config.pipeline))  # activation, and its gradient
+    busy = loads(list(flows.values()), ways, [paths[over[pair]] for pair in flows])
+    least = tightest_cut(list(flows.values()), ways)
+    lines = [
+        f"relay {name:8}edges {', '.join(f'{a}–{b}' for (a, b), by in over.items() if by == name) or 'none'}: "
+        f"{busy.get(name, 0.0):.4g} s of a step"
+        for name in config.fleet.relays
+    ]
+    gap = least.gap(max(busy.values()))
+    return "\n".join(["", *lines, f"no choice of relays less than {least.seconds:.4g} s of a step (gap {gap:.1%})"])

@@ -1,0 +1,72 @@
+"""``planaria recipes`` and ``planaria init``: list the shipped recipes, and copy one for editing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from planaria.common import atomic
+from planaria.common.errors import UserError
+from planaria.config import names, recipe, shipped
+
+BESIDE = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"), ("compare", "clock"))
+"""settings that name a file, relative to the recipe"""
+ORDER = ("train", "swarm", "compare", "experts", "drill")
+"""commands, the first that a recipe is for being its own"""
+
+
+def listing() -> Iterator[str]:
+    """A line for each shipped recipe: its name, the command that it is for, and the first sentence of its comment."""
+    known = shipped.names()
+    width = max(map(len, known))
+    for name in known:
+        path = shipped.find(name)
+        kind = " or ".join(sorted(recipe.kinds_of(recipe.read(path))))
+        yield f"{name:{width}}  {kind:8}  {_first_sentence(path)}"
+
+
+def copy(source: str, to: Path) -> tuple[list[Path], str]:
+    """Copy the recipe ``source`` (a name or a file) to ``to``, and beside it the files that it names.
+
+    The copy is named after its file. Return all copies, and the command that runs the recipe.
+
+    :raises UserError: if ``source`` is not a recipe, or a file exists; nothing is written then.
+    """
+    path = shipped.find(source)
+    tree = recipe.read(path)
+    copies = {to: path} | {to.parent / name: path.parent / name for name in _named(tree)}
+    there = [file for file in copies if file.exists()]
+    if there:
+        raise UserError(f"{there[0]}: is there already; give another name, or remove it")
+    if not to.parent.is_dir():
+        raise UserError(f"{to}: there is no folder {to.parent}; make it, or give another path")
+    for file, original in copies.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = original.read_text(encoding="utf-8")
+        atomic.write_text(file, _renamed(text, names.from_file(to.stem)) if original == path else text)
+    return list(copies), f"planaria {sorted(recipe.kinds_of(tree), key=ORDER.index)[0]} {to}"
+
+
+def _renamed(text: str, name: str) -> str:
+    """The text of a recipe with this name, if it states one."""
+    head, table, rest = text.partition("\n[")  # the name is not in a table
+    return re.sub(r"^name *= *([\"']).*?\1", f'name = "{name}"', head, count=1, flags=re.MULTILINE) + table + rest
+
+
+def _named(tree: Mapping[str, Any]) -> Iterator[str]:
+    for section, field in BESIDE:
+        name = tree.get(section, {}).get(field)
+        if isinstance(name, str) and not Path(name).is_absolute():
+            yield name
+
+
+def _first_sentence(path: Path) -> str:
+    lines = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    text = " ".join(lines)
+    return text.split(". ")[0].rstrip(".:")

@@ -1,0 +1,45 @@
+"""``planaria replay``: replay a run's log and compare the result with what the run recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.common.errors import RunStopped, UserError
+from planaria.control.replay import replay
+from planaria.record.logs import EVENTS, read_run
+from planaria.record.statefile import StateFile, describe, read_state
+from planaria.runtime.engine import runs
+
+
+def replay_run(folder: Path) -> str:
+    """What the replay found.
+
+    :raises RunStopped: when a decision or the final state differs.
+    :raises UserError: when the run was not trained on a fleet.
+    """
+    if (folder / runs.CONFIG).is_file():
+        runs.require(folder, runs.CONFIG)
+    record = read_run(folder)
+    if not record.starts:
+        raise UserError(f"{folder / EVENTS}: has no start of a run, so there is nothing to replay; bring the log back")
+    if record.config.engine == "inline":
+        raise UserError(f"{folder}: was trained inline, without a controller; there are no decisions to replay")
+    result = replay(fact for _, fact in record.history)
+    problems = list(result.problems)
+    left, again = _comparable(read_state(folder)), _comparable(describe(result.state))
+    if result.state.over:  # until then, the log is a little ahead
+        problems += [f"state.json: {k} is {left[k]!r}, folded again {again[k]!r}" for k in left if left[k] != again[k]]
+    if problems:
+        raise RunStopped("\n".join([f"{folder}: the log does not explain the run:", *problems[:10]]))
+    end = "the same final state" if result.state.over else "a run that has not ended"
+    found = (
+        f"{result.events} events led to the same {result.decisions} decisions and {end}: "
+        f"step {again['step']}, generation {again['generation']}, {again['phase']}"
+    )
+    shapes = [f"went on in another shape: {started.recut}" for _, started in record.starts if started.recut is not None]
+    return "\n".join([found, *shapes])
+
+
+def _comparable(state: StateFile) -> dict[str, object]:
+    """What a replay can know: not who the controller was, nor when the operating system started a process."""
+    return state.model_dump(exclude={"controller": True, "workers": {"__all__": {"born"}}})

@@ -1,0 +1,115 @@
+"""``planaria report``: the page of whatever a folder holds, and its numbers as CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from planaria.common import documents
+from planaria.report import page
+from planaria.runtime.engine import runs
+
+PAGE, MEND = "report.html", "bring it back as planaria wrote it"
+
+
+class Reported(NamedTuple):
+    """A report that can be written, of any kind of folder."""
+
+    file: Path
+    """where its page is by default"""
+    write: Callable[[Path], Path]
+    body: Callable[[], Iterator[str]]
+    check: Callable[[], None] = lambda: None
+    """raises LedgerError if samples of a run were lost or used twice"""
+
+
+def report(run: Path, to: Path | None, csv: Path | None) -> Iterator[Path]:
+    """Write the page of a run, swarm, comparison, drill, experts run or schedule, and its numbers into ``csv``.
+
+    Yields the path of each file once it is written.
+
+    :raises UserError: when there is nothing of that kind, it is damaged, or a file cannot be written.
+    :raises LedgerError: after everything is written, if samples of a run were lost or used twice.
+    """
+    found = reported(run)
+    yield found.write(to or found.file)
+    if csv is not None:
+        yield from page.write_sheets(csv, found.body())
+    found.check()
+
+
+def reported(run: Path) -> Reported:
+    """What ``run`` holds; UserError when that is nothing that can be reported."""
+    if run.is_file():
+        return _schedule(run)
+    if (run / "peers").is_dir():
+        return _swarm(run)
+    for name, kind in (("comparison.json", _comparison), ("drill.json", _drill), ("results.json", _experts)):
+        if (run / name).is_file():
+            return kind(run / name)
+    return _run(run)
+
+
+# Each kind imports its own: a run's report needs no torch.
+
+
+def _run(run: Path) -> Reported:
+    from planaria.record.logs import read_run
+    from planaria.report.run.ledger import require_exactly_once
+    from planaria.report.run.report import body, write_page
+
+    if (run / runs.CONFIG).is_file():
+        runs.require(run, runs.CONFIG)
+    record = read_run(run)
+    return Reported(
+        run / PAGE,
+        lambda to: write_page(record, to),
+        lambda: body(record),
+        lambda: require_exactly_once(record),
+    )
+
+
+def _schedule(file: Path) -> Reported:
+    from planaria.planner.schedule import read
+    from planaria.report.run.schedule_figures import step_of
+    from planaria.report.run.schedule_page import body, write_page
+
+    plan = read(file)
+    return Reported(file.with_suffix(".html"), lambda to: write_page(plan, to), lambda: body(plan, step_of(plan)))
+
+
+def _swarm(run: Path) -> Reported:
+    from planaria.cli.commands.swarm import noted
+    from planaria.swarm.report.swarm_report import body, write_swarm_report
+
+    config, outcome = noted(run)
+    return Reported(
+        run / PAGE,
+        lambda to: write_swarm_report(run, config, outcome, to),
+        lambda: body(run, config, outcome),
+    )
+
+
+def _comparison(file: Path) -> Reported:
+    from planaria.lab.compare.race_results import Compared
+    from planaria.lab.report.comparison import body, write_comparison
+
+    found = documents.model(file, Compared, mend=MEND)
+    return Reported(file.with_name(PAGE), lambda to: write_comparison(found, to), lambda: body(found))
+
+
+def _drill(file: Path) -> Reported:
+    from planaria.lab.report.drill_report import body, write_drill_report
+    from planaria.swarm.drills.drill_results import Drill
+
+    found = documents.model(file, Drill, mend=MEND)
+    return Reported(file.with_name(PAGE), lambda to: write_drill_report(found, to), lambda: body(found))
+
+
+def _experts(file: Path) -> Reported:
+    from planaria.lab.experts.experts_results import Results
+    from planaria.lab.report.experts_report import body, write_experts_report
+
+    found = documents.model(file, Results, mend=MEND)
+    return Reported(file.with_name(PAGE), lambda to: write_experts_report(found, to), lambda: body(found))

@@ -1,0 +1,137 @@
+"""``planaria plan`` on a topology: search for an arrangement and routes, bound how good they are, write them."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from planaria.common.compiled import COMPILED
+from planaria.common.errors import UserError, install
+from planaria.config import shipped
+from planaria.config.durations import seconds
+from planaria.config.schema import RunConfig
+from planaria.pipeline.network.costs import message_bytes
+from planaria.pipeline.network.topology import Topology, read
+from planaria.planner.baselines import baselines
+from planaria.planner.bound import ALL, RELAXED, SOLVER, certificate
+from planaria.planner.over_paths import HASHED, OverPaths
+from planaria.planner.problem import Problem, Solution, problem_of
+from planaria.planner.schedule import Bound, Schedule, Search, schedule_of, write
+from planaria.planner.search import Budget, search, step_ns
+from planaria.report.live.bars import SearchProgress
+from planaria.report.run.path_table import summary, table
+from planaria.report.run.schedule_page import write_page
+from planaria.report.tables import Table, show
+from planaria.runtime.engine.prepare import beside
+
+LARGEST = 1e9
+"""moves of a budget"""
+_MOVES = re.compile(r"(\d+\.?\d*)\s*moves", re.ASCII)
+COSTS = "give network.forward_s and network.backward_s, seconds of a pass"
+BOUND_SHARE, BASELINE_SHARE = 0.3, 0.2
+"""most of the budget's time for the lower bound; and of what is left, for planning a full pipeline to compare with"""
+
+
+def plan_routes(config: RunConfig, recipe: Path | None, spend: Budget, to: Path | None, quiet: bool) -> int:
+    """Plan the recipe's routes and write ``to`` (JSON, and a page of the same name beside it); return the exit code."""
+    topology = topology_of(config, recipe)
+    problem = problem_of(config, topology)
+    over = None if topology.ways is None else OverPaths(topology, message_bytes(config.model, config.pipeline))
+    until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
+    # A plan's own paths are not part of the problem, so trying all plans says nothing about them.
+    bound = certificate(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
+    with SearchProgress(
+        spend, bound.step_s if problem.forward.any() or problem.backward.any() else None, quiet
+    ) as progress:
+        find, step = (over.search, over.step_ns) if over else (search, step_ns)
+        first = Budget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
+        found = find(problem, config.seed, first, progress.told)
+    rest = Budget(until - time.monotonic(), spend.moves * share)
+    compared = baselines(problem, found.solution, config.seed, rest, step, find)
+    made = Search(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
+    schedule = _schedule(problem, found.solution, found.step_s, Bound(**bound._asdict()), compared, made, over)
+    file = to or Path(config.out) / f"{config.name}.schedule.json"
+    write(schedule, file)
+    page = write_page(schedule, file.with_suffix(".html"))
+    _show(problem, schedule)
+    print(f"schedule      {file}\npage          {page}")
+    if not SOLVER:
+        print(f"bound         scipy is not installed; a better bound needs it: {install('planner')}")
+    if not COMPILED:
+        print(f"slow          numba is not installed; the search is much faster with it: {install('planner')}")
+    return 0
+
+
+def _schedule(
+    problem: Problem,
+    solution: Solution,
+    step_s: float,
+    bound: Bound,
+    compared: dict[str, float],
+    made: Search,
+    over: OverPaths | None,
+) -> Schedule:
+    """The schedule of a plan; where sites are joined by several paths, with the times that its edges have on theirs."""
+    if over is None:
+        return schedule_of(problem, solution, step_s, bound, compared, made)
+    routed = over.routed(problem, solution)
+    priced = over.priced(problem, routed)
+    others = compared | {HASHED: over.hashed_s(problem, solution)}
+    return schedule_of(priced, solution, step_ns(priced, solution) / 1e9, bound, others, made, over.told(routed))
+
+
+def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
+    """The topology that a recipe names, beside the recipe or at its path; UserError if it names none."""
+    if config.network.topology is None:
+        raise UserError(
+            "network.topology: not given; to plan routes, name a TOML file of sites and nodes, such as "
+            f"{shipped.FOLDER / 'topologies' / 'twelve_cities.toml'}"
+        )
+    return read(beside(recipe, config.network.topology), config.network.scale)
+
+
+def parse_budget(text: str) -> Budget:
+    """Return the budget that a text such as '60s', '5min' or '300000 moves' stands for; UserError otherwise."""
+    with suppress(ValueError):
+        if moves := _MOVES.fullmatch(text.strip()):
+            if 0 < float(moves[1]) <= LARGEST:
+                return Budget(moves=float(moves[1]))
+        elif not text[-1:].isdigit() and (duration := seconds(text)):  # a bare number could be either
+            return Budget(seconds=duration)
+    raise UserError(f"--budget {text}: give a time such as 60s or 5min, or up to {LARGEST:g} moves such as 300000moves")
+
+
+def _show(problem: Problem, schedule: Schedule) -> None:
+    others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
+    terms = sorted(schedule.bound.terms.items(), key=lambda pair: -pair[1])
+    rows = [
+        ["this plan", _seconds(schedule.step_s), "1.000"],
+        *(
+            [name, _seconds(seconds), f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
+            for name, seconds in others
+        ),
+        [
+            f"lower bound ({schedule.bound.binds})",
+            _seconds(schedule.bound.step_s),
+            "–" if schedule.gap is None else f"gap {schedule.gap:.1%}",
+        ],
+        *([f"  {name}", _seconds(seconds), ""] for name, seconds in terms if name != schedule.bound.binds),
+    ]
+    title = f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages"
+    title += ", then gradient sums" if problem.summed else ""
+    show([Table(title, ["", "seconds", "this plan ÷ it"], rows)])
+    if schedule.gap is None:
+        print(f"costs         passes cost nothing, so only messages count: {COSTS}")
+    search = schedule.search
+    if schedule.paths is not None:
+        show([table(schedule, schedule.paths)])
+        print(f"paths         {summary(schedule.paths)}")
+    if schedule.bound.binds != ALL:
+        print(f"relaxed       the bound ignores {RELAXED}")
+    print(f"search        seed {search.seed}, {search.moves} moves in {search.seconds:.1f} s")
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}" if value >= 10 else f"{value:.3f}"

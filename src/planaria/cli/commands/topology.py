@@ -1,0 +1,108 @@
+"""``planaria topology measure``: measure the links between nodes, and write a topology for ``planaria plan``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+
+from planaria.cli.commands.schedule import topology_of
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.pipeline.network.costs import MBIT
+from planaria.pipeline.network.measuring import Link, Pair, Spread, between_sites, emulated, files
+from planaria.pipeline.network.topology import Node, NodeGroup, Topology
+from planaria.report.live.bars import SurveyProgress
+from planaria.report.tables import Table, show
+from planaria.runtime.engine.survey import survey
+
+MOST_NODES = 128
+"""each is a process of this machine"""
+
+
+def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None, quiet: bool) -> int:
+    """Measure every pair of the recipe's nodes and write three files into the folder ``to``; the exit code.
+
+    :raises UserError: when the nodes are too few or too many, or ``to`` cannot be written; no node is started then.
+    :raises RunStopped: when a node dies or a pair cannot talk; nothing is written then.
+    """
+    topology, nodes = _nodes(config, recipe, count)
+    _require_folder(to)
+    ordered = permutations(range(len(nodes)), 2)
+    lines = {(a, b): emulated(config.network, topology, nodes[a], nodes[b]) for a, b in ordered}
+    with SurveyProgress(len(lines) // 2, quiet) as progress:
+
+        def told(pair: Pair, there: Link, back: Link) -> None:
+            a, b = (nodes[n].name for n in pair)
+            rates = " and ".join(_digits(link.bandwidth.value / MBIT) for link in (there, back))
+            progress.told(f"{a} – {b}, {_digits(there.latency.value * 1000)} ms, {rates} Mbit/s there and back")
+
+        found = survey(config.fleet, [node.name for node in nodes], lines, told)
+    links = between_sites(nodes, found)
+    write(to, files(nodes, links, queueing=topology is None or topology.queueing))
+    _show(nodes, links)
+    print(f"topology      {to / 'topology.toml'}")
+    return 0
+
+
+def _nodes(config: RunConfig, recipe: Path | None, count: int | None) -> tuple[Topology | None, tuple[Node, ...]]:
+    """The topology that the recipe names, and its nodes; without one, nodes of this machine, each a site of its own."""
+    topology, number, named = None, config.pipeline.stages + 1, "pipeline.stages + 1"
+    if config.network.topology is not None:
+        topology = topology_of(config, recipe)
+        number, named = len(topology.nodes), f"network.topology: {len(topology.nodes)} nodes"
+        if count is not None:
+            raise UserError(f"--nodes {count}: network.topology names the nodes already; leave one of them out")
+        if topology.ways is not None:
+            raise UserError(
+                "network.topology: measured is one connection between two nodes, and [[link]] lists several ways; "
+                "name a topology without [[link]], and list the ways in what is measured"
+            )
+    elif count is not None:
+        number, named = count, f"--nodes {count}"
+    if not 2 <= number <= MOST_NODES:
+        raise UserError(f"{named}: 2 to {MOST_NODES} nodes can be measured, each a process of this machine")
+    if topology is not None:
+        return topology, topology.nodes
+    plain = NodeGroup(site="")
+    names = [f"node {n}" for n in range(number)]
+    return None, tuple(Node(name, name, plain.speed, plain.memory, plain.role) for name in names)
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write all files or none: each is there whole under another name before the first gets its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = {folder / name: folder / f".{name}.{os.getpid()}" for name in texts}
+    try:
+        for part, text in zip(unfinished.values(), texts.values(), strict=True):
+            part.write_text(text, encoding="utf-8")
+        for path, part in unfinished.items():
+            part.replace(path)
+    finally:
+        for part in unfinished.values():
+            part.unlink(missing_ok=True)
+
+
+def _require_folder(to: Path) -> None:
+    """UserError if files cannot be written there: that should be said before everything is measured."""
+    there = next(path for path in (to, *to.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"--to {to}: {there} is not a folder; name one, or one that can be made")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--to {to}: {there} cannot be written to; name another folder")
+
+
+def _show(nodes: Sequence[Node], links: Mapping[tuple[str, str], Link]) -> None:
+    rows = [[a, b, _told(k.latency, 1000), _told(k.bandwidth, 1 / MBIT)] for (a, b), k in sorted(links.items())]
+    head = ["from", "to", "latency, ms", "bandwidth, Mbit/s"]
+    show([Table(f"{len(nodes)} nodes: median (quartiles)", head, rows, numbers_from=2)])
+
+
+def _told(spread: Spread, unit: float) -> str:
+    value, low, high = (_digits(number * unit) for number in spread)
+    return f"{value} ({low} … {high})"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.4g}" if number < 1000 else f"{number:,.0f}"

@@ -1,0 +1,100 @@
+"""``planaria train``: what it trains, it trains as any program would, by ``planaria.train``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planaria.api.recipes import configure
+from planaria.api.training import begun, train
+from planaria.cli.commands.plan import describe
+from planaria.cli.commands.watch import beside
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
+from planaria.lab.compare.clock import copies_stated
+from planaria.report.live.trackers import trackers
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.branch import starting_weights, unfit
+from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.engine.prepare import check, read_faults
+from planaria.runtime.engine.unused import require_used
+from planaria.runtime.fleet.births import fork_server
+
+if TYPE_CHECKING:
+    from planaria.report.live_page.serving import Address
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run is to be seen in a browser: where, and whether watchers may inject faults."""
+
+    address: Address
+    token_file: Path | None
+    chaos: bool
+
+    def __call__(self, folder: Path) -> AbstractContextManager[object]:
+        """While this lasts, the run in ``folder`` is."""
+        return beside(folder, self.address, self.token_file, self.chaos, print)
+
+
+def start(
+    recipe_file: Path,
+    flags: Mapping[str, str],
+    dry_run: bool,
+    quiet: bool,
+    auto: bool = False,
+    shown: Shown | None = None,
+) -> int:
+    """Train a recipe from its first step, or with ``auto`` where its run stopped if there is one; the exit code."""
+    config = configure(recipe_file, settings=flags)
+    fork_server([] if dry_run else _preload(config))
+    if shown is not None and config.engine == "simulate":
+        raise UserError("--live: a simulation writes no log that could be shown; leave out --engine simulate")
+    if auto and config.engine == "simulate":
+        raise UserError("--engine simulate: a simulation has nothing to resume; leave out --resume auto")
+    if dry_run or config.engine == "simulate":
+        if config.engine != "simulate":
+            require_used(config)
+        check(config)
+        if config.engine != "simulate":
+            read_faults(config)
+        trackers(config.observe)
+        print(recipe.dump(config).rstrip("\n") if dry_run else describe(config))
+        for line in (*unfit(config, starting_weights(config)), *copies_stated(config)) if dry_run else ():
+            print(f"# {line}")
+        if auto:
+            print(f"# --resume auto: {f'continues {earlier}' if (earlier := begun(config)) else 'begins a new run'}")
+        return 0
+    train(recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, say=print, beside=shown)
+    return 0
+
+
+def _preload(config: RunConfig) -> list[str]:
+    """What worker processes of this machine import, if the run has any."""
+    return PRELOAD if config.engine == "fleet" and config.fleet.kind == "local" else []
+
+
+def resume(
+    folder: Path | str,
+    flags: Mapping[str, str],
+    quiet: bool,
+    checkpoint: str | None = None,
+    shown: Shown | None = None,
+) -> int:
+    """Train on where a run stopped, or from the named checkpoint of it; the exit code."""
+    if (Path(folder) / runs.CONFIG).is_file():
+        fork_server(_preload(recipe.overlay(runs.config_of(Path(folder)), flags)))
+    train(
+        folder,
+        resume=True,
+        checkpoint=checkpoint,
+        settings=flags,
+        progress=not quiet,
+        say=print,
+        beside=shown,
+    )
+    return 0

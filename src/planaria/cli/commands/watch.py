@@ -1,0 +1,170 @@
+"""``planaria watch``: runs, comparisons and swarms in a browser, live or played back; ``planaria train --live``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planaria.common import documents
+from planaria.common.errors import UserError, install
+
+if TYPE_CHECKING:
+    from planaria.report.live_page.server import Strike
+    from planaria.report.live_page.serving import Address
+
+START_S = 30.0
+"""the server of a run that begins is up within so many seconds, or the run goes on without"""
+END_S = 8.0
+"""it has so long to tell its watchers the end"""
+NICE = 10
+"""how far the page of a run that is being trained stands back behind its workers"""
+SHORTEST_TOKEN, LONGEST_TOKEN = 16, 200
+SLOW_TIMES, SLOW_S, CUT_S = 5.0, 20.0, 5.0
+"""what the page's faults that last come to"""
+
+
+def watch(folders: Sequence[Path], address: Address, token_file: Path | None, chaos: bool, until_closed: bool) -> int:
+    """Serve the page of these runs until Ctrl-C; the exit code.
+
+    :raises UserError: before anything is served, when a folder is no run, or something else that was given is wrong.
+    """
+    require_server("watch")
+    from planaria.report.live_page.guard import new_token
+    from planaria.report.live_page.limits import MOST_RUNS
+    from planaria.report.live_page.server import Page
+    from planaria.report.live_page.serving import Server, serve
+    from planaria.report.live_page.telling import Telling
+
+    if len(folders) > MOST_RUNS:
+        raise UserError(f"watch: shows {MOST_RUNS} runs at most, not {len(folders)}")
+    token = new_token() if token_file is None else token_in(token_file)
+    if until_closed:
+        os.nice(NICE)
+    told = [Telling(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    page = Page(told, _striker() if chaos else None)
+
+    def announce(where: str) -> None:
+        print(where if until_closed else f"live page     {where}", flush=True)
+
+    try:
+        serve(Server(page, address, token, announce), sys.stdin.fileno() if until_closed else None)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """What to call these runs: the last words of their paths, or all of them where these are not enough.
+
+    :raises UserError: when a folder is given twice.
+    """
+    whole = [folder.resolve() for folder in folders]
+    if twice := next((folder for i, folder in enumerate(whole) if folder in whole[:i]), None):
+        raise UserError(f"{twice}: is given twice; name each run once")
+    short = [folder.name for folder in whole]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+
+
+def require_server(word: str) -> None:
+    """UserError when the packages that serve the page are not installed."""
+    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+        raise UserError(f"{word}: needs {' and '.join(missing)}; install them with: {install('live')}")
+
+
+def token_in(file: Path) -> str:
+    """The token that a file holds, which others must not be able to read."""
+    try:
+        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~(stat.S_IRGRP | stat.S_IXGRP):
+            raise UserError(f"{file}: others can read or change it; make it yours alone with `chmod 600 {file}`")
+        with file.open("rb") as opened:
+            token = documents.bounded(opened, 4 * LONGEST_TOKEN).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    plain = token.isascii() and token.replace("-", "").replace("_", "").isalnum()
+    if not plain or not SHORTEST_TOKEN <= len(token) <= LONGEST_TOKEN:
+        kinds = f"{SHORTEST_TOKEN} to {LONGEST_TOKEN} letters, digits, - and _"
+        raise UserError(f"{file}: holds no token ({kinds}); make one with `openssl rand -hex 32 > {file}`")
+    return token
+
+
+def _striker() -> Strike:
+    """Injects the page's faults as ``planaria chaos`` does; what that needs is imported meanwhile."""
+    ready = threading.Thread(target=importlib.import_module, args=("planaria.cli.commands.chaos",), daemon=True)
+    ready.start()
+
+    def strike(folder: Path, worker: str, incarnation: int, fault: str) -> str:
+        ready.join()
+        from planaria.cli.commands import chaos
+
+        target = f"worker={worker}"
+        chaos.require_incarnation(folder, worker, incarnation)
+        match fault:
+            case "kill":
+                return chaos.strike(folder, "kill", target)
+            case "freeze":
+                return chaos.strike(folder, "stop", target)
+            case "slow":
+                return chaos.ask(folder, target, {"signal": "slow", "strength": SLOW_TIMES, "resume_after_s": SLOW_S})
+            case _:
+                return chaos.ask(folder, target, {"signal": "cut", "resume_after_s": CUT_S})
+
+    return strike
+
+
+@contextmanager
+def beside(
+    folder: Path, address: Address, token_file: Path | None, chaos: bool, say: Callable[[str], None]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Serve the page of a run, in a process of its own, for as long as this lasts.
+
+    A server that does not come up is given up with a line; the run goes on without.
+    """
+    words = ["watch", str(folder), "--at", f"{address.host}:{address.port}", "--until-closed"]
+    words += [word for name in address.names for word in ("--name", name)] + ["--chaos"] * chaos
+    words += ["--token-file", str(token_file)] if token_file is not None else []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "planaria", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,  # a terminal's Ctrl-C is for the run, which the page is to see to its end
+    )
+    try:
+        said = _first_line(process)
+        up = said.startswith("http")
+        say(f"live page     {said}" if up else f"live page     none: {said or 'its server did not come up'}")
+        yield process
+    finally:
+        _end(process)
+        say(f"watch again   planaria watch {folder}")
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> str:
+    """What the server says first: where it is, or why it is not."""
+    assert process.stdout is not None
+    timer = threading.Timer(START_S, process.kill)
+    timer.start()
+    try:
+        return process.stdout.readline().decode(errors="replace").strip()
+    finally:
+        timer.cancel()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.close()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()

@@ -1,0 +1,107 @@
+"""Compiles functions that are called millions of times, where numba is installed (``planaria[planner]``).
+
+Without it the same results come from plain Python, or from torch, much slower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property, lru_cache, update_wrapper
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from planaria.common.cache import cache_folder
+from planaria.common.errors import UserError
+
+F = TypeVar("F", bound=Callable[..., object])
+COMPILED = find_spec("numba") is not None
+
+
+def compiled(function: F) -> F:
+    """Return ``function`` as machine code; it takes and returns numbers, arrays and tuples of them only.
+
+    Nothing is rounded in another way, or added up in another order, than written. The code is kept on disk, below
+    ``NUMBA_CACHE_DIR`` if that is set; where nothing can be written, it is compiled anew in every process. numba, which
+    takes a second to import, is imported with the first call.
+    """
+    return cast(F, _Compiled(function)) if COMPILED else function
+
+
+class _Compiled:
+    """A function that is compiled when it is called, or when a compiled caller needs it."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        update_wrapper(self, function)
+        self.function = function
+
+    @cached_property
+    def machine(self) -> Any:
+        """numba's dispatcher."""
+        import numba
+
+        made: Any = numba.njit(nogil=True)(self.function)
+        folder = _folder(Path(self.function.__code__.co_filename).parent)
+        if folder is not None:
+            made._cache = _cache(self.function, folder)
+        return made
+
+    @property
+    def _numba_type_(self) -> Any:
+        """The type that numba asks for where a compiled function calls this one."""
+        return self.machine._numba_type_
+
+    def __call__(self, *given: object, **named: object) -> object:
+        return self.machine(*given, **named)
+
+    def __reduce__(self) -> str:
+        return self.function.__qualname__
+
+
+def _cache(function: Callable[..., object], folder: Path) -> Any:
+    """Return a cache of machine code in ``folder``. Files that cannot be read or written only cost a compilation."""
+    import numba
+
+    caching: Any = import_module("numba.core.caching")
+
+    class Cache(caching.FunctionCache):  # type: ignore[misc]
+        def load_overload(self, *given: object) -> object:
+            with suppress(OSError):
+                return super().load_overload(*given)
+            return None
+
+        def save_overload(self, *given: object) -> None:
+            with suppress(OSError):
+                super().save_overload(*given)
+
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(folder)
+    try:
+        return Cache(function)
+    finally:
+        settings.CACHE_DIR = before
+
+
+@lru_cache
+def _folder(sources: Path) -> Path | None:
+    """Return a writable folder for the code of functions in ``sources``, which call only one another; None if none is.
+
+    numba looks at the file of a function to see whether its code is still valid, not at those of the functions it
+    calls, whose code it holds too. So the name depends on all of them.
+    """
+    hashed = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(sources.glob("*.py"))))
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    try:
+        root = Path(given) if given else cache_folder() / "compiled"
+        folder = root / hashed.hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, UserError):
+        return None
+    return folder

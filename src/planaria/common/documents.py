@@ -1,0 +1,224 @@
+"""JSON and TOML that somebody else wrote, or that was damaged since: read with bounds, and refused in one line.
+
+Every such file is read here, so that no size, encoding, depth or number in one can end in anything but a
+:class:`UserError` that names the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import reprlib
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planaria.common.errors import UserError, nearest
+
+MAX_BYTES = 64 << 20
+"""largest document, unless its kind says otherwise"""
+_PIECE = 1 << 16
+Kind = TypeVar("Kind", bound=BaseModel)
+_LONG_KEY = re.compile(r"(?:\.[ \t]*[\w\"'-]{1,64}[ \t]*){100}")
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = 80
+_BRIEF.maxdict, _BRIEF.maxlist = 3, 6
+
+
+class Record(BaseModel):
+    """Base of what planaria writes down: immutable, no unknown keys; numbers that are not finite are JSON strings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+def data(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> bytes:
+    """All bytes of a file that has at most so many; ``mend`` tells the user what to do otherwise.
+
+    :raises UserError: when it is missing, no plain file, larger, or cannot be read.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device has no end
+            raise UserError(f"{path}: is not a file; {mend}")
+        with path.open("rb") as file:
+            found = bounded(file, most)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        raise UserError(f"{path}: cannot be read ({reason}); {mend}") from None
+    if len(found) > most:
+        raise UserError(f"{path}: has more than {most} bytes, too many for what it should be; {mend}")
+    return found
+
+
+def bounded(file: BinaryIO, most: int) -> bytes:
+    """Read a stream to its end, or ``most`` + 1 bytes of it, piece by piece: memory for what is there, not for
+    the bound."""
+    pieces, left = list[bytes](), most + 1
+    while left and (piece := file.read(min(left, _PIECE))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
+
+
+def text(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> str:
+    """As :func:`data`, decoded from UTF-8; UserError also when it is not that."""
+    try:
+        return data(path, most, mend).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not text in UTF-8 (byte {error.start}); {mend}") from None
+
+
+def parse_toml(source: str, place: object) -> dict[str, Any]:
+    """The tables of a TOML text.
+
+    :raises UserError: naming ``place``, when it is none, nested too deep, or has a number of thousands of digits.
+    """
+    if _LONG_KEY.search(source):  # the parser takes the square of its length
+        raise UserError(f"{place}: not valid TOML: a key of more than 100 parts; write it shorter")
+    try:
+        found = tomllib.loads(source)
+    except RecursionError:
+        raise UserError(f"{place}: not valid TOML: nested too deep; write it flatter") from None
+    except ValueError as error:  # also what Python says of a number with thousands of digits
+        raise UserError(f"{place}: not valid TOML: {error}") from None
+    refuse_nul(source, place)
+    _refuse_huge(found, place)
+    return found
+
+
+def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
+    """The tables of a TOML file; UserError as in :func:`parse_toml`, and when it cannot be read."""
+    source = data(path, most, "give the path of a TOML file")
+    try:
+        return parse_toml(source.decode("utf-8"), path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not valid TOML: no text in UTF-8 (byte {error.start})") from None
+
+
+def parse_json(source: bytes | str, place: object, mend: str = "bring it back") -> Any:
+    """The value of a JSON text; UserError, naming ``place``, as in :func:`parse_toml`."""
+    try:
+        return json.loads(source)
+    except RecursionError:
+        raise UserError(f"{place}: not JSON: nested too deep; {mend}") from None
+    except ValueError as error:  # also no UTF-8
+        raise UserError(f"{place}: not JSON: {error}; {mend}") from None
+
+
+def parse_model(kind: type[Kind], source: bytes | str, place: object, mend: str = "bring it back") -> Kind:
+    """The ``kind`` that a JSON text stands for; UserError, naming ``place`` and the key, when it is none."""
+    refuse_nul(source, place)
+    try:
+        return kind.model_validate_json(source)
+    except ValidationError as error:
+        raise UserError(f"{place}: {first(error, kind)}; {mend}") from None
+
+
+def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "bring it back") -> Kind:
+    """The ``kind`` that a JSON file holds; UserError, naming file and key, when it holds none."""
+    return parse_model(kind, data(path, most, mend), path, mend)
+
+
+def sealed(document: BaseModel) -> str:
+    """A document as JSON with a digest of itself, ``sha256``, so that :func:`unsealed` can tell."""
+    tree = document.model_dump(mode="json")
+    return json.dumps(tree | {"sha256": digest(tree)}, indent=2)
+
+
+def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "bring it back") -> Kind:
+    """What :func:`sealed` made, or an older planaria without a digest.
+
+    :raises UserError: when it is missing, damaged, or was changed since.
+    """
+    source = data(path, most, mend)
+    refuse_nul(source, path)
+    try:
+        tree = json.loads(source)
+        if isinstance(tree, dict) and "sha256" in tree and tree.pop("sha256") != digest(tree):
+            raise UserError(f"{path}: has changed since it was written (its SHA-256 says so); {mend}")
+        return kind.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        reason = first(error, kind)
+    except RecursionError:
+        reason = "nested too deep"
+    except ValueError as error:  # no JSON, or no UTF-8
+        reason = str(error)
+    raise UserError(f"{path}: damaged or of another version ({reason}); {mend}")
+
+
+def digest(tree: object) -> str:
+    """SHA-256 (hex) of a value that JSON can hold, however it is laid out."""
+    canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def refuse_nul(source: bytes | str, place: object) -> None:
+    """UserError when a text has, or spells, the character NUL: no name of a file may, and nothing else needs it."""
+    spelt = ("\x00", "\\u0000", "\\U00000000")
+    if any((word.encode() if isinstance(source, bytes) else word) in source for word in spelt):  # type: ignore[operator]
+        raise UserError(f"{place}: has a NUL character; remove it")
+
+
+def _refuse_huge(tree: object, place: object) -> None:
+    """UserError when there is a number of more than 64 bits, which TOML does not have: nobody could print it either."""
+    rest = [tree]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise UserError(f"{place}: not valid TOML: a number of {value.bit_length()} bits; it has at most 64")
+        rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def first(error: ValidationError, kind: type[BaseModel] | None = None, values: bool = False) -> str:
+    """Describe the first error of a document: its key, with ``values`` its value, and what is wrong.
+
+    ``kind``: the document's, from which the names near an unknown key are taken.
+
+    An unknown key comes before others, because what it was meant to be is reported as missing. Of a key that may have
+    several types, the error deepest inside counts.
+    """
+    found = min(error.errors(include_url=False), key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
+    place, known = _located(kind, found["loc"]) if kind is not None else (found["loc"], ())
+    key, message = ".".join(map(str, place)), found["msg"].removeprefix("Value error, ")
+    if found["type"] == "extra_forbidden":
+        return f"{key}: unknown key" + (f"; {nearest(str(place[-1]), known)}" if known else "")
+    value = f" = {shown(found['input'])}" if values and found["type"] != "missing" else ""
+    return f"{key}{value}: {message}" if key else message
+
+
+def _located(kind: type[BaseModel], place: Sequence[int | str]) -> tuple[list[int | str], list[str]]:
+    """Return pydantic's place of an error as a document has it, and the keys that are known there.
+
+    Pydantic also lists, of a key that may have several types, which one was tried.
+    """
+    models, path = [kind], list[int | str]()
+    for part in place[:-1]:
+        if chosen := [one for one in models if one.__name__ == part]:
+            models = chosen
+            continue
+        path.append(part)
+        if any(part in one.model_fields for one in models):
+            fields = (one.model_fields[str(part)] for one in models if part in one.model_fields)
+            models = [inner for field in fields for inner in _models(field.annotation)]
+    known = sorted({name for one in models for name in one.model_fields})
+    tried = {"str", "int", "float", "bool", *(one.__name__ for one in models)} - {*known}
+    return [*path, *(part for part in place[-1:] if part not in tried)], known
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    """The models within a type such as ``list[Node]`` or ``str | Files``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: in Python's words, and short."""
+    try:
+        return _BRIEF.repr(value)
+    except ValueError:  # a number with more digits than Python prints
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else "a huge number"

@@ -1,0 +1,122 @@
+"""What is trained: the sizes of a model, and its family."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from planaria.config import bounds
+from planaria.config.bounds import Natural, Positive
+from planaria.config.options import Options
+from planaria.config.section import DERIVED, Section
+
+
+def even(layers: int, stages: int) -> tuple[int, ...] | None:
+    """So many layers in so many block stages, as evenly as can be; None where some would have none.
+
+    >>> even(10, 4)
+    (3, 3, 2, 2)
+    """
+    least, more = divmod(layers, stages)
+    return None if least < 1 else (least + 1,) * more + (least,) * (stages - more)
+
+
+class ModelConfig(Section):
+    family: str = "llama"
+    """what the stages are made of: llama, or 'module:Class' (see docs/families.md); others make of the sizes below what
+    fits them, but vocab, dim and context, which all share"""
+    options: Options = Options()
+    """of the family"""
+    vocab: bounds.Vocab = 2048
+    """rows of the embedding table; at least the tokenizer's vocabulary"""
+    dim: bounds.Width = 128
+    """width of the residual stream"""
+    layers: bounds.Layers = 4
+    """decoder layers in all stages together"""
+    ends_layers: Natural = 0
+    """how many of them, the first, the ends run themselves: no route skips or swaps these"""
+    block_layers: Annotated[tuple[Positive, ...] | None, Field(strict=False, json_schema_extra=DERIVED)] = None
+    """how many each block stage runs; follows from pipeline.layers, and equally many unless that is given"""
+    heads: bounds.Heads = 4
+    """query heads"""
+    kv_heads: bounds.Heads | None = None
+    """key and value heads (grouped-query attention); as many as heads unless given"""
+    hidden: bounds.Width = 352
+    """width of the SwiGLU feed-forward layer"""
+    context: bounds.Context = 128
+    """tokens in one sample, and the longest sequence the model is trained on"""
+    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    """base of the rotary position encoding"""
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-6
+    """epsilon of RMSNorm"""
+    tied: bool = True
+    """share the embedding table with the language-model head"""
+    init_std: Annotated[float, Field(gt=0)] = 0.02
+    """standard deviation of the initial weights"""
+    share: Positive = 1
+    """weights of decoder layers that have one number in common, which is stored, sent and updated (arXiv 2310.11611)"""
+    share_over: Literal["layer", "model"] = "layer"
+    """one array for each layer; or one for all, which every stage holds, so that any stage brings back all others"""
+
+    @property
+    def kv(self) -> int:
+        """Key and value heads in force."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    def uncut(self, stages: int) -> str:
+        """Why the layers cannot be cut into so many block stages; empty if they can."""
+        left, given = self.layers - self.ends_layers, self.block_layers
+        less = f", less model.ends_layers = {self.ends_layers}," if self.ends_layers else ""
+        if given is not None and (len(given), sum(given)) != (stages, left):
+            return (
+                f"pipeline.layers = {list(given)} are {sum(given)} layers in {len(given)} stages; model.layers = "
+                f"{self.layers}{less} and pipeline.stages = {stages} ask for {left} in {stages}"
+            )
+        if given is None and (left < stages or left % stages):
+            mend = (
+                f"set model.ends_layers = {self.layers % stages}" if self.layers >= stages else "lower pipeline.stages"
+            )
+            return f"model.layers = {self.layers}{less} does not divide into pipeline.stages = {stages}; {mend}"
+        return ""
+
+    @property
+    def one_array(self) -> bool:
+        """Does every stage hold all that is stored of the model?"""
+        return self.share_over == "model"
+
+    @property
+    def dense(self) -> Self:
+        """The same shape with numbers of its own for every weight."""
+        return self.model_copy(update={"share": 1, "share_over": "layer"})
+
+    @model_validator(mode="after")
+    def _shares_what_there_is(self) -> Self:
+        least = self.dim * self.hidden * 3 // self.share
+        if self.share > 1 and least < self.dim:
+            raise ValueError(
+                f"model.share = {self.share} leaves a layer of model.dim = {self.dim} fewer numbers than that"
+            )
+        if self.share > 1 and self.family != "llama":
+            raise ValueError(
+                f"model.share = {self.share}: only layers of model.family = 'llama' are cut from one array"
+            )
+        if self.one_array and self.share == 1:
+            raise ValueError(
+                "model.share_over = 'model' shares nothing with model.share = 1; give how many weights share"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shapes_divide(self) -> Self:
+        if self.dim % self.heads:
+            raise ValueError(f"model.dim = {self.dim} does not divide into model.heads = {self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"model.dim / model.heads = {self.head_dim} is odd; rotary positions need it even")
+        if self.heads % self.kv:
+            raise ValueError(f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv}")
+        return self

@@ -1,0 +1,57 @@
+"""Options of what a recipe chooses by name: as they were written, until the choice says what they mean.
+
+A section such as ``[recovery]`` names its choice and has the choice's own options below ``[recovery.options]``. Which
+there are, their types and bounds is declared by the class that is chosen (``config/registry.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+NAME = "options"
+"""of the field that holds them, in every section that has some"""
+CHOICES = ("strategy", "kind", "family", "trackers", "name", "checks")
+"""fields that name a choice, beside its options"""
+
+
+class Options(Mapping[str, Any]):
+    """Names and values as JSON has them: immutable and hashable, so that a section with options is, too."""
+
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        self._text = json.dumps(dict(given or {}), sort_keys=True, default=str)
+
+    def __getitem__(self, name: str) -> Any:
+        return json.loads(self._text)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(json.loads(self._text))
+
+    def __len__(self) -> int:
+        return len(json.loads(self._text))
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Options):
+            return self._text == other._text
+        return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        given = core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema())
+        known = core_schema.is_instance_schema(cls)
+        parsed = core_schema.no_info_after_validator_function(cls, given)
+        return core_schema.json_or_python_schema(
+            json_schema=parsed,
+            python_schema=core_schema.union_schema([known, parsed]),
+            serialization=core_schema.plain_serializer_function_ser_schema(dict),
+        )

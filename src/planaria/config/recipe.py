@@ -1,0 +1,331 @@
+"""Recipes: a run's configuration from a TOML file and command-line flags, with errors that say what to mend where."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import tomli_w
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from planaria.common import documents
+from planaria.common.errors import UserError, nearest
+from planaria.config import names, shipped
+from planaria.config.options import CHOICES, NAME
+from planaria.config.schema import RunConfig, Section
+from planaria.config.section import DERIVED, entry_of, meaning, section_of
+
+MAX_RECIPE_BYTES = 1 << 20
+RUN = "config.json"
+"""the file of a run's folder that holds its configuration"""
+TABLES = ("compare", "experts", "drill")
+"""what a recipe may have beside a run's own sections: each is for the command of its name"""
+SWARM = frozenset(
+    ("task", "policy", "school", "rounds", "sampling", "loss", "defence", "receipts", "peers", "board", "size")
+)
+"""what only recipes of `planaria swarm` have"""
+TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
+"""what only recipes of `planaria train` have"""
+Kind = TypeVar("Kind", bound=Section)
+"""what a recipe is for, as its root section: most train a model"""
+PLACES = ("data.source", "data.tokenizer", "data.mixture.*.source", "train.start")
+"""settings that may name what lies beside a recipe: where they begin with ./ or ../"""
+Filled = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""a recipe's tree, with flags → the same with more in it"""
+
+
+def fields(section: type[Section] = RunConfig) -> Iterator[tuple[str, FieldInfo]]:
+    """All settings with their dotted names, in the order of the recipe; not what follows from others."""
+    return ((dotted, owner.model_fields[name]) for dotted, owner, name in _settings(section))
+
+
+def meanings(section: type[Section] = RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and the description of each setting, in the order of :func:`fields`."""
+    return ((dotted, meaning(owner, name)) for dotted, owner, name in _settings(section))
+
+
+def _settings(section: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section], str]]:
+    """Yield each setting's dotted name, the section that has it, and its name there."""
+    for name, field in section.model_fields.items():
+        if field.json_schema_extra == DERIVED:
+            continue
+        if inner := section_of(field.annotation):
+            yield from _settings(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", section, name
+
+
+def setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:
+    """The setting of this dotted name, also of an entry in a table of any names; None if there is none."""
+    key, _, rest = name.partition(".")
+    field = section.model_fields.get(key)
+    if field is None or field.json_schema_extra == DERIVED:
+        return None
+    if inner := section_of(field.annotation):
+        return setting(rest, inner)
+    if rest and (inner := entry_of(field.annotation)):
+        return setting(rest.partition(".")[2], inner)
+    return None if rest else field
+
+
+def in_table(name: str) -> bool:
+    """Does this dotted name lead into a table of any names?"""
+    return any(name.startswith(f"{table}.") for table, field in fields() if entry_of(field.annotation))
+
+
+def load(
+    recipe: Path | None, flags: Mapping[str, object], *commands: str, filled: Filled = lambda tree: tree
+) -> RunConfig:
+    """The configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text, or value) laid over it.
+
+    ``commands``: of which it must be a recipe; any, unless given, and of its tables only the run's own count.
+    ``filled`` puts in what is not stated, before defaults do.
+
+    :raises UserError: naming file or flag, key, and the nearest known key or the expected value.
+    """
+    if recipe is None:
+        return _lay_over(RunConfig, {}, flags, "the defaults", filled)
+    tree = read(recipe)
+    if commands:
+        require_kind(tree, recipe, *commands)
+    for other in ("compare", "experts"):
+        tree.pop(other, None)  # what else a recipe is for; `trials.arms.table_of` reads it
+    return resolve(RunConfig, tree, flags, recipe, filled=filled)
+
+
+def kinds_of(tree: Mapping[str, Any]) -> set[str]:
+    """The commands that a recipe can be for: that of its further table, or train, or swarm."""
+    if tables := [name for name in TABLES if name in tree]:
+        return set(tables)
+    swarm, own = SWARM & tree.keys(), TRAIN & tree.keys()
+    return {"swarm"} if swarm and not own else {"train"} if own and not swarm else {"train", "swarm"}
+
+
+def require_kind(tree: Mapping[str, Any], recipe: Path, *commands: str) -> None:
+    """UserError naming the right command, when a recipe is for none of these."""
+    kinds = kinds_of(tree)
+    if not kinds & set(commands):
+        right = sorted(kinds)[0]
+        raise UserError(f"{recipe}: is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
+
+
+def from_tree(tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path, place: str = "") -> RunConfig:
+    """The configuration that ``tree``, taken from the file ``recipe``, stands for; ``place`` says where in the file.
+
+    :raises UserError: as in :func:`load`.
+    """
+    return resolve(RunConfig, tree, flags, recipe, place)
+
+
+def resolve(
+    kind: type[Kind],
+    tree: Mapping[str, Any],
+    flags: Mapping[str, object],
+    recipe: Path,
+    place: str = "",
+    filled: Filled = lambda tree: tree,
+) -> Kind:
+    """As :func:`from_tree`, for a recipe of any ``kind`` that has a name."""
+    where = f"{recipe}: {place}" if place else str(recipe)
+    refuse_unknown(tree, kind, where, root=kind)
+    own = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
+    own.setdefault("name", names.from_file(recipe.stem))
+    return _lay_over(kind, own, flags, where, filled)
+
+
+def overlay(
+    config: RunConfig,
+    flags: Mapping[str, object],
+    place: str = "the run's config.json",
+    filled: Filled = lambda tree: tree,
+) -> RunConfig:
+    """``config``, which is from ``place``, with ``flags`` laid over it; ``filled`` and UserError as in :func:`load`."""
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    tree.get("model", {}).pop("block_layers", None)  # follows from what a flag may change
+    return _lay_over(RunConfig, tree, flags, place, filled)
+
+
+def parse(tree: str, place: str) -> RunConfig:
+    """The configuration from the JSON that a run folder keeps; ``place`` names it in errors."""
+    documents.refuse_nul(tree, place)
+    try:
+        return RunConfig.model_validate_json(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(p) for p in first["loc"])
+        raise UserError(": ".join(filter(None, (place, key, _reason(first))))) from None
+
+
+def flat(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """All settings by dotted name, those in tables of any keys and options of choices too."""
+    found: dict[str, Any] = {}
+    for name, value in dict(config).items():
+        inner = isinstance(value, Section | Mapping)
+        found |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return found
+
+
+def dump(config: Section, **tables: Section) -> str:
+    """The configuration as a recipe with every field spelled out, and the further ``tables`` beside its sections."""
+    sections = {name: table.model_dump(mode="json", exclude_none=True) for name, table in tables.items()}
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True) | sections)
+
+
+def read(recipe: Path) -> dict[str, Any]:
+    """The tables of a recipe, not yet checked; UserError when there is no such file, or it is not TOML."""
+    if (recipe / RUN).is_file():
+        raise UserError(f"{recipe}: is a run, not a recipe; continue it with `planaria train --resume {recipe}`")
+    if recipe.is_dir():
+        raise UserError(
+            f"{recipe}: is a folder, not a recipe; give a TOML file or a name that `planaria recipes` lists"
+        )
+    if not recipe.is_file():
+        known = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
+        mend = nearest(recipe.name, known) if recipe.suffix and known else nearest(str(recipe), shipped.names())
+        raise UserError(f"{recipe}: no such recipe; {mend}")
+    if recipe.stat().st_size > MAX_RECIPE_BYTES:
+        raise UserError(f"{recipe}: {recipe.stat().st_size} bytes is no recipe (at most {MAX_RECIPE_BYTES})")
+    return documents.toml(recipe, MAX_RECIPE_BYTES)
+
+
+def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``tree`` with the tables ``changes`` laid over it, key by key. Another choice begins without options."""
+    merged = dict(tree)
+    if any(key in changes and changes[key] != tree.get(key) for key in CHOICES):
+        merged.pop(NAME, None)
+    for key, value in changes.items():
+        inner = merged.get(key)
+        merged[key] = overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def moved(tree: Mapping[str, Any], change: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
+    """``tree`` with each of its :data:`PLACES` changed."""
+    found = dict(tree)
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found[key] = moved(value, change, f"{name}.")
+        elif isinstance(value, str) and any(fnmatchcase(name, place) for place in PLACES):
+            found[key] = change(value)
+    return found
+
+
+def _beside(recipe: Path, name: str) -> str:
+    """The full path of what a recipe names from its own folder, if it is there; all else as it is."""
+    file = recipe.parent / name
+    return os.path.normpath(file.absolute()) if name.startswith(("./", "../")) and file.exists() else name
+
+
+def refuse_unknown(
+    tree: Mapping[str, Any], section: type[Section], place: str, prefix: str = "", root: type[Section] = RunConfig
+) -> None:
+    """Unknown keys, before types: a misspelt key's type says nothing."""
+    for key, value in tree.items():
+        if key not in section.model_fields:
+            elsewhere = [name for name, _ in fields(root) if name.rpartition(".")[2] == key]
+            option = as_option(key, section, prefix)
+            mend = f"did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, section.model_fields)
+            mends = [option, mend] if option and elsewhere else [option or mend]
+            raise UserError(f"{place}: {prefix}{key}: unknown key; {'; or '.join(mends)}")
+        inner = section.model_fields[key].annotation
+        if own := section_of(inner):
+            refuse_unknown(_keys(value, place, f"{prefix}{key}"), own, place, f"{prefix}{key}.", root)
+        elif entry := entry_of(inner):
+            for name, found in _keys(value, place, f"{prefix}{key}").items():
+                inside = f"{prefix}{key}.{name}"
+                refuse_unknown(_keys(found, place, inside), entry, place, f"{inside}.", root)
+
+
+def _keys(value: object, place: str, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{place}: {name}: is a section; write its keys below [{name}]")
+    return value
+
+
+def as_option(key: str, section: type[Section], prefix: str) -> str:
+    """A clause on how ``key``, which the section does not have, is written as an option of its choice; may be empty."""
+    if NAME not in section.model_fields or get_close_matches(key, section.model_fields, cutoff=0.75):
+        return ""
+    choice = next(name for name in CHOICES if name in section.model_fields)
+    return f"an option of {prefix}{choice} is written {prefix}{NAME}.{key}"
+
+
+def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:
+    """The table ``name`` that a recipe has beside a run's own sections, such as ``[compare]``.
+
+    :raises UserError: naming file, key and what is wrong.
+    """
+    if not isinstance(found, Mapping):
+        raise UserError(f"{recipe}: {name}: is a section; write its keys below [{name}]")
+    refuse_unknown(found, kind, str(recipe), f"{name}.", kind)
+    try:
+        return kind.model_validate(dict(found))
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:  # a rule about several fields names them itself
+            raise UserError(f"{recipe}: {_reason(first)}") from None
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{recipe}: {name}.{key} = {documents.shown(first['input'])}: {first['msg']}") from None
+
+
+def _value(kind: type[Section], name: str, text: object) -> Any:
+    """A flag's text as the TOML value it stands for; bare words are strings, and none unsets what may be unset."""
+    if not isinstance(text, str):
+        return text  # a program's
+    documents.refuse_nul(text, f"--{name}")
+    known = setting(name, kind)
+    annotation = None if known is None else known.annotation  # none: an option, whose type its choice knows
+    if text == "none" and type(None) in get_args(annotation):
+        return None
+    if annotation is str or str in get_args(annotation):
+        return text
+    try:
+        return documents.parse_toml(f"value = {text}", f"--{name}")["value"]
+    except UserError:
+        return text
+
+
+def _lay_over(
+    kind: type[Kind],
+    tree: dict[str, Any],
+    flags: Mapping[str, object],
+    place: str,
+    filled: Filled = lambda tree: tree,
+) -> Kind:
+    for name, text in flags.items():
+        _set(tree, name, _value(kind, name, text))
+    try:
+        return kind.model_validate_json(json.dumps(filled(tree), default=str))
+    except ValidationError as error:
+        raise UserError(_explain(error, place, flags)) from None
+
+
+def _set(tree: dict[str, Any], name: str, value: Any) -> None:
+    *sections, key = name.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    tree[key] = value
+
+
+def _explain(error: ValidationError, place: str, flags: Mapping[str, object]) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(p) for p in first["loc"] if not isinstance(p, int))
+    if key in flags:
+        return f"--{key} {documents.shown(str(flags[key]))[1:-1]}: {_reason(first)}"
+    if first["type"] == "value_error":  # a rule about several fields names them itself
+        return f"{place}{' with the given flags' if flags else ''}: {_reason(first)}"
+    if first["type"] == "missing":
+        return f"{place}: {key}: is missing; give it"
+    return f"{place}: {key} = {documents.shown(first['input'])}: {_reason(first)}"
+
+
+def _reason(error: Any) -> str:
+    message: str = error["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:] if message.startswith("Input") else message

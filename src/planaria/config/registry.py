@@ -1,0 +1,209 @@
+"""One way to choose a part of planaria by name: one that ships with it, a package's, or a class of your own.
+
+A recipe names a class that ships with planaria (``strategy = "echo"``), one that an installed package registers as an
+entry point, or ``"module:Class"``, found on Python's path or in the working directory. The last form runs code of the
+recipe's choice, so it needs permission (``config/consent.py``). A choice is a :class:`Choice`: its fields are its
+options, typed and strict like all other settings. Workers find it in the same way as the controller.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from planaria.common import documents
+from planaria.common.errors import RunStopped, UserError, nearest
+from planaria.config import consent
+from planaria.config.schema import Section
+from planaria.config.section import meaning
+
+
+class Choice(Section):
+    """Base of everything that a recipe chooses by name. The fields of a subclass are its options."""
+
+
+Chosen = TypeVar("Chosen", bound=Choice)
+
+
+@dataclass(frozen=True)
+class Registry(Generic[Chosen]):
+    """The choices of one kind."""
+
+    kind: str
+    """packages register theirs as entry points of the group ``planaria.KIND``"""
+    setting: str
+    """that names the choice, such as ``recovery.strategy``; the options lie beside it, in ``options``"""
+    base: type[Chosen]
+    """of all choices"""
+    shipped: Mapping[str, type[Chosen]] = field(hash=False)
+    """those of planaria itself, by name"""
+    place: str = ""
+    """where options lie, if not in ``options`` beside the name"""
+
+    @property
+    def names(self) -> list[str]:
+        """All that can be chosen without naming a class."""
+        return sorted({*self.shipped, *_registered(self.kind)})
+
+    def find(self, name: str) -> type[Chosen]:
+        """Return the class that ``name`` chooses.
+
+        :raises UserError: if there is no such class, it may not be imported or is unsuitable; names the setting.
+        """
+        if name in self.shipped:
+            return self.shipped[name]
+        said, registered = f"{self.setting} = {name!r}", _registered(self.kind)
+        path = registered[name].value if name in registered else name
+        if ":" not in path:
+            mend = nearest(name, self.names)
+            raise UserError(f"{said}: no such choice; {mend}, or write 'module:Class' for a class of your own")
+        module = path.partition(":")[0]
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise UserError(f"{said}: {module!r} is not a module name; write 'module:Class', such as 'mine:Mine'")
+        if path not in {point.value for point in registered.values()}:
+            consent.require(module, said)
+        found = _class(path, said)
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise UserError(f"{said}: is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
+        if inspect.isabstract(found):
+            raise UserError(f"{said}: lacks {', '.join(sorted(found.__abstractmethods__))}; define what is missing")
+        return found
+
+    def make(self, name: str, options: Mapping[str, Any]) -> Chosen:
+        """The choice, with its ``options``.
+
+        :raises UserError: as :meth:`find`, or naming the first option that is unknown or has a wrong value.
+        """
+        return self.make_all([name], options)[name]
+
+    def make_all(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Chosen]:
+        """Several choices at once. An option goes to all that declare it; a table of a choice's name, to that alone.
+
+        :raises UserError: as :meth:`make`.
+        """
+        found = {name: self.find(name) for name in names}
+        for option in options:
+            if option not in found and not any(option in each.model_fields for each in found.values()):
+                known = {option for each in found.values() for option in each.model_fields}
+                mend = nearest(option, known) if known else "there are none; leave it out"
+                raise UserError(f"{self._place}.{option}: no option of {', '.join(map(repr, names))}; {mend}")
+        return {name: self._made(name, each, options) for name, each in found.items()}
+
+    def declared(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the ``options`` that these choices declare: what a recipe has for others is left out."""
+        known = {option for name in names for option in self.find(name).model_fields}
+        return {option: value for option, value in options.items() if option in known or option in names}
+
+    def _made(self, name: str, chosen: type[Chosen], options: Mapping[str, Any]) -> Chosen:
+        own = {option: value for option, value in options.items() if option in chosen.model_fields}
+        apart = options.get(name, {})
+        if not isinstance(apart, Mapping):
+            raise UserError(f"{self._place}.{name} = {documents.shown(apart)}: is a table of the options of {name!r}")
+        if unknown := next((option for option in apart if option not in chosen.model_fields), None):
+            raise UserError(f"{self._place}.{name}.{unknown}: unknown; {nearest(unknown, chosen.model_fields)}")
+        try:
+            return chosen.model_validate_json(json.dumps(own | dict(apart)))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join([self._place, *(str(part) for part in first["loc"])])
+            if first["type"] == "missing":
+                what = meaning(chosen, str(first["loc"][0])) or "it"
+                raise UserError(f"{key}: {name!r} has no default for it; give {what}") from None
+            said = f" = {documents.shown(first['input'])}" if first["loc"] else ""
+            raise UserError(f"{key}{said}: {first['msg'].removeprefix('Value error, ')}") from None
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # of somebody's own validator
+            raise UserError(f"{self.setting} = {name!r}: cannot be made: {told(error)}") from error
+
+    @property
+    def _place(self) -> str:
+        return self.place or f"{self.setting.rpartition('.')[0]}.options"
+
+
+@lru_cache
+def _registered(kind: str) -> Mapping[str, EntryPoint]:
+    """What installed packages offer; the list is read once."""
+    return {point.name: point for point in entry_points(group=f"planaria.{kind}")}
+
+
+def _class(path: str, said: str) -> Any:
+    """What ``module:Class`` names."""
+    module, _, name = path.partition(":")
+    found: Any = _imported(module, said)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [own for own in vars(found) if not own.startswith("_")]
+            raise UserError(f"{said}: {module} has no {name!r}; {nearest(name, known or ['nothing'])}")
+        found = getattr(found, part)
+    return found
+
+
+def _imported(module: str, said: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last: nothing there may take the place of a library
+        importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # whatever somebody's module does when it is imported
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            raise UserError(f"{said}: there is no module {error.name!r} on Python's path or in {here}") from None
+        raise UserError(f"{said}: cannot be imported: {told(error)}") from None
+
+
+def foreign(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
+    """Those of the classes, and of what they are derived from, that are not planaria's own."""
+    lines = {line for chosen in choices for line in chosen.__mro__ if issubclass(line, Choice)}
+    found = [line for line in lines if line.__module__.partition(".")[0] != "planaria"]
+    return sorted(found, key=lambda chosen: (chosen.__module__, chosen.__qualname__))
+
+
+@contextmanager
+def blaming(own: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
+    """Work in which classes from outside planaria have a part.
+
+    :raises UserError: in place of an error that planaria does not know, as :func:`blame` says it.
+    """
+    try:
+        yield
+    except (UserError, RunStopped, OSError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if not (said := blame(error, own())):
+            raise
+        raise UserError(said) from error
+
+
+def blame(error: BaseException, own: Sequence[type[Choice]]) -> str:
+    """Which of the classes from outside planaria has raised ``error``, or may have caused it; empty without any."""
+    names = [f"{chosen.__module__}:{chosen.__qualname__}" for chosen in own]
+    files = [inspect.getsourcefile(chosen) for chosen in own]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in files:
+            theirs = (name for name, file in zip(names, files, strict=True) if file == frame.filename)
+            return f"{', '.join(theirs)} failed: {told(error, frame)}"
+    return f"{', '.join(names)} may be the cause: {told(error)}" if names else ""
+
+
+def told(error: BaseException, at: traceback.FrameSummary | None = None) -> str:
+    """An error as one line: where (innermost, unless ``at`` is given), of which kind, and what it says."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = at or (frames[-1] if frames else None)
+    where = "" if place is None else f"{place.filename}:{place.lineno}: "
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}: "
+    return f"{where}{type(error).__name__}: {error}".rstrip(": ")

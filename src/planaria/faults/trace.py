@@ -1,0 +1,256 @@
+"""Traces: which stages fail in which steps. Written once, then replayed by every strategy that is to be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+
+from planaria.common import atomic, documents
+from planaria.common.errors import UserError, nearest
+from planaria.config.bounds import EXACT, Fraction, Natural, Stages, Steps
+from planaria.config.schema import Section
+from planaria.faults.blows import Lost
+
+MAX_BYTES = 64 * 2**20
+"""largest trace file that is read or written, about half a million faults"""
+
+MOST_DRAWS = 10**8
+"""random numbers that one trace may take, some ten seconds"""
+
+
+LASTING = ("stop", "stuck", "slow", "slow_host", "slow_data", "delay", "cut", "disk_full", "disk_slow")
+"""faults that end after a time, if one is given"""
+FATAL = ("kill", "stop", "stuck")
+"""faults that cost the worker's state, unless they end in time"""
+LAGGING = ("slow", "slow_data")
+"""faults by which a worker's results come late"""
+STRONG = ("slow", "slow_host", "slow_data", "delay", "lie")
+"""faults that have a strength"""
+
+
+class Fault(Section):
+    """One blow against a worker in step ``step``."""
+
+    step: Natural
+    stage: Natural
+    """that the worker holds; in a run on a schedule, the number of its node"""
+    signal: Literal[
+        "kill", "stop", "stuck", "slow", "slow_host", "slow_data", "delay", "reset", "cut", "disk_full", "disk_slow",
+        "flip", "lie",
+    ] = "kill"  # fmt: skip
+    """kill: SIGKILL, the process is gone; stop: SIGSTOP, it is frozen; stuck: its main thread is, and it beats on;
+    slow: its actions take ``strength`` times as long; slow_host: so do those of all workers of its machine, also of
+    those that are started there later; slow_data: each batch that it reads comes ``strength`` seconds later, from the
+    beginning of the step on; delay: frames that reach it, or do from ``peer``, are held for ``strength`` seconds;
+    reset: its connection to a neighbour breaks; cut: it has none to any neighbour; disk_full, disk_slow: it cannot
+    write, or waits; flip: a bit of its stage in the newest checkpoint; lie: its next offer to replicas is wrong, or
+    all of them up to ``until``"""
+    moment: Literal["any", "forward", "backward", "commit", "transfer", "save", "settle", "link"] = "any"
+    """strike as the stage begins to do this (transfer: to give or take a state; settle: a round of the exchange, or a
+    step's gradients once all replicas' are there; link: to take its place in a new generation), or at any action of the
+    step"""
+    offset: Fraction = 0.0
+    """any, forward, backward: at which of these actions of the step, as a fraction of their number"""
+    resume_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """seconds until a fault that lasts is over: a stopped worker gets SIGCONT; never unless given"""
+    strength: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+    """slow, slow_host: how many times as long, 5 unless given; slow_data, delay: how many seconds, 0.1 unless given;
+    lie: of the attack"""
+    attack: str | None = None
+    """lie: what is said instead (``exchange/attacks/``); nothing that is a number, unless given"""
+    until: Natural | None = None
+    """lie: the first step in which it is honest again; one offer is a lie unless given"""
+    peer: Natural | None = None
+    """delay: only of frames from this stage (or node) to ``stage``; reset: of the connection to it, instead of any"""
+
+    @model_validator(mode="after")
+    def _only_what_lasts_ends(self) -> Self:
+        if self.signal == "kill" and self.resume_after_s is not None:
+            raise ValueError("a killed worker cannot resume; remove resume_after_s or use signal 'stop'")
+        if self.signal not in LASTING and self.resume_after_s is not None:
+            raise ValueError(f"signal '{self.signal}' does not last; remove resume_after_s")
+        if self.signal not in STRONG and self.strength is not None:
+            raise ValueError(f"signal '{self.signal}' has no strength; remove it")
+        if self.signal == "slow_data" and (self.moment, self.offset) != ("any", 0.0):
+            raise ValueError("signal 'slow_data' begins with its step; remove moment and offset")
+        return self
+
+    @model_validator(mode="after")
+    def _only_edges_have_a_peer(self) -> Self:
+        if self.peer is not None and self.signal not in ("delay", "reset"):
+            raise ValueError(f"signal '{self.signal}' has no peer; remove it, or use signal 'delay' or 'reset'")
+        if self.peer == self.stage:
+            raise ValueError(f"peer = {self.peer}: a stage sends nothing to itself; name a neighbour")
+        return self
+
+    @model_validator(mode="after")
+    def _only_lies_are_attacks(self) -> Self:
+        for name in ("attack", "until"):
+            if self.signal != "lie" and getattr(self, name) is not None:
+                raise ValueError(f"signal '{self.signal}' has no {name}; remove it, or use signal 'lie'")
+        if self.until is not None and self.until <= self.step:
+            raise ValueError(f"until = {self.until}: the lie begins in step {self.step}; give a later one")
+        if self.attack is not None or (self.strength is not None and self.signal == "lie"):
+            from planaria.exchange.attacks import attack_of  # brings torch, which few who read traces need
+
+            try:
+                attack_of(self.attack, self.strength)
+            except UserError as error:
+                raise ValueError(str(error)) from None
+        return self
+
+
+class Generated(Section):
+    """How a trace was made by :func:`generate`: with the same numbers it comes out the same again."""
+
+    seed: Annotated[int, Field(ge=-EXACT, le=EXACT)]
+    hourly: Fraction
+    """probability that a block stage fails within an hour"""
+    step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """seconds of one step"""
+    stages: Stages
+    steps: Steps
+    exempt: tuple[Natural, ...] = ()
+    """block stages that never fail, ascending"""
+    forbid_adjacent: bool = False
+    """two neighbouring stages never fail in the same step"""
+    ends: bool = False
+    """stage 0 fails at the same rate"""
+    together: Fraction = 0.0
+    """chance that a failure takes the next stage too, and then perhaps the one after"""
+    lost: Lost = "stage"
+    """what one blow takes: stage, adjacent (a stage and the next), machine, or region (half of all stages)"""
+    machine: Stages = 2
+    """stages in a row that share a machine"""
+
+    @model_serializer(mode="wrap")
+    def _plain(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without bursts and larger blows as it was before there were any: the same trace keeps its file and its
+        digest."""
+        found: dict[str, Any] = plain(self)
+        idle = {"together": not self.together, "lost": self.lost == "stage", "machine": self.lost != "machine"}
+        return {name: value for name, value in found.items() if not idle.get(name)}
+
+    @model_validator(mode="after")
+    def _neighbours_may_fail_together(self) -> Self:
+        if self.together and self.forbid_adjacent:
+            raise ValueError(
+                f"together = {self.together:g} takes neighbours in the same step, which forbid_adjacent forbids; leave "
+                "out one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_lose_several(self) -> Self:
+        if self.lost != "stage" and (self.together or self.forbid_adjacent):
+            other = "together" if self.together else "forbid_adjacent"
+            raise ValueError(f"lost = '{self.lost}' says what is lost together; leave {other} out")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Self:
+        if self.stages * self.steps > MOST_DRAWS:
+            raise ValueError(
+                f"stages × steps = {self.stages * self.steps}: a number is drawn for each stage in each step, at most "
+                f"{MOST_DRAWS}; give fewer steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _exempt_stages_exist(self) -> Self:
+        for stage in self.exempt:
+            if stage > self.stages:
+                raise ValueError(f"exempt names stage {stage}; the last one is {self.stages}")
+        return self
+
+
+class Trace(Section):
+    """Faults, and where they come from."""
+
+    version: Literal[1] = 1
+    generated: Generated | None = None
+    """absent if the faults were chosen by hand"""
+    faults: tuple[Fault, ...]
+
+
+BEFORE_COMMIT = ("any", "forward", "backward")
+"""moments at which a death makes the step begin again"""
+
+
+def before_commit(agreed: bool) -> tuple[str, ...]:
+    """The same, in a run whose replicas settle what they exchange within every step (``agreed``), or do not."""
+    return (*BEFORE_COMMIT, "settle") if agreed else BEFORE_COMMIT
+
+
+def order(fault: Fault) -> tuple[bool, str, float]:
+    """Fatal faults of one step strike in this order, each once the last is got over; equal ones strike together."""
+    return (fault.moment not in BEFORE_COMMIT, fault.moment, fault.offset)
+
+
+def awaits(fault: Fault, step: int) -> bool:
+    """Is the fault still to strike, or to go on, in a part of a run that begins with this step?"""
+    return fault.step >= step or (fault.until is not None and fault.until > step)
+
+
+def burst_sizes(trace: Trace) -> Counter[int]:
+    """How many kills strike together → how often."""
+    moments = Counter((fault.step, order(fault)) for fault in trace.faults if fault.signal == "kill")
+    return Counter(moments.values())
+
+
+def read(path: Path) -> Trace:
+    """The trace in the file ``path``. Raises UserError naming file, fault and field if it is not one."""
+    found = documents.data(path, MAX_BYTES, "give the path of a trace, such as `planaria trace` writes")
+    documents.refuse_nul(found, path)
+    try:
+        return Trace.model_validate_json(found)
+    except ValidationError as error:
+        raise UserError(f"trace {path}: {first_complaint(error)}") from None
+
+
+def text(trace: Trace) -> str:
+    """What a file says of ``trace``; UserError when that is too much for one."""
+    found = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
+    if len(found) > MAX_BYTES:
+        raise UserError(f"the trace has {len(trace.faults)} faults, too many for a file; lower its rate or its steps")
+    return found
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Writes ``trace`` to ``path``, where it appears whole or not at all. Raises UserError if that is impossible."""
+    try:
+        atomic.write_text(path, text(trace))
+    except OSError as error:
+        raise UserError(f"cannot write the trace {path}: {error.strerror}") from None
+
+
+def digest(trace: Trace) -> str:
+    """SHA-256, in hex, of the trace as canonical JSON: two runs that print the same digest met the same faults."""
+    plain = trace.model_dump(mode="json")
+    for fault in plain["faults"]:  # a field that came later changes the digests of those traces alone that use it
+        for name in ("strength", "attack", "until", "peer"):
+            if fault[name] is None:
+                del fault[name]
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def first_complaint(error: ValidationError) -> str:
+    """The first complaint of ``error`` in one line: where, what, and what was found there."""
+    problems = error.errors(include_url=False)
+    # A misspelt key is also a missing one; the spelling is the cause.
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+    what = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        sections: dict[str, type[Section]] = {"faults": Fault, "generated": Generated}
+        known = sections.get(str(problem["loc"][0]), Trace).model_fields
+        what = f"unknown key; {nearest(str(problem['loc'][-1]), known)}"
+    elif problem["type"] not in ("missing", "value_error", "json_invalid"):
+        what = f"{what}, not {problem['input']!r:.80}"
+    return f"{where}: {what}" if where else what

@@ -1,0 +1,152 @@
+"""One arm of a comparison with one seed: trained on the inline engine, struck by the trace that all arms share.
+
+Time is counted in *ticks*, steps that were carried out. A rollback takes steps back, never ticks: the same failures
+strike every arm after the same amount of work.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from planaria.common.documents import Record
+from planaria.config.schema import RunConfig
+from planaria.data.shards import Data
+from planaria.data.stream import Stream
+from planaria.models.state import StageState
+from planaria.record.decisions import PEER
+from planaria.recovery.checkpoint import Behind
+from planaria.runtime.engine.inline import InlineEngine
+
+
+class Point(Record):
+    """A validation: ticks and committed steps so far, and the loss in nats."""
+
+    tick: int
+    step: int
+    loss: float
+
+
+class Met(Record):
+    """What became of the stages that were lost before a tick."""
+
+    tick: int
+    stages: list[int]
+    """of several replicas their nodes, each with its number"""
+    outcome: str
+    """how each came back ('3: checkfree'; '3: peer', from another replica), or the step that all rolled back to"""
+    moved_bytes: int
+    """what donors gave"""
+    rolled_back: bool
+    """to a checkpoint"""
+    steps_lost: int
+    """by a rollback, to a checkpoint or to what all remember"""
+
+
+class Course(Record):
+    """How one arm went with one seed."""
+
+    points: list[Point]
+    met: list[Met]
+    ticks: int
+    saved: list[int]
+    """ticks after which all stages were saved"""
+    stopped: str = ""
+    """why the arm could not go on; empty if it reached its budget"""
+
+
+class _Race:
+    """The engine, its last checkpoint, and the book-keeping."""
+
+    def __init__(self, config: RunConfig, dataset: Data, behind: int) -> None:
+        self.config, self._behind = config, Behind(behind)
+        train, validation = (
+            Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")
+        )
+        self.engine = InlineEngine(config, train, validation)
+        self._kept: dict[int, Mapping[int, StageState]] = {0: self._states()}
+        """committed steps → states: what is durable, and what is being written"""
+        self._durable = 0
+        self.points: list[Point] = []
+        self.met: list[Met] = []
+        self.saved: list[int] = []
+        self.tick = 0
+
+    def _states(self) -> dict[int, StageState]:
+        replicas, runners = self.engine.replicas, self.engine.runners
+        return {n: copy.deepcopy(replicas.state(n) if replicas else runner.state()) for n, runner in runners.items()}
+
+    def lose(self, nodes: Sequence[int]) -> str:
+        """Lose nodes and cope as the recipe says; why that is impossible, or nothing."""
+        before, step_before = self.engine.moved_bytes, self.engine.step
+        self._behind.give_up()
+        plan = self.engine.lose(nodes, self._durable)
+        if plan.reason:
+            return f"tick {self.tick}: {plan.reason}"
+        came = {node: plan.rebuilt.get(self.engine.stage[node], (PEER, ()))[0] for node in nodes}
+        outcome, lost = ", ".join(f"{node}: {by}" for node, by in came.items()), 0
+        if plan.rollback == "disk":
+            self.engine.step = self._durable
+            self.engine.become(self._kept[self._durable])
+        if plan.rollback:
+            lost, outcome = step_before - self.engine.step, f"all: step {self.engine.step}"
+        moved = self.engine.moved_bytes - before
+        self.met.append(
+            Met(
+                tick=self.tick,
+                stages=list(nodes),
+                outcome=outcome,
+                moved_bytes=moved,
+                rolled_back=plan.rollback == "disk",
+                steps_lost=lost,
+            )
+        )
+        return ""
+
+    def run_tick(self) -> None:
+        """Train one step; validate and save when the number of committed steps says so."""
+        self.engine.train_step()
+        self.tick += 1
+        step, every, save = self.engine.step, self.config.train.eval_every, self.config.checkpoint.every
+        if step % every == 0:
+            self.points.append(Point(tick=self.tick, step=step, loss=self.engine.evaluate()))
+        assert save != "best", "to be settled before the race"
+        self._durable = self._behind.finished(self.tick, self._durable)
+        if save and self._behind.due(step, save, self._durable):
+            self._kept[step] = self._states()
+            self.saved.append(self.tick)
+            self._durable = self._behind.begin(self.tick, step, self._durable)
+        self._kept = {step: states for step, states in self._kept.items() if step >= self._durable}
+
+
+def race(
+    config: RunConfig,
+    dataset: Data,
+    faults: Mapping[int, Sequence[int]],
+    told: Callable[[int, float | None], None],
+    behind: int = 0,
+) -> Course:
+    """Train ``config`` for ``config.train.steps`` ticks; ``faults`` are the nodes lost before each tick.
+
+    ``told`` hears of every tick, and of the loss that was found after it, if it was validated. Checkpoints are durable
+    ``behind`` ticks after they were begun, if nothing is lost meanwhile. Losses before the first tick are none:
+    every stage still has its initial weights.
+    """
+    torch.set_num_threads(1)
+    run, stopped = _Race(config, dataset, behind), ""
+    while run.tick < config.train.steps and not stopped:
+        if run.tick and faults.get(run.tick):
+            stopped = run.lose(sorted(set(faults[run.tick])))
+        if not stopped:
+            run.run_tick()
+            last = run.points[-1] if run.points else None
+            told(run.tick, last.loss if last and last.tick == run.tick else None)
+    return Course(
+        points=run.points,
+        met=run.met,
+        ticks=run.tick,
+        saved=run.saved,
+        stopped=stopped,
+    )

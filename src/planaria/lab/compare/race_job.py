@@ -1,0 +1,150 @@
+"""The races of a comparison as jobs, each in a process of its own: ``python -m planaria.lab.compare.race_job FILE``."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import Field
+
+from planaria.common import atomic
+from planaria.common.documents import Record
+from planaria.common.errors import RunStopped
+from planaria.config import consent
+from planaria.config.schema import RunConfig
+from planaria.data.dataset import open_data
+from planaria.faults.trace import Trace
+from planaria.lab.compare.race import Course, race
+from planaria.lab.trials.arms import file_name
+from planaria.lab.trials.identity import Identity, identity
+from planaria.lab.trials.jobs import Job, Processes, Watcher, run_jobs
+from planaria.lab.trials.kept import Kept, make_folder
+from planaria.pipeline.routing.replicated import node_of
+
+Code = Callable[[RunConfig], Iterable[type | ModuleType]]
+"""the code outside planaria that a configuration chooses"""
+
+
+class Race(Record):
+    """One arm with one seed: everything that its course depends on."""
+
+    arm: str
+    config: RunConfig
+    dataset: str
+    """folder of the prepared token shards"""
+    trace: Trace
+    faults: bool
+    """whether the trace strikes"""
+    further: list[Trace] = Field(default_factory=list)
+    """what strikes the arm's replicas 1, 2, … then"""
+    behind: int = 0
+    """ticks from a checkpoint in the background until it is durable"""
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}, seed {self.config.seed}"
+
+    def identity(self, code: Iterable[type | ModuleType] = ()) -> Identity:
+        """Paths and names are no part of it."""
+        asked: dict[str, object] = {
+            "config": self.config.model_dump(mode="json", exclude={"name": True, "out": True, "data": {"cache"}}),
+            "data": open_data(self.dataset).meta.model_dump(mode="json"),
+            "trace": self.trace.model_dump(mode="json") if self.faults else None,
+        }
+        further = [trace.model_dump(mode="json") for trace in self.further]
+        asked |= {"behind": self.behind} if self.behind else {}
+        asked |= {"further": further} if self.faults and further else {}
+        return identity(asked, code)
+
+    def struck(self) -> Mapping[int, Sequence[int]]:
+        """Tick → the nodes that are lost before it, those of replica 0 first."""
+        found, stages = defaultdict[int, list[int]](list), self.config.pipeline.stages
+        for replica, trace in enumerate([self.trace, *self.further] if self.faults else []):
+            for fault in trace.faults:
+                found[fault.step].append(node_of(replica, fault.stage, stages))
+        return found
+
+
+class _Work(Record):
+    """A race in the comparison's folder; its process reads this."""
+
+    race: Race
+    identity: Identity
+    folder: Path
+
+    def file(self, kind: str) -> Path:
+        """Its result (json), request (job), output (log), or a line for every tick, with the loss if it
+        was validated (ticks)."""
+        return self.folder / f"{file_name(self.race.arm)}.{self.race.config.seed}.{kind}"
+
+    @property
+    def kept(self) -> Kept[Course]:
+        return Kept(self.file("json"), Course, self.identity)
+
+    def job(self) -> Job:
+        def ticks() -> int:
+            file = self.file("ticks")
+            return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+        def command() -> Sequence[str]:
+            self.tidy()
+            atomic.write_text(self.file("job"), self.model_dump_json())
+            return ["-m", "planaria.lab.compare.race_job", str(self.file("job")), *consent.flags()]
+
+        steps, there = self.race.config.train.steps, lambda: self.kept.read()[0] is not None
+        return Job(self.race.name, steps, self.file("log"), there, ticks, ticks, command)
+
+    def tidy(self) -> None:
+        """Remove an attempt's other files."""
+        for kind in ("job", "ticks", "log"):
+            self.file(kind).unlink(missing_ok=True)
+
+    def run(self) -> None:
+        """Race; the course appears whole or not at all."""
+        given = self.race
+        with self.file("ticks").open("w") as ticks:
+            course = race(
+                given.config,
+                open_data(given.dataset),
+                given.struck(),
+                lambda tick, loss: print(tick, "" if loss is None else repr(loss), file=ticks, flush=True),
+                given.behind,
+            )
+        self.identity.require_current()
+        self.kept.write(course)
+
+
+def run_races(
+    races: Sequence[Race], folder: Path, processes: Processes, watcher: Watcher, code: Code = lambda config: ()
+) -> list[Course]:
+    """The courses of all ``races``, in their order; those with a result of the same identity are not run again.
+
+    :raises RunStopped: when one failed, naming its arm, its seed and its log.
+    """
+    make_folder(folder)
+    works = [_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races]
+    for work in works:
+        if stale := work.kept.read()[1]:
+            watcher.said(f"{work.race.name}: run again, {stale}")
+    run_jobs("runs", [work.job() for work in works], processes, watcher, _stopped)
+    for work in works:
+        work.tidy()
+    return [course for work in works if (course := work.kept.read()[0]) is not None]
+
+
+def kept(races: Sequence[Race], folder: Path, code: Code = lambda config: ()) -> list[bool]:
+    """For each race, whether there is a result of the same identity, so that it would not be run."""
+    works = (_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races)
+    return [work.kept.read()[0] is not None for work in works]
+
+
+def _stopped(job: Job, how: str) -> None:
+    raise RunStopped(f"{job.name}: {how}; see {job.log}, and run the comparison again to go on")
+
+
+if __name__ == "__main__":
+    with consent.allowing(consent.FLAG in sys.argv[2:]):
+        _Work.model_validate_json(Path(sys.argv[1]).read_bytes()).run()

@@ -1,0 +1,118 @@
+"""Who gets how much, at equal compute: the arms of HDEE (arXiv 2502.19385, section 3) and the ledger that proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from planaria.common.documents import Record
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.stages import flops_per_token, parameter_count
+
+SYNCHRONISED, LONGER, LARGER = "M_Ho-I_Ho", "M_Ho-I_He", "M_He-I_Ho"
+"""the arms: all experts alike; harder domains train longer; harder domains get larger models"""
+GENERALIST = "generalist"
+"""how arms of one model for all domains begin, and what stands in place of its domain"""
+PASSES = 3
+"""forward passes that a training step's compute is worth: the backward pass takes two"""
+EVEN = 0.01
+"""how far the compute of two arms may be apart"""
+
+
+class Job(Record):
+    """One expert to be trained."""
+
+    domain: str
+    size: str
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.domain}-{self.size}-{self.steps}"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one arm's experts cost together, branch phase only."""
+
+    arm: str
+    flops: float
+    """6 N + 12 L D T for each token, embeddings included"""
+    parameter_tokens: float
+    """Σ parameters · tokens, all parameters"""
+    inner_parameter_tokens: float
+    """the same without embedding tables"""
+    token_flops: float
+    """a forward pass of all that speak, for one token: what inference costs"""
+
+
+def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[Job]]:
+    """Arm → its jobs. ``tier``: domain → 0 (easiest) …; ``sizes`` and ``steps`` in that order, with a middle one."""
+    middle = len(sizes) // 2
+    return {
+        SYNCHRONISED: [Job(domain=domain, size=sizes[middle], steps=steps[middle]) for domain in tier],
+        LONGER: [Job(domain=domain, size=sizes[middle], steps=steps[at]) for domain, at in tier.items()],
+        LARGER: [Job(domain=domain, size=sizes[at], steps=steps[middle]) for domain, at in tier.items()],
+    }
+
+
+def is_generalist(arm: str) -> bool:
+    """Is it one model that knows all domains?"""
+    return arm.startswith(f"{GENERALIST}-")
+
+
+def generalist(size: str, flops: float, model: ModelConfig, step_tokens: int) -> tuple[str, Job]:
+    """The arm, and its one job: as many whole steps of this size as ``flops`` pay for. ``model``: the size's shape."""
+    steps = int(flops * (1 + 1e-9) / (flops_per_token(model) * step_tokens))
+    return f"{GENERALIST}-{size}", Job(domain=GENERALIST, size=size, steps=max(1, steps))
+
+
+def bills(
+    arms: Mapping[str, Sequence[Job]],
+    models: Mapping[str, ModelConfig],
+    step_tokens: int,
+    speaking: Collection[str] | None = None,
+) -> dict[str, Spent]:
+    """What each arm's experts cost together. ``models``: size → its shape; ``step_tokens``: tokens of one step.
+
+    ``speaking``: domains whose experts speak, all unless given; others' experts are only branched off.
+
+    :raises UserError: when arms of experts are more than ``EVEN`` apart: what they bring could not be compared.
+    """
+    found = {arm: spent(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
+    _require_even([bill for arm, bill in found.items() if not is_generalist(arm)])
+    return found
+
+
+def spent(
+    arm: str,
+    jobs: Sequence[Job],
+    models: Mapping[str, ModelConfig],
+    step_tokens: int,
+    speaking: Collection[str] | None = None,
+) -> Spent:
+    """The bill of one arm; arguments as of :func:`bills`."""
+    tokens = [(models[job.size], job.steps * step_tokens) for job in jobs]
+    return Spent(
+        arm,
+        sum(flops_per_token(model) * count for model, count in tokens),
+        float(sum(parameter_count(model) * count for model, count in tokens)),
+        float(sum(_inner(model) * count for model, count in tokens)),
+        sum(flops_per_token(models[job.size]) for job in jobs if speaking is None or job.domain in speaking) / PASSES,
+    )
+
+
+def _require_even(ledger: Sequence[Spent]) -> None:
+    for what in ("flops", "parameter_tokens"):
+        least, most = (pick(ledger, key=lambda one: getattr(one, what)) for pick in (min, max))
+        low, high = getattr(least, what), getattr(most, what)
+        if high > (1 + EVEN) * low:
+            raise UserError(
+                f"experts: {most.arm} would take {high / low - 1:.1%} more compute ({what}) than {least.arm}; make "
+                "experts.sizes and experts.steps symmetric about their middle"
+            )
+
+
+def _inner(model: ModelConfig) -> int:
+    return parameter_count(model) - model.vocab * model.dim * (1 if model.tied else 2)

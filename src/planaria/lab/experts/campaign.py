@@ -1,0 +1,227 @@
+"""One seed of an experts run: train the models to branch off, probe the domains, allot, train the experts.
+
+Every part is kept where it was made and not made again, so the same command goes on where an earlier one stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from planaria.common.errors import RunStopped
+from planaria.config.schema import RunConfig
+from planaria.lab.experts import allotment
+from planaria.lab.experts.budget import GENERALIST, Job, Spent, is_generalist
+from planaria.lab.experts.difficulty import Point, still_to_learn
+from planaria.lab.experts.domains import GENERAL, TRAINED
+from planaria.lab.experts.experts_results import SeedResult
+from planaria.lab.experts.experts_spec import ExpertsSpec
+from planaria.lab.experts.lineage import called, chains, lineages, parent_seed, tiered
+from planaria.lab.experts.listening import Listener
+from planaria.lab.experts.reading import Readings, Texts, sources, token_logps
+from planaria.lab.experts.scoring import arm_result
+from planaria.lab.experts.training import Training, configured, train_all
+from planaria.lab.trials.jobs import Watcher
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.store import CheckpointStore
+
+QUARTERS = 4
+"""points of a probe's learning curve"""
+Line = Mapping[str, str]
+"""size → the parent that experts of this size branch off"""
+
+
+@dataclass
+class Campaign:
+    """What one seed needs to know."""
+
+    spec: ExpertsSpec
+    base: RunConfig
+    folder: Path
+    """of the whole run, with the domains' texts and the tokenizer"""
+    seed: int
+    texts: Texts
+    watcher: Watcher
+    parents: dict[str, Training] = field(default_factory=dict)
+    """name → a model that experts branch off"""
+    curves: dict[str, list[Point]] = field(default_factory=dict)
+    """domain → the probe's held-out losses"""
+
+    @property
+    def own(self) -> Path:
+        return self.folder / f"seed-{self.seed}"
+
+    def run(self) -> list[SeedResult]:
+        """All of it; what came of it, for each line of descent.
+
+        :raises RunStopped: when a model that others rest on could not be trained.
+        """
+        numbers = range(self.spec.parents)
+        self.parents = {called(size, n): self._parent(size, n) for size in self.spec.sizes for n in numbers}
+        self._must("models to branch off", list(self.parents.values()))
+        difficulty = {str(by): self._difficulty(by) for by in self.spec.probe.by}
+        tier = {by: tiered(hard, self.spec.after, len(self.spec.sizes)) for by, hard in difficulty.items()}
+        arms = allotment.arms(self.spec, self.base, tier)
+        cost = allotment.costs(self.spec, self.base, arms)
+        lines = lineages(list(self.spec.sizes), self.spec.parents, self.seed)
+        jobs = {job.name: job for jobs in arms.values() for job in jobs}
+        experts = [{name: self._expert(job, n, line) for name, job in jobs.items()} for n, line in enumerate(lines)]
+        lost = self._train_experts(jobs, experts)
+        return [
+            SeedResult(
+                seed=self.seed,
+                line=n,
+                parents=dict(line),
+                difficulty=difficulty,
+                tier=tier,
+                curves={name: [(point.step, point.loss) for point in curve] for name, curve in self.curves.items()},
+                parent=self._read(self.parents[line[self.spec.middle]]).losses,
+                branched={size: self._read(self.parents[name]).losses for size, name in line.items()},
+                **self._found(arms, cost, experts[n], lost, self._places(line)),
+            )
+            for n, line in enumerate(lines)
+        ]
+
+    def _found(
+        self,
+        arms: Mapping[str, Sequence[Job]],
+        cost: Mapping[str, Spent],
+        experts: Mapping[str, Training],
+        lost: Sequence[str],
+        places: Mapping[str, Tensor],
+    ) -> dict[str, Any]:
+        """What the arms came to in one line of descent."""
+        gone = [name for name, one in experts.items() if one.config.name in lost]
+        speaking = {*self.spec.speaking, GENERALIST}
+        heard = {arm: [job for job in jobs if job.domain in speaking] for arm, jobs in arms.items()}
+        spoken = {job.name for jobs in heard.values() for job in jobs} - set(gone)
+        readings = {name: self._read(experts[name]) for name in experts if name in spoken}
+        mute = [arm for arm, jobs in heard.items() if not readings.keys() & {job.name for job in jobs}]
+        for arm in mute:
+            if not is_generalist(arm):
+                raise RunStopped(f"{self.own}: none of the experts of {arm} could be trained; see their .log files")
+        return {
+            "single": {name: found.losses for name, found in readings.items()},
+            "lost": [experts[name].config.name for name in gone],
+            "arms": {
+                arm: arm_result(jobs, cost[arm], readings, self.spec, places)
+                for arm, jobs in heard.items()
+                if arm not in mute
+            },
+        }
+
+    def _places(self, line: Line) -> Mapping[str, Tensor]:
+        """What texts tell of a line's experts: by its parent of middle size, or the same for all lines and seeds."""
+        mixture, domains = self.spec.mixture, self.spec.speaking
+        if mixture.prior != "ridge":
+            return self.texts.places
+        parent, texts = self.parents[line[self.spec.middle]].model, {name: self.spec.parts(name) for name in domains}
+        listener = Listener.beside(parent, self.folder, texts, self.base.data.cache)
+        return self.texts.told(lambda samples: listener.priors(samples, domains, mixture.temperature))
+
+    def _difficulty(self, by: str) -> dict[str, float]:
+        """Domain → how hard it is, told by one of the ways there are."""
+        if by == "hand":
+            return {name: float(domain.hand or 0) for name, domain in self.spec.domains.items()}
+        if by == "seed_loss":
+            return self._held_out(self.spec.middle)
+        if by == "sizes":
+            smallest, *_, largest = (self._held_out(size) for size in self.spec.sizes)
+            return {name: loss - largest[name] for name, loss in smallest.items()}
+        return self._probed()
+
+    def _held_out(self, size: str) -> dict[str, float]:
+        """Domain → held-out loss of the parents of this size, on average."""
+        all_of = [self._read(self.parents[called(size, n)]).held_out_losses for n in range(self.spec.parents)]
+        return {name: fmean(losses[name] for losses in all_of) for name in self.spec.domains}
+
+    def _probed(self) -> dict[str, float]:
+        """Nats that the last doubling of a probe's steps brought, for each domain."""
+        probes = {name: self._probe(name) for name in self.spec.domains}
+        self._must("probes", list(probes.values()))
+        found = {}
+        for name, probe in probes.items():
+            saved = CheckpointStore(probe.folder / "checkpoints").list()
+            held_out = self.texts.held_out[name]
+            curve = [Point(one.step, -float(token_logps(load_model(one).eval(), held_out).mean())) for one in saved]
+            self.curves[name], found[name] = curve, still_to_learn(curve)
+            self.watcher.said(f"{name}: {found[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
+        return found
+
+    def _parent(self, size: str, number: int) -> Training:
+        given = self.spec.seed
+        own = {"lr": given.lr, "warmup": given.warmup, "final_lr": given.final_lr}
+        optim = {name: value for name, value in own.items() if value is not None}
+        text = {"source": str((self.folder / (GENERAL if given.text.source else TRAINED)).absolute())}
+        changes = {"train": {"steps": given.steps}, "optim": optim, "seed": parent_seed(self.seed, number)}
+        return self._training("seeds", called(size, number), size, text, changes)
+
+    def _probe(self, domain: str) -> Training:
+        steps, middle = self.spec.probe.steps, self.spec.middle
+        saves = {"every": steps // QUARTERS, "keep": QUARTERS + 2}
+        changes = {"train": {"steps": steps, "start": str(self.parents[middle].model)}, "checkpoint": saves}
+        return self._training("probes", domain, middle, self._text(domain), changes)
+
+    def _expert(self, job: Job, number: int, line: Line) -> Training:
+        """The training of a job in the ``number``-th line of descent."""
+        before = self._before(job)
+        start = self.parents[line[job.size]] if before is None else self._expert(before, number, line)
+        schedule = allotment.schedule_steps(self.spec, job)
+        changes = {"train": {"steps": job.steps, "schedule_steps": schedule, "start": str(start.model)}}
+        return self._training("experts", called(job.name, number), job.size, self._text(job.domain), changes)
+
+    def _before(self, job: Job) -> Job | None:
+        """The expert that a job's branches off, of the domain before its own; None where that is a parent."""
+        domain = self.spec.after.get(job.domain)
+        return job.model_copy(update={"domain": domain}) if domain else None
+
+    def _text(self, domain: str) -> dict[str, Any]:
+        return sources(self.spec.parts(domain), self.folder / TRAINED)
+
+    def _training(
+        self, shelf: str, name: str, size: str, text: Mapping[str, Any], changes: Mapping[str, Any]
+    ) -> Training:
+        """A model of this size that reads ``text``."""
+        own_validation = self.base.data.validation if self.base.train.eval_every else 0.0
+        data = {
+            **text,
+            "field": "text",
+            "tokenizer": str((self.folder / "tokenizer.json").absolute()),
+            "validation": own_validation,
+        }
+        own = {"name": name, "out": str(self.own / shelf), "seed": self.seed, "data": data}
+        return Training(configured(self.base, own | {"model": {"hidden": self.spec.sizes[size]}, **changes}))
+
+    def _read(self, one: Training) -> Readings:
+        return self.texts.read(one.model)
+
+    def _train_experts(self, jobs: Mapping[str, Job], lines: Sequence[Mapping[str, Training]]) -> list[str]:
+        """Train the experts of all lines, each after that which it branches off; names of those that were lost."""
+        depth = {domain: at for chain in chains(self.spec.after) for at, domain in enumerate(chain)}
+        lost = list[str]()
+        for at in range(max(depth.values()) + 1):
+            due = [(line, job) for line in lines for job in jobs.values() if depth.get(job.domain, 0) == at]
+            orphans = [line[job.name].config.name for line, job in due if self._orphaned(job, line, lost)]
+            for name in orphans:
+                self.watcher.said(f"{name}: what it branches off is lost, and it with that")
+            going = [line[job.name] for line, job in due if line[job.name].config.name not in orphans]
+            lost += orphans + self._train("experts", going)
+        return lost
+
+    def _orphaned(self, job: Job, line: Mapping[str, Training], lost: Sequence[str]) -> bool:
+        before = self._before(job)
+        return before is not None and line[before.name].config.name in lost
+
+    def _train(self, what: str, trainings: Sequence[Training]) -> list[str]:
+        return train_all(f"{what} of seed {self.seed}", trainings, self.spec, self.spec.retries, self.watcher)
+
+    def _must(self, what: str, trainings: Sequence[Training]) -> None:
+        """Train what everything else rests on."""
+        if lost := self._train(what, trainings):
+            log = next(one for one in trainings if one.config.name == lost[0]).log
+            raise RunStopped(f"{self.own}: {', '.join(lost)} could not be trained, and all experts need it; see {log}")

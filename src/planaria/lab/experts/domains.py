@@ -1,0 +1,218 @@
+"""The text of each domain, cut by document, so that nothing is both learned from and tested on.
+
+A document is a file, a record, or what begins where a domain's expression matches. The order of their digests says
+which are test text, which no training, probe or prior ever reads (a tenth), which are held out for probes and priors (a
+tenth), and which are trained on. A document that several domains have stays in the part that it came into first; one
+that an untrained domain has is trained on by nobody. The parts are copied into the run's folder, in pieces of some
+thousand characters: what it was trained on stays known when the source changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from planaria.common import atomic
+from planaria.common.errors import UserError
+from planaria.config.names import expanded
+from planaria.config.schema import DataConfig
+from planaria.data.corpus import STDLIB, documents, file_documents
+from planaria.data.records import kind_of, read_jsonl, read_records
+from planaria.data.tokenizer import pieces, spread
+from planaria.lab.experts.budget import GENERALIST
+from planaria.lab.experts.embedding import clustered
+from planaria.lab.experts.experts_spec import ExpertsSpec, TextSpec
+
+PIECE = 4_000
+"""characters of a piece"""
+TENTH = 10
+"""one document of so many is test text, and one is held out"""
+WILD = "*?["
+"""what makes a source a glob"""
+TRAINED, HELD_OUT, TEST = "domains", "held-out", "test"
+"""folders of a run: what experts read, one file for each domain; what probes and priors look at; what is tested on"""
+GENERAL = "general"
+"""folder, and file, of what parents read where that is not the domains"""
+RULE = "by document"
+"""how documents are parted, in a run's identity: another rule makes another run"""
+
+
+class Piece(NamedTuple):
+    """A part of a document."""
+
+    document: str
+    """its SHA-256 (hex), without white space at its ends: the same text is the same document wherever it lies"""
+    text: str
+
+
+def write_domains(spec: ExpertsSpec, folder: Path) -> None:
+    """Copy at most ``spec.most`` characters of each domain into ``folder``; of untrained ones test text only.
+
+    What lies there already stays.
+
+    :raises UserError: when a source is missing, unreadable or too short, or has too few documents.
+    """
+    if all(file.is_file() for file in _files(spec, folder)):
+        return
+    known: dict[str, str] = {}
+    for name, domain in spec.untrained.items():
+        kept = spread(_pieces(f"experts.untrained.{name}", domain), spec.most // TENTH, _length)
+        known |= dict.fromkeys((piece.document for piece in kept), TEST)
+        _write(folder / TEST / f"{name}.jsonl", kept)
+    if spec.clusters:
+        _cut_into_clusters(spec, folder, known)
+    for name in () if spec.clusters else spec.parts(GENERALIST):
+        place = f"experts.domains.{name}"
+        kept = spread(_pieces(place, spec.domains[name]), spec.most, _length)
+        _require_enough(place, kept)
+        known |= parted([piece.document for piece in kept], known)
+        _write_parts(name, place, kept, known, folder)
+    if spec.seed.text.source:
+        place = "experts.seed.text"
+        kept = spread(_pieces(place, spec.seed.text), spec.most * len(spec.domains), _length)
+        own = [piece for piece in kept if known.get(piece.document, TRAINED) == TRAINED]
+        _require_enough(place, own)
+        _write(folder / GENERAL / f"{GENERAL}.jsonl", own)
+
+
+def parted(found: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Document → its part, of the digests of a domain's documents. ``known``: parts of those that other domains have.
+
+    The rest is ordered by digest: its first tenth (rounded up) is test text, the second is held out. So it is drawn at
+    random, whatever the documents' order and length, and the same for the same documents.
+    """
+    new = sorted(set(found) - known.keys())
+    tenth = -(-len(new) // TENTH)
+    parts = dict.fromkeys(new, TRAINED) | dict.fromkeys(new[:tenth], TEST)
+    return parts | dict.fromkeys(new[tenth : 2 * tenth], HELD_OUT)
+
+
+def with_text(folder: Path) -> list[str]:
+    """The domains whose text experts of the run in ``folder`` learn from."""
+    return sorted(file.stem for file in (folder / TRAINED).glob("*.jsonl"))
+
+
+def read_pieces(folder: Path, part: str, name: str) -> list[str]:
+    """The pieces of a domain that were written into this part of a run."""
+    return list(read_jsonl(folder / part / f"{name}.jsonl", "text"))
+
+
+def _files(spec: ExpertsSpec, folder: Path) -> Iterator[Path]:
+    """All that :func:`write_domains` writes."""
+    for name in spec.parts(GENERALIST):
+        yield from (folder / part / f"{name}.jsonl" for part in (TRAINED, HELD_OUT, TEST))
+    yield from (folder / TEST / f"{name}.jsonl" for name in spec.untrained)
+    if spec.seed.text.source:
+        yield folder / GENERAL / f"{GENERAL}.jsonl"
+
+
+def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -> None:
+    """Cut one body of unlabelled text into domains by what its pieces say."""
+    name, domain = next(iter(spec.domains.items()))
+    place = f"experts.domains.{name.rpartition('-')[0]}"
+    kept = spread(_pieces(place, domain), spec.most, _length)
+    groups = clustered([piece.text for piece in kept], spec.clusters)
+    known |= parted([piece.document for piece in kept], known)
+    for number, name in enumerate(spec.domains):
+        own = [piece for piece, group in zip(kept, groups, strict=True) if group == number]
+        _require_enough(f"experts.domains.{name}", own, ", or ask for fewer experts.clusters")
+        _write_parts(name, f"experts.domains.{name}", own, known, folder)
+
+
+def _require_enough(place: str, kept: Sequence[Piece], other: str = "") -> None:
+    if len(kept) < TENTH:
+        raise UserError(
+            f"{place}: {sum(map(_length, kept))} characters are too few to learn from and be tested on; "
+            f"give {TENTH * PIECE} or more{other}"
+        )
+
+
+def _write_parts(name: str, place: str, kept: Sequence[Piece], known: Mapping[str, str], folder: Path) -> None:
+    """Write a domain's pieces, each into the part of its document."""
+    parts = {part: [p for p in kept if known[p.document] == part] for part in (TRAINED, HELD_OUT, TEST)}
+    if lacking := [part for part, own in parts.items() if not own]:
+        count = len({piece.document for piece in kept})
+        raise UserError(
+            f"{place}: none of its {count} documents is left for {lacking[0]!r}, and no document is cut into training "
+            f"and test text; give more files or records that no other domain has, or {place}.begins, which says where "
+            "documents begin within a file"
+        )
+    for part, own in parts.items():
+        _write(folder / part / f"{name}.jsonl", own)
+
+
+def _pieces(place: str, spec: TextSpec) -> Iterator[Piece]:
+    """The pieces of all documents at ``place`` in the recipe."""
+    for text in _texts(place, spec):
+        for document in _sections(text, spec.begins):
+            digest = hashlib.sha256(document.strip().encode()).hexdigest()
+            yield from (Piece(digest, piece) for piece in pieces(document, PIECE) if not piece.isspace())
+
+
+def _sections(text: str, begins: str) -> Iterator[str]:
+    """A text cut where documents begin."""
+    starts = [match.start() for match in re.finditer(begins, text, re.MULTILINE)] if begins else []
+    for start, stop in zip([0, *starts], [*starts, len(text)], strict=True):
+        if not (section := text[start:stop]).isspace() and section:
+            yield section
+
+
+def _length(piece: Piece) -> int:
+    return len(piece.text)
+
+
+def _texts(place: str, spec: TextSpec) -> Iterator[str]:
+    """All files or records that ``place`` in the recipe names."""
+    if spec.where:
+        path = expanded(spec.source)
+        if kind_of(path) is None:
+            raise UserError(f"{place}.where: goes with a file of records such as .jsonl, not with {spec.source!r}")
+        found = list(read_records(path, spec.field, spec.where))
+        if not found:
+            said = ", ".join(f"{key} = {value!r}" for key, value in spec.where.items())
+            raise UserError(f"{place}: {path} has no record with {said}; mend {place}.where")
+        yield from found
+        return
+    try:
+        files = _globbed(spec.source)
+        if files is None:
+            yield from documents(DataConfig(source=spec.source, field=spec.field))
+            return
+        if not files:
+            raise UserError(f"source = {spec.source!r}: no file has such a name")
+        found = [text for file in files for text in file_documents(file, spec.field)]
+        if not found:
+            raise UserError(f"source = {spec.source!r}: none of its {len(files)} files holds UTF-8 text")
+        yield from found
+    except UserError as error:
+        raise UserError(f"{place}: {str(error).removeprefix('data.')}") from None
+
+
+def _globbed(source: str) -> list[Path] | None:
+    """Return the files that a glob matches, sorted; None if ``source`` is not a glob.
+
+    ``stdlib:GLOB`` searches Python's library. Broken links are among them, so that reading them is refused.
+    """
+    if source.startswith(f"{STDLIB}:"):
+        path = Path(sysconfig.get_paths()["stdlib"]) / source.partition(":")[2]
+    elif set(source) & set(WILD) and not expanded(source).exists():
+        path = expanded(source).absolute()
+    else:
+        return None
+    root, parts = Path(path.anchor), list(path.parts[1:])
+    while parts and (not set(parts[0]) & set(WILD) or (root / parts[0]).exists()):
+        root /= parts.pop(0)  # folders may have such characters in their names
+    found = root.glob(str(Path(*parts))) if parts else [root]
+    return sorted(file for file in found if file.is_file() or (file.is_symlink() and not file.exists()))
+
+
+def _write(file: Path, kept: Iterable[Piece]) -> None:
+    if file.is_file():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(file, "".join(f"{json.dumps({'text': piece.text}, ensure_ascii=False)}\n" for piece in kept))

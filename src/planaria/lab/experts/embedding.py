@@ -1,0 +1,138 @@
+"""Where a text lies among others: hashed words, tf-idf, and the directions in which texts differ most (c-BTM).
+
+Feature hashing, k-means and the singular vectors are scikit-learn's; what is learned is three tensors in one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from planaria.common import atomic
+from planaria.common.errors import UserError, missing_package
+from planaria.lab.experts.prior import nearest, uniform
+
+FILE = "embedding.safetensors"
+FEATURES = 2**14
+DIMENSIONS = 64
+EVERY = 16
+"""tokens after which a text that is being read is placed anew"""
+_CENTRE = "centre."
+Decode = Callable[[Sequence[int]], str]
+"""tokens to text"""
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Texts to unit vectors [D]."""
+
+    idf: Tensor
+    """[F]"""
+    components: Tensor
+    """[D, F]"""
+    centres: Mapping[str, Tensor]
+    """domain → mean of its texts [D]"""
+
+    @classmethod
+    def fitted(cls, domains: Mapping[str, Sequence[str]]) -> Embedding:
+        """Learned from the texts of each domain; the same ones for the same texts.
+
+        :raises UserError: when scikit-learn is not there.
+        """
+        learn = _sklearn()
+        counts = _counts([text for texts in domains.values() for text in texts])
+        documents = counts.shape[0]
+        seen = torch.from_numpy((counts > 0).sum(0)).flatten().double()
+        idf = ((1 + documents) / (1 + seen)).log() + 1
+        size = min(DIMENSIONS, documents - 1)
+        reduced = learn.decomposition.TruncatedSVD(size, random_state=0).fit(_weighted(counts, idf))
+        made = cls(idf.float(), torch.from_numpy(reduced.components_).float(), {})
+        centres = {name: made.embed(texts).mean(0) for name, texts in domains.items()}
+        return cls(made.idf, made.components, centres)
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """Unit vectors [N, D]; of a text without any known word, zero."""
+        weighted = _weighted(_counts(texts), self.idf.double())
+        found = torch.from_numpy(weighted @ self.components.double().numpy().T)
+        return torch.nn.functional.normalize(found, dim=1).float()
+
+    def prior(self, texts: Sequence[str], domains: Sequence[str], temperature: float) -> Tensor:
+        """ln π [E, N] of experts that know these domains, for texts; uniform for one without any known word."""
+        places = self.embed(texts)
+        found = nearest(places, torch.stack([self.centres[domain] for domain in domains]), temperature)
+        return torch.where(places.any(1), found, uniform(len(domains))[:, None])
+
+    def priors(self, samples: Tensor, decode: Decode, domains: Sequence[str], temperature: float) -> Tensor:
+        """ln π [E, N, T] while samples [N, T + 1] are read: by the text before each token, placed anew EVERY tokens.
+
+        Never by a whole sample: its later tokens would choose who predicts the earlier ones.
+        """
+        steps = range(0, samples.shape[1] - 1, EVERY)
+        found = [self.prior([decode(one[: at + 1]) for one in samples.tolist()], domains, temperature) for at in steps]
+        return torch.stack(found, -1).repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
+
+    def save(self, folder: Path) -> None:
+        """Write it down, whole or not at all."""
+        tensors = {"idf": self.idf, "components": self.components}
+        tensors |= {f"{_CENTRE}{name}": centre for name, centre in self.centres.items()}
+        with atomic.replacing(folder / FILE) as unfinished:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
+
+    @classmethod
+    def open(cls, folder: Path) -> Embedding:
+        """What :meth:`save` wrote.
+
+        :raises UserError: when it is missing or damaged.
+        """
+        _sklearn()
+        try:
+            found = load_file(folder / FILE)
+            centres = {name.removeprefix(_CENTRE): t for name, t in found.items() if name.startswith(_CENTRE)}
+            return cls(found["idf"], found["components"], centres)
+        except (OSError, SafetensorError, KeyError) as error:
+            raise UserError(f"{folder / FILE}: missing or damaged ({error}); bring it back") from None
+
+
+def clustered(texts: Sequence[str], count: int) -> list[int]:
+    """Texts cut into so many groups by what they say (k-means, seed 0): the group of each, largest group first.
+
+    :raises UserError: when there are fewer texts than groups, or scikit-learn is not there.
+    """
+    if len(texts) <= count:
+        raise UserError(f"experts.clusters = {count}: the text has {len(texts)} pieces only; ask for fewer")
+    places = Embedding.fitted({"all": texts}).embed(texts).numpy()
+    groups = _sklearn().cluster.KMeans(count, n_init=4, random_state=0).fit_predict(places).tolist()
+    ranked = sorted(range(count), key=lambda group: -groups.count(group))
+    return [ranked.index(group) for group in groups]
+
+
+def _counts(texts: Iterable[str]) -> Any:
+    """Words hashed into columns: a sparse matrix [N, F]."""
+    vectorizer = _sklearn().feature_extraction.text.HashingVectorizer(
+        n_features=FEATURES, alternate_sign=False, norm=None, token_pattern=r"\w+"
+    )
+    return vectorizer.transform(texts)
+
+
+def _weighted(counts: Any, idf: Tensor) -> Any:
+    """Rows of tf · idf, of length 1."""
+    return _sklearn().preprocessing.normalize(counts.multiply(idf.numpy()[None]).tocsr())
+
+
+def _sklearn() -> Any:
+    try:
+        import sklearn.cluster
+        import sklearn.decomposition
+        import sklearn.feature_extraction.text
+        import sklearn.preprocessing
+    except ImportError:
+        what = "experts.clusters (and experts.mixture.prior = 'clusters')"
+        raise missing_package(what, "scikit-learn", "experts") from None
+    return sklearn

@@ -1,0 +1,282 @@
+"""The ``[experts]`` table of a recipe, beside the sections that say how each model trains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from planaria.common.errors import UserError, nearest
+from planaria.config import bounds, recipe
+from planaria.config.bounds import Fraction, Natural, Positive
+from planaria.config.names import KEY_RULE, is_key
+from planaria.config.schema import ModelConfig, RunConfig, Section
+from planaria.lab.experts.budget import GENERALIST
+from planaria.lab.experts.lineage import chains
+from planaria.lab.experts.worst import FLOOR
+from planaria.lab.trials.arms import Seeded, table_of
+from planaria.lab.trials.jobs import Processes
+
+By = Literal["probe", "sizes", "hand", "seed_loss"]
+
+
+class TextSpec(Section):
+    """Where a text is, and what in it is a document."""
+
+    source: str = ""
+    """a file, a folder, a glob, 'stdlib', a .jsonl file, or 'hf:NAME'"""
+    begins: str = ""
+    """a regular expression: within a file (or record), a document begins wherever it matches, ^ at any line; unless
+    given, each file and each record is one"""
+    field: str = "text"
+    """the text's key in JSONL records"""
+    where: dict[str, str] = Field(default_factory=dict)
+    """of a labelled JSONL file: only records that have these values"""
+
+    @field_validator("begins")
+    @classmethod
+    def _is_an_expression(cls, begins: str) -> str:
+        try:
+            re.compile(begins)
+        except re.error as error:
+            raise ValueError(f"not a regular expression ({error})") from None
+        return begins
+
+
+class DomainSpec(TextSpec):
+    """A domain."""
+
+    of: list[str] = Field(default_factory=list)
+    """in place of source: the domains whose text this one mixes, as many samples of each"""
+    after: str = ""
+    """the domain whose expert this one's branches off, in place of a parent; only the last of such a chain speaks"""
+    hand: Natural | None = None
+    """difficulty as judged by hand; 0 is easiest"""
+
+
+class SeedSpec(Section):
+    """The models that experts branch off, one of each size, trained on all domains together."""
+
+    steps: Positive = 500
+    """optimizer updates"""
+    lr: Annotated[float, Field(gt=0)] = 3e-3
+    """peak learning rate"""
+    warmup: Natural | None = None
+    """as optim.warmup, which it is unless given"""
+    final_lr: Fraction | None = None
+    """as optim.final_lr, which it is unless given"""
+    text: TextSpec = TextSpec()
+    """what they read in place of the domains, where it has a source"""
+
+
+class ProbeSpec(Section):
+    """A short training on each domain by itself, to see how hard it is."""
+
+    steps: Annotated[int, Field(ge=4)] = 80
+    """optimizer updates; the held-out loss is taken at a quarter, half, three quarters and the end of them"""
+    by: list[By] = Field(default=["probe"], min_length=1)
+    """what difficulty is read from: ``probe``, what more steps bring; ``sizes``, how far the largest seed model is
+    before the smallest; domains' ``hand``; or ``seed_loss``; with several, the uneven arms are made once for each"""
+
+
+class MixtureSpec(Section):
+    """How the experts of an arm speak with one voice."""
+
+    prior: Literal["uniform", "cached", "clusters", "worst", "ridge"] = "uniform"
+    """what is believed of them before a text begins; ``worst``: what is best for the domain they do worst on;
+    ``ridge``: what their parent makes of the text so far"""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """cached: weight of the newest held-out text in the moving average; what was believed before keeps 1 - decay, so
+    that decay = 0.7 multiplies the old by 0.3, as HDEE's code does"""
+    sequences: Positive = 100
+    """cached: held-out texts that are looked at"""
+    temperature: Annotated[float, bounds.at_least(bounds.COLDEST, "what is colder believes in one expert alone")] = 0.1
+    """clusters: T in exp(-distance² / T); ridge: in exp(estimated probability / T)"""
+    top_k: Natural = 0
+    """experts that go on speaking after a text's first ``prefix`` tokens; 0 is all"""
+    prefix: Natural = 32
+    """tokens after which the others fall silent; 0: the prior alone chooses, and the others are not even loaded;
+    worst: the tokens of a text that weights are fitted on"""
+
+    @model_validator(mode="after")
+    def _has_text_to_fit_on(self) -> Self:
+        if self.prior == "worst" and not self.prefix:
+            raise ValueError(
+                "experts.mixture.prefix = 0: prior = 'worst' is fitted on a text's first so many tokens; give 1 or more"
+            )
+        return self
+
+
+class ExpertsSpec(Seeded, Processes):
+    """The table itself."""
+
+    sizes: dict[str, Positive] = Field(default_factory=lambda: {"S": 128, "M": 256, "L": 384})
+    """size → width of the feed-forward layers, smallest first; symmetric about the middle one"""
+    steps: list[Positive] = Field(default_factory=lambda: [150, 200, 250])
+    """steps of an expert, easiest domain first; symmetric about the middle"""
+    schedule_steps: Natural = 0
+    """steps of the one schedule of which all experts' steps are the first; 0: each has a schedule of its own length"""
+    parents: Positive = 1
+    """models of each size to branch off; all arms are made from each, and means are over them"""
+    generalists: list[str] | None = None
+    """sizes of which one model goes on from its parent on all domains' text, with the compute of all experts together;
+    the middle one unless given"""
+    domains: dict[str, DomainSpec]
+    """domains that have an expert each"""
+    untrained: dict[str, DomainSpec] = Field(default_factory=dict)
+    """domains that nobody is trained on: how far does the ensemble reach?"""
+    most: Positive = 4_000_000
+    """characters of a domain that are used"""
+    clusters: Natural = 0
+    """with a single domain of unlabelled text: cut it into so many by what it says"""
+    test_windows: Positive = 200
+    """samples of each domain's test text on which perplexity is measured"""
+    retries: Natural = 2
+    """how often an expert whose process dies is taken up again before it is given up"""
+    seed: SeedSpec = SeedSpec()
+    probe: ProbeSpec = ProbeSpec()
+    mixture: MixtureSpec = MixtureSpec()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        count = len(self.sizes)
+        if count % 2 == 0 or len(self.steps) != count:
+            raise ValueError(
+                f"experts.sizes has {count} and experts.steps {len(self.steps)} entries; give as many of each, an odd "
+                "number: the middle is what all experts of the even arm get"
+            )
+        widths = list(self.sizes.values())
+        if widths != sorted(widths) or self.steps != sorted(self.steps):
+            raise ValueError("experts.sizes and experts.steps: name the smallest first")
+        if "sizes" in self.probe.by and count == 1:
+            raise ValueError("experts.probe.by has 'sizes': experts.sizes names one only; give three, or another way")
+        both = sorted(self.domains.keys() & self.untrained.keys())
+        if both:
+            raise ValueError(
+                f"experts.untrained.{both[0]}: is one of experts.domains too; give one of them another name"
+            )
+        if "hand" in self.probe.by and (open_ := [n for n, d in self.domains.items() if d.hand is None]):
+            raise ValueError(
+                f"experts.probe.by has 'hand': experts.domains.{open_[0]}.hand is missing; give 0 for easiest"
+            )
+        self._names_can_be_files()
+        if self.clusters == 1 or (self.clusters and len(self.domains) != 1):
+            raise ValueError(f"experts.clusters = {self.clusters}: cuts one domain into two or more; name just one")
+        if len(self.domains) < 2 and not self.clusters:
+            raise ValueError("experts.domains: name at least two, or set experts.clusters to cut one into several")
+        domains, what = (self.clusters or len(self.speaking)), "chains" if any(self.after.values()) else "domains"
+        if domains < count:
+            raise ValueError(
+                f"experts.sizes: {count} of them for {domains} {what} leave nobody at the ends, and all arms alike; "
+                f"name {domains - 1 + domains % 2} at most"
+            )
+        return self
+
+    @property
+    def middle(self) -> str:
+        """The size of the even arm's experts."""
+        return list(self.sizes)[len(self.sizes) // 2]
+
+    @property
+    def rivals(self) -> list[str]:
+        """Sizes of the generalists."""
+        return [self.middle] if self.generalists is None else self.generalists
+
+    @property
+    def after(self) -> dict[str, str]:
+        """Domain → that whose expert its own branches off, or ""."""
+        return {name: domain.after for name, domain in self.domains.items()}
+
+    @property
+    def speaking(self) -> list[str]:
+        """Domains whose experts speak: the last of each chain."""
+        return [chain[-1] for chain in chains(self.after)]
+
+    def parts(self, name: str) -> list[str]:
+        """The domains whose text this one reads: itself, unless it mixes others; all that mix none for generalists."""
+        if name == GENERALIST:
+            return [name for name, domain in self.domains.items() if not domain.of]
+        return (self.domains[name].of if name in self.domains else []) or [name]
+
+    @model_validator(mode="after")
+    def _texts_are_known(self) -> Self:
+        plain = [name for name, domain in self.domains.items() if not domain.of]
+        for table, domains in (("domains", self.domains), ("untrained", self.untrained)):
+            for name, domain in domains.items():
+                where = f"experts.{table}.{name}"
+                if bool(domain.source) == bool(domain.of):
+                    raise ValueError(f"{where}: give source, or the domains that it is made of")
+                for part in domain.of:
+                    if part not in plain:
+                        raise ValueError(f"{where}.of: {part!r} is no domain with text; {nearest(part, plain)}")
+                if table == "untrained" and (domain.after or domain.of):
+                    key = "after" if domain.after else "of"
+                    raise ValueError(f"{where}.{key}: goes with an expert, and nobody is trained on it; leave it out")
+        if not self.seed.text.source and self.seed.text != TextSpec():
+            raise ValueError("experts.seed.text.source: is missing; give it, or leave experts.seed.text out")
+        for size in self.rivals:
+            if size not in self.sizes:
+                raise ValueError(f"experts.generalists: there is no size {size!r}; {nearest(size, self.sizes)}")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_is_long_enough(self) -> Self:
+        if 0 < self.schedule_steps < self.steps[-1]:
+            raise ValueError(
+                f"experts.schedule_steps = {self.schedule_steps} is less than the longest of experts.steps = "
+                f"{self.steps[-1]}; give as many or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_a_choice_of_weights(self) -> Self:
+        experts = self.clusters or len(self.speaking)
+        if self.mixture.prior == "worst" and experts * FLOOR >= 1:
+            raise ValueError(
+                f"experts.mixture.prior = 'worst': each expert has at least {FLOOR:g}, and {experts} leave no choice; "
+                "use another prior"
+            )
+        return self
+
+    def _names_can_be_files(self) -> None:
+        for table, names in (("sizes", self.sizes), ("domains", (*self.domains, *self.untrained))):
+            if odd := [name for name in names if not is_key(name)]:
+                raise ValueError(f"experts.{table}.{odd[0]}: not a valid name; {KEY_RULE}")
+        if GENERALIST in self.domains:
+            raise ValueError(f"experts.domains.{GENERALIST}: is the arm's name; give the domain another")
+
+
+def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
+    """The table of the recipe ``path``, and how each of its models trains, with ``flags`` laid over that.
+
+    :raises UserError: naming file, key and mend.
+    """
+    spec, tree = table_of(path, "experts", ExpertsSpec, "train")
+    return spec, recipe.from_tree(tree, flags, path)
+
+
+def expanded(spec: ExpertsSpec) -> ExpertsSpec:
+    """The table with the domains that ``clusters`` cuts its one domain into; otherwise as it is.
+
+    :raises UserError: when one of these has the name of an untrained domain.
+    """
+    if not spec.clusters:
+        return spec
+    name, domain = next(iter(spec.domains.items()))
+    cut = {f"{name}-{number}": domain for number in range(spec.clusters)}
+    if both := sorted(cut.keys() & spec.untrained.keys()):
+        raise UserError(f"experts.untrained.{both[0]}: experts.clusters makes a domain of that name; give it another")
+    return spec.model_copy(update={"domains": cut})
+
+
+def step_tokens(base: RunConfig) -> int:
+    """Tokens of one step."""
+    return base.samples * base.model.context
+
+
+def sized(base: ModelConfig, spec: ExpertsSpec) -> dict[str, ModelConfig]:
+    """Size → shape; all have the recipe's model but for the width of the feed-forward layers."""
+    return {size: base.model_copy(update={"hidden": width}) for size, width in spec.sizes.items()}

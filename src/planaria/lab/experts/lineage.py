@@ -1,0 +1,70 @@
+"""Who branches off whom: which of several parents of a size, and which domain's expert before it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from planaria.lab.experts.difficulty import tiers
+
+APART = 1 << 20
+"""between the training seeds of two parents of one size: no run has so many seeds"""
+
+
+def called(name: str, number: int) -> str:
+    """The name of the ``number``-th of several trainings that are alike, from 0; the first has the plain one."""
+    return name if number == 0 else f"{name}.{number + 1}"
+
+
+def parent_seed(seed: int, number: int) -> int:
+    """The training seed of the ``number``-th parent of each size: weights and data order of its own."""
+    return seed + APART * number
+
+
+def lineages(sizes: Sequence[str], parents: int, seed: int) -> list[dict[str, str]]:
+    """For each line of descent: size → the name of its parent, in an order that ``seed`` draws for each size.
+
+    Every parent is in exactly one line, so a mean over lines weighs all parents alike. Experts of one line speak
+    together: an ensemble of several parents would have spent more before it branched off than what it is held against.
+    """
+    draw, found = random.Random(seed), list[dict[str, str]]()
+    orders = {size: draw.sample(range(parents), parents) for size in sizes}
+    for line in range(parents):
+        found.append({size: called(size, order[line]) for size, order in orders.items()})
+    return found
+
+
+def chains(after: Mapping[str, str]) -> list[list[str]]:
+    """Domains in chains, first to last. ``after``: domain → that whose expert its own branches off; "" is a parent.
+
+    :raises ValueError: naming a domain that comes after none there is, after one that another comes after too, or after
+        itself.
+    """
+    following: dict[str, str] = {}
+    for name, before in after.items():
+        if before and before not in after:
+            raise ValueError(f"experts.domains.{name}.after = {before!r}: there is no such domain; name one, or none")
+        if before in following:
+            raise ValueError(
+                f"experts.domains.{name}.after = {before!r}: {following[before]} comes after it too; let one of both "
+                "come after the other"
+            )
+        if before:
+            following[before] = name
+    found = []
+    for name in (name for name, before in after.items() if not before):
+        found.append(chain := [name])
+        while chain[-1] in following:
+            chain.append(following[chain[-1]])
+    if round_ := sorted(after.keys() - {name for chain in found for name in chain}):
+        raise ValueError(f"experts.domains.{round_[0]}.after: goes round in a circle; leave one 'after' of it out")
+    return found
+
+
+def tiered(difficulty: Mapping[str, float], after: Mapping[str, str], count: int) -> dict[str, int]:
+    """Domain → its tier, the same for all of a chain, whose difficulty is the mean over its domains."""
+    found = {chain[-1]: chain for chain in chains(after)}
+    hard = {last: fmean(difficulty[name] for name in chain) for last, chain in found.items()}
+    tier = {name: at for last, at in tiers(hard, count).items() for name in found[last]}
+    return {name: tier[name] for name in difficulty}

@@ -1,0 +1,143 @@
+"""``experts.json``: who belongs to an ensemble, and how they speak together. Checksums, no pickles, no code."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from planaria.common import atomic, documents
+from planaria.common.documents import Record
+from planaria.common.errors import UserError, nearest
+from planaria.lab.experts.experts_spec import MixtureSpec
+
+FILE = "experts.json"
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+ADDED = "added"
+"""folder of an ensemble that holds experts which were not trained with it"""
+MOST_BYTES = 1 << 22
+"""of a manifest"""
+
+
+class Member(Record):
+    """One expert: an exported model."""
+
+    name: str
+    domain: str
+    model: str
+    """its folder, relative to the manifest's"""
+    sha256: str
+    """of its weights"""
+    parameters: int
+    parent: str = ""
+    """folder of the model that it branched off, relative to the manifest's; empty where nobody knows"""
+    belief: float = Field(default=0.0, allow_inf_nan=False)
+    """cached prior: ln π, up to a constant"""
+
+    @property
+    def added(self) -> bool:
+        """It was not trained with the ensemble."""
+        return self.model.startswith(f"{ADDED}/")
+
+
+class Manifest(Record):
+    """An ensemble. All members read and write with one tokenizer."""
+
+    format: Literal[1] = 1
+    tokenizer: str
+    """SHA-256 of tokenizer.json"""
+    vocab: int
+    context: int
+    mixture: MixtureSpec
+    members: list[Member]
+    removed: list[str] = Field(default_factory=list)
+    """of those that were trained with the ensemble, who was taken out of it by hand"""
+    parent: str = ""
+    """folder of the model of middle size that its experts descend from; empty: as its members say"""
+    mixes: dict[str, list[str]] = Field(default_factory=dict)
+    """domain that has no text of its own → those whose text it mixes"""
+
+    def parts(self, domain: str) -> list[str]:
+        """The domains whose text this one's experts learn from."""
+        return self.mixes.get(domain) or [domain]
+
+    def listener(self, folder: Path) -> str:
+        """Folder of the model that listens for prior = "ridge": the parent of middle size.
+
+        :raises UserError: when nobody knows one, or it is gone.
+        """
+        known = sorted((one for one in self.members if one.parent), key=lambda one: one.parameters)
+        found = self.parent or (known[len(known) // 2].parent if known else "")
+        if not found:
+            raise UserError(
+                f"{folder}: prior = 'ridge': its experts do not say which model they branched off; use another"
+            )
+        if not (folder / found / WEIGHTS).is_file():
+            raise UserError(f"{folder}: prior = 'ridge': there is no {folder / found / WEIGHTS}; bring it back")
+        return found
+
+    def changed_like(self, before: Manifest) -> Manifest:
+        """This manifest, made anew, with the changes that were made by hand to the one ``before`` it."""
+        stay = [member for member in self.members if member.name not in before.removed]
+        taken = {member.name for member in stay}
+        added = [one for one in before.members if one.added and one.name not in taken]
+        return self.model_copy(update={"members": [*stay, *added], "removed": before.removed})
+
+    def member(self, name: str) -> Member:
+        """The member of that name; UserError naming the nearest."""
+        for member in self.members:
+            if member.name == name:
+                return member
+        raise UserError(f"there is no expert {name!r} here; {nearest(name, [m.name for m in self.members])}")
+
+
+def digest(file: Path) -> str:
+    """SHA-256 (hex) of a file.
+
+    :raises UserError: when it is not there.
+    """
+    try:
+        with file.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); bring the expert back, or remove it") from None
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of the ensemble in ``folder``.
+
+    :raises UserError: when it is missing, too large, damaged or empty.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        raise UserError(f"{folder}: holds no ensemble (no {FILE}); make one with `planaria experts RECIPE`")
+    manifest = documents.model(file, Manifest, MOST_BYTES, "bring an older copy back")
+    if not manifest.members:
+        raise UserError(f"{file}: has no experts; add one with `planaria experts add {folder} MODEL`")
+    return manifest
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """The manifest appears at once and whole."""
+    atomic.write_text(folder / FILE, manifest.model_dump_json(indent=1))
+
+
+def place(folder: Path, member: Member) -> Path:
+    """Where a member's model lies.
+
+    :raises UserError: when its weights are gone, or are not those that the manifest was made with.
+    """
+    model = folder / member.model
+    if not (model / WEIGHTS).is_file():
+        raise UserError(
+            f"{folder / FILE}: expert {member.name!r}: there is no {model / WEIGHTS}; bring it back, or "
+            f"`planaria experts remove {folder} {member.name}`"
+        )
+    if digest(model / WEIGHTS) != member.sha256:
+        raise UserError(
+            f"{folder / FILE}: expert {member.name!r}: {model / WEIGHTS} is not the file that was added; bring that "
+            "back, or remove the expert and add this one"
+        )
+    return model

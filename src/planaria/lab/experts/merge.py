@@ -1,0 +1,144 @@
+"""Experts that descend from one parent as one mixture-of-experts model, without training (DUME, arXiv 2603.29765).
+
+Everything but the feed-forward blocks is the experts' mean. Each layer keeps all blocks, behind a router whose numbers
+follow from the hidden states that each domain's text brings to that layer while its own block is forced everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planaria.lab.experts import ridge
+from planaria.lab.experts.reading import BATCH
+from planaria.models.routed import Routed, Routing
+from planaria.models.stages import Llama
+
+_OWN, _ALL = ".mlp.", ".mlp.experts.{}."
+
+
+def mean(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """θ̄ = Σ_i θ_i / N, by name."""
+    return {name: torch.stack([one[name] for one in models]).mean(0) for name in models[0]}
+
+
+def merged(experts: Sequence[Llama], top_k: int, bias: bool) -> Llama:
+    """One model of N experts of one shape. Its routers are zero until :func:`route` gives them values."""
+    states = [expert.global_state() for expert in experts]
+    model = Llama(experts[0].config, routing=Routing(len(experts), top_k, bias), initialise=False)
+    blocks = {
+        name.replace(_OWN, _ALL.format(number)): tensor
+        for number, state in enumerate(states)
+        for name, tensor in state.items()
+        if _OWN in name
+    }
+    shared = mean([{name: tensor for name, tensor in state.items() if _OWN not in name} for state in states])
+    return _filled(model, shared | blocks)
+
+
+def with_block(model: Llama, expert: Llama, top_k: int) -> Llama:
+    """A merged model with one block more in each layer, the expert's; everything else stays as it is."""
+    assert model.routing is not None
+    number, state = model.routing.experts, model.global_state()
+    added = {n.replace(_OWN, _ALL.format(number)): t for n, t in expert.global_state().items() if _OWN in n}
+    routing = model.routing._replace(experts=number + 1, top_k=top_k)
+    wider = Llama(model.config, routing=routing, initialise=False)
+    return _filled(wider, {name: tensor for name, tensor in state.items() if ".router." not in name} | added)
+
+
+def without_block(model: Llama, number: int, top_k: int) -> Llama:
+    """A merged model without block ``number`` of each layer."""
+    assert model.routing is not None
+    left = [old for old in range(model.routing.experts) if old != number]
+    fewer = model.routing._replace(experts=len(left), top_k=top_k)
+    state = {name: tensor for name, tensor in model.global_state().items() if ".mlp." not in name}
+    for new, old in enumerate(left):
+        was, now = _ALL.format(old), _ALL.format(new)
+        state |= {name.replace(was, now): t for name, t in model.global_state().items() if was in name}
+    return _filled(Llama(model.config, routing=fewer, initialise=False), state)
+
+
+@torch.inference_mode()
+def domain_sums(model: Llama, block: int, samples: Tensor) -> Tensor:
+    """:func:`ridge.sums` [layers, D + 1, D + 1] of what reaches the routers while samples [n, T] pass ``block``."""
+    layers = _routed(model)
+    total = torch.zeros(len(layers), *[model.config.dim + 1] * 2, dtype=torch.float64)
+
+    def adding(at: int) -> Callable[[nn.Module, Any], None]:
+        def add(_: nn.Module, given: tuple[Tensor]) -> None:
+            total[at] += ridge.sums(given[0].flatten(0, -2))
+
+        return add
+
+    hooks = [layer.register_forward_pre_hook(adding(at)) for at, layer in enumerate(layers)]
+    try:
+        with forced(model, block):
+            for batch in torch.split(samples, BATCH):
+                model.hidden(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total
+
+
+@torch.no_grad()
+def route(model: Llama, domains: Sequence[Tensor], lam: float, temperature: float) -> None:
+    """Give every layer's router its numbers, from the :func:`domain_sums` of each block's domain.
+
+    Logits are divided by ``temperature``, so the router's numbers are.
+
+    :raises UserError: as :func:`ridge.router`.
+    """
+    assert model.routing is not None
+    for at, layer in enumerate(_routed(model)):
+        found = ridge.router([own[at] for own in domains], lam, model.routing.bias).float() / temperature
+        layer.router.weight.copy_(found[: model.config.dim].T)
+        if model.routing.bias:
+            layer.router.bias.copy_(found[-1])
+
+
+@contextmanager
+def forced(model: Llama, block: int) -> Iterator[None]:
+    """All tokens pass this block, in every layer."""
+    layers = _routed(model)
+    try:
+        for layer in layers:
+            layer.forced = block
+        yield
+    finally:
+        for layer in layers:
+            layer.forced = None
+
+
+@contextmanager
+def shares(model: Llama) -> Iterator[Tensor]:
+    """The weight of each block [N], summed over tokens and layers, in everything that the model reads meanwhile."""
+    assert model.routing is not None
+    found = torch.zeros(model.routing.experts, dtype=torch.float64)
+
+    def count(layer: nn.Module, given: Any, logits: Tensor) -> None:
+        weights, chosen = logits.double().topk(model.routing.top_k, -1)  # type: ignore[union-attr]
+        found.index_add_(0, chosen.flatten(), weights.softmax(-1).flatten())
+
+    hooks = [layer.router.register_forward_hook(count) for layer in _routed(model)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _routed(model: Llama) -> list[Routed]:
+    found = [layer.mlp for layer in model.layers]
+    return [layer for layer in found if isinstance(layer, Routed)]
+
+
+def _filled(model: Llama, state: Mapping[str, Tensor]) -> Llama:
+    """The model with these weights, its routers' zeros but for what ``state`` has of them."""
+    routers = {n: torch.zeros_like(t) for n, t in model.global_state().items() if ".router." in n}
+    model.load_global_state({**routers, **state})
+    return model.eval()

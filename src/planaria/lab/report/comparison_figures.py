@@ -1,0 +1,213 @@
+"""The pictures of a comparison: loss over hours, hours to the target, what each arm pays, and the failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import plotly.graph_objects as go
+
+from planaria.lab.compare.race_results import Compared, Failures, Scored, smoothed
+from planaria.lab.report.spread_figures import add_band, whiskers
+from planaria.lab.trials.spread import Spread
+from planaria.report.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, label, lanes, on, stroke, whole
+from planaria.report.words import amount, counted
+
+Over = Literal["hours", "steps"]
+"""what losses are drawn over"""
+GRID = 240
+"""points of a curve"""
+BEGINNING = 0.12
+"""of the fault-free arm's hours: what the loss was before is above the picture"""
+ROW = 30
+"""pixels of one row of bars"""
+
+
+def colours(found: Compared) -> Mapping[str, str]:
+    """Each arm's colour, the same in all pictures."""
+    names = [arm.name for arm in found.arms[1:]]
+    return {found.arms[0].name: INK, **{name: SERIES[place % len(SERIES)] for place, name in enumerate(names)}}
+
+
+def _strokes(found: Compared) -> Mapping[str, Mapping[str, Any]]:
+    """Each arm's line: its colour, and a dash and width by which curves that coincide are still told apart."""
+    shade, count = colours(found), len(found.arms)
+    return {arm.name: stroke(place, count)["line"] | {"color": shade[arm.name]} for place, arm in enumerate(found.arms)}
+
+
+def loss_figure(found: Compared, over: Over = "hours") -> go.Figure:
+    """Smoothed loss over hours, or over steps carried out: mean over seeds, and a band from the least to the most."""
+    fig = figure(460, x=over, y="smoothed validation loss, nats per token", hovermode="x unified")
+    lowest, strokes = math.inf, _strokes(found)
+    for arm in found.arms:
+        drawn = bands(arm, over)
+        if drawn is None:
+            continue
+        hours, spreads = drawn
+        lowest = min(lowest, *(band.least for band in spreads))
+        add_band(fig, arm.name, {"line": strokes[arm.name]}, hours, spreads)
+    targets = [run.target for run in found.arms[0].runs]
+    target = sum(targets) / len(targets)
+    fig.add_hline(
+        y=target,
+        line={"color": MUTED, "width": 1.5, "dash": "dash"},
+        annotation={"text": f"target {target:.3f}", "font": {"color": MUTED, "size": 12}},
+        annotation_position="bottom left",
+    )
+    free = bands(found.arms[0], over)
+    if free is not None:
+        top = free[1][int(BEGINNING * GRID)].most
+        fig.update_yaxes(range=[lowest - 0.04 * (top - lowest), top])
+    fig.update_xaxes(rangemode="tozero", hoverformat=".1f" if over == "hours" else ".0f")
+    return fig
+
+
+def bands(arm: Scored, over: Over) -> tuple[list[float], list[Spread]] | None:
+    """Hours or steps, and the loss over seeds, on a common grid, as far as all seeds went; None if there is no such
+    stretch."""
+    curves = arm.curves if over == "hours" else [smoothed(course.points) for course in arm.courses]
+    if not curves or not all(curves):
+        return None
+    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    if first >= last:
+        return None
+    grid = np.linspace(first, last, GRID)
+    drawn = np.array([np.interp(grid, *np.transpose(curve)) for curve in curves])
+    return grid.tolist(), [Spread.of(losses) for losses in drawn.T.tolist()]
+
+
+def hours_figure(found: Compared, of: str = "hours", unit: str = "hours") -> go.Figure:
+    """Hours to the target: mean over seeds as a bar, least to most as a whisker; dotted: without failures.
+
+    ``of`` is another number of a run, and ``unit`` its name, to be drawn in their place.
+    """
+    arms, shade = found.ranked(), colours(found)
+    rows = [label(arm.name) for arm in arms]
+    fig = figure(80 + ROW * len(rows), x=f"{unit} to target", bargap=0.3, showlegend=False)
+    spreads = {label(arm.name): spread for arm in arms if (spread := arm.spread(of)) is not None}
+    means = [mean for mean, _, _ in spreads.values()]
+    fig.add_bar(
+        y=list(spreads),
+        x=means,
+        orientation="h",
+        marker={"color": [shade[arm.name] for arm in arms if label(arm.name) in spreads]},
+        error_x=whiskers(list(spreads.values()), color=INK, width=5),
+        text=[
+            f"{amount(mean)} {'h' if of == 'hours' else unit}" + (f" · × {mean / means[0]:.3f}" if means[0] else "")
+            for mean in means
+        ],
+        textposition="inside",
+        insidetextanchor="start",
+        textfont={"color": [on(shade[arm.name]) for arm in arms if label(arm.name) in spreads]},
+        hovertemplate=f"%{{y}}: %{{x:.2f}} {unit}<extra></extra>",
+    )
+    for arm in arms:
+        if arm.missed:
+            text = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
+            place = {"x": 0, "y": label(arm.name), "xanchor": "left", "xshift": 4, "showarrow": False}
+            fig.add_annotation(text=text, font={"color": RED}, **place)
+    if means:
+        fig.add_vline(x=means[0], line={"color": INK, "width": 1.2, "dash": "dot"})
+    fig.update_xaxes(rangemode="tozero")
+    fig.update_layout(yaxis=lanes(rows))
+    return fig
+
+
+def price_figure(found: Compared) -> go.Figure:
+    """What an arm pays while nothing fails (traffic across, memory as area) against what failures then cost it (up).
+
+    The dashed line is the Pareto front of the arms that met failures.
+    """
+    shade = colours(found)
+    arms = [arm for arm in found.arms if arm.spread("ratio") is not None]
+    places, ticks = _with_zero([100 * arm.traffic for arm in arms])
+    spreads = [Spread(*(100 * (ratio - 1) for ratio in arm.spread("ratio") or ())) for arm in arms]
+    largest = max(arm.memory for arm in arms) or 1.0
+    fig = figure(480, x="extra traffic in a step, % of activations and gradients", y="extra steps to target, %")
+    for arm, place, extra in zip(arms, places, spreads, strict=True):
+        fig.add_scatter(
+            x=[place],
+            y=[extra.mean],
+            meta={"x": [100 * arm.traffic]},
+            name=label(arm.name),
+            mode="markers",
+            showlegend=False,
+            marker={"size": 10 + 28 * math.sqrt(arm.memory / largest), "color": shade[arm.name], "opacity": 0.85},
+            error_y=whiskers([extra], thickness=1.2, width=4, color=shade[arm.name]),
+            hovertemplate=f"<b>{label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, {100 * arm.memory:.0f} % "
+            f"memory<br>%{{y:.2f}} % more steps, {extra.least:.2f} to {extra.most:.2f}<extra></extra>",
+        )  # fmt: skip
+    marks = [(place, mean) for place, (mean, _, _) in zip(places, spreads, strict=True)]
+    best = front([mark if arm.faults and not arm.control else None for arm, mark in zip(arms, marks, strict=True)])
+    fig.add_scatter(
+        x=[marks[i][0] for i in best], y=[marks[i][1] for i in best], mode="lines", showlegend=False, hoverinfo="skip",
+        line={"shape": "hv", "color": MUTED, "width": 1.5, "dash": "dash"},
+    )  # fmt: skip
+    low, high = min(least for _, least, _ in spreads), max(most for _, _, most in spreads)
+    pad = 0.08 * max(high - low, 1.0)
+    fig.add_hline(y=0, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
+    fig.update_yaxes(range=[low - pad, high + pad])
+    right = max(places) + 0.45 * max(max(places) - min(places), 1.0)
+    fig.update_xaxes(tickvals=list(ticks), ticktext=list(ticks.values()), range=[min(places) - 0.3, right])
+    _add_names(fig, arms, places, [mean for mean, _, _ in spreads], (right - min(places), high - low + 2 * pad))
+    return fig
+
+
+def front(points: Sequence[tuple[float, float] | None]) -> list[int]:
+    """The Pareto front of (price, harm), by price: whoever no other beats in one without losing in the other."""
+    found: list[int] = []
+    least = math.inf
+    for (_, harm), i in sorted((point, i) for i, point in enumerate(points) if point is not None):
+        if harm < least:
+            least = harm
+            found.append(i)
+    return found
+
+
+def _with_zero(values: Sequence[float]) -> tuple[list[float], Mapping[float, str]]:
+    """Where ``values`` of at least 0 stand on a logarithmic axis with a place for 0 left of it, and its ticks."""
+    logs = [math.log10(value) for value in values if value > 0]
+    if not logs:
+        return [0.0] * len(values), {0.0: "0"}
+    first, last = math.floor(min(logs)), math.ceil(max(logs))
+    zero = first - 1.0
+    ticks = {zero: "0"} | {float(power): f"{10.0**power:g} %" for power in range(first, last + 1)}
+    return [math.log10(value) if value > 0 else zero for value in values], ticks
+
+
+def _add_names(
+    fig: go.Figure, arms: Sequence[Scored], x: Sequence[float], y: Sequence[float], spans: tuple[float, float]
+) -> None:
+    """Each arm's name beside its mark, moved up where it would lie on another's."""
+    taken: list[tuple[float, float]] = []
+    for place in sorted(range(len(arms)), key=lambda i: y[i]):
+        height = y[place]
+        for at, other in taken:
+            if abs(at - x[place]) < 0.3 * spans[0]:
+                height = max(height, other + 0.05 * spans[1])
+        taken.append((x[place], height))
+        memory = f" · {100 * arms[place].memory:.0f} % memory" if arms[place].memory else ""
+        fig.add_annotation(
+            x=x[place], y=y[place], ax=30, ay=-(height - y[place]) / spans[1] * 400, xanchor="left", standoff=4,
+            text=label(arms[place].name) + f'<span style="color:{MUTED}">{memory}</span>',
+            arrowcolor=RULE, arrowhead=0, arrowwidth=1, font={"size": 12.5}, bgcolor=VEIL, borderpad=1,
+        )  # fmt: skip
+
+
+def failures_figure(found: Compared, failures: Failures) -> go.Figure:
+    """One seed's trace: which stage is lost before which step."""
+    stages = sorted({*range(1, found.stages + 1), *(stage for _, stage in failures.faults)})
+    rows = [f"stage {stage}" if stage else "ends" for stage in stages]
+    fig = figure(64 + 17 * len(rows), x="step", margin={"l": 8, "r": 16, "t": 8, "b": 40}, showlegend=False)
+    fig.add_scatter(
+        x=[step for step, _ in failures.faults],
+        y=[f"stage {stage}" if stage else "ends" for _, stage in failures.faults],
+        mode="markers",
+        marker={"symbol": "line-ns", "size": 11, "line": {"color": RED, "width": 2}},
+        hovertemplate="%{y}, step %{x}<extra></extra>",
+    )
+    whole(fig, (0, found.steps))
+    fig.update_layout(yaxis={**lanes(rows), "showgrid": True})
+    return fig

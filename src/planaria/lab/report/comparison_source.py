@@ -1,0 +1,173 @@
+"""A comparison as a page shows it: every arm with every seed, how far it is, its losses, and its hours at the end.
+
+Read from the files that the comparison keeps and its report is drawn from (``lab/compare/race_job.py``): a result for
+each race that is over, a line a tick for those at work, and the numbers of all at the end. Each appears at the time at
+which it was written, so that a comparison that is over is played back in the order in which its races ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from planaria.common import documents
+from planaria.common.errors import UserError
+from planaria.lab.compare.race import Course, Point
+from planaria.lab.compare.race_results import Compared, smoothed
+from planaria.lab.trials.arms import file_name
+from planaria.lab.trials.kept import found_in
+from planaria.report.live.tally import Tally
+from planaria.report.live_page.frames import Frame, Json
+from planaria.report.live_page.source import Seen, age_s
+
+NUMBERS = "comparison.json"
+RACE = re.compile(r"(?P<arm>[^.]+)\.(?P<seed>\d+)\.(?P<kind>json|job|ticks)")
+MOST_RACES = 400
+"""that are shown; what is more is in the report"""
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(file for file in folder.iterdir() if file.is_file())
+    except OSError:
+        return []
+
+
+class ComparisonSource:
+    """A comparison's folder."""
+
+    tally: Tally | None = None
+
+    @staticmethod
+    def fits(folder: Path) -> bool:
+        """Whether ``folder`` holds a comparison."""
+        return (folder / NUMBERS).exists() or any(RACE.fullmatch(file.name) for file in _files(folder))
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._seen = folder, Seen("comparison", folder.name.removesuffix("-compare"))
+        self.began = False
+        self._read: dict[Path, float] = {}
+        """file → when it was written, as it was read last"""
+        self._races: dict[str, Json] = {}
+
+    @property
+    def state(self) -> Json:
+        return self._seen.state
+
+    @property
+    def age_s(self) -> float:
+        return age_s(_files(self._folder))
+
+    def opening(self) -> Frame:
+        return self._seen.opening()
+
+    def read(self, most: int) -> Iterator[Frame | None]:
+        """Each file that is new, or has grown, in the order in which they were written."""
+        for when, file in self._news()[:most]:
+            self._read[file] = when
+            self.began = True
+            if file.name == NUMBERS:
+                yield self._over(when, file)
+            elif (match := RACE.fullmatch(file.name)) is not None:
+                yield self._raced(when, file, **match.groupdict())
+
+    def _news(self) -> list[tuple[float, Path]]:
+        found = []
+        for file in _files(self._folder):
+            try:
+                when = file.stat().st_mtime
+            except OSError:  # tidied away meanwhile
+                continue
+            wanted = file.name == NUMBERS or RACE.fullmatch(file.name) is not None
+            if wanted and self._read.get(file) != when:
+                found.append((when, file))
+        return sorted(found)
+
+    def _raced(self, when: float, file: Path, arm: str, seed: str, kind: str) -> Frame | None:
+        name = f"{arm} {seed}"
+        if name not in self._races and len(self._races) >= MOST_RACES:
+            return None
+        before = self._races.get(name, {"arm": arm, "seed": int(seed), "is": "waiting", "tick": 0, "curve": {}})
+        told = None
+        if kind == "json":
+            course = found_in(file, Course)
+            after = {**before, **_course(course)}
+            how = f"stopped: {course.stopped}" if course.stopped else f"{course.ticks} steps are done"
+            told = course.ticks, "loss" if course.stopped else "rebirth", f"{arm}, seed {seed}: {how}"
+        elif before["is"] in ("done", "stopped") and not self._anew(file, arm, seed):
+            return None
+        elif kind == "ticks":
+            after = {**before, "is": "at work", **_under_way(file)}
+        else:
+            after = {**before, "is": "at work"} | _asked(file)
+        self._races = {**self._races, name: after}
+        return self._seen.turn(when, {"races": self._races, "over": ""}, told)
+
+    def _anew(self, file: Path, arm: str, seed: str) -> bool:
+        """Is a race under way that has a result already? Then that one does not count any more."""
+        result = self._folder / f"{arm}.{seed}.json"
+        return self._read.get(file, 0.0) > self._read.get(result, 0.0)
+
+    def _over(self, when: float, file: Path) -> Frame | None:
+        found = documents.parse_model(Compared, documents.data(file).decode(), file, "run the comparison again")
+        races = dict(self._races)
+        for arm in found.arms:
+            for run in arm.runs:
+                key = f"{file_name(arm.name)} {run.seed}"
+                if key in races:
+                    taken = run.hours if found.priced else None
+                    hours = {"hours": taken, "hours_ratio": run.hours_ratio, "failures": run.failures}
+                    known = {name: value for name, value in hours.items() if value is not None}
+                    races[key] = {**races[key], "arm": arm.name, "missed": run.hours is None, **known}
+        self._races = races
+        about = {**self.state["run"], "name": found.name, "steps": found.steps, "stages": found.stages}
+        about |= {"arms": [arm.name for arm in found.ranked()], "clock": found.clock}
+        best = _best(found)
+        told = found.steps, "note", f"All {len(races)} races are over." + (f" {best}" if best else "")
+        return self._seen.turn(when, {"races": races, "run": about, "over": "finished"}, told)
+
+
+def _course(course: Course) -> Json:
+    lost = {"met": len(course.met), "why": course.stopped} if course.stopped else {"met": len(course.met)}
+    return {"is": "stopped" if course.stopped else "done", "tick": course.ticks, **_curve(course.points), **lost}
+
+
+def _curve(points: Sequence[Point]) -> Json:
+    losses = {str(int(tick)): round(loss, 5) for tick, loss in smoothed(points)}
+    return {"curve": losses} | ({"loss": list(losses.values())[-1]} if losses else {})
+
+
+def _under_way(file: Path) -> Json:
+    """How far a race is, and its losses so far; nothing when its file has just been tidied away."""
+    points, tick = [], 0
+    try:
+        lines = documents.data(file).decode().rpartition("\n")[0].splitlines()
+        for words in map(str.split, lines):
+            tick = int(words[0])
+            if len(words) > 1:
+                points.append(Point(tick=tick, step=tick, loss=float(words[1])))
+    except (UserError, ValueError, IndexError):
+        return {}
+    return {"tick": tick, **_curve(points)}
+
+
+def _asked(file: Path) -> Json:
+    """The arm's own name and its steps, as the race was asked for."""
+    try:
+        race = json.loads(documents.data(file))["race"]
+        return {"arm": str(race["arm"]), "steps": int(race["config"]["train"]["steps"])}
+    except (UserError, ValueError, KeyError, TypeError):  # tidied away meanwhile
+        return {}
+
+
+def _best(found: Compared) -> str:
+    """Which arm reached the target first, controls aside: by hours, or by steps where these take no time."""
+    of, unit = ("hours", "hours") if found.priced else ("ticks", "steps")
+    arrived = [(arm, spread.mean) for arm in found.contestants if (spread := arm.spread(of)) is not None]
+    if not arrived:
+        return ""
+    first, mean = min(arrived, key=lambda pair: pair[1])
+    shown = f"{mean:.3g}" if found.priced else f"{mean:,.0f}"
+    return f"Of those that failures struck, {first.name} came to the target first: {shown} {unit}, the mean."

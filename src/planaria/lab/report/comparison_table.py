@@ -1,0 +1,154 @@
+"""The table of a comparison: on the terminal, as LaTeX and as CSV the same columns."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from planaria.lab.compare.race_results import ENOUGH, Compared, Failures, Scored
+from planaria.lab.compare.race_spec import SMOOTHED
+from planaria.lab.trials.spread import seeds_shown, shown
+from planaria.report.tables import Table, show
+from planaria.report.words import amount, counted
+
+DIGEST = 16
+"""hex digits of a trace's digest that are shown"""
+STEPS = {"steps to target": ("ticks", ".0f"), "× fault-free": ("ratio", ".3f")}
+"""column → number of a run, and how it is written"""
+RESET = {"× reset": ("reset_ratio", ".3f")}
+"""likewise, where a control loses moments alone"""
+HOURS = {"hours to target": ("hours", ".1f"), "× hours": ("hours_ratio", ".3f")}
+"""where steps take time"""
+MACHINES = {"machine-hours": ("machine_hours", ".0f")}
+"""where arms differ in machines"""
+FINAL = {"final loss": ("final", ".3f")}
+INTERVAL = "95 % of ×"
+"""the column of the bootstrap intervals of ratios to the fault-free arm"""
+
+
+def show_table(found: Compared) -> None:
+    """Print every arm's mean [least … most] over the seeds, and what the numbers mean."""
+    title = f"{found.name}: mean [least … most] of {seeds_of(found)}"
+    console = show([Table(title, columns(found), rows(found))])
+    for failures in (*found.failures, *found.further):
+        console.print(f"trace         {failures.digest[:DIGEST]} {struck(failures)}", highlight=False)
+    console.print(Text(f"clock         {found.clock}{'' if found.priced else ', by which steps take no time'}"))
+    console.print(Text(f"target        {target(found)}"))
+    for line in (floor(found), resets(found), searched(found)):
+        if line:
+            console.print(Text(line))
+
+
+def struck(failures: Failures) -> str:
+    replica = f", replica {failures.replica}" if failures.replica else ""
+    return f"seed {failures.seed}{replica}, {counted(len(failures.faults), 'failure')}"
+
+
+def spreads(found: Compared) -> dict[str, tuple[str, str]]:
+    """Column → number of a run, and how it is written; those that say something here."""
+    held = any(run.reset_ratio is not None for arm in found.arms for run in arm.runs)
+    hours = HOURS | (MACHINES if found.machines_differ else {}) if found.priced else {}
+    return STEPS | (RESET if held else {}) | hours | FINAL
+
+
+def columns(found: Compared) -> list[str]:
+    """The head of the table."""
+    head = ["arm", *spreads(found), "traffic", *(["of weights"] if exchanged(found) else []), "memory", "failures"]
+    if _intervals(found):
+        head.insert(3, INTERVAL)
+    return head
+
+
+def rows(found: Compared) -> list[list[str]]:
+    """The table's rows, best arm first."""
+    return [_cells(found, arm) for arm in found.ranked()]
+
+
+def numbers(found: Compared) -> list[dict[str, object]]:
+    """The table as numbers: of each the mean over the seeds, the least and the most; None where a seed has none."""
+    every = (*(of for of, _ in (STEPS | RESET | HOURS | MACHINES | FINAL).values()), "failures")
+    told: list[dict[str, object]] = []
+    for arm in found.ranked():
+        row: dict[str, object] = {"arm": arm.name, "control": bool(arm.control)}
+        for name in every:
+            known = None if "hours" in name and not found.priced else arm.spread(name)
+            mean, least, most = known or (None, None, None)
+            row |= {name: mean, f"{name}_least": least, f"{name}_most": most}
+        for name in ("ratio", "reset_ratio", "hours_ratio"):
+            row[f"{name}_low95"], row[f"{name}_high95"] = arm.interval(name) or (None, None)
+        shares = {"traffic": arm.traffic, "of_weights": arm.weights, "memory": arm.memory}
+        told.append(row | shares | {"missed": arm.missed})
+    return told
+
+
+def _intervals(found: Compared) -> bool:
+    return len(found.failures) >= ENOUGH
+
+
+def _cells(found: Compared, arm: Scored) -> list[str]:
+    cells = [shown(arm.spread(of), form) for of, form in spreads(found).values()]
+    if arm.missed:
+        cells[0] = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
+    if _intervals(found):
+        cells.insert(2, between(arm.interval("ratio")))
+    shares = (arm.traffic, *([arm.weights] if exchanged(found) else []), arm.memory)
+    return [called(arm), *cells, *(f"{100 * share:.3g} %" for share in shares), shown(arm.spread("failures"), ".3g")]
+
+
+def exchanged(found: Compared) -> bool:
+    """Do replicas send one another anything?"""
+    return any(arm.weights for arm in found.arms)
+
+
+def called(arm: Scored) -> str:
+    """An arm's name, and whether it is a control."""
+    return f"{arm.name} (control)" if arm.control else arm.name
+
+
+def between(interval: tuple[float, float] | None) -> str:
+    return "–" if interval is None else f"{interval[0]:.3f} … {interval[1]:.3f}"
+
+
+def seeds_of(found: Compared) -> str:
+    return seeds_shown(failures.seed for failures in found.failures)
+
+
+def target(found: Compared) -> str:
+    return (
+        f"the fault-free arm's loss with the same seed after {100 * found.target_at:g} % of {found.steps} steps; "
+        f"a loss is the mean of {SMOOTHED} validations in a row; steps that a rollback undid count"
+    )
+
+
+def floor(found: Compared) -> str:
+    """The hours below which no way of coping can be, unless losing something helps."""
+    arm = found.floor
+    if arm is None or not found.priced or (hours := arm.spread("hours")) is None:
+        return ""
+    ratio = shown(arm.spread("hours_ratio"))
+    return (
+        f"floor         {amount(hours.mean)} h, × {ratio} of the fault-free hours: failures that lose nothing but the "
+        "time of a replacement"
+    )
+
+
+def resets(found: Compared) -> str:
+    """What losing moments alone does to the steps, by which ratios to the fault-free arm mislead."""
+    told = [f"{arm.name} × {shown(found.alone(arm))}" for arm in found.arms if arm.control == "reset"]
+    if told:
+        return f"moments       lost alone, with nothing else: {'; '.join(told)} of the steps without failures"
+    if any(arm.exact is False for arm in found.contestants):
+        return (
+            "moments       some arms lose moments, and no arm shows what that alone does; race reset beside them "
+            "(--arms …,reset,oracle)"
+        )
+    return ""
+
+
+def searched(found: Compared) -> str:
+    """What the search without failures found."""
+    if not found.search:
+        return ""
+    tried = "; ".join(f"{point.name} {shown(point.spread('ratio'))}" for point in found.search[1:])
+    best = next(arm for arm in found.arms if arm.name == "tuned")
+    which = ", ".join(f"{name} = {value}" for name, value in best.changes.items()) or "the recipe's own settings"
+    return f"tuned         {which}; steps of each point over fault-free: {tried}"

@@ -1,0 +1,226 @@
+"""``planaria experts``' answer: a table on the terminal, and one HTML page that works offline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from planaria.lab.experts.budget import SYNCHRONISED
+from planaria.lab.experts.experts_results import TIE, Results, Speech, geometric
+from planaria.lab.report.experts_figures import blend, perplexity_figure, probe_figure, speaking_figure
+from planaria.lab.report.experts_verdict import verdict
+from planaria.lab.report.worst_report import section as worst_section
+from planaria.lab.trials.spread import seeds_shown, shown, spread
+from planaria.report import page
+from planaria.report.tables import Table, show
+from planaria.report.theme import SERIES
+from planaria.report.words import counted
+
+
+def show_results(found: Results) -> None:
+    """Print perplexities, wins, and what was spent."""
+    show(_tables(found).values())
+
+
+def write_experts_report(found: Results, file: Path) -> Path:
+    """Write the report to ``file``, whole or not at all; its path. UserError when that is impossible."""
+    return page.write(file, page.document(f"{found.name}: experts · planaria", body(found)))
+
+
+def _tables(found: Results) -> dict[str, Table]:
+    """By what each is saved as; none that would be empty."""
+    return {name: table for name, table in (_scores(found) | _reasons(found)).items() if table.rows}
+
+
+def _scores(found: Results) -> dict[str, Table]:
+    """How good the arms are, and what they cost."""
+    others = [arm for arm in found.arms if arm != SYNCHRONISED]
+    return {
+        "perplexities": Table(
+            f"{found.name}: test perplexity, mean [least … most] of {seeds_shown(found.seeds)}",
+            ["domain", *found.arms],
+            [_perplexity_row(found, domain) for domain in found.domains],
+        ),
+        "ratios": Table(
+            f"the same over {SYNCHRONISED}'s; below 1 is better",
+            ["domain", *others],
+            [
+                *(_ratio_row(found, domain, others) for domain in found.domains),
+                ["geometric mean, with experts", *(_cell(found.overall(a, domains=found.trained)) for a in others)],
+                ["geometric mean, all", *(_cell(found.overall(arm)) for arm in others)],
+            ],
+        ),
+        "wins": Table(
+            f"against {SYNCHRONISED}: won or lost by more than {TIE:.1%} with every seed, ties apart",
+            ["arm", "wins", "ties", "losses"],
+            [[arm, *(str(_count(found, arm, v)) for v in ("win", "tie", "loss"))] for arm in others],
+        ),
+        "generalist": Table(
+            "one model with the compute of all experts: ensembles' perplexity over its; below 1 experts are better",
+            ["ensemble", "over", "with experts", "all domains", "won / tied / lost", "compute a token"],
+            [_rival_row(found, arm, rival) for rival in found.generalists for arm in found.ensembles],
+            numbers_from=2,
+        ),
+        "compute": Table(
+            "FLOPs: of training an arm's experts (one seed), and of all that speak for one token",
+            ["arm", "FLOPs", f"/ {SYNCHRONISED}", "parameters × tokens", "without embeddings", "a token", "models"],
+            [_bill_row(found, arm) for arm in found.arms],
+        ),
+    }
+
+
+def _reasons(found: Results) -> dict[str, Table]:
+    """What the numbers hang on."""
+    others = [arm for arm in found.arms if arm != SYNCHRONISED]
+    return {
+        "luck": Table(
+            "the luck of a parent: geometric mean over all domains, from each of several parents of a size",
+            ["", "mean of a seed's parents [least … most seed]", "each parent over that mean"],
+            [
+                *([f"{arm} over {SYNCHRONISED}", _cell(found.overall(arm)), _range(found.luck(arm))] for arm in others),
+                *(_parent_row(found, size) for size in found.runs[0].parents),
+            ],
+        ),
+        "difficulty": Table(
+            "how hard the domains are (nats; mean over seeds) and their tiers, easiest 0",
+            ["domain", *(cell for by in found.runs[0].difficulty for cell in (by, f"{by}: tiers"))],
+            [_hard_row(found, domain) for domain in found.trained],
+        ),
+        "one-lost": Table(
+            "one expert lost: perplexity of the others together, over before (geometric mean over seeds)",
+            ["lost", *found.domains],
+            [_lost_row(found, domain) for domain in found.spoken],
+        ),
+        "fewer": Table(
+            "fewer experts: perplexity over all speaking, geometric mean over domains",
+            ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _ks(found).items())],
+            [[arm, *(_cell(_fewer(found, arm, k)) for k in _ks(found))] for arm in found.ensembles],
+        ),
+    }
+
+
+def _speech(found: Speech) -> str:
+    return page.section(
+        "Who speaks when",
+        "Pieces of the domains' test texts, joined. Each token is coloured by the weights that the ensemble's experts "
+        "have in it, by what came before. It takes a few tokens to notice that a domain has begun.",
+        page.legend(zip(found.experts, SERIES, strict=False)),
+        page.tinted((text, blend(weights)) for text, weights in zip(found.pieces, found.weights, strict=True)),
+    )
+
+
+def _named(found: Results, domain: str) -> str:
+    return domain if domain in found.trained else f"{domain} (never trained)"
+
+
+def _perplexity_row(found: Results, domain: str) -> list[str]:
+    return [_named(found, domain), *(_cell(found.perplexities(arm, domain), ".2f") for arm in found.arms)]
+
+
+def _ratio_row(found: Results, domain: str, uneven: Sequence[str]) -> list[str]:
+    cells = (f"{_cell(found.ratios(arm, domain))} {found.verdict(arm, domain)}" for arm in uneven)
+    return [_named(found, domain), *cells]
+
+
+def _cell(values: Sequence[float], form: str = ".3f") -> str:
+    return shown(spread(values), form)
+
+
+def _count(found: Results, arm: str, verdict: str, to: str = SYNCHRONISED) -> int:
+    return sum(found.verdict(arm, domain, to) == verdict for domain in found.domains)
+
+
+def _bill_row(found: Results, arm: str) -> list[str]:
+    mine, even = found.runs[0].arms[arm], found.runs[0].arms[SYNCHRONISED]
+    spent = [f"{number:.4g}" for number in (mine.parameter_tokens, mine.inner_parameter_tokens, mine.token_flops)]
+    return [arm, f"{mine.flops:.4g}", f"{mine.flops / even.flops:.4f}", *spent, str(len(mine.experts))]
+
+
+def _rival_row(found: Results, arm: str, rival: str) -> list[str]:
+    """An ensemble against a generalist."""
+    counts = " / ".join(str(_count(found, arm, kind, rival)) for kind in ("win", "tie", "loss"))
+    ratios = (found.overall(arm, rival, found.trained), found.overall(arm, rival))
+    return [arm, rival, *map(_cell, ratios), counts, f"× {found.times(arm, rival):.2f}"]
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.3f} … {max(values):.3f}" if len(set(values)) > 1 else "one parent"
+
+
+def _parent_row(found: Results, size: str) -> list[str]:
+    """The parents of a size by themselves."""
+    seeds = found.branched(size)
+    apart = [value / geometric(lines) for lines in seeds for value in lines]
+    return [f"parents of size {size}: perplexity", _cell([geometric(lines) for lines in seeds], ".2f"), _range(apart)]
+
+
+def _hard_row(found: Results, domain: str) -> list[str]:
+    cells = [domain]
+    for by in found.runs[0].difficulty:
+        firsts = [found.of(seed)[0] for seed in found.seeds]
+        cells.append(_cell([run.difficulty[by][domain] for run in firsts]))
+        cells.append(" ".join(str(run.tier[by][domain]) for run in firsts))
+    return cells
+
+
+def _lost_row(found: Results, lost: str) -> list[str]:
+    """The even arm without the expert of a domain, over the seeds in which it had one and others beside it."""
+    arms = [run.arms[SYNCHRONISED] for run in found.runs]
+    pairs = [(arm, arm.without[job.name]) for arm in arms for job in arm.experts if job.domain == lost and arm.without]
+    ratios = [[math.exp(left[d] - arm.scores[d].loss) for arm, left in pairs] for d in found.domains]
+    return [lost, *(f"{geometric(values):.3f}" if values else "–" for values in ratios)]
+
+
+def _ks(found: Results) -> Mapping[str, float]:
+    """How few may go on, and forward passes for each token then, of the fullest arm: others may have lost experts."""
+    return max((arm.passes for run in found.runs for arm in run.arms.values()), key=len)
+
+
+def _fewer(found: Results, arm: str, k: str) -> list[float]:
+    seeds = [[run.arms[arm] for run in found.of(seed) if k in run.arms[arm].fewer] for seed in found.seeds]
+    return [
+        math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in found.domains for r in runs))
+        for runs in seeds
+        if runs
+    ]
+
+
+def body(found: Results) -> Iterator[str]:
+    """The report's sections, as HTML."""
+    summary = (
+        f"{counted(len(found.trained), 'domain')} with an expert each, {len(found.untrained)} that nobody was trained "
+        f"on, {counted(len(found.seeds), 'seed')}. Arms spend equal compute and differ in who gets it: all alike "
+        "(M_Ho-I_Ho), harder domains train longer (M_Ho-I_He), harder domains get larger models (M_He-I_Ho), one model "
+        "for all domains (generalist)."
+    )
+    yield page.heading(found.name, verdict(found), summary)
+    tables = _tables(found)
+    perplexity, ratios = tables.pop("perplexities"), tables.pop("ratios")
+    yield page.section(
+        "Perplexity of each arm, over that of equal experts",
+        "Test text: whole documents that no training, probe or prior has read. Below 1 the other arm is better. Mean "
+        "and range over seeds; all arms of a seed share parents and test text, and experts their data order.",
+        page.chart(perplexity_figure(found), "perplexity"),
+        ratios.html("ratios"),
+    )
+    yield page.section("Test perplexity", "Mean [least … most] over seeds.", perplexity.html("perplexities"))
+    if found.runs[0].curves:
+        yield page.section(
+            "How hard is each domain?",
+            "What a probe's last doubling of steps still brings is what counts, not where it starts. First seed.",
+            page.chart(probe_figure(found), "probe"),
+        )
+    yield page.section(
+        "Who speaks where",
+        f"Mean posterior weight of each expert of {SYNCHRONISED} on each domain's test text, first seed.",
+        page.chart(speaking_figure(found), "speaking"),
+    )
+    if found.speech is not None:
+        yield _speech(found.speech)
+    if found.worst is not None:
+        yield worst_section(found.worst)
+    for name, table in tables.items():
+        yield page.section(table.title[0].upper() + table.title[1:], "", table.html(name))
+    yield page.footer("Written by planaria experts; results.json beside this page has every number.")

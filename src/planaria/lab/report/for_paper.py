@@ -1,0 +1,135 @@
+"""A comparison's table and figures as files that a paper takes: CSV, LaTeX, PDF and SVG.
+
+The report draws with plotly, which needs a browser to write PDF. Here matplotlib does, where it is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from planaria.common import atomic
+from planaria.common.errors import UserError
+from planaria.lab.compare.race_results import Compared, smoothed
+from planaria.lab.report.comparison_figures import Over, bands, colours
+from planaria.lab.report.comparison_table import called, numbers
+from planaria.lab.report.latex import latex
+from planaria.lab.trials.kept import make_folder
+from planaria.lab.trials.spread import shown
+from planaria.report.sheets import Cell, as_csv
+
+WIDE, HIGH = 5.5, 3.4
+"""inches: a column and a half of a paper"""
+FORMATS = ("pdf", "svg")
+
+
+def write_for_paper(found: Compared, folder: Path) -> list[str]:
+    """Write all files into ``folder``; their names.
+
+    Figures need matplotlib; where it is not installed, there are tables alone.
+
+    :raises UserError: when the folder cannot be made or written.
+    """
+    make_folder(folder)
+    tables = {"table.csv": _sheet(numbers(found)), "table.tex": latex(found), "runs.csv": _sheet(_runs(found))}
+    files = {name: text.encode() for name, text in (tables | {"curves.csv": _sheet(_curves(found))}).items()}
+    for name, figure in figures(found).items():
+        files |= {f"{name}.{kind}": _drawn(figure, kind) for kind in FORMATS}
+    try:
+        for name, content in files.items():
+            atomic.write_bytes(folder / name, content)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); give --to another folder") from None
+    return [*files]
+
+
+def _sheet(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    body: list[Sequence[Cell]] = [["" if cell is None else cell for cell in row.values()] for row in rows]
+    return as_csv([[*rows[0]], *body])
+
+
+def _runs(found: Compared) -> list[dict[str, Any]]:
+    return [{"arm": arm.name, **run.model_dump()} for arm in (*found.ranked(), *found.search[1:]) for run in arm.runs]
+
+
+def _curves(found: Compared) -> list[dict[str, Any]]:
+    """Every validation: smoothed loss over steps carried out and hours."""
+    return [
+        {"arm": arm.name, "seed": run.seed, "steps": tick, "hours": hours, "loss": loss}
+        for arm in found.arms
+        for run, course, curve in zip(arm.runs, arm.courses, arm.curves, strict=True)
+        for (tick, loss), (hours, _) in zip(smoothed(course.points), curve, strict=True)
+    ]
+
+
+def figures(found: Compared) -> dict[str, Any]:
+    """File name → a matplotlib figure; none without matplotlib."""
+    try:
+        import_module("matplotlib")
+    except ImportError:
+        return {}
+    overs: list[Over] = ["steps", "hours"] if found.priced else ["steps"]
+    drawn = {f"loss_{over}": _losses(found, over) for over in overs}
+    drawn["to_target"] = _to_target(found)
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _losses(found: Compared, over: Over) -> Any:
+    """Mean over seeds as a line, least to most as a band; None where nothing is known to draw."""
+    known = {arm.name: drawn for arm in found.arms if (drawn := bands(arm, over)) is not None}
+    if not known:
+        return None
+    figure, axes = _empty(HIGH)
+    shade = colours(found)
+    for name, (at, spreads) in known.items():
+        axes.plot(at, [spread.mean for spread in spreads], color=shade[name], linewidth=1.1, label=_text(name))
+        low, high = ([getattr(spread, side) for spread in spreads] for side in ("least", "most"))
+        axes.fill_between(at, low, high, color=shade[name], alpha=0.13, linewidth=0)
+    axes.set_xlabel("steps carried out" if over == "steps" else "hours")
+    axes.set_ylabel("validation loss, nats per token")
+    axes.legend(fontsize=6.5, frameon=False)
+    return figure
+
+
+def _to_target(found: Compared) -> Any:
+    """Hours to the target, or steps where these take no time: mean, and least to most."""
+    of = "hours" if found.priced else "ticks"
+    known = [(arm, spread) for arm in reversed(found.ranked()) if (spread := arm.spread(of)) is not None]
+    figure, axes = _empty(0.6 + 0.28 * len(known))
+    means = [spread.mean for _, spread in known]
+    errors = [[spread.mean - spread.least for _, spread in known], [spread.most - spread.mean for _, spread in known]]
+    names = [_text(called(arm)) for arm, _ in known]
+    shade = colours(found)
+    axes.barh(names, means, xerr=errors, color=[shade[arm.name] for arm, _ in known], height=0.65, ecolor="#1d2733")
+    for place, (arm, _) in enumerate(known):
+        axes.text(0, place, f"  × {shown(arm.spread('ratio'))} steps", va="center", fontsize=6, color="white")
+    axes.set_xlabel("hours to target" if found.priced else "steps to target")
+    return figure
+
+
+def _empty(high: float) -> tuple[Any, Any]:
+    """A figure and its axes, by no global state."""
+    figure = import_module("matplotlib.figure").Figure(figsize=(WIDE, high), layout="constrained")
+    axes = figure.add_subplot()
+    axes.tick_params(labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _text(name: str) -> str:
+    """A name that is no mathematics, whatever is in it."""
+    return name.replace("$", r"\$")
+
+
+def _drawn(figure: Any, kind: str) -> bytes:
+    """The same bytes for the same numbers: no date in it, and ids from no clock."""
+    out = BytesIO()
+    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
+    with import_module("matplotlib").rc_context({"svg.hashsalt": "planaria", "pdf.fonttype": 42}):
+        figure.savefig(out, format=kind, metadata=dated)
+    return out.getvalue()

@@ -1,0 +1,57 @@
+"""The worst domain of an ensemble: value, bound, prices, and what its best weights cost the others."""
+
+from __future__ import annotations
+
+from planaria.lab.experts.experts_results import WORST, Weighing
+from planaria.report import page
+from planaria.report.tables import Table
+from planaria.report.words import counted
+
+
+def tables(found: Weighing) -> list[Table]:
+    """Domains with their prices and losses; experts with their weights."""
+    priors = list(found.held_out)
+    rows = [
+        [
+            name,
+            f"{price:.3f}",
+            *(f"{found.held_out[prior][name]:.4f}" for prior in priors),
+            *(f"{found.test[prior][name]:.4f}" for prior in priors),
+            f"{found.costs[name]:+.4f}",
+        ]
+        for name, price in found.prices.items()
+    ]
+    heads = [f"{part}, {prior}" for part in ("held out", "test") for prior in priors]
+    title = f"the worst domain: nats per token of texts' first {found.tokens} tokens, by prior"
+    weights = [[name, f"{weight:.3f}"] for name, weight in zip(found.experts, found.weights, strict=True)]
+    return [
+        Table(title, ["domain", "price", *heads, "test: worst less uniform"], rows),
+        Table("the weights", ["expert", "weight"], weights),
+    ]
+
+
+def sentences(found: Weighing) -> list[str]:
+    """What it says in words."""
+    name, uniform = found.worst(WORST), found.worst("uniform")
+    dearest = max(found.prices, key=found.prices.__getitem__)
+    paid = [f"{other} {cost:+.3f}" for other, cost in found.costs.items()]
+    proved = "" if found.certified else f"; not certified to {found.tolerance:g}"
+    return [
+        f"Worst of {counted(len(found.prices), 'domain')} on {counted(found.texts, 'held-out text')}: {uniform}, "
+        f"{found.held_out['uniform'][uniform]:.4f} nats with the uniform prior; {name}, {found.value:.4f} with these "
+        f"weights. No weights of these experts, each at least {found.floor:g}, come more than {found.gap:.2g} below "
+        f"that (bound {found.bound:.4f}; residual {found.residual:.2g}{proved}; {found.solver}, {found.passes:.0f} "
+        "passes).",
+        f"Price on test text, over the uniform prior: {', '.join(paid)}.",
+        f"{dearest}'s price is {found.prices[dearest]:.2f}: it is the domain that wants a better expert.",
+        f"A uniform prior leaves every text within ln {len(found.experts)} / {found.tokens} = {found.most:.4f} nats "
+        "per token of its best expert, so no weights gain more than that over it.",
+    ]
+
+
+def section(found: Weighing) -> str:
+    """As part of a page."""
+    domains, weights = tables(found)
+    return page.section(
+        "The worst domain", " ".join(sentences(found)), domains.html("worst"), weights.html("worst-weights")
+    )

@@ -1,0 +1,131 @@
+"""Arms: named changes of one recipe, which can be compared because they share everything else.
+
+An arm may change the settings that its comparison is about and no others. Seed, text, failures and budget are settings
+too, so they are the same for all arms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.bounds import Natural
+from planaria.config.schema import Section
+
+Kind = TypeVar("Kind", bound=Section)
+Config = TypeVar("Config", bound=Section)
+
+
+def _each_once(seeds: list[int]) -> list[int]:
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise PydanticCustomError("seeds", "give one seed or more, each once")
+    return seeds
+
+
+class Seeded(Section):
+    """The table of any kind of trial."""
+
+    seeds: Annotated[list[Natural], AfterValidator(_each_once)] = Field(default_factory=lambda: [1, 2, 3])
+    """one run of everything for each; a seed gives weights, data order, failures and draws"""
+
+
+class Armed(Seeded):
+    """A table whose arms are changes of its recipe."""
+
+    arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """arm → what it changes, as tables of the recipe"""
+
+
+def table_of(
+    path: Path, name: str, kind: type[Kind], runs: str, laid: Mapping[str, Any] | None = None, needed: bool = True
+) -> tuple[Kind, dict[str, Any]]:
+    """The table ``name`` of the recipe ``path``, and the rest of the recipe, which is one for `planaria RUNS`.
+
+    ``laid``: what takes the place of some of the table's settings. If it is not ``needed``, there may be no table.
+
+    :raises UserError: naming file and key of what is wrong.
+    """
+    tree = recipe.read(path)
+    recipe.require_kind(tree, path, name, runs)
+    if name not in tree and needed:
+        raise UserError(f"{path}: has no [{name}] table; `planaria {runs} {path}` runs it as it is")
+    table = tree.pop(name, {})
+    found = recipe.overlaid(table, laid or {}) if isinstance(table, dict) else table
+    return recipe.table(kind, found, name, path), tree
+
+
+LONGEST_ARM = 100
+"""characters of an arm's name; it becomes that of files"""
+
+
+def file_name(arm: str) -> str:
+    """An arm's name as that of a file or folder."""
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in arm)
+
+
+@contextmanager
+def of_arm(place: str) -> Iterator[None]:
+    """What is found wrong within is said of the arm at ``place``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Rules(Generic[Config]):
+    """The changes that arms of one kind of trial may make."""
+
+    section: str
+    """the table that names the arms"""
+    kind: type[Config]
+    free: tuple[str, ...]
+    """dotted names that arms may change, sections or single settings"""
+    checked: Callable[[Config, str], Config] = lambda config, place: config
+    """further checks of a configuration from a place in a file"""
+
+    def arms(
+        self, tree: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], flags: Mapping[str, object], path: Path
+    ) -> tuple[Config, dict[str, Config]]:
+        """The recipe ``tree`` and each arm's configuration, ``flags`` laid over all.
+
+        :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
+        """
+        if not changes:
+            named = f"{self.section}.arms"
+            raise UserError(f"{path}: {named}: there are none; write one table [{named}.NAME] for each")
+        base = self.checked(recipe.resolve(self.kind, tree, flags, path), str(path))
+        found = {}
+        for name, tables in changes.items():
+            place = f"{self.section}.arms.{name}"
+            if not any(map(str.isalnum, name)) or len(name) > LONGEST_ARM:
+                raise UserError(
+                    f"{path}: {place}: not a valid name; use 1 to {LONGEST_ARM} characters, a letter among them"
+                )
+            config = recipe.resolve(self.kind, recipe.overlaid(tree, tables), flags, path, place)
+            found[name] = self.checked(config, f"{path}: {place}")
+            self.require_fair(base, config, f"{path}: {place}")
+        if len({file_name(name) for name in found}) < len(found):
+            raise UserError(f"{path}: {self.section}.arms: two names are equal but for signs; rename one of them")
+        return base, found
+
+    def require_fair(self, base: Config, arm: Config, place: str) -> None:
+        """UserError when ``arm`` differs from ``base`` in a setting that is not free: seed, data, failures, budget."""
+        ours, theirs = recipe.flat(base), recipe.flat(arm)
+        for key in {**ours, **theirs}:
+            if not self._may_change(key) and ours.get(key) != theirs.get(key):
+                raise UserError(
+                    f"{place}.{key} = {theirs.get(key)!r}: the recipe has {ours.get(key)!r}; "
+                    f"arms may differ in {', '.join(self.free)} only"
+                )
+
+    def _may_change(self, key: str) -> bool:
+        return any(key == name or key.startswith(f"{name}.") for name in (*self.free, "name"))

@@ -1,0 +1,123 @@
+"""Render a chat template as ``transformers`` does, in a child process: a template is a program that came with weights.
+
+The environment has the filters, functions and tags that templates are written for. Only the date differs: it is fixed,
+so that all peers of a swarm render a conversation alike, on every day.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from planaria.common.errors import UserError
+
+DATE = datetime(2024, 7, 26)
+"""what ``strftime_now`` takes for now: the date that Llama 3's template writes where it has no clock"""
+MOST = 1 << 22
+"""characters that a template may make"""
+
+
+def rendered(argument: bytes) -> bytes:
+    """Take {"template", "values"} as JSON; return the text of the template with these values, in UTF-8.
+
+    :raises UserError: with the reason, when it fails.
+    """
+    asked = json.loads(argument)
+    try:
+        text = _compiled(asked["template"]).render(**asked["values"])
+    except MemoryError:
+        raise UserError("it needs too much memory") from None
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+        AttributeError,
+    ) as error:
+        raise UserError(" ".join(str(error).split()) or type(error).__name__) from None
+    if len(text) > MOST:
+        raise UserError(f"it makes {len(text)} characters, of at most {MOST}")
+    return str(text).encode("utf-8", "replace")
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    return _environment().from_string(template)
+
+
+@functools.cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals |= {"raise_exception": _refuse, "strftime_now": DATE.strftime, "dict": _Dict(), "namespace": _Names}
+    return made
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise TemplateError(reason)
+
+
+class _Dict:
+    """``dict`` for templates, without the type's other attributes."""
+
+    def __call__(self, *values: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*values, **named)
+
+    def fromkeys(self, *values: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*values)
+
+
+class _Names(Namespace):
+    """``namespace`` for templates, without attributes that Python uses itself."""
+
+    def __init__(*args: Any, **named: Any) -> None:
+        own, *values = args
+        Namespace.__init__(own, _allowed(dict(*values, **named)))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, _allowed({name: value})[name])
+
+
+def _allowed(named: dict[str, Any]) -> dict[str, Any]:
+    if hidden := [name for name in named if str(name).startswith("_")]:
+        raise SecurityError(f"a namespace has no attribute {hidden[0]!r}")
+    return named
+
+
+class _Generation(Extension):
+    """The tag around an assistant's turn, which marks it for training; it writes what it contains."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+    def _written(self, caller: Any) -> str:
+        text: str = caller()
+        return text

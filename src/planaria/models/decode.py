@@ -1,0 +1,245 @@
+"""Many texts continued at once, with a key-value cache: every token is read once.
+
+R rows of different lengths, without padding on the left. Prompts lie in the first slots of the cache, drawn tokens
+behind the longest prompt, the same slot for all rows; each row turns its keys by its own position and does not see the
+slots between its prompt and its first drawn token. So a step writes one slice, whatever the lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planaria.common.documents import shown
+from planaria.common.errors import UserError
+from planaria.config.bounds import COLDEST
+from planaria.models.llama import Past
+from planaria.models.stages import BlockStage, Llama
+
+KEPT_BYTES = 2**29
+"""of keys and values at once; more rows are read in turns, which changes no draw"""
+MOST_NEW = 1_000_000
+"""maximum number of tokens of one completion"""
+
+
+@dataclass(frozen=True)
+class Continued:
+    """What was drawn after one prompt."""
+
+    ids: tuple[int, ...]
+    """without the end"""
+    ended: bool
+    """the end was drawn; else the length limit cut the row off"""
+    logps: tuple[float, ...]
+    """of every id, and of the end if it was drawn, in nats; see :func:`decode`"""
+
+
+class Reading:
+    """Rows that have read their prompts and go on token by token. ``logits`` [R, V] are those of the next token."""
+
+    logits: Tensor
+
+    @torch.inference_mode()
+    def __init__(self, model: Llama, prompts: Sequence[Sequence[int]], room: int) -> None:
+        """Read ``prompts``, equal ones once; there is space for ``room`` tokens after the longest.
+
+        :raises UserError: on an empty prompt, one longer than the context, and ids outside the vocabulary.
+        """
+        check_prompts(model, prompts)
+        self._model, self._config = model, model.config
+        self._device = model.ends.embed_tokens.weight.device
+        self._layers, (first, *_) = model.layers, model.stages
+        assert isinstance(first, BlockStage)
+        self._tables = (first.cos, first.sin)
+        distinct = list(dict.fromkeys(map(tuple, prompts)))
+        place = {prompt: n for n, prompt in enumerate(distinct)}
+        rows = self._tensor([place[tuple(prompt)] for prompt in prompts])
+        lengths = self._tensor([len(prompt) for prompt in distinct])
+        longest = max(map(len, distinct))
+        read, logits = self._read_prompts(distinct, lengths, longest)
+        self._kept = self._space(len(prompts), longest + room)
+        self._kept[..., :longest, :] = read.index_select(2, rows)
+        self.logits = logits[rows]
+        self._positions = lengths[rows]
+        slots = torch.arange(longest + room, device=self._device)
+        hidden = (slots >= self._positions[:, None]) & (slots < longest)
+        self._mask = torch.zeros(hidden.shape, device=self._device, dtype=self._kept.dtype)
+        self._mask = self._mask.masked_fill_(hidden, -torch.inf)[:, None, None]
+        self._filled = longest
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor) -> None:
+        """One more token of every row, [R]."""
+        rows, self._filled = len(tokens), self._filled + 1
+        cos, sin = (table[self._positions].unsqueeze(1) for table in self._tables)
+        keys, values = (part.unbind() for part in self._kept[:, :, :rows, :, : self._filled])
+        mask = self._mask[..., : self._filled]
+        x = self._model.ends.embed_tokens(tokens.unsqueeze(1))
+        for layer, k, v in zip(self._layers, keys, values, strict=True):
+            x = layer(x, cos, sin, Past(k, v, mask))
+        self._positions = self._positions + 1
+        self.logits = self._model.ends.logits(x)[:, 0]
+
+    @torch.inference_mode()
+    def drop(self, stay: Tensor) -> Tensor:
+        """Keep the rows where ``stay`` [R] is true, in the order [R'] of the old places that is returned.
+
+        Rows from the back move into the places that become free, so only as many are copied as were dropped.
+        """
+        left = int(stay.sum())
+        order = torch.arange(left, device=self._device)
+        free, last = (~stay[:left]).nonzero()[:, 0], left + stay[left:].nonzero()[:, 0]
+        order[free] = last
+        self._kept[:, :, free, :, : self._filled] = self._kept[:, :, last, :, : self._filled]
+        self._positions, self._mask = self._positions[order], self._mask[order]
+        return order
+
+    def _read_prompts(self, prompts: list[tuple[int, ...]], lengths: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [2, layers, N, K, longest, d] of N prompts, and logits [N, V] after them.
+
+        What stands in the slots past a prompt's end is nobody's.
+        """
+        tokens = self._tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
+        cos, sin = (table[:longest] for table in self._tables)
+        kept = self._space(len(prompts), longest)
+        x = self._model.ends.embed_tokens(tokens)
+        for n, layer in enumerate(self._layers):
+            x = layer(x, cos, sin, Past(kept[0, n], kept[1, n], None))
+        newest = x[torch.arange(len(prompts), device=self._device), lengths - 1]
+        return kept, self._model.ends.logits(newest)
+
+    def _space(self, rows: int, slots: int) -> Tensor:
+        config = self._config
+        shape = (2, config.layers, rows, config.kv, slots, config.head_dim)
+        return torch.empty(shape, device=self._device, dtype=self._model.ends.embed_tokens.weight.dtype)
+
+    def _tensor(self, ids: object) -> Tensor:
+        return torch.tensor(ids, device=self._device)
+
+
+def decode(
+    model: Llama,
+    prompts: Sequence[Sequence[int]],
+    max_new: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    generator: torch.Generator | None = None,
+    end: int | None = None,
+) -> list[Continued]:
+    """At most ``max_new`` tokens after each prompt, the ``end`` among them, and no more than the context has room for.
+
+    Drawn as :func:`pick` says. The log-probability of a token is log softmax(logits / temperature) over the whole
+    vocabulary, also where ``top_k`` narrowed the choice; where draws are greedy it is the model's own, as at 1.
+
+    Row n draws with the n-th ``max_new`` numbers of ``generator`` (on the CPU; a fresh one with seed 0 unless given),
+    so what a row becomes does not depend on what else is in the batch, but for the rounding of sums.
+
+    :raises UserError: on prompts that :func:`check_prompts` refuses and temperature or top_k out of range.
+    """
+    check_draws(temperature, top_k)
+    check_prompts(model, prompts, at_most=model.config.context - 1)
+    uniforms = torch.rand(len(prompts), max_new, generator=generator or torch.Generator().manual_seed(0))
+    drawn: list[Continued] = []
+    config, longest = model.config, max(map(len, prompts), default=0)
+    row_bytes = 2 * config.layers * config.kv * config.head_dim * (longest + max_new) * 4
+    for start in range(0, len(prompts), at_once := max(1, KEPT_BYTES // row_bytes)):
+        turn = slice(start, start + at_once)
+        drawn += _continue(model, prompts[turn], uniforms[turn], temperature, top_k, end)
+    return drawn
+
+
+def pick(logits: Tensor, temperature: float, top_k: int, uniforms: Tensor) -> Tensor:
+    """One token id [R] for each row of ``logits`` [R, V], drawn with a number from [0, 1) each, ``uniforms`` [R].
+
+    Temperatures below ``bounds.COLDEST`` take the likeliest; otherwise it is one of the ``top_k`` likeliest (0: all)
+    with probability softmax(logits / temperature) among them: the first id at which the sum of probabilities exceeds
+    the number.
+    """
+    if temperature < COLDEST:
+        return logits.argmax(-1)
+    if 0 < top_k < logits.shape[-1]:
+        values, ids = logits.topk(top_k)
+        return ids.gather(-1, pick(values, temperature, 0, uniforms).unsqueeze(-1)).squeeze(-1)
+    sums = (logits / temperature).softmax(-1).cumsum(-1)
+    return torch.searchsorted(sums, uniforms.unsqueeze(-1) * sums[:, -1:], right=True).squeeze(-1)
+
+
+def check_prompts(model: Llama, prompts: Sequence[Sequence[int]], at_most: int | None = None) -> None:
+    """UserError on a prompt that is empty, longer than ``at_most`` (the context) or holds ids not in the vocabulary."""
+    vocab, room = model.config.vocab, at_most or model.config.context
+    for prompt in prompts:
+        if not prompt:
+            raise UserError("generate: the prompt has no tokens; give at least one")
+        if unknown := [t for t in prompt if not 0 <= t < vocab]:
+            raise UserError(f"generate: token {unknown[0]} is outside the model's vocabulary of {vocab}")
+        if len(prompt) > room:
+            raise UserError(f"generate: a prompt of {len(prompt)} tokens; the context has room for {room} of them")
+
+
+def check_draws(temperature: float, top_k: int) -> None:
+    """:raises UserError: when the temperature or top_k is negative, or the temperature is not finite."""
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"generate: temperature = {temperature} is not from 0 up; 0 is greedy, 1 is the model's own")
+    if top_k < 0:
+        raise UserError(f"generate: top_k = {top_k}; give at least 1, or leave it out to draw from all tokens")
+
+
+def check_one(max_new: int, seed: int) -> None:
+    """:raises UserError: when the length of one completion or the seed of its draws is out of range."""
+    if not 1 <= max_new <= MOST_NEW:
+        raise UserError(f"generate: tokens = {max_new}; give 1 to {MOST_NEW:,}")
+    if not -(2**63) <= seed < 2**63:
+        raise UserError(f"generate: seed = {shown(seed)} has more than 64 bits; give a smaller one")
+
+
+def divisor(temperature: float) -> float:
+    """Return what logits are divided by for log-probabilities: the temperature; 1 where draws are greedy."""
+    return temperature if temperature >= COLDEST else 1.0
+
+
+@torch.inference_mode()
+def _continue(
+    model: Llama, prompts: Sequence[Sequence[int]], uniforms: Tensor, temperature: float, top_k: int, end: int | None
+) -> list[Continued]:
+    """All of ``prompts`` in one batch, drawn by the numbers ``uniforms`` [R, steps]."""
+    room = [min(uniforms.shape[1], model.config.context - len(prompt)) for prompt in prompts]
+    if not max(room):
+        return [Continued((), False, ())] * len(prompts)
+    reading = Reading(model, prompts, max(room))
+    device = reading.logits.device
+    uniforms = uniforms.T.to(device)
+    ids = torch.zeros(max(room), len(prompts), dtype=torch.long, device=device)
+    logps = torch.zeros(ids.shape, device=device)
+    rows, limits = torch.arange(len(prompts), device=device), torch.tensor(room, device=device)
+    for step in range(len(ids)):
+        logits = reading.logits.float()
+        chosen = pick(logits, temperature, top_k, uniforms[step, rows])
+        ids[step, rows], logps[step, rows] = chosen, _logps(logits, chosen, temperature)
+        alive = limits > step + 1
+        if end is not None:
+            alive &= chosen != end
+        if not (left := int(alive.sum())):
+            break
+        if left < len(rows):
+            order = reading.drop(alive)
+            rows, limits, chosen = rows[order], limits[order], chosen[order]
+        reading.read(chosen)
+    return [_cut(*row, end) for row in zip(ids.T.tolist(), logps.T.tolist(), room, strict=True)]
+
+
+def _logps(logits: Tensor, chosen: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) [R] at ``chosen``; where draws are greedy, as at temperature 1."""
+    scaled = logits / divisor(temperature)
+    return scaled.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
+
+
+def _cut(ids: list[int], logps: list[float], room: int, end: int | None) -> Continued:
+    """What belongs to a row: until its end, or as far as it had room."""
+    if end is not None and end in ids[:room]:
+        length = ids.index(end)
+        return Continued(tuple(ids[:length]), True, tuple(logps[: length + 1]))
+    return Continued(tuple(ids[:room]), False, tuple(logps[:room]))

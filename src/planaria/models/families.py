@@ -1,0 +1,100 @@
+"""The model families, and how a stage of any of them is built."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+
+from planaria.common.errors import UserError
+from planaria.config.registry import Registry
+from planaria.config.schema import ModelConfig
+from planaria.models import stages as llama
+from planaria.models.family import Family
+
+FAMILIES: Registry[Family] = Registry("family", "model.family", Family, {"llama": llama.LlamaFamily})  # type: ignore[type-abstract]
+
+
+def family(config: ModelConfig) -> Family:
+    """The family that the recipe chooses.
+
+    :raises UserError: naming the family or option that is unknown, or the option's wrong value.
+    """
+    return FAMILIES.make(config.family, config.options)
+
+
+def build_stage(
+    config: ModelConfig,
+    stages: int,
+    stage: int,
+    seed: int,
+    device: str | torch.device = "cpu",
+    initialise: bool = True,
+) -> nn.Module:
+    """Stage ``stage`` of 0..``stages`` of the recipe's family, with its initial weights.
+
+    They depend on ``seed``, family and stage alone, whatever the device. On device "meta" the stage takes no memory;
+    without ``initialise`` its weights are about to be loaded, and may be anything.
+
+    :raises ValueError: when there is no such stage.
+    :raises UserError: when the family cannot be had, or its stage lacks a part of the door.
+    """
+    chosen, shapes_only = family(config), torch.device(device).type == "meta"
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
+        torch.default_generator.manual_seed(_seed(seed, stage))  # weights are initialised on the CPU
+        built = chosen.build_stage(config, stages, stage)
+    _check_door(config, built, stage)
+    if initialise and not shapes_only:
+        chosen.initialise(built, config, stages, stage, seed)
+    return built.to(device)
+
+
+def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
+    """Parameters of one stage of 0..``stages``."""
+    if config.family == "llama":
+        return llama.stage_parameters(config, stages, stage)
+    return sum(parameter.numel() for parameter in build_stage(config, stages, stage, 0, "meta").parameters())
+
+
+def parameters(config: ModelConfig, stages: int) -> int:
+    """Parameters of a whole model."""
+    return sum(stage_parameters(config, stages, stage) for stage in range(stages + 1))
+
+
+def check_shapes(config: ModelConfig, stages: int) -> None:
+    """Send one sample's shapes through all stages, without computing.
+
+    :raises UserError: naming the first stage that does not give what its door says.
+    """
+    said = f"model.family = {config.family!r}"
+    tokens = torch.zeros(1, config.context, dtype=torch.long, device="meta")
+    shape, x = (1, config.context, config.dim), torch.empty(0)
+    try:
+        for stage in range(stages + 1):
+            built = build_stage(config, stages, stage, 0, "meta")
+            x = built(x) if stage else built.embed(tokens)  # type: ignore[operator]
+            if x.shape != shape:
+                raise UserError(f"{said}: stage {stage} gives {list(x.shape)} for one sample, not {list(shape)}")
+        ends = build_stage(config, stages, 0, 0, "meta")
+        loss = ends.loss(x, tokens)  # type: ignore[operator]
+    except NotImplementedError:  # an operation that knows no shapes: the first step will tell
+        return
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"{said}: a stage fails on hidden states {list(shape)}: {str(error).splitlines()[0]}") from None
+    if loss.ndim:
+        raise UserError(f"{said}: the loss of stage 0 has shape {list(loss.shape)}; it must be one number")
+
+
+def _check_door(config: ModelConfig, built: object, stage: int) -> None:
+    said = f"model.family = {config.family!r}: stage {stage}"
+    if not isinstance(built, nn.Module):
+        raise UserError(f"{said} is {type(built).__name__}; build_stage must return a torch.nn.Module")
+    for method in ("embed", "loss") if stage == 0 else ():
+        if not callable(getattr(built, method, None)):
+            raise UserError(f"{said} has no method {method!r}; the ends need embed(tokens) and loss(x, targets)")
+
+
+def _seed(seed: int, stage: int) -> int:
+    digest = hashlib.sha256(f"{seed} stage {stage}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")

@@ -1,0 +1,214 @@
+"""llama.cpp's GGUF files of llama architecture: weights (dequantised to fp32) and byte-level tokenizers.
+
+Quantised numbers are read by the package ``gguf``, an extra that is imported only here and only when asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import Tensor
+
+from planaria.common.errors import UserError, missing_package
+from planaria.config.schema import ModelConfig
+from planaria.models import usage
+from planaria.models.foreign import Weights, checked_config
+from planaria.models.gguf_file import GgufFile, look
+from planaria.models.llama import to_rotate_half
+from planaria.models.stages import Llama
+
+ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+SPLITS = ("gpt-2", "smollm")
+"""Supported values of tokenizer.ggml.pre: how text is split before byte-pair merges"""
+PLAIN = {
+    "rope.scaling.factor": 0.0,
+    "rope.scale_linear": 1.0,
+    "attention.sliding_window": 0,
+    "attention.scale": 0.0,
+    "attention.clamp_kqv": 0.0,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "logit_scale": 1.0,
+    "final_logit_softcapping": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "expert_count": 0,
+}
+"""what a plain LLaMA has where a file says anything of it"""
+_AT_ONCE = 1 << 22
+"""numbers of a tensor that are dequantised at once"""
+CONTROL, USER_DEFINED = 3, 4
+"""Token types of pieces that are matched whole, before any merges"""
+
+
+def open_gguf(path: Path) -> Weights:
+    """The model in a GGUF file.
+
+    :raises UserError: when the file is damaged, not a plain llama, or quantised in a way ``gguf`` cannot undo.
+    """
+    held = look(path)
+    config = _config(held)
+    reading = {_global_name(name): _reading(held, name) for name in held.tensors}
+    shapes = {_global_name(name): lying.shape for name, lying in held.tensors.items()}
+
+    def read(name: str) -> Tensor:
+        heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
+        return reading[name]() if heads is None else to_rotate_half(reading[name](), heads)
+
+    return Weights(path, config, shapes, read, path, usage=usage.of_gguf(held.values, config.context))
+
+
+def import_gguf(path: Path) -> Llama:
+    """The same with its weights in memory."""
+    return open_gguf(path).model()
+
+
+def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
+    """How a tensor is had: some rows at a time, each of which is quantised by itself.
+
+    :raises UserError: when its type cannot be undone, or the file ends before it does.
+    """
+    quants = _quants(held.path)
+    path, lying = held.path, held.tensors[name]
+    rows, columns = math.prod(lying.shape[:-1]), lying.shape[-1]
+    try:
+        kind = quants.GGMLQuantizationType(lying.kind)
+        (row_bytes,) = quants.quant_shape_to_byte_shape((columns,), kind)
+        if lying.begin + rows * row_bytes > held.size:
+            raise UserError(f"{path}: not a whole GGUF file ({name} ends behind it); download it again")
+        quants.dequantize(np.zeros((1, row_bytes), np.uint8), kind)
+    except (NotImplementedError, ValueError) as error:
+        what = f"{name} is of a type that cannot be read ({error})"
+        raise UserError(f"{path}: {what}; give a file in F32, F16, BF16 or a quantisation that gguf knows") from None
+    at_once = max(1, _AT_ONCE // columns)
+
+    def read() -> Tensor:
+        made = np.empty((rows, columns), np.float32)
+        for first in range(0, rows, at_once):
+            count = min(at_once, rows - first)
+            raw = np.fromfile(path, np.uint8, count * row_bytes, offset=lying.begin + first * row_bytes)
+            if raw.size < count * row_bytes:
+                raise UserError(f"{path}: has become shorter; download it again")
+            made[first : first + count] = quants.dequantize(raw.reshape(count, row_bytes), kind)
+        return torch.from_numpy(made).view(lying.shape)
+
+    return read
+
+
+def _quants(path: Path) -> Any:
+    try:
+        from gguf import quants
+    except ImportError as error:
+        raise missing_package(f"{path}: reading GGUF files", "gguf", "gguf") from error
+    return quants
+
+
+def gguf_tokenizer(path: Path) -> Tokenizer:
+    """The byte-level BPE tokenizer in a GGUF file's metadata.
+
+    :raises UserError: when there is none, or it is of another kind.
+    """
+    found = look(path).values
+    kind, split = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.pre", "gpt-2")
+    if kind != "gpt2" or split not in SPLITS:
+        raise UserError(f"{path}: tokenizer {kind!r} with split {split!r} is not supported; only gpt2 with {SPLITS} is")
+    tokens, types, joined = (found.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
+    if not all(isinstance(one, list) for one in (tokens, types, joined)) or not all(isinstance(t, str) for t in tokens):
+        raise UserError(f"{path}: not a whole GGUF file (its tokens are no lists of texts); download it again")
+    vocab = {token: i for i, token in enumerate(tokens)}
+    merges = [tuple(str(merge).split(" ")) for merge in joined]
+    for merge in merges:
+        if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.keys():
+            raise UserError(f"{path}: merge {' '.join(merge)!r} is not among the tokens; the file is damaged")
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(first, second) for first, second in merges]))
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if split == "smollm" else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    whole = [t for t, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED)]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in whole])
+    around = {name: _added(path, found, name, len(tokens)) for name in ("bos", "eos")}
+    added = {name: number for name, number in around.items() if number is not None}
+    if added:  # under names without a colon, which would end them in a template
+        named: list[Any] = [{"id": name, "ids": [added[name]], "tokens": [tokens[added[name]]]} for name in added]
+        single = [name for name in ("bos", "$A", "eos") if name in added or name == "$A"]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
+    return tokenizer
+
+
+def _added(path: Path, found: Mapping[str, Any], name: str, count: int) -> int | None:
+    """The id, of ``count`` ids, of the token that a file adds to every text as its first ("bos") or last ("eos"); None:
+    it adds none.
+
+    :raises UserError: when there is no such token.
+    """
+    if found.get(f"tokenizer.ggml.add_{name}_token") is not True:
+        return None
+    number = found.get(f"tokenizer.ggml.{name}_token_id")
+    if type(number) is not int or not 0 <= number < count:
+        raise UserError(f"{path}: {name}_token_id = {number!r} is not among the tokens; the file is damaged")
+    return number
+
+
+def _config(held: GgufFile) -> ModelConfig:
+    path, found = held.path, held.values
+    if (kind := found.get("general.architecture")) != "llama":
+        raise UserError(f"{path}: architecture {kind!r} is not supported; give a llama")
+    _refuse_unfit(path, found)
+    shapes = {name: lying.shape for name, lying in held.tensors.items()}
+    heads = found.get("llama.attention.head_count")
+    values = {
+        "vocab": shapes.get("token_embd.weight", (0, 0))[0],
+        "dim": found.get("llama.embedding_length"),
+        "layers": found.get("llama.block_count"),
+        "heads": heads,
+        "kv_heads": found.get("llama.attention.head_count_kv", heads),
+        "hidden": found.get("llama.feed_forward_length"),
+        "context": found.get("llama.context_length"),
+        "rope_theta": _short(found.get("llama.rope.freq_base", 10000.0)),
+        "norm_eps": _short(found.get("llama.attention.layer_norm_rms_epsilon")),
+        "tied": "output.weight" not in shapes,
+    }
+    config = checked_config(path, values)
+    for key in ("llama.rope.dimension_count", "llama.attention.key_length", "llama.attention.value_length"):
+        if found.get(key, config.head_dim) != config.head_dim:
+            raise UserError(f"{path}: {key} is not embedding_length / head_count = {config.head_dim}: not supported")
+    return config
+
+
+def _refuse_unfit(path: Path, found: Mapping[str, Any]) -> None:
+    """:raises UserError: for what changes the numbers without a tensor to show for it."""
+    if (scaling := found.get("llama.rope.scaling.type", "none")) != "none":
+        raise UserError(f"{path}: rope scaling {scaling!r} is not supported; give a model with plain rotary positions")
+    for name, plain in PLAIN.items():
+        if (value := found.get(f"llama.{name}", plain)) != plain:
+            raise UserError(f"{path}: llama.{name} = {value!r} is not supported; give a model without it")
+
+
+def _short(number: object) -> object:
+    """The shortest decimal that is this fp32 number: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(number))) if isinstance(number, float) else number
+
+
+def _global_name(name: str) -> str:
+    """Unknown names stay as they are, for :meth:`Llama.load_global_state` to complain about."""
+    parts = name.removesuffix(".weight").split(".")
+    if len(parts) == 3 and parts[0] == "blk" and parts[2] in LAYER:
+        return f"model.layers.{parts[1]}.{LAYER[parts[2]]}.weight"
+    return f"{ENDS[parts[0]]}.weight" if len(parts) == 1 and parts[0] in ENDS else name

@@ -1,0 +1,146 @@
+"""llama.cpp's container GGUF (versions 2 and 3): what a file says of itself, and where each tensor lies.
+
+The reader of the package ``gguf`` makes an array of every token: 8 s and 160 MB for 49,152 of them, at each look. Here
+every length is held against the file's before it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from planaria.common.errors import UserError
+
+MAGIC = b"GGUF"
+_NUMBERS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "<u1",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+"""kind of a value → type; 7 is a truth value"""
+_TEXT, _ARRAY, _TRUTH = 8, 9, 7
+_ALIGNED = 32
+_MOST_SIDES = 4
+
+
+@dataclass(frozen=True)
+class Located:
+    """A tensor of the file, in the type with this number of ggml's."""
+
+    shape: tuple[int, ...]
+    """as PyTorch counts: rows first"""
+    kind: int
+    begin: int
+    """its first byte"""
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """All of a file but its tensors' numbers."""
+
+    path: Path
+    size: int
+    values: dict[str, Any]
+    tensors: dict[str, Located]
+
+
+def is_gguf(path: Path) -> bool:
+    """Does a file begin as these do?"""
+    try:
+        with path.open("rb") as file:
+            return path.suffix == ".gguf" or file.read(4) == MAGIC
+    except OSError:
+        return False
+
+
+def look(path: Path) -> GgufFile:
+    """Look into a file.
+
+    :raises UserError: when it cannot be read, is none, of another version, or damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            return _Reader(file, path).whole()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give a GGUF file") from error
+    except (ValueError, struct.error) as error:
+        raise UserError(f"{path}: not a whole GGUF file ({error}); download it again") from None
+
+
+class _Reader:
+    """Reads on from where it stands; ValueError when the file ends before what it announces."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path, self._at = file, path, 0
+        self._size = os.fstat(file.fileno()).st_size
+
+    def whole(self) -> GgufFile:
+        magic, version, tensors, values = struct.unpack("<4sIQQ", self._bytes(24))
+        if magic != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        if version not in (2, 3):
+            raise ValueError(f"version {version}; 2 and 3 are read")
+        named = {self._text(): self._value(self._number("<u4")) for _ in range(self._held(values, 12))}
+        found = [self._tensor() for _ in range(self._held(tensors, 24))]
+        aligned = named.get("general.alignment", _ALIGNED)
+        if type(aligned) is not int or not 0 < aligned <= 1 << 20:
+            raise ValueError(f"general.alignment = {aligned!r}")
+        start = -(-self._at // aligned) * aligned
+        located = {name: Located(shape, kind, start + offset) for name, shape, kind, offset in found}
+        return GgufFile(self._path, self._size, named, located)
+
+    def _bytes(self, count: int) -> bytes:
+        self._at += count
+        if self._at > self._size:
+            raise ValueError(f"it ends before byte {self._at}")
+        return self._file.read(count)
+
+    def _held(self, count: int, least: int) -> int:
+        """A count of things of so many bytes at least, for which there is room."""
+        if count * least > self._size - self._at:
+            raise ValueError(f"{count} entries in {self._size - self._at} bytes")
+        return count
+
+    def _number(self, kind: str) -> int:
+        return int(np.frombuffer(self._bytes(np.dtype(kind).itemsize), kind)[0])
+
+    def _text(self) -> str:
+        return self._bytes(self._number("<u8")).decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind == _TEXT:
+            return self._text()
+        if kind == _ARRAY:
+            return self._array(self._number("<u4"), self._number("<u8"))
+        return self._array(kind, 1)[0]
+
+    def _array(self, kind: int, count: int) -> list[Any]:
+        if kind == _TEXT:
+            return [self._text() for _ in range(self._held(count, 8))]
+        if kind not in _NUMBERS:
+            raise ValueError(f"a value of kind {kind}")
+        numbers: Any = np.frombuffer(self._bytes(count * np.dtype(_NUMBERS[kind]).itemsize), _NUMBERS[kind])
+        return list((numbers != 0 if kind == _TRUTH else numbers).tolist())
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, sides = self._text(), self._number("<u4")
+        if not 0 < sides <= _MOST_SIDES:
+            raise ValueError(f"{name!r} of {sides} dimensions")
+        shape = tuple(reversed(self._array(10, sides)))
+        kind, offset = self._number("<u4"), self._number("<u8")
+        if 0 in shape:
+            raise ValueError(f"{name!r} of shape {list(shape)}")
+        return name, shape, kind, offset

@@ -1,0 +1,191 @@
+"""What Hugging Face's config.json says of a model, and what of it this LLaMA does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planaria.common import documents
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.foreign import checked_config
+from planaria.models.routed import Routing, to_keys
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "planaria_routed": "PlanariaRoutedForCausalLM",
+}
+"""those that compute alike, but for what is refused and, in the last two, what :mod:`planaria.models.routed` adds"""
+_STATED = {
+    "mistral": ("num_key_value_heads", "sliding_window"),
+    "mixtral": ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+}
+"""what a file of theirs leaves out has another meaning than in a Llama's, so it must be there"""
+PLAIN: Mapping[str, object] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_qk_norm": False,
+    "qk_norm": False,
+    "qk_layernorm": False,
+    "partial_rotary_factor": 1.0,
+    "rotary_pct": 1.0,
+    "quantization_config": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": None,
+    "logits_scaling": 1.0,
+    "logit_scale": None,
+    "scale_emb": 1.0,
+    "scale_depth": None,
+    "dim_model_base": None,
+    "num_local_experts": None,
+    "parallel_attn": False,
+    "clip_qkv": None,
+}
+"""what a plain LLaMA has where a file says anything of it; null says nothing"""
+_ROPE = {"rope_type": "default", "type": "default", "factor": 1.0, "partial_rotary_factor": 1.0}
+"""the same of its rotary positions"""
+
+
+def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, Any]:
+    """What ``transformers`` is to read of a model of ours; with a bias in its ``routing`` it has no such model."""
+    found = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab,
+        "hidden_size": config.dim,
+        "intermediate_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.context,
+        "rope_theta": config.rope_theta,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied,
+        "initializer_range": config.init_std,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    return found | (to_keys(routing) if routing else {})
+
+
+class _Rope(BaseModel):
+    """A table of rotary positions; null and absent keys say nothing."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: float | None = None
+    factor: float | None = None
+    partial_rotary_factor: float | None = None
+
+
+class _Stated(BaseModel):
+    """The types of a config.json's values, as far as they are read here; :data:`PLAIN` has the others."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    vocab_size: int | None = None
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    intermediate_size: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int | None = None
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None
+    rope_theta: float | None = None
+    rms_norm_eps: float | None = None
+    initializer_range: float | None = None
+    tie_word_embeddings: bool | None = None
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+
+
+def _require_types(place: Path, found: Mapping[str, Any]) -> None:
+    """:raises UserError: naming the file and the first value that is of another type than all such files have."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(rope := found.get(key), Mapping) and rope is not None:
+            raise UserError(f"{place}: {key} = {rope!r:.80} is not a table; download it again")
+    try:
+        _Stated.model_validate(found)
+    except ValidationError as error:
+        raise UserError(f"{place}: {documents.first(error)}; download it again") from None
+
+
+def from_config(place: Path, found: Mapping[str, Any]) -> ModelConfig:
+    """The model that a config.json, the file ``place``, describes.
+
+    :raises UserError: when it is of another architecture, has what :data:`PLAIN` has not, or shapes that cannot be.
+    """
+    _require_types(place, found)
+    _refuse_unfit(place, found)
+    rope = found.get("rope_parameters") or {}
+    values = {
+        "vocab": found.get("vocab_size"),
+        "dim": found.get("hidden_size"),
+        "layers": found.get("num_hidden_layers"),
+        "heads": found.get("num_attention_heads"),
+        "kv_heads": found.get("num_key_value_heads"),
+        "hidden": found.get("intermediate_size"),
+        "context": found.get("max_position_embeddings", 2048),
+        "rope_theta": rope.get("rope_theta", found.get("rope_theta", 10000.0)),
+        "norm_eps": found.get("rms_norm_eps", 1e-6),
+        "tied": found.get("tie_word_embeddings", False),
+        "init_std": found.get("initializer_range", 0.02),
+    }
+    config = checked_config(place, values)
+    if found.get("head_dim") not in (None, config.head_dim):
+        raise UserError(f"{place}: head_dim = {found['head_dim']} must be hidden_size / num_attention_heads")
+    return config
+
+
+def _refuse_unfit(place: Path, found: Mapping[str, Any]) -> None:
+    """Anything that would change the numbers without a tensor to show for it must not pass silently."""
+    model = str(found.get("model_type"))
+    if model not in ARCHITECTURES or found.get("architectures") not in (None, [ARCHITECTURES[model]]):
+        kind = found.get("architectures") or model
+        raise UserError(f"{place}: architecture {kind} is not supported; give a {' or '.join(ARCHITECTURES.values())}")
+    if model == "mixtral" and "rope_theta" not in (found.get("rope_parameters") or found):
+        raise UserError(f"{place}: rope_theta is missing; download it again, or save it with transformers")
+    for key in _STATED.get(model, ()):
+        if key not in found:
+            raise UserError(f"{place}: {key} is missing; download it again, or save it with transformers")
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = found.get(key) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        for name, plain in _ROPE.items():
+            if rope.get(name, plain) not in (plain, None):
+                also = "" if name in ("rope_type", "type") else f" with {name} = {rope[name]!r}"
+                mend = "only plain rotary positions are"
+                raise UserError(f"{place}: rope_scaling of type {kind!r}{also} is not supported; {mend}")
+    routed = {"num_local_experts"} if model in ("mixtral", "planaria_routed") else set[str]()
+    for key, plain in PLAIN.items():
+        if key not in routed and found.get(key, plain) not in (plain, None):
+            shown = f"{found[key]!r:.80}"
+            raise UserError(f"{place}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")
+    if _slides(found):
+        raise UserError(
+            f"{place}: sliding_window = {found['sliding_window']!r} is not supported; a token sees all before it"
+        )
+
+
+def _slides(found: Mapping[str, Any]) -> bool:
+    """Is there a window of attention that is narrower than the model's context?"""
+    window, context = found.get("sliding_window"), found.get("max_position_embeddings", 2048)
+    inactive = window is None or found.get("use_sliding_window") is False
+    return not inactive and not (isinstance(window, int) and isinstance(context, int) and window >= context)

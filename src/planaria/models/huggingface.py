@@ -1,0 +1,228 @@
+"""Hugging Face's folders: a model that ``transformers`` can load, and Llama models that it has saved."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from planaria.common import digests, documents
+from planaria.common.atomic import new_folder, refused
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.foreign import Weights
+from planaria.models.hf_config import from_config, to_config
+from planaria.models.lora import merged
+from planaria.models.routed import Routing, from_file, from_keys, to_file
+from planaria.models.stages import Llama
+from planaria.models.usage import CLASS, GENERATION, SETTINGS, Usage, of_folder, write_json
+
+WEIGHTS, INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+DTYPES = ("F32", "BF16", "F16")
+"""of weights that are read"""
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
+LISTED = {"planaria": "sha256"}
+"""what the weights' file says when a list of digests lies beside it"""
+METADATA = {"format": "pt", **LISTED}
+"""of an exported file of weights"""
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ROWS = 4096
+"""rows of the embedding table and the head that are compared at once"""
+Files = dict[str, tuple[Path, str]]
+"""global name → file, and the tensor's name there"""
+
+
+def export_model(
+    model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None, used: Usage | None = None
+) -> None:
+    """Write a model in memory as :func:`export_folder` does, in fp32; adapters are added to their matrices."""
+
+    def write(made: Path) -> None:
+        named = to_file if model.routing else str
+        state = {named(name): tensor.contiguous() for name, tensor in merged(model).items()}
+        save_file(state, made / WEIGHTS, metadata=METADATA)
+
+    export_folder(model.config, folder, write, tokenizer_file, end, routing=model.routing, used=used)
+
+
+def export_folder(
+    config: ModelConfig,
+    folder: Path,
+    write: Callable[[Path], None],
+    tokenizer_file: Path | None = None,
+    end: int | None = None,
+    dtype: str = "float32",
+    routing: Routing | None = None,
+    used: Usage | None = None,
+) -> None:
+    """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files.
+
+    ``write`` puts the weights, of type ``dtype``, into the folder that it is given. ``end`` is the id of the token that
+    ends a text, where generation is to stop. ``used`` is of the model that these weights were trained from: its
+    context, special tokens, generation settings and chat template take the place of ours. The folder appears at once
+    and whole.
+
+    :raises UserError: when it exists and is not empty, cannot be written, or the tokenizer does not fit the model.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"export: {folder} exists and is not an empty folder; remove it or export elsewhere")
+    names = {} if tokenizer_file is None else _token_names(tokenizer_file, config)
+    token, ids = None if end is None else names.get(end), {"bos_token_id": None, "eos_token_id": end}
+    try:
+        with new_folder(folder) as made:
+            kept = {} if used is None else used.config(config.context)
+            write_json(made / "config.json", to_config(config, routing) | {"torch_dtype": dtype} | ids | kept)
+            write_json(made / GENERATION, ids)
+            write(made)
+            if tokenizer_file is not None:
+                shutil.copyfile(tokenizer_file, made / TOKENIZER)
+                write_json(made / SETTINGS, _tokenizer_config(config, token))
+            if used is not None:
+                used.write(made)
+            digests.accept(made, [file.name for file in made.iterdir()])
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"export: {refused(folder, error)}; make room, or export elsewhere") from error
+
+
+def open_folder(folder: Path) -> Weights:
+    """Return the Llama or Mixtral in a Hugging Face folder: one safetensors file or several with an index.
+
+    A head that differs from the embedding table is kept, whatever ``tie_word_embeddings`` says.
+
+    :raises UserError: on missing or damaged files and on what this LLaMA does not have (``hf_config.py``).
+    """
+    if sums := digests.read(folder):  # it was exported here
+        digests.require(folder, sums, sums)
+    place = folder / "config.json"
+    said = _read(place)
+    config, routing = from_config(place, said), from_keys(place, said)
+    shapes: dict[str, tuple[int, ...]] = {}
+    files: Files = {}
+    for file in _weight_files(folder):
+        with _opened(file) as opened:
+            if not sums and LISTED.items() <= (opened.metadata() or {}).items():
+                mend = f"bring it back, or make it anew with `planaria accept {folder}`"
+                raise UserError(f"{folder / digests.FILE}: is gone; {mend}")
+            for name in opened.keys():  # noqa: SIM118 (no mapping)
+                if name.endswith("rotary_emb.inv_freq"):  # older files repeat what follows from the config
+                    continue
+                part = opened.get_slice(name)
+                if part.get_dtype() not in DTYPES:
+                    raise UserError(f"{file}: {name} is {part.get_dtype()}; weights in {', '.join(DTYPES)} are read")
+                ours = from_file(name) if routing else name
+                shapes[ours], files[ours] = tuple(part.get_shape()), (file, name)
+    if config.tied and HEAD in files:
+        if TABLE in files and shapes[HEAD] == shapes[TABLE] and _equal(files[HEAD], files[TABLE], shapes[HEAD][0]):
+            del shapes[HEAD], files[HEAD]
+        else:
+            config = config.model_copy(update={"tied": False})
+
+    def read(name: str) -> Tensor:
+        file, theirs = files[name]
+        with _opened(file) as opened:  # closed again, it keeps no pages of the file in memory
+            found: Tensor = opened.get_tensor(theirs)
+            return found.clone()
+
+    tokenizer = folder / TOKENIZER
+    used = of_folder(folder, said, config.context)
+    own = tokenizer if tokenizer.is_file() else None
+    return Weights(folder, config, shapes, read, own, routing=routing, usage=used)
+
+
+def _equal(one: tuple[Path, str], other: tuple[Path, str], rows: int) -> bool:
+    """Return whether two matrices of safetensors files hold the same numbers; some rows are in memory at a time."""
+    with _opened(one[0]) as first, _opened(other[0]) as second:
+        parts = [opened.get_slice(name) for opened, (_, name) in ((first, one), (second, other))]
+        starts = range(0, rows, _ROWS)
+        return all(torch.equal(*(part[at : at + _ROWS].float() for part in parts)) for at in starts)
+
+
+def import_model(folder: Path) -> Llama:
+    """The same with its weights in memory, as fp32."""
+    return open_folder(folder).model()
+
+
+def is_exported(folder: Path) -> bool:
+    """Are there weights as in Hugging Face's folders?"""
+    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Is a folder one of Hugging Face's, with weights of any kind or without? A run's config.json names no model."""
+    weights = any((folder / name).exists() for name in (WEIGHTS, INDEX, *PICKLED))
+    place = folder / "config.json"
+    return weights or (place.is_file() and "model_type" in _read(place))
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a Hugging Face folder's model is a plain LLaMA like ours; its weights are not looked at."""
+    place = folder / "config.json"
+    try:
+        said = _read(place)
+        from_config(place, said)
+        return from_keys(place, said) is None
+    except UserError:
+        return False
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: not a readable safetensors file ({error}); download it again") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if pickled := [name for name in PICKLED if not (folder / INDEX).is_file() and (folder / name).exists()]:
+        mend = "convert them to safetensors (`save_pretrained` of transformers writes them)"
+        raise UserError(f"{folder / pickled[0]}: weights of a pickle are not read, for it could run any code; {mend}")
+    if not (folder / INDEX).is_file():
+        raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there; give a folder with safetensors weights")
+    names = _read(folder / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
+        raise UserError(f"{folder / INDEX}: weight_map must give a file of this folder for every tensor")
+    files = [folder / name for name in sorted(set(names.values()))]
+    if missing := [file for file in files if not file.is_file()]:
+        raise UserError(f"{missing[0]}: missing, though {INDEX} names it; download it too")
+    return files
+
+
+def _token_names(file: Path, config: ModelConfig) -> dict[int, str]:
+    """The tokens of a tokenizer.json by id."""
+    found = _read(file)
+    vocab, added = (found.get("model") or {}).get("vocab"), found.get("added_tokens") or []
+    if isinstance(vocab, list):  # a unigram model's (token, score) pairs in the order of their ids
+        vocab = {token: i for i, (token, _) in enumerate(vocab)}
+    if not isinstance(vocab, dict):
+        raise UserError(f"{file}: not a tokenizer.json (it has no model.vocab)")
+    names: dict[int, str] = {i: token for token, i in vocab.items()} | {t["id"]: t["content"] for t in added}
+    if (last := max(names, default=0)) >= config.vocab:
+        raise UserError(f"{file}: its ids go up to {last}, but the model has rows for {config.vocab} tokens only")
+    return names
+
+
+def _tokenizer_config(config: ModelConfig, end: str | None) -> dict[str, Any]:
+    return {
+        "tokenizer_class": CLASS,
+        "model_max_length": config.context,
+        "eos_token": end,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found = documents.parse_json(documents.data(file, mend="is the path right?"), file)
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: not a JSON object")
+    return found

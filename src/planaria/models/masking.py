@@ -1,0 +1,170 @@
+"""A mask over a task vector: one bit for each parameter, which keeps the tuned number or restores the parent's.
+
+The idea is that of arXiv 2405.09055, whose masks are sampled and rescale what they keep. These do neither: each number
+of a masked model is bit for bit the tuned one or the parent's, and whoever has both models can apply the mask again.
+
+A file of masks names the tensors of the exported model in the order of their bits, so that it can be applied without
+planaria. Files of the first format name none: their bits follow the sorted names of a model in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from planaria.common import documents
+from planaria.common.documents import Record
+from planaria.common.errors import UserError
+from planaria.models.fusing import Named
+
+START = 1.0
+"""of every logit: at first all is kept"""
+UNORDERED, FORMAT = "planaria mask 1", "planaria mask 2"
+"""keys of the note in a file's metadata: formats without and with the order of the bits"""
+BITS = (
+    "mask.N is for model N of 'tuned'. Its bits follow 'tensors', one after the other, row by row, eight to a byte, "
+    "the most significant first. 1: the number of the tuned model; 0: that of the parent."
+)
+
+Mask = Mapping[str, Tensor]
+"""bool tensors by name: true where the tuned number stays"""
+
+
+class Note(Record):
+    """The models that a mask belongs to, by :func:`planaria.models.fusing.digest`, and the order of its bits."""
+
+    safe: str
+    tuned: tuple[str, ...]
+    result: str
+    """the masked model"""
+    bits: str = ""
+    """how to read the bits, in words"""
+    tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """name in the exported file and shape of each tensor, in the order of the bits; empty in the first format"""
+
+
+def begun(like: Named) -> dict[str, Tensor]:
+    """Logits of a mask that keeps all."""
+    return {name: torch.full_like(tensor, START) for name, tensor in like.items()}
+
+
+def hard(logits: Named) -> dict[str, Tensor]:
+    """m = 1[x > 0]."""
+    return {name: x > 0 for name, x in logits.items()}
+
+
+def straight_through(logits: Tensor, gradient: Tensor, contribution: Tensor) -> Tensor:
+    """∂L/∂x = ∂L/∂θ ⊙ c ⊙ σ'(x): the step of 1[x > 0] has the slope of σ (arXiv 1308.3432, section 4).
+
+    ``gradient``: of the loss by the merged weights; ``contribution``: what the masked model adds to its parent.
+    """
+    slope = torch.sigmoid(logits)
+    return gradient * contribution * slope * (1 - slope)
+
+
+def chosen(safe: Named, tuned: Named, mask: Mask) -> dict[str, Tensor]:
+    """Of each coordinate the tuned number where the mask is true, else the safe one: bit for bit one of both."""
+    return {name: torch.where(mask[name], tuned[name], safe[name]) for name in safe}
+
+
+def blended(safe: Named, contributions: Sequence[Named], masks: Sequence[Mask]) -> dict[str, Tensor]:
+    """θ = θ₀ + Σ mᵢ ⊙ cᵢ, of several models at once."""
+    found = {name: tensor.clone() for name, tensor in safe.items()}
+    for contribution, mask in zip(contributions, masks, strict=True):
+        for name in found:
+            found[name] += torch.where(mask[name], contribution[name], 0.0)
+    return found
+
+
+def shuffled(mask: Mask, generator: torch.Generator) -> dict[str, Tensor]:
+    """A mask that keeps as much of every tensor, but at random: what does *which* is kept bring?"""
+    found = {}
+    for name, bits in mask.items():
+        order = torch.randperm(bits.numel(), generator=generator).to(bits.device)
+        found[name] = bits.flatten()[order].view(bits.shape)
+    return found
+
+
+def kept(mask: Mask) -> dict[str, float]:
+    """The share of each tensor that stays."""
+    return {name: float(bits.float().mean()) for name, bits in mask.items()}
+
+
+def density(mask: Mask) -> float:
+    """The share of all parameters that stays."""
+    return sum(int(bits.sum()) for bits in mask.values()) / sum(bits.numel() for bits in mask.values())
+
+
+def pack(mask: Mask, order: Sequence[str]) -> Tensor:
+    """Return the bits of the tensors in this order, eight a byte: uint8 [⌈parameters / 8⌉]."""
+    bits = torch.cat([mask[name].flatten().cpu() for name in order])
+    return torch.from_numpy(np.packbits(bits.numpy()))
+
+
+def unpack(packed: Tensor, like: Named, order: Sequence[str]) -> dict[str, Tensor]:
+    """Return the mask that :func:`pack` packed in this order, for tensors of the shapes of ``like``."""
+    total = sum(like[name].numel() for name in order)
+    bits = torch.from_numpy(np.unpackbits(packed.numpy(), count=total)).bool()
+    found, at = {}, 0
+    for name in order:
+        shape = like[name].shape
+        found[name] = bits[at : at + shape.numel()].view(shape).to(like[name].device)
+        at += shape.numel()
+    return found
+
+
+def to_bytes(masks: Sequence[Mask], note: Note, exported: Mapping[str, str]) -> bytes:
+    """Return the masks of one model or several as a safetensors file. ``exported``: parameter → name in a file."""
+    order = sorted(masks[0], key=exported.__getitem__)
+    tensors = tuple((exported[name], tuple(masks[0][name].shape)) for name in order)
+    whole = note.model_copy(update={"bits": BITS, "tensors": tensors})
+    about = json.dumps(whole.model_dump(mode="json"), sort_keys=True)  # one entry: safetensors has no order of several
+    return save({f"mask.{number}": pack(mask, order) for number, mask in enumerate(masks)}, metadata={FORMAT: about})
+
+
+def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[list[dict[str, Tensor]], Note]:
+    """Return the masks in a file for models of these shapes, and the file's note. ``exported`` as in :func:`to_bytes`.
+
+    :raises UserError: if it cannot be read, is not a mask, or is for models of another shape.
+    """
+    length = -(-sum(tensor.numel() for tensor in like.values()) // 8)
+    fix = "give the mask.safetensors of a repair of this model"
+    try:
+        with safe_open(file, framework="pt") as opened:
+            about, keys = opened.metadata() or {}, {*opened.keys()}
+            found = about.get(FORMAT, about.get(UNORDERED))
+            if found is None:
+                raise UserError(f"{file}: is no mask; {fix}")
+            note = documents.parse_model(Note, found, file, fix)
+            names = [f"mask.{number}" for number in range(len(note.tuned))]
+            if keys != {*names}:
+                raise UserError(f"{file}: has {len(keys)} masks for {len(names)} models; {fix}")
+            for name in names:
+                part = opened.get_slice(name)
+                if part.get_dtype() != "U8" or list(part.get_shape()) != [length]:
+                    raise UserError(f"{file}: {name} has {part.get_shape()} bytes, this model's have {length}; {fix}")
+            order = _order(note, like, exported, f"{file}: ", fix) if FORMAT in about else sorted(like)
+            return [unpack(opened.get_tensor(name), like, order) for name in names], note
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]}); {fix}") from None
+
+
+def _order(note: Note, like: Named, exported: Mapping[str, str], place: str, fix: str) -> list[str]:
+    """Return the parameters in the order that a file names; UserError unless they are those of ``like``."""
+    own = {exported[name]: name for name in like}
+    for name, shape in note.tensors:
+        if name not in own:
+            raise UserError(f"{place}has bits for {documents.shown(name)}, which this model does not have; {fix}")
+        if shape != (ours := tuple(like[own[name]].shape)):
+            raise UserError(f"{place}{name} has shape {list(shape)}, this model's has {list(ours)}; {fix}")
+    order = [own[name] for name, _ in note.tensors]
+    if len(order) != len(own) or len({*order}) != len(own):
+        raise UserError(f"{place}names {len(order)} tensors, this model has {len(own)}; {fix}")
+    return order

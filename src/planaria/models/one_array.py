@@ -1,0 +1,95 @@
+"""What a stage's layers are made of: numbers of their own, an array for each layer, or one for the whole model.
+
+With one array for the whole model, every stage (the ends too) has the same parameters, by the same names: the array
+that all layers' matrices are cut from, the gains of all norms, the embedding table, and the head unless it is tied.
+Each computes with its own layers only. Their gradients are added up in every step, so all stages stay equal, and any
+of them is what any other was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from planaria.config.model_config import ModelConfig
+from planaria.models.llama import DecoderLayer, RMSNorm, matrix_numbers
+from planaria.models.sharing import Cut, SharedNorm, stored, unfold
+
+SHARED, GAINS = "shared", "gains"
+ROWS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+"""a layer's norms, in the order of their rows among all gains"""
+
+
+def hold_all(stage: nn.Module, config: ModelConfig) -> None:
+    """Give a stage the array and the gains of the whole model."""
+    stage.shared = nn.Parameter(torch.empty(stored(config.layers * matrix_numbers(config), config.share)))
+    stage.gains = nn.Parameter(torch.ones(len(ROWS) * config.layers + 1, config.dim))
+
+
+def layers_of(stage: nn.Module, config: ModelConfig, numbers: range) -> nn.ModuleList:
+    """A stage's decoder layers, which have these ``numbers`` in the whole model."""
+    if not config.one_array:
+        return nn.ModuleList(DecoderLayer(config) for _ in numbers)
+    return nn.ModuleList(DecoderLayer(config, _cut(stage, config, number)) for number in numbers)
+
+
+def _cut(stage: nn.Module, config: ModelConfig, number: int) -> Cut:
+    rows = iter(range(len(ROWS) * number, len(ROWS) * (number + 1)))
+    return Cut(stage, lambda _, eps: SharedNorm(stage, next(rows), eps), number * matrix_numbers(config))
+
+
+def final_norm(stage: nn.Module, config: ModelConfig) -> nn.Module:
+    """The norm before the head, whose gains are the last row."""
+    if config.one_array:
+        return SharedNorm(stage, len(ROWS) * config.layers, config.norm_eps)
+    return RMSNorm(config.dim, config.norm_eps)
+
+
+class Part(NamedTuple):
+    """Where a dense model's parameter lies in what is stored."""
+
+    of: str
+    """the stored parameter, by global name"""
+    begin: int
+    """its first place there, among matrices that are cut from an array, or its row among gains; -1: it is all of it"""
+    shape: tuple[int, ...]
+
+    def taken(self, stored: Tensor) -> Tensor:
+        """The parameter, from the stored one."""
+        if self.begin < 0:
+            return stored
+        return unfold(stored, self.begin, self.shape) if stored.ndim == 1 else stored[self.begin]
+
+
+def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, Part]:
+    """Where each parameter of ``config.dense`` lies, given the stored ones by global name and shape."""
+    found = {name: Part(name, -1, shape) for name, shape in names if name.rpartition(".")[2] not in (SHARED, GAINS)}
+    for number in range(config.layers if config.share > 1 else 0):
+        layer = f"model.layers.{number}"
+        begin = number * matrix_numbers(config) if config.one_array else 0
+        for name, shape in _matrices(config).items():
+            found[f"{layer}.{name}"] = Part(f"{'model' if config.one_array else layer}.{SHARED}", begin, shape)
+            begin += prod(shape)
+        if config.one_array:
+            rows = enumerate(ROWS, len(ROWS) * number)
+            found |= {f"{layer}.{name}": Part(f"model.{GAINS}", row, (config.dim,)) for row, name in rows}
+    if config.one_array:
+        found["model.norm.weight"] = Part(f"model.{GAINS}", len(ROWS) * config.layers, (config.dim,))
+    return found
+
+
+def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Weights by global name, each with numbers of its own, as a model of ``config.dense`` has them."""
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
+    return {name: part.taken(state[part.of]) for name, part in parts(config, shapes).items()}
+
+
+def _matrices(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of a layer's matrices, in the order in which they are cut."""
+    with torch.device("meta"):
+        layer = DecoderLayer(config.dense)
+    return {name: tuple(p.shape) for name, p in layer.named_parameters() if p.dim() > 1}

@@ -1,0 +1,291 @@
+"""A stage's state as bytes, without any loss: what travels between workers, and what a stage's file holds.
+
+The bytes are a safetensors document, and the same for the same state: the widest types first, then in order of name.
+Numbers that change from step to step (clocks, scale, norms) are tensors too, so the header's length depends on names,
+types and shapes alone. Where parameters have learning-rate scales of their own, all scales are one more. The entry
+``sha256`` holds a digest of every other entry. No pickle; every size that a header
+claims is checked against the bytes that are there before anything is made of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from planaria.models.packed_numbers import PackingError as PackingError
+from planaria.models.packed_numbers import clocks_of, numbers_of, scales_of
+from planaria.models.state import Shapes, StageState
+
+HEADROOM = 4 << 20
+"""more than any header takes, with the digests"""
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in TYPES.items()}
+_ALIGNED = 64
+_LARGEST = 1 << 48
+"""bytes of a tensor"""
+_MOST_SIDES = 64
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_KINDS = ("weights", *_MOMENTS, "generators", "outer")
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+Spec = tuple[torch.dtype, Sequence[int]]
+"""a tensor's type and shape"""
+
+
+class Entry(NamedTuple):
+    """A tensor of a packed state, without its numbers."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: bytes = b""
+    """empty where it is not known"""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+def pack(state: StageState) -> Tensor:
+    """A copy of ``state`` as a uint8 tensor on the CPU."""
+    named = named_tensors(state)
+    head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in named.items()})
+    return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), *(_raw(named[name]) for name in spans)])
+
+
+def pack_bare(state: StageState, memory: Callable[[int], Tensor]) -> Tensor:
+    """The same without digests, for bytes that are checked otherwise: a mere copy, into ``memory`` of so many bytes."""
+    named = entries(state)
+    head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in named.items()})
+    flat = memory(len(head) + max(end for _, end in spans.values()))
+    flat[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    for name, (begin, end) in spans.items():
+        flat[len(head) + begin : len(head) + end] = _raw(named[name])
+    return flat
+
+
+def bare_bytes(shapes: Shapes) -> int:
+    """Length of what :func:`pack_bare` makes of a stage of these parameters that has been trained, in fp32 on a CPU."""
+    specs: dict[str, Spec] = {
+        f"{kind}.{name}": (torch.float32, shape) for kind in ("weights", *_MOMENTS) for name, shape in shapes.items()
+    }
+    specs |= {"numbers": (torch.float64, (3,)), "clocks": (torch.int64, (len(shapes),))}
+    specs["generators.cpu"] = (torch.uint8, torch.random.get_rng_state().shape)
+    head, spans = layout(specs)
+    return len(head) + max(end for _, end in spans.values())
+
+
+def unpack(flat: Tensor, digests: bool = True) -> StageState:
+    """The state that :func:`pack` packed, or, without ``digests``, :func:`pack_bare`; shares the memory of ``flat``.
+
+    :raises PackingError: when the bytes are not one, or are damaged.
+    """
+    if flat.dtype != torch.uint8 or flat.ndim != 1 or len(flat) < _ALIGNED:
+        raise PackingError(f"a packed state is a row of bytes, not {flat.dtype} {list(flat.shape)}")
+    length = int.from_bytes(flat[:8].numpy().tobytes(), "little")
+    if length > min(len(flat) - 8, HEADROOM):
+        raise PackingError(f"a packed state of {len(flat)} bytes cannot have a header of {length}")
+    specs = header_of(flat[8 : 8 + length].numpy().tobytes()).specs
+    head, spans = layout(specs)
+    if head != flat[: len(head)].numpy().tobytes():
+        raise PackingError("header of a packed state: not the one that its tensors have")
+    body = flat[len(head) :]
+    size = max((end for _, end in spans.values()), default=0)
+    if len(body) != size:
+        raise PackingError(f"a packed state announces {len(head) + size} bytes and has {len(flat)}")
+    named = {name: body[a:b].view(specs[name][0]).view(specs[name][1]) for name, (a, b) in spans.items()}
+    return state_of(named, digests)
+
+
+def named_tensors(state: StageState) -> dict[str, Tensor]:
+    """All of ``state`` as :func:`entries`, with a digest of each in ``sha256``.
+
+    :raises KeyError: for a tensor of a type that the bytes do not have.
+    """
+    named = entries(state)
+    return named | {"sha256": digest_table(digest(name, named[name]) for name in sorted(named))}
+
+
+def digest_table(rows: Iterable[bytes]) -> Tensor:
+    """The entry ``sha256``: the digests of all others in the order of their names. [entries, 32], uint8."""
+    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, DIGEST_BYTES)
+
+
+def entries(state: StageState) -> dict[str, Tensor]:
+    """All of ``state`` as contiguous tensors on the CPU; they share memory where they can."""
+    named = {f"weights.{name}": tensor for name, tensor in state.weights.items()}
+    for place, kind in enumerate(_MOMENTS):
+        named |= {f"{kind}.{name}": pair[place] for name, pair in state.moments.items()}
+    named |= {f"generators.{name}": tensor for name, tensor in state.generators.items()}
+    named |= {f"outer.{name}": tensor for name, tensor in state.outer.items()}
+    norms = (math.nan if norm is None else norm for norm in (state.grad_norm, state.clipped_norm))
+    named["numbers"] = torch.tensor([state.lr_scale, *norms], dtype=torch.float64)
+    named["clocks"] = torch.tensor([state.clocks[name] for name in sorted(state.moments)], dtype=torch.int64)
+    if state.scales:
+        scales = [state.scales.get(name, state.lr_scale) for name in sorted(state.weights)]
+        named["scales"] = torch.tensor(scales, dtype=torch.float64)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+
+
+def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
+    """What :func:`named_tensors` made; shares memory.
+
+    :raises PackingError: naming the tensor that is damaged, missing or not of a state.
+    """
+    named = dict(named)
+    if digests:
+        _check_digests(named)
+    kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
+    numbers, clocks, scales = (named.pop(key, None) for key in ("numbers", "clocks", "scales"))
+    for key, tensor in named.items():
+        kind, dot, name = key.partition(".")
+        if not dot or kind not in kinds:
+            raise PackingError(f"a packed state has no {key!r}")
+        kinds[kind][name] = tensor
+    weights, first, second, generators, outer = kinds.values()
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    _require_paired(first, second)
+    if any(m[n].shape != shapes.get(n) for m in (first, second) for n in m):
+        raise PackingError("a packed state has two moments of a parameter, of the shape of its weights")
+    moments = {name: (first[name], second[name]) for name in first}
+    told = numbers_of(numbers)
+    own = scales_of(scales, weights, told[0])
+    return StageState(weights, moments, clocks_of(clocks, first), *told, generators, outer, own)
+
+
+Numbers = tuple[float | None, float | None]
+Summary = tuple[dict[str, Entry], dict[str, int], float, dict[str, float], Numbers]
+"""entries but those of numbers, clocks, scale of the stage, scales, norms"""
+
+
+def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[str], Tensor]) -> Summary:
+    """What :func:`named_tensors` made, without its large tensors; ``read`` gives an entry of ``specs``.
+
+    :raises PackingError: when the small ones are missing or damaged.
+    """
+    keys = sorted(specs.keys() - {"sha256"})
+    digests = read("sha256") if "sha256" in specs else None
+    if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(keys), DIGEST_BYTES)):
+        raise PackingError("a packed state has a digest of each of its tensors")
+    entries = {key: Entry(*specs[key], row.numpy().tobytes()) for key, row in zip(keys, digests, strict=True)}
+    small = {key: read(key) for key in ("numbers", "clocks", "scales") if key in entries}
+    for key, tensor in small.items():
+        require_digest(key, tensor, entries.pop(key).sha256)
+    weights, first, second = (
+        [k.partition(".")[2] for k in keys if k.startswith(f"{kind}.")] for kind in ("weights", *_MOMENTS)
+    )
+    _require_paired(first, second)
+    scale, *norms = numbers_of(small.get("numbers"))
+    scales = scales_of(small.get("scales"), weights, scale)
+    return entries, clocks_of(small.get("clocks"), first), scale, scales, (norms[0], norms[1])
+
+
+def _require_paired(first: Collection[str], second: Collection[str]) -> None:
+    if odd := sorted({*first} ^ {*second}):
+        raise PackingError(f"a packed state has two moments of a parameter or none; of {odd[0]!r} there is one")
+
+
+def layout(
+    specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """How a safetensors document of such tensors begins, and from where to where each lies after that, in order."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    spans: dict[str, tuple[int, int]] = {}
+    end = 0
+    # The widest first, as the library does it: each tensor is aligned.
+    for name, (dtype, shape) in sorted(specs.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        spans[name] = (begin, end)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNED)
+    return struct.pack("<Q", len(text)) + text, spans
+
+
+class Header(NamedTuple):
+    """What a safetensors document says before its tensors."""
+
+    specs: dict[str, Spec]
+    spans: dict[str, tuple[int, int]]
+    """from where to where each tensor lies after the header: not yet held against anything"""
+    metadata: dict[str, str]
+
+
+def header_of(text: bytes) -> Header:
+    """A header's text, read; PackingError when it says what cannot be."""
+    try:
+        tree = json.loads(text)
+        metadata = dict(tree.pop("__metadata__", {}))
+        specs = {name: (_DTYPES[entry["dtype"]], entry["shape"]) for name, entry in tree.items()}
+        spans = {name: (entry["data_offsets"][0], entry["data_offsets"][1]) for name, entry in tree.items()}
+        for _, shape in specs.values():
+            if len(shape) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in shape):
+                raise ValueError("sides that cannot be")
+            if math.prod(side for side in shape if side) >= _LARGEST:  # some may be absurd although one is 0
+                raise ValueError("a tensor larger than any")
+        if any(type(place) is not int for span in spans.values() for place in span):
+            raise ValueError("a place that is no number")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise PackingError(f"header of a packed state: {type(error).__name__}, {str(error)[:80]!r}") from None
+    return Header(specs, spans, metadata)
+
+
+def _check_digests(named: dict[str, Tensor]) -> None:
+    """Take the digests out and hold all others against them."""
+    digests = named.pop("sha256", None)
+    if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(named), DIGEST_BYTES)):
+        raise PackingError("a packed state has a digest of each of its tensors")
+    for name, expected in zip(sorted(named), digests, strict=True):
+        require_digest(name, named[name], expected.numpy().tobytes())
+
+
+def weights_digest(rows: Mapping[str, bytes]) -> str:
+    """One digest (hex) of all weights of a state, of the :func:`digest` of each entry; empty if there are none.
+
+    Equal for two states exactly when all their weights are, bit for bit.
+    """
+    found = [row for name, row in sorted(rows.items()) if name.startswith("weights.")]
+    return hashlib.sha256(b"".join(found)).hexdigest() if found else ""
+
+
+def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
+    """:raises PackingError: when an entry does not have this digest."""
+    if digest(name, tensor) != expected:
+        raise PackingError(f"{name!r} of a packed state is damaged: it does not have its digest")
+
+
+def digest(name: str, tensor: Tensor) -> bytes:
+    """SHA-256 of a tensor's name, type, shape and bytes."""
+    found = begun_digest(name, tensor.dtype, tensor.shape)
+    found.update(_raw(tensor).numpy().data)
+    return found.digest()
+
+
+def begun_digest(name: str, dtype: torch.dtype, shape: Sequence[int]) -> hashlib._Hash:
+    """A tensor's :func:`digest` as far as its name, type and shape; its bytes are to follow."""
+    return hashlib.sha256(f"{name} {TYPES[dtype]} {list(shape)} ".encode(errors="surrogatepass"))
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # a single number may have any stride

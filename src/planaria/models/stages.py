@@ -1,0 +1,319 @@
+"""The model cut for the pipeline: the ends (stage 0) and equal block stages 1..S, and all of them put together again.
+
+Within a stage, parameters have local names (``layers.0.mlp.up_proj.weight``); in files and across cuts they have
+Hugging Face's global names (:func:`global_name`). Initial weights depend on seed and global name only, so every cut of
+a model starts from the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.chunked_loss import head_loss
+from planaria.models.family import Family
+from planaria.models.llama import Linear, matrix_numbers, rotary_tables, through
+from planaria.models.one_array import GAINS, SHARED, final_norm, hold_all, layers_of
+from planaria.models.routed import Routed, Routing, to_file
+from planaria.models.sharing import stored
+
+
+class BlockStage(nn.Module):
+    """So many consecutive decoder layers. They are all alike: :func:`global_name` tells them apart."""
+
+    cos: Tensor
+    sin: Tensor
+    recompute = False
+    """see :func:`through`"""
+
+    def __init__(self, config: ModelConfig, numbers: range) -> None:
+        """``numbers``: of its layers, in the whole model."""
+        super().__init__()
+        if config.one_array:
+            hold_all(self, config)
+            self.embed_tokens, self.lm_head = _tables(config)
+        self.layers = layers_of(self, config, numbers)
+        cos, sin = rotary_tables(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Hidden states [B, T, D] → [B, T, D], T at most ``config.context``; ``mask`` as in ``Attention``."""
+        return through(self.layers, x, self.cos, self.sin, self.recompute, mask)
+
+
+class Ends(nn.Module):
+    """Stage 0: the embedding where every microbatch starts; the norm, head and loss where it returns to.
+
+    The first ``ends_layers`` decoder layers may follow the embedding here.
+
+    With a tied head the table plays two roles. Their gradients are gathered apart, the head's in an unregistered alias
+    of the table's storage, until :meth:`fold_gradients`: otherwise the sum would depend on how the embedding and head
+    backwards of different microbatches happen to interleave, and floating-point addition is not associative.
+    """
+
+    head_alias: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    recompute = False
+    """see :func:`through`"""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.one_array:
+            hold_all(self, config)
+        self.embed_tokens, self.lm_head = _tables(config)
+        self.layers = layers_of(self, config, range(config.ends_layers))
+        if config.ends_layers:
+            cos, sin = rotary_tables(config)
+            self.register_buffer("cos", cos, persistent=False)
+            self.register_buffer("sin", sin, persistent=False)
+        self.norm = final_norm(self, config)
+        self._tie()
+        self.register_load_state_dict_post_hook(Ends._loaded)  # type: ignore[no-untyped-call]
+
+    def embed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Token ids [B, T] → hidden states [B, T, D], past the ends' own layers; ``mask`` as in ``Attention``."""
+        hidden: Tensor = self.embed_tokens(tokens)
+        return through(self.layers, hidden, self.cos, self.sin, self.recompute, mask) if len(self.layers) else hidden
+
+    def logits(self, x: Tensor, apart: bool = True) -> Tensor:
+        """Hidden states [B, T, D] → logits [B, T, V].
+
+        Not ``apart``: a tied head's gradient joins the table's at once, where only one backward runs at a time.
+        """
+        return F.linear(self.norm(x), self._head(apart))
+
+    def _head(self, apart: bool) -> Tensor:
+        head = self.head_alias if apart else self.embed_tokens.weight
+        if self.lm_head is not None:
+            head = self.lm_head.weight
+        assert head is not None
+        return head
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar."""
+        return head_loss(self.norm(x).flatten(0, 1), self._head(apart=True), targets.flatten())
+
+    def fold_gradients(self) -> None:
+        """Add the head's gradient to the table's and clear it. Nothing to do when untied, or a second time."""
+        if self.head_alias is None or self.head_alias.grad is None:
+            return
+        table = self.embed_tokens.weight
+        table.grad = self.head_alias.grad if table.grad is None else table.grad.add_(self.head_alias.grad)
+        self.head_alias.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, those not yet folded too (an optimizer's ``zero_grad`` does not see them)."""
+        super().zero_grad(set_to_none)
+        if self.head_alias is not None:
+            self.head_alias.grad = None
+
+    def _tie(self) -> None:
+        """Make the alias anew; detached, not ``.data``, so that autograd notices in-place changes of the table."""
+        self.head_alias = self.embed_tokens.weight.detach().requires_grad_() if self.lm_head is None else None
+
+    def _loaded(self, _keys: object) -> None:
+        self._tie()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._tie()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._tie()
+
+
+def _tables(config: ModelConfig) -> tuple[nn.Embedding, Linear | None]:
+    """Embedding and head, uninitialised; a tied head is the embedding's."""
+    # An explicit table: nn.Embedding would otherwise draw one from the global generator.
+    table = nn.Embedding(config.vocab, config.dim, _weight=torch.empty(config.vocab, config.dim))
+    return table, None if config.tied else Linear(config.dim, config.vocab)
+
+
+class LlamaFamily(Family):
+    """LLaMA decoders. Every parameter has its own generator on the CPU, seeded from ``seed`` and its global name."""
+
+    whole: ClassVar[bool] = True
+    masks: ClassVar[bool] = True
+
+    def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Ends | BlockStage:
+        """:raises ValueError: when there is no such stage, or the layers do not divide into the stages."""
+        if not 0 <= stage <= stages or config.uncut(stages):
+            raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
+        return Ends(config) if stage == 0 else BlockStage(config, stage_layers(config, stages, stage))
+
+    def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
+        """Norm gains are 1, all else N(0, init_std²)."""
+        with torch.no_grad():
+            for local, parameter in built.named_parameters():
+                if local.endswith(SHARED) or (parameter.dim() > 1 and local != GAINS):
+                    name = global_name(config, stages, stage, local)
+                    parameter.copy_(_draw(parameter.shape, config.init_std, seed, name))
+
+
+def _draw(shape: torch.Size, std: float, seed: int, name: str) -> Tensor:
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+    return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+
+def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str:
+    """The Hugging Face name of a stage's parameter; layers are counted through the whole model.
+
+    >>> global_name(ModelConfig(layers=8), stages=4, stage=2, local="layers.1.mlp.up_proj.weight")
+    'model.layers.3.mlp.up_proj.weight'
+    """
+    if stage == 0 or config.one_array:
+        return local if local.startswith("lm_head.") else f"model.{local}"
+    _, index, rest = local.split(".", 2)
+    layers = stage_layers(config, stages, stage)
+    if not 0 <= int(index) < len(layers):
+        raise ValueError(f"{local}: stage {stage} has {len(layers)} layers")
+    return f"model.layers.{layers[int(index)]}.{rest}"
+
+
+def stage_layers(config: ModelConfig, stages: int, stage: int) -> range:
+    """The decoder layers of a stage of 0..``stages``, as the whole model counts them.
+
+    >>> stage_layers(ModelConfig(layers=8, ends_layers=2), stages=3, stage=3)
+    range(6, 8)
+    """
+    own = config.ends_layers
+    if stage == 0:
+        return range(own)
+    counts = config.block_layers or ((config.layers - own) // stages,) * stages
+    return range(own + sum(counts[: stage - 1]), own + sum(counts[:stage]))
+
+
+class Llama(nn.Module):
+    """The whole model in one process, for reference, generation and export.
+
+    It is made of the very stages that the pipeline runs; logits and loss are bitwise the same whatever the cut.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        stages: int = 1,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        initialise: bool = True,
+        routing: Routing | None = None,
+    ) -> None:
+        """``routing``: of layers with several feed-forward blocks; None: each has one."""
+        super().__init__()
+        if config.one_array:
+            raise ValueError("stages of one array each hold the whole model; put together what dense_state gives")
+        self.config, self.routing = config, routing
+        family = LlamaFamily()
+        with torch.device(device):
+            ends, *blocks = (family.build_stage(config, stages, stage) for stage in range(stages + 1))
+            assert isinstance(ends, Ends)
+            self.ends, self.stages = ends, nn.ModuleList(blocks)
+            if routing is not None:
+                for layer in self.layers:
+                    layer.mlp = Routed(config, routing)
+        if initialise and torch.device(device).type != "meta":
+            for stage, built in enumerate((ends, *blocks)):
+                family.initialise(built, config, stages, stage, seed)
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """All decoder layers, in the order in which a token passes them."""
+        return [layer for stage in (self.ends, *self.stages) for layer in stage.layers]
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → hidden states [B, T, D] as they return to the ends, before norm and head."""
+        x = self.ends.embed(tokens)
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → logits [B, T, V]."""
+        return self.ends.logits(self.hidden(tokens))
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy in nats of the next tokens ``targets`` [B, T] after ``tokens`` [B, T]; a scalar."""
+        return self.ends.loss(self.hidden(tokens), targets)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self.ends.zero_grad(set_to_none)
+
+    def global_state(self) -> dict[str, Tensor]:
+        """Every parameter by its global name, sharing the model's memory; a tied head is not listed twice."""
+        return {name: parameter.detach() for name, parameter in self._named()}
+
+    def load_global_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copy weights in by global name.
+
+        :raises UserError: naming the first tensor that is missing, of another shape, or unknown to this model; the
+            model is unchanged then.
+        """
+        own = dict(self._named())
+        require_shapes(*({name: tuple(one.shape) for name, one in named.items()} for named in (own, state)))
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(state[name])
+
+    def exported_names(self) -> dict[str, str]:
+        """Return the name of each parameter in an exported file, by its name in :meth:`named_parameters`."""
+        to_name = to_file if self.routing else str
+        exported = {id(parameter): to_name(name) for name, parameter in self._named()}
+        return {name: exported[id(parameter)] for name, parameter in self.named_parameters()}
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for number, stage in enumerate((self.ends, *self.stages)):
+            for local, parameter in stage.named_parameters():
+                yield global_name(self.config, len(self.stages), number, local), parameter
+
+
+def require_shapes(own: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> None:
+    """:raises UserError: naming the first tensor that a model of ``own`` shapes misses, has otherwise, or knows not."""
+    for name, shape in own.items():
+        if name not in given:
+            raise UserError(f"weights: {name} is missing; it should have shape {list(shape)}")
+        if given[name] != shape:
+            raise UserError(f"weights: {name} has shape {list(given[name])}, not {list(shape)}")
+    for name in given:
+        if name not in own:
+            raise UserError(f"weights: {name} has no place in this model")
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters that are stored of the whole model; a tied table counts once."""
+    layer, together = matrix_numbers(config), config.layers if config.one_array else 1
+    arrays = config.layers // together * stored(together * layer, config.share)
+    tables = config.vocab * config.dim * (1 if config.tied else 2)
+    return tables + arrays + 2 * config.layers * config.dim + config.dim
+
+
+def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
+    """Parameters of one stage of 0..``stages``."""
+    if config.one_array:
+        return parameter_count(config)
+    bare = parameter_count(config.model_copy(update={"layers": 0}))
+    layer = (parameter_count(config) - bare) // config.layers
+    return len(stage_layers(config, stages, stage)) * layer + (0 if stage else bare)
+
+
+def flops_per_token(config: ModelConfig) -> float:
+    """Floating-point operations that training on one token takes: 6 N + 12 L D T (PaLM, arXiv 2204.02311, appendix B).
+
+    N counts the parameters that multiply: all but an untied input table, which is only looked up; one that stands for
+    several weights counts as all of them. T is the context; as in the paper, attention counts as if it were not causal.
+    This is the numerator of model FLOPs utilisation.
+    """
+    lookup = 0 if config.tied else config.vocab * config.dim
+    return 6.0 * (parameter_count(config.dense) - lookup) + 12.0 * config.layers * config.dim * config.context

@@ -1,0 +1,207 @@
+"""Several ways between two sites: the ``[[link]]`` entries of a topology, as paths over links that all share."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from pathlib import Path as File
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from planaria.common.errors import UserError, nearest
+from planaria.config import bounds
+from planaria.config.schema import Section
+from planaria.pipeline.network.costs import MBIT
+
+MOST_ENTRIES = 1 << 10
+MOST_PATHS = 1 << 8
+"""between two sites: each is tried for each flow"""
+MOST_IN_ALL = 1 << 16
+"""between all of them"""
+RELAY = "relay"
+"""in place of a site: where the ``[relay]`` of the topology is"""
+
+Links = dict[tuple[str, str], tuple[float, float]]
+"""(site, other site), in either order → (latency in seconds, bandwidth in bytes per second)"""
+
+
+class LinkEntry(Section):
+    """A way between sites. Sites that are listed together have the ways that are listed, and no other."""
+
+    id: Annotated[str, Field(min_length=1, max_length=100)]
+    sites: Annotated[list[str], Field(min_length=2, max_length=100)]
+    """two; of a relay all those that it joins, each with each"""
+    via: str | None = None
+    """the site of a relay: bytes go over the links to it and from it; ``relay`` is the site of ``[relay]``"""
+    latency_ms: Annotated[float, Field(ge=0), bounds.at_most(1e9, "no link is so slow")] | None = None
+    """the matrix's unless given; of a relay, what it takes itself"""
+    bandwidth_mbit: bounds.Mbits | None = None
+    """each way, of all that goes over it; the matrix's unless given; of a relay, of all that it carries"""
+
+
+class Path(NamedTuple):
+    """One way from a site to another."""
+
+    id: str
+    source: str
+    target: str
+    links: tuple[str, ...]
+    """names of what it goes over; each is shared by all paths that have it"""
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ways:
+    """All paths, and what their links carry."""
+
+    paths: Mapping[tuple[str, str], tuple[Path, ...]]
+    """(source, target) → the paths between them"""
+    capacity: Mapping[str, float]
+    """link → bytes per second, 0 if it is dead"""
+
+    def living(self, source: str, target: str) -> tuple[Path, ...]:
+        """The paths over which something can go.
+
+        :raises UserError: when there is none.
+        """
+        found = tuple(path for path in self.paths.get((source, target), ()) if self.bandwidth(path) > 0)
+        if not found:
+            raise UserError(f"{source} – {target}: no path is left between them; add a link, or wait for one")
+        return found
+
+    def bandwidth(self, path: Path) -> float:
+        """Bytes per second of a path that nothing else uses."""
+        return min((self.capacity[link] for link in path.links), default=math.inf)
+
+
+def ways(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]) -> Ways:
+    """The paths between every two of ``sites``: those that entries list, else the link of the ``matrix``.
+
+    :raises UserError: naming the file, the entry and the mend.
+    """
+    _require_known(file, entries, matrix, relay, sites)
+    made = _Making(file, entries, matrix, relay)
+    for entry in entries:
+        for a, b in combinations(entry.sites, 2):
+            made.add(entry, a, b)
+            made.add(entry, b, a)
+    for a, b in product(sorted(sites), repeat=2):
+        if a != b and (a, b) not in made.paths:
+            made.plain(a, b)
+    return Ways({pair: tuple(found) for pair, found in made.paths.items()}, made.capacity)
+
+
+class _Making:
+    def __init__(self, file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None) -> None:
+        self.file, self.matrix, self.relay = file, matrix, relay
+        self.direct: dict[frozenset[str], list[LinkEntry]] = {}
+        for entry in entries:
+            if entry.via is None:
+                self.direct.setdefault(frozenset(entry.sites), []).append(entry)
+        self.paths: dict[tuple[str, str], list[Path]] = {}
+        self.capacity: dict[str, float] = {}
+        self.count = 0
+
+    def add(self, entry: LinkEntry, a: str, b: str) -> None:
+        """The path of an entry from ``a`` to ``b``, or all of them where a way to its relay has several links."""
+        found = [self._link(entry, a, b)] if entry.via is None else self._relayed(entry, a, b)
+        known = self.paths.setdefault((a, b), [])
+        known += found
+        if len(known) > MOST_PATHS:
+            raise UserError(f"{self.file}: link: {a} and {b} are joined by more than {MOST_PATHS} paths; list fewer")
+        self._counted(len(found))
+
+    def plain(self, a: str, b: str) -> None:
+        """The only path between sites that no entry joins."""
+        if (given := _of(self.matrix, a, b)) is None:
+            raise UserError(f"{self.file}: link: nothing joins {a} and {b}; add a [[link]] with sites = [{a!r}, {b!r}]")
+        name = f"{a} → {b}"
+        self.capacity[name] = given[1]
+        self.paths[a, b] = [Path("direct", a, b, (name,), given[0])]
+        self._counted(1)
+
+    def _counted(self, more: int) -> None:
+        self.count += more
+        if self.count > MOST_IN_ALL:
+            raise UserError(f"{self.file}: link: sites are joined by more than {MOST_IN_ALL} paths in all; list fewer")
+
+    def _link(self, entry: LinkEntry, a: str, b: str) -> Path:
+        given = _of(self.matrix, a, b)
+        latency = None if given is None else given[0]
+        bandwidth = None if given is None else given[1]
+        if entry.latency_ms is not None:
+            latency = entry.latency_ms / 1000
+        if entry.bandwidth_mbit is not None:
+            bandwidth = entry.bandwidth_mbit * MBIT
+        if latency is None or bandwidth is None:
+            key = "latency_ms" if latency is None else "bandwidth_mbit"
+            raise UserError(f"{self.file}: link {entry.id!r}: {key}: give it, as no matrix has {a} – {b}")
+        name = f"{entry.id}: {a} → {b}"
+        self.capacity[name] = bandwidth
+        return Path(entry.id, a, b, (name,), latency)
+
+    def _relayed(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
+        """Bytes pass a relay piece by piece, so the second way does not wait for the whole message."""
+        site = self.relay if entry.via == RELAY else entry.via
+        assert site is not None
+        own: tuple[str, ...] = ()
+        if entry.bandwidth_mbit is not None:
+            own = (f"relay {entry.id}",)
+            self.capacity[own[0]] = entry.bandwidth_mbit * MBIT
+        found = []
+        there, back = self._leg(entry, a, site), self._leg(entry, site, b)
+        for first, second in product(there, back):
+            which = [leg.id for leg, legs in ((first, there), (second, back)) if len(legs) > 1]
+            name = f"{entry.id} ({', '.join(which)})" if which else entry.id
+            latency = first.latency_s + (entry.latency_ms or 0.0) / 1000 + second.latency_s
+            found.append(Path(name, a, b, (*first.links, *own, *second.links), latency))
+        return found
+
+    def _leg(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
+        """The links between a site and a relay's."""
+        if listed := self.direct.get(frozenset((a, b))):
+            return [self._link(other, a, b) for other in listed]
+        if (given := _of(self.matrix, a, b)) is None:
+            joined = " and ".join(entry.sites)
+            raise UserError(
+                f"{self.file}: link {entry.id!r}: via = {entry.via!r} does not join {joined}: there is no link "
+                f"{a} – {b}; add one"
+            )
+        name = f"{a} → {b}"
+        self.capacity[name] = given[1]
+        return [Path("direct", a, b, (name,), given[0])]
+
+
+def _require_known(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]) -> None:
+    """:raises UserError: when an id is there twice, or an entry names a site that is not there or that it has."""
+    for name, times in Counter(entry.id for entry in entries).items():
+        if times > 1:
+            raise UserError(f"{file}: link: {times} entries have the id {name!r}; give each its own")
+    known = (
+        sites
+        | {site for pair in matrix for site in pair}
+        | {entry.via for entry in entries if entry.via and entry.via != RELAY}
+    )
+    known |= {relay} if relay else set()
+    for entry in entries:
+        where = f"{file}: link {entry.id!r}"
+        for site in entry.sites:
+            if site not in known:
+                raise UserError(f"{where}: {site!r}: no node is there, and no matrix has it; {nearest(site, known)}")
+        if len(set(entry.sites)) < len(entry.sites):
+            raise UserError(f"{where}: sites = {entry.sites}: a link joins different sites")
+        if entry.via is None and len(entry.sites) > 2:
+            raise UserError(f"{where}: sites = {entry.sites}: a link joins two; give one for each pair, or a via")
+        if entry.via == RELAY and relay is None:
+            raise UserError(f"{where}: via = 'relay': there is no [relay]; add it, or name the relay's site")
+        at = relay if entry.via == RELAY else entry.via
+        if at is not None and at in entry.sites:
+            raise UserError(f"{where}: via = {entry.via!r}: {at} is one of the sites that it joins; leave via out")
+
+
+def _of(matrix: Links, a: str, b: str) -> tuple[float, float] | None:
+    return matrix.get((a, b)) or matrix.get((b, a))

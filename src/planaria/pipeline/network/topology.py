@@ -1,0 +1,245 @@
+"""Where a run takes place: sites, the links between them, and the nodes that stand there, from a TOML file."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from planaria.common import documents
+from planaria.common.errors import UserError, nearest
+from planaria.config import bounds
+from planaria.config.bounds import Positive, Seconds
+from planaria.config.schema import Section
+from planaria.pipeline.network import cities
+from planaria.pipeline.network.costs import MBIT
+from planaria.pipeline.network.multipath import MOST_ENTRIES, LinkEntry, Links, Ways, ways
+
+MAX_BYTES = 64 << 20
+MOST_NODES = 1 << 12
+MOST_SITES = 1 << 10
+LEAST_MBIT = 1e-3
+"""slowest link: with less no message arrives within a run"""
+
+MATRICES = {"twelve_cities": cities.links}
+
+
+class SameSite(Section):
+    """The link between two nodes of one site."""
+
+    latency_ms: Annotated[float, Field(ge=0), bounds.at_most(1e9, "no link is so slow")] = 1.0
+    bandwidth_mbit: bounds.Mbits = 16000.0
+
+
+class MatrixFiles(Section):
+    """Two CSV files beside the topology: a first row and a first column of site names, a number for each pair."""
+
+    latency_ms: str
+    bandwidth_mbit: str
+
+
+class RelayedSites(Section):
+    """Sites whose nodes cannot call each other, and where the controller is, which carries their bytes."""
+
+    site: str
+    """the controller's"""
+    hidden: list[str]
+    """sites behind routers that only let connections out"""
+
+
+class NodeGroup(Section):
+    """So many nodes of one kind at one site."""
+
+    site: str
+    count: bounds.Hosts = 1
+    speed: bounds.Speed = 1.0
+    """how many times as fast as [network] says"""
+    memory: Positive = 3
+    """microbatches that a node can hold between their forward and their backward"""
+    role: Literal["any", "data", "worker"] = "any"
+    """data nodes let microbatches in and hold embedding and head; workers never do; the planner chooses the others'"""
+
+
+class TopologyFile(Section):
+    matrix: str | MatrixFiles | None = None
+    """the name of a built-in matrix, or files; may be left out where ``link`` joins all sites"""
+    link: Annotated[list[LinkEntry], Field(max_length=MOST_ENTRIES)] = Field(default_factory=list)
+    """where sites are joined by several ways"""
+    overhead_s: Seconds = 0.0
+    """seconds that every message takes besides its way"""
+    queueing: bool = True
+    """do messages from one node to another wait for one another's bandwidth?"""
+    same_site: SameSite = SameSite()
+    relay: RelayedSites | None = None
+    nodes: list[NodeGroup]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine. Nodes are numbered in the order of the file."""
+
+    name: str
+    site: str
+    speed: float
+    memory: int
+    role: str
+
+
+@dataclass(frozen=True)
+class Topology:
+    nodes: tuple[Node, ...]
+    links: Links
+    overhead_s: float = 0.0
+    queueing: bool = True
+    scale: float = 1.0
+    """all times on links are multiplied by this"""
+    ways: Ways | None = None
+    """where ``[[link]]`` lists several: the paths between all sites, over links that all nodes share"""
+
+    def latency_s(self, a: str, b: str) -> float:
+        """Seconds before the first byte sent from site ``a`` is at site ``b``."""
+        return self.scale * (self.link(a, b)[0] + self.overhead_s)
+
+    def transmit_s(self, a: str, b: str, size: int) -> float:
+        """Seconds that a message of ``size`` bytes takes up the bandwidth between two nodes at these sites."""
+        return self.scale * size / self.link(a, b, size)[1]
+
+    def carry_s(self, a: str, b: str, size: int) -> float:
+        """Seconds from sending a message of ``size`` bytes over an idle link until it has arrived whole."""
+        latency, bandwidth = self.link(a, b, size)
+        return self.scale * (latency + self.overhead_s) + self.scale * size / bandwidth
+
+    def link(self, a: str, b: str, size: int = 0) -> tuple[float, float]:
+        """Latency in seconds and bandwidth in bytes per second from site ``a`` to site ``b``.
+
+        Of several paths, that of the one by which a message of ``size`` bytes is there first, if nothing else uses it.
+        """
+        if self.ways is not None and a != b:
+            known = self.ways
+            found = ((path.latency_s, known.bandwidth(path)) for path in known.living(a, b))
+            return min(found, key=lambda path: (path[0] + size / path[1], -path[1]))
+        return self.links[a, b] if (a, b) in self.links else self.links[b, a]
+
+
+def read(path: Path, scale: float = 1.0) -> Topology:
+    """The topology in the file ``path``.
+
+    :raises UserError: naming the file, the key or the pair of sites, and what to write instead.
+    """
+    parsed = _parse(path)
+    links: Links = {}
+    if parsed.matrix is None:
+        if not parsed.link:
+            raise UserError(f"{path}: matrix: not given; name one, or join all sites by [[link]] entries")
+    elif isinstance(parsed.matrix, MatrixFiles):
+        links = _from_csv(path, parsed.matrix)
+    elif parsed.matrix in MATRICES:
+        links = MATRICES[parsed.matrix]()
+    else:
+        raise UserError(f"{path}: matrix = {parsed.matrix!r}: no such matrix; {nearest(parsed.matrix, MATRICES)}")
+    sites = {site for pair in links for site in pair} or {group.site for group in parsed.nodes}
+    sites |= {site for entry in parsed.link for site in entry.sites}
+    if parsed.relay is not None and parsed.matrix is not None:
+        links |= _relayed(path, links, parsed.relay, sites)
+    same = (parsed.same_site.latency_ms / 1000, parsed.same_site.bandwidth_mbit * MBIT)
+    for site in sites:
+        links.setdefault((site, site), same)
+    if (total := sum(group.count for group in parsed.nodes)) > MOST_NODES:
+        raise UserError(
+            f"{path}: nodes: {total} in all; at most {MOST_NODES}, as the planner weighs every pair of them"
+        )
+    nodes, seen = [], Counter[str]()
+    for group in parsed.nodes:
+        if group.site not in sites:
+            raise UserError(f"{path}: nodes: site {group.site!r} is not in the matrix; {nearest(group.site, sites)}")
+        for _ in range(group.count):
+            seen[group.site] += 1
+            name = f"{group.site} {seen[group.site]}"
+            nodes.append(Node(name, group.site, group.speed, group.memory, group.role))
+    several = _several(path, parsed, links) if parsed.link else None
+    return Topology(tuple(nodes), links, parsed.overhead_s, parsed.queueing, scale, several)
+
+
+def _several(path: Path, parsed: TopologyFile, links: Links) -> Ways:
+    """What ``[[link]]`` lists, between the sites of nodes."""
+    between = {pair: link for pair, link in links.items() if pair[0] != pair[1]}
+    at = None if parsed.relay is None else parsed.relay.site
+    return ways(path, parsed.link, between, at, {group.site for group in parsed.nodes})
+
+
+def _parse(path: Path) -> TopologyFile:
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such topology; network.topology names a TOML file")
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a topology lists sites and nodes")
+    try:
+        return TopologyFile.model_validate(documents.toml(path, MAX_BYTES))
+    except ValidationError as error:
+        raise UserError(f"{path}: {documents.first(error, TopologyFile, values=True)}") from None
+
+
+def _relayed(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> Links:
+    """The links between hidden sites: the ways to the relay and from there, at the speed of the slower.
+
+    Bytes pass piece by piece, so the second way does not wait for the whole message (``runtime/transport/relay.py``).
+    """
+    for site in (relay.site, *relay.hidden):
+        if site not in sites:
+            raise UserError(f"{path}: relay: site {site!r} is not in the matrix; {nearest(site, sites)}")
+    known = Topology((), links)
+    through: Links = {}
+    for a, b in permutations([site for site in relay.hidden if site != relay.site], 2):
+        (there_s, there), (back_s, back) = known.link(a, relay.site), known.link(relay.site, b)
+        through[a, b] = there_s + back_s, min(there, back)
+    return through
+
+
+def _from_csv(path: Path, files: MatrixFiles) -> Links:
+    latency = _numbers(path.parent / files.latency_ms, lowest=0.0)
+    bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=LEAST_MBIT)
+    if latency.keys() != bandwidth.keys():
+        odd = sorted(latency.keys() ^ bandwidth.keys())[0]
+        raise UserError(f"{path}: matrix: {odd[0]} - {odd[1]} is in one of the two files only")
+    return {pair: (latency[pair] / 1000, bandwidth[pair] * MBIT) for pair in latency}
+
+
+def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
+    """The numbers of a square table; an empty cell stands for the same link seen from the other side."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; a topology's matrix names it")
+    lines = documents.text(path, MAX_BYTES, "give a table of sites").splitlines()
+    try:
+        rows = [row for row in csv.reader(lines) if row]
+    except csv.Error as error:
+        raise UserError(f"{path}: is not CSV: {error}; give a table of sites") from None
+    sites = [name.strip() for name in rows[0][1:]] if rows else []
+    if len(sites) > MOST_SITES or len(set(sites)) < len(sites) or "" in sites:
+        raise UserError(f"{path}: its first row must name sites, each once and at most {MOST_SITES}")
+    found: dict[tuple[str, str], float] = {}
+    for row in rows[1:]:
+        site, cells = row[0].strip(), row[1:]
+        if site not in sites or len(cells) > len(sites):
+            raise UserError(f"{path}: row {site!r} does not fit the first row's {len(sites)} sites")
+        for other, cell in zip(sites, cells, strict=False):
+            if cell.strip():
+                found[site, other] = _number(path, site, other, cell, lowest)
+    for a in sites:
+        for b in sites:
+            if a != b and (a, b) not in found and (b, a) not in found:
+                raise UserError(f"{path}: {a} - {b}: there is no number for this pair")
+    return found
+
+
+def _number(path: Path, site: str, other: str, cell: str, lowest: float) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = float("nan")
+    if not lowest <= value < float("inf"):
+        raise UserError(f"{path}: {site} - {other}: {cell.strip()!r} is not a number of at least {lowest:g}")
+    return value

@@ -1,0 +1,127 @@
+"""How fast a plan could be at best: a lower bound on the time of its step, under any order of work."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planaria.pipeline.network.costs import Costs, Prices
+from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.plan.graph import Graph, deadlock, graph
+from planaria.pipeline.plan.order import feasible
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No execution of the plan takes less than ``step_s`` seconds; ``binds`` says what keeps it from being less."""
+
+    step_s: float
+    binds: str
+
+
+def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
+    """The largest of these times, none of which any execution of ``plan`` can beat:
+
+    - a *microbatch*: its way there and back, alone in the pipeline;
+    - a *chain*: the longest chain of actions that must follow one another, through several microbatches where one
+      waits for another's admission (``in_flight``) or for its turn to add to a gradient;
+    - a *node*: the earliest time its first action can begin, all its work, and the least time from its last action
+      to the end of the step;
+    - a *link*: the same for the messages in one direction, which share its bandwidth;
+    - *copies*: the same for what a node copies off its device, or onto it, one after the other.
+
+    Raises UserError if the plan can never finish.
+    """
+    prices, numbered = Prices(costs, message_bytes), graph(plan)
+    order = feasible(numbered)
+    if len(order) < len(numbered.actions):
+        raise deadlock(numbered, order)
+    compute = [prices.compute(action.kind, action.node, action.hop) for action in numbered.actions]
+    carry = [_carry(numbered, n, prices) for n in range(len(compute))]
+    heads, tails = _heads(numbered, order, compute, carry), _tails(numbered, order, compute, carry)
+    chain = max(head + work + tail for head, work, tail in zip(heads, compute, tails, strict=True))
+    terms = [
+        *_microbatches(numbered, compute, carry),
+        (chain, f"chain of microbatches ({_memory(plan)})"),
+        *_stages(numbered, compute, heads, tails),
+        *_lanes(numbered, prices, compute, heads, tails),
+    ]
+    ticks, binds = max(terms, key=lambda term: term[0])  # the first of equals: the simplest reason
+    return Bound(Prices.seconds(ticks), binds)
+
+
+def _memory(plan: Plan) -> str:
+    """How many microbatches each node, or the one that lets them in, has room for."""
+    if plan.slots.keys() == {0}:
+        return f"in_flight = {plan.slots[0]}"
+    return "memory for " + " or ".join(map(str, sorted(set(plan.slots.values())))) + " at a node"
+
+
+def _carry(numbered: Graph, n: int, prices: Prices) -> int:
+    """The time of the message that action ``n`` sends, with its copies; 0 if it sends none."""
+    receiver = numbered.receiver[n]
+    if receiver < 0:
+        return 0
+    return prices.carry(numbered.actions[n].node, numbered.actions[receiver].node) + 2 * prices.staging
+
+
+def _heads(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
+    """The earliest time at which each action can begin."""
+    heads = [0] * len(order)
+    for n in order:
+        done = heads[n] + compute[n]
+        for later in numbered.local[n]:
+            heads[later] = max(heads[later], done)
+        if (receiver := numbered.receiver[n]) >= 0:
+            heads[receiver] = max(heads[receiver], done + carry[n])
+    return heads
+
+
+def _tails(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
+    """The least time from the end of each action to the end of the step."""
+    tails = [0] * len(order)
+    for n in reversed(order):
+        for later in numbered.local[n]:
+            tails[n] = max(tails[n], compute[later] + tails[later])
+        if (receiver := numbered.receiver[n]) >= 0:
+            tails[n] = max(tails[n], carry[n] + compute[receiver] + tails[receiver])
+    return tails
+
+
+Term = tuple[int, str]
+
+
+def _microbatches(numbered: Graph, compute: list[int], carry: list[int]) -> Iterator[Term]:
+    alone: dict[int, int] = defaultdict(int)
+    for action, work, sent in zip(numbered.actions, compute, carry, strict=True):
+        alone[action.microbatch] += work + sent
+    for microbatch, ticks in sorted(alone.items()):
+        yield ticks, f"microbatch {microbatch}"
+
+
+def _stages(numbered: Graph, compute: list[int], heads: list[int], tails: list[int]) -> Iterator[Term]:
+    own: dict[int, list[int]] = defaultdict(list)
+    for n, action in enumerate(numbered.actions):
+        if compute[n]:  # work that costs nothing may lie outside the stage's busy time
+            own[action.node].append(n)
+    for stage, todo in own.items():
+        first, last = min(heads[n] for n in todo), min(tails[n] for n in todo)
+        yield first + sum(compute[n] for n in todo) + last, f"stage {stage}"
+
+
+def _lanes(numbered: Graph, prices: Prices, compute: list[int], heads: list[int], tails: list[int]) -> Iterator[Term]:
+    """Links, and a device's copies each way: what takes one message after the other."""
+    staging, lanes = prices.staging, defaultdict[str, list[tuple[int, int, int]]](list)
+    for n, receiver in enumerate(numbered.receiver):
+        if receiver >= 0:
+            a, b = numbered.actions[n].node, numbered.actions[receiver].node
+            ready, rest = heads[n] + compute[n], compute[receiver] + tails[receiver]
+            taken, carried = prices.transmit(a, b), prices.carry(a, b)
+            lanes[f"link {a}→{b}"].append((ready + staging, taken, carried - taken + staging + rest))
+            if staging:
+                lanes[f"copies off stage {a}"].append((ready, staging, carried + staging + rest))
+                lanes[f"copies onto stage {b}"].append((ready + staging + carried, staging, rest))
+    for name, messages in lanes.items():
+        before, taken_by, after = zip(*messages, strict=True)
+        yield min(before) + sum(taken_by) + min(after), name

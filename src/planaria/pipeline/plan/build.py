@@ -1,0 +1,102 @@
+"""Builds a plan from routes: GPipe (forwards first) or 1F1B (backwards first)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from planaria.config.schema import PipelineConfig
+from planaria.pipeline.network.costs import UNIT, Prices
+from planaria.pipeline.plan.actions import Action, Key, Plan, Route
+from planaria.pipeline.plan.clock import Clock
+
+
+def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = True) -> Plan:
+    """The plan that sends microbatch ``i`` along ``routes[i]``.
+
+    ``order`` is 'gpipe' or '1f1b'. At most ``in_flight`` microbatches are between their embedding and their last
+    backward at any time. Gradients are accumulated in one fixed order at every stage, so that the sum does not depend
+    on timing. Without ``backward`` the plan is a validation: forwards only.
+    """
+    if not backward:
+        return _build(routes, order, in_flight, backward, {})
+    return _build(routes, order, in_flight, backward, _turns(routes, order, in_flight))
+
+
+def _build(routes: Sequence[Route], order: str, in_flight: int, backward: bool, before_it: Mapping[Key, Key]) -> Plan:
+    """The plan in which each backward also waits for the one that ``before_it`` names, if any."""
+    lists: dict[int, list[Action]] = defaultdict(list)
+    for forward, back in visits(routes):
+        admission = _admission(forward.microbatch, forward.hop, in_flight, backward)
+        lists[forward.node].append(replace(forward, after=admission))
+        if backward:
+            turn = (before_it[back.key],) if back.key in before_it else ()
+            lists[back.node].append(replace(back, after=(*back.after, *turn)))
+    first = "forward" if order == "gpipe" else "backward"
+    return Plan(
+        routes=tuple(tuple(r) for r in routes),
+        slots=dict.fromkeys(sorted({route[0] for route in routes}), in_flight),
+        actions={
+            stage: tuple(sorted(todo, key=lambda a: (_heavy(a), a.kind != first, a.microbatch, -a.hop)))
+            for stage, todo in sorted(lists.items())
+        },
+    )
+
+
+def visits(routes: Sequence[Route]) -> Iterator[tuple[Action, Action]]:
+    """The forward and the backward of every visit, which waits for its forward."""
+    for i, route in enumerate(routes):
+        last = len(route) - 1
+        for hop, node in enumerate(route):
+            before, behind = (route[hop - 1] if hop else None), (route[hop + 1] if hop < last else None)
+            forward = Action("forward", i, hop, node, before, behind)
+            yield forward, Action("backward", i, hop, node, behind, before, (forward.key,))
+
+
+def plan_for(config: PipelineConfig, routes: Sequence[Route], backward: bool = True) -> Plan:
+    """The plan of a recipe's pipeline section over these routes.
+
+    By default 1F1B has two microbatches in flight for every worker: with one, links that take time or ends that cost as
+    much as a stage leave the pipeline half empty.
+    """
+    default = 2 * (config.stages + 1) if config.order == "1f1b" else len(routes)
+    return build(routes, config.order, min(config.in_flight or default, len(routes)), backward)
+
+
+def _heavy(action: Action) -> bool:
+    """The ends embed first: it costs little, and a microbatch that waits behind other heads starves the pipeline."""
+    return action.returns
+
+
+def _admission(i: int, hop: int, in_flight: int, backward: bool) -> tuple[Key, ...]:
+    """A microbatch may start once the one ``in_flight`` before it is through."""
+    if hop or not backward or i < in_flight:
+        return ()
+    return (Key("backward", i - in_flight, 0),)
+
+
+def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key]:
+    """Backward → the one that adds to the same gradient just before it.
+
+    On equal routes, the order of microbatches. Where routes cross, it would make microbatches wait for one another at
+    every crossing; there, the order in which they come if nobody has to wait, at unit costs. Embedding and head hold
+    their gradients apart, so at the ends they take turns apart too.
+    """
+    if len({tuple(route) for route in routes}) == 1:
+        came = sorted((back for _, back in visits(routes)), key=lambda action: (action.microbatch, -action.hop))
+    else:
+        clock = Clock(_build(routes, order, in_flight, True, {}), Prices(UNIT, 0))
+        clock.run()
+        came = [clock.graph.actions[n] for ran in clock.ran.values() for n in ran]
+    return turns(came)
+
+
+def turns(came: Iterable[Action]) -> dict[Key, Key]:
+    """Backward → the one that adds to the same gradient just before it, if they run in this order at each node."""
+    sums: dict[tuple[int, bool], list[Key]] = defaultdict(list)
+    for action in came:
+        if action.kind == "backward":
+            sums[action.node, action.returns].append(action.key)
+    return {later: earlier for keys in sums.values() for earlier, later in pairwise(keys)}

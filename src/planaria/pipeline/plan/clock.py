@@ -1,0 +1,178 @@
+"""A plan on a clock: a discrete-event simulation without tensors.
+
+A node does one action at a time and takes the first ready one of its list. A link is full-duplex; in each direction
+messages queue for the bandwidth, in the order in which they were sent, and their latencies overlap. Where messages pass
+through host memory, each is first copied off its sender's device and at last onto its receiver's, whole; a device makes
+one copy each way at a time (``runtime/transport/staging.py``), and computes meanwhile.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from planaria.common.errors import UserError
+from planaria.pipeline.network.costs import Prices
+from planaria.pipeline.plan.actions import Action, Plan
+from planaria.pipeline.plan.graph import deadlock, graph
+
+_ENDS, _ARRIVES, _FREE, _LANDS = range(4)
+"""an action ends and sends its output; a message is there; a node is through with the stage that it shadows; a message
+is in the memory of its receiver's host"""
+
+
+class Clock:
+    """One simulation under way. Actions go by their numbers in ``graph``; times are nanoseconds."""
+
+    def __init__(self, plan: Plan, prices: Prices) -> None:
+        self.graph = graph(plan)
+        self.prices = prices
+        self.waits = list(self.graph.waits)
+        self.now = 0
+        self.ready: dict[int, list[int]] = {node: [] for node in plan.actions}
+        self.idle = dict.fromkeys(plan.actions, True)
+        self.woken: set[int] = set()
+        """nodes to which something happened in this instant"""
+        self.events: list[tuple[int, int, int]] = []
+        """(time, action, what happens), earliest first"""
+        self.ran: dict[int, list[int]] = {node: [] for node in plan.actions}
+        self.starts = [0] * len(self.waits)
+        self.ends = [0] * len(self.waits)
+        self.link_free: dict[tuple[int, int], int] = defaultdict(int)
+        self.copied_off: dict[int, int] = defaultdict(int)
+        self.copied_onto: dict[int, int] = defaultdict(int)
+        """when a node's device is through with its copies, each way"""
+        self.messages: Counter[tuple[int, int]] = Counter()
+
+    def run(self) -> int:
+        """Runs to the end and returns the time."""
+        for number, count in enumerate(self.waits):
+            if not count:
+                self._ready(number)
+        self._choose()
+        while self.events:
+            self.now = self.events[0][0]
+            while self.events and self.events[0][0] == self.now:
+                _, number, what = heapq.heappop(self.events)
+                if what == _ARRIVES:
+                    self._satisfy(number)
+                elif what == _ENDS:
+                    self._end(number)
+                elif what == _LANDS:
+                    there = self._copy(self.copied_onto, self.graph.actions[number].node)
+                    heapq.heappush(self.events, (there, number, _ARRIVES))
+                else:
+                    self._free(number)
+            self._choose()
+        if sum(map(len, self.ran.values())) < len(self.waits):
+            raise self._stuck()
+        return self.now
+
+    def _stuck(self) -> UserError:
+        return deadlock(self.graph, [n for ran in self.ran.values() for n in ran])
+
+    def _choose(self) -> None:
+        """Idle nodes that something happened to take what comes next."""
+        for node in self.woken:
+            if self.idle[node] and (number := self._next(node)) is not None:
+                action = self.graph.actions[number]
+                end = self.now + self.prices.compute(action.kind, node, action.hop)
+                self.idle[node] = False
+                self.ran[node].append(number)
+                self.starts[number], self.ends[number] = self.now, end
+                heapq.heappush(self.events, (end, number, _ENDS))
+        self.woken.clear()
+
+    def _next(self, node: int) -> int | None:
+        """What ``node`` takes next: the first ready action of its list, if there is one."""
+        return heapq.heappop(self.ready[node]) if self.ready[node] else None
+
+    def _end(self, number: int) -> None:
+        action = self.graph.actions[number]
+        if shadow := self.prices.shadow(action.kind, action.node, action.hop):
+            heapq.heappush(self.events, (self.now + shadow, number, _FREE))
+        else:
+            self._free(number)
+        for later in self.graph.local[number]:
+            self._satisfy(later)
+        if (receiver := self.graph.receiver[number]) >= 0:
+            self._send(action, receiver)
+
+    def _free(self, number: int) -> None:
+        node = self.graph.actions[number].node
+        self.idle[node] = True
+        self.woken.add(node)
+
+    def _send(self, action: Action, receiver: int) -> None:
+        """Puts the output of ``action`` on its way to the action ``receiver``."""
+        link = (action.node, self.graph.actions[receiver].node)
+        start = max(self._copy(self.copied_off, action.node), self.link_free[link])
+        self.link_free[link] = start + self.prices.transmit(*link)
+        self.messages[link] += 1
+        arrival = start + self.prices.carry(*link)
+        if self.prices.staging:
+            heapq.heappush(self.events, (arrival, receiver, _LANDS))
+        elif arrival == self.now:
+            self._satisfy(receiver)
+        else:
+            heapq.heappush(self.events, (arrival, receiver, _ARRIVES))
+
+    def _copy(self, through: dict[int, int], node: int) -> int:
+        """When one more copy is made, after those that ``node`` has under way that way."""
+        through[node] = max(self.now, through[node]) + self.prices.staging
+        return through[node]
+
+    def _satisfy(self, number: int) -> None:
+        """One of the things that an action waits for is there."""
+        self.waits[number] -= 1
+        if not self.waits[number]:
+            self._ready(number)
+
+    def _ready(self, number: int) -> None:
+        node = self.graph.actions[number].node
+        heapq.heappush(self.ready[node], number)
+        self.woken.add(node)
+
+
+class FirstComeClock(Clock):
+    """A clock by which nodes disregard their lists: backwards and losses first, then in order of arrival.
+
+    A forward begins only while its node has a free slot; its backward frees the slot. So SkipPipe's nodes choose.
+    """
+
+    def __init__(self, plan: Plan, prices: Prices, slots: Mapping[int, int]) -> None:
+        super().__init__(plan, prices)
+        self.slots = dict(slots)
+        self.queues: dict[int, list[tuple[bool, int, int]]] = {node: [] for node in plan.actions}
+
+    def _next(self, node: int) -> int | None:
+        queue = self.queues[node]
+        if not queue or (queue[0][0] and not self.slots.get(node, 1)):
+            return None
+        yields, _, number = heapq.heappop(queue)
+        if yields and node in self.slots:
+            self.slots[node] -= 1
+        return number
+
+    def _stuck(self) -> UserError:
+        for node, queue in sorted(self.queues.items()):
+            if queue:
+                waiting = self.graph.actions[queue[0][2]]
+                return UserError(
+                    f"memory deadlocks: the forward of microbatch {waiting.microbatch} at node {node} waits for a "
+                    "slot, and so does every other microbatch; give nodes more memory, or let routes cross less"
+                )
+        return super()._stuck()
+
+    def _ready(self, number: int) -> None:
+        action = self.graph.actions[number]
+        yields = action.kind == "forward" and not action.returns
+        heapq.heappush(self.queues[action.node], (yields, self.now, number))
+        self.woken.add(action.node)
+
+    def _end(self, number: int) -> None:
+        action = self.graph.actions[number]
+        if action.kind == "backward" and action.node in self.slots and not action.returns:
+            self.slots[action.node] += 1
+        super()._end(number)

@@ -1,0 +1,45 @@
+"""Which way microbatches go: a registry of pure functions from a recipe and a step to the step's routes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from planaria.config.registry import Registry
+from planaria.config.schema import RunConfig
+from planaria.pipeline.routing.base import Route, Routing, require
+from planaria.pipeline.routing.full import Full, full
+from planaria.pipeline.routing.given import Given
+from planaria.pipeline.routing.skipping import Skipping
+from planaria.pipeline.routing.swapped import Swapped
+
+__all__ = ["ROUTINGS", "change", "full", "routes", "without"]
+
+ROUTINGS: Registry[Routing] = Registry(
+    "routing",
+    "routing.kind",
+    Routing,  # type: ignore[type-abstract]
+    {"full": Full, "swapped": Swapped, "skipping": Skipping, "given": Given},
+)
+
+
+def routes(config: RunConfig, step: int) -> list[Route]:
+    """The routes of a training step.
+
+    :raises UserError: naming the kind or option that is unknown, or the route that no microbatch can take.
+    """
+    kind, found = config.routing.kind, _chosen(config).routes(config, step)
+    return found if kind in ROUTINGS.shipped else require(found, config, f"routing.kind = {kind!r}")
+
+
+def change(config: RunConfig) -> bool:
+    """Are routes drawn anew in every step, so that any two stages may meet?"""
+    return _chosen(config).varies
+
+
+def _chosen(config: RunConfig) -> Routing:
+    return ROUTINGS.make(config.routing.kind, config.routing.options)
+
+
+def without(routes: Sequence[tuple[int, ...]], absent: Collection[int]) -> list[tuple[int, ...]]:
+    """The routes past the ``absent`` stages: a residual stage that is left out hands its input on unchanged."""
+    return [tuple(stage for stage in route if stage not in absent) for route in routes] if absent else list(routes)

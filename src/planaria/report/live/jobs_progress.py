@@ -1,0 +1,37 @@
+"""Jobs on the terminal while they go on: one bar for all of them, and a line for each that is at work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TextIO
+
+from rich.progress import TaskID
+
+from planaria.report.live.bars import BarDisplay, columns
+
+
+class JobsProgress(BarDisplay):
+    """A terminal gets bars and lines, anything else the lines alone; both are a ``trials.jobs.Watcher``."""
+
+    def __init__(self, quiet: bool, stream: TextIO | None = None) -> None:
+        count = "{task.completed:.0f}/{task.total:.0f} steps"
+        super().__init__(*columns(count), quiet=quiet, stream=stream, transient=True)
+        self._tasks: list[TaskID] = []
+
+    def said(self, line: str) -> None:
+        """Something happened."""
+        self._print(line)
+
+    def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+        """Of all ``steps``, ``reached`` are done; ``running``: name → the same of each job that is at work."""
+        if self._bar is None:
+            return
+        lines = {title: (reached, steps)} | {f"  {name}": how for name, how in running.items()}
+        for place in range(len(lines), len(self._tasks)):
+            self._bar.update(self._tasks[place], visible=False)
+        for place, (description, (completed, total)) in enumerate(lines.items()):
+            if place == len(self._tasks):
+                self._tasks.append(self._bar.add_task(description))
+            self._bar.update(
+                self._tasks[place], description=description, completed=completed, total=total, visible=True
+            )

@@ -1,0 +1,34 @@
+"""Trackers, chosen by name: those that ship with planaria, a package's, or a class of the user's own."""
+
+from __future__ import annotations
+
+from planaria.common.errors import UserError
+from planaria.config.registry import Registry
+from planaria.config.schema import ObserveConfig
+from planaria.report.live.tracker import Tracker
+from planaria.report.live.trackers.mlflow import MLflow
+from planaria.report.live.trackers.tensorboard import TensorBoard
+from planaria.report.live.trackers.trackio import Trackio
+from planaria.report.live.trackers.wandb import WandB
+
+TRACKERS: Registry[Tracker] = Registry(
+    "tracker",
+    "observe.trackers",
+    Tracker,  # type: ignore[type-abstract]
+    {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow, "trackio": Trackio},
+)
+
+
+def trackers(config: ObserveConfig) -> dict[str, Tracker]:
+    """The trackers that the recipe names, by name; not yet open.
+
+    :raises UserError: naming the tracker or option that is unknown, the option's wrong value, or what is to be
+        installed or set up for a tracker.
+    """
+    names = [name.strip() for name in config.trackers.split(",")] if config.trackers.strip() else []
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"observe.trackers = {config.trackers!r}: {twice!r} is there twice; remove one")
+    made = TRACKERS.make_all(names, config.options)
+    for tracker in made.values():
+        tracker.require()
+    return made

@@ -1,0 +1,186 @@
+"""Who is where at a moment: nodes, workers, machines and links as the page shows them, from a run's facts. Pure.
+
+A worker's status is the record's (``record/membership.py``). What is added is what the log says besides: which nodes
+wait for their stage's state, who was struck by a fault, and what edges carried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.membership import Membership
+from planaria.record.roster import identity_order
+from planaria.report.live_page.frames import Json
+from planaria.report.live_page.limits import MOST_LOST
+
+STRIKING = {
+    "SIGKILL": "killed",
+    "kill": "killed",
+    "SIGSTOP": "frozen",
+    "stop": "frozen",
+    "stuck": "stuck",
+    "cut": "cut",
+}
+"""faults by which a worker falls silent, and how that is called"""
+
+
+class Scene:
+    """Takes in facts after ``members`` has; in between, it tells what is to be seen."""
+
+    def __init__(self, members: Membership, inline: bool = False) -> None:
+        """``inline``: one process computes all nodes, so that no workers stand there."""
+        self._members, self._inline = members, inline
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.source: dict[int, d.Source] = {}
+        """node that waits for its stage's state → where this comes from"""
+        self._links: dict[int, dict[str, str]] = {}
+        """replica → link → is it open, opening or broken?"""
+        self._facts: dict[str, Json] = {}
+        """worker → what it said of itself, and what was done to it"""
+        self._sent: Counter[str] = Counter()
+        self._machines: dict[str, str] = {}
+        """that joined → what they said"""
+        self._deaths: list[str] = []
+        """workers that were lost, the last one last"""
+        self._lost = 0
+
+    def take(self, fact: e.Event | d.Decision | e.Worked) -> None:
+        """Takes in a fact."""
+        match fact:
+            case e.RunStarted():
+                self._begin_anew()
+            case d.Spawn():
+                self._facts[fact.worker] = {"incarnation": fact.incarnation}
+            case e.WorkerJoined():
+                self._facts[fact.worker] = {"incarnation": fact.incarnation, "pid": fact.pid}
+                self._facts[fact.worker] |= {"device": fact.device} if fact.device else {}
+            case e.WorkerLeaving():
+                self._about(fact.worker)["leaving"] = True
+            case d.SendAway():
+                for worker in fact.workers:
+                    self._about(worker)["away"] = True
+            case e.WorkerLost():
+                self._about(fact.worker)["cause"] = fact.cause
+                self._lost += fact.worker not in self._members.released | self._members.unstarted
+                self._deaths = [*(w for w in self._deaths if w != fact.worker), fact.worker]
+            case e.FaultInjected():
+                self._struck(fact)
+            case e.HostJoined():
+                self._machines[fact.host] = fact.detail
+            case e.HostLeft():
+                self._machines.pop(fact.host, None)
+            case d.Form():
+                self._formed(fact)
+            case e.Linked():
+                self._linked(fact)
+            case e.EdgeBroken() if fact.generation == self._members.generation.get(self._members.replica(fact.node)):
+                self._links.setdefault(self._members.replica(fact.node), {})[_pair(fact.node, fact.peer)] = "broken"
+            case d.Disband():
+                self._links.pop(fact.replica, None)
+            case e.Worked():
+                self._worked(fact)
+
+    def _about(self, worker: str) -> Json:
+        return self._facts.setdefault(worker, {})
+
+    def _struck(self, fault: e.FaultInjected) -> None:
+        about = self._about(fault.worker)
+        about.pop("struck", None)
+        if fault.signal in STRIKING:
+            about["struck"] = STRIKING[fault.signal]
+
+    def _formed(self, form: d.Form) -> None:
+        mine: dict[int, d.Source] = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep)}
+        for worker in form.holders.values():
+            if self._about(worker).get("struck") == "cut":  # it has new connections
+                del self._facts[worker]["struck"]
+        others = {n: source for n, source in self.source.items() if self._members.replica(n) != form.replica}
+        self.source = others | mine
+        before = self._links.get(form.replica, {})
+        names = [_pair(link.low, link.high) for link in form.links]
+        self._links[form.replica] = {name: "open" if before.get(name) == "open" else "opening" for name in names}
+
+    def _linked(self, linked: e.Linked) -> None:
+        replica = self._members.replica(linked.node)
+        if linked.generation != self._members.generation.get(replica):
+            return
+        self.source.pop(linked.node, None)
+        links = self._links.get(replica, {})
+        links.update(
+            {name: "open" for name in links if str(linked.node) in name.split("-") and links[name] != "broken"}
+        )
+
+    def _worked(self, worked: e.Worked) -> None:
+        self._sent.update({_pair(worked.node, peer): sent for peer, sent in worked.sent_bytes.items()})
+        about = self._about(worked.worker)
+        peaks = {"peak": worked.peak_bytes, "device_peak": worked.device_peak_bytes}
+        about |= {name: most for name, value in peaks.items() if (most := max(value, about.get(name, 0)))}
+
+    # ---- what is to be seen
+
+    def look(self) -> Json:
+        """Nodes, workers, machines and links."""
+        return {
+            "nodes": {str(node): self._node(node) for node in self._nodes()},
+            "workers": {worker: self._worker(worker) for worker in self._present()},
+            "machines": dict(self._machines),
+            "links": self.links(),
+            "lost": self._lost,
+        }
+
+    def links(self) -> Json:
+        """Every edge of the present generations: is it open, and the bytes that it carried, as far as is known."""
+        found = {name: how for links in self._links.values() for name, how in links.items()}
+        return {
+            name: {"state": how} | ({"bytes": self._sent[name]} if name in self._sent else {})
+            for name, how in found.items()
+        }
+
+    def peak(self, worker: str) -> Json:
+        """A worker's largest memory so far."""
+        return {name: value for name, value in self._facts.get(worker, {}).items() if name.endswith("peak")}
+
+    def _nodes(self) -> list[int]:
+        started = self._members.started
+        if started is None:
+            return []
+        live = self._members.live
+        return [node for node, replica in started.replica_of.items() if replica in live]
+
+    def _node(self, node: int) -> Json:
+        members, started = self._members, self._members.started
+        assert started is not None
+        found: Json = {"replica": members.replica(node), "stage": started.stage_of[node]}
+        worker = members.holders.get(node)
+        if worker is None:
+            return found | {"state": "inline" if self._inline else "empty"}
+        found["worker"] = worker
+        source = self.source.get(node)
+        if source is None:
+            return found | {"state": "holds"}
+        found |= {"state": "waits", "from": source.origin}
+        if isinstance(source, d.Rebuild):
+            found |= {"by": source.by, "donors": source.donors}
+        return found
+
+    def _present(self) -> list[str]:
+        """Workers worth showing: all that live or are being started, and those that were lost last."""
+        members = self._members
+        lost = [worker for worker in self._deaths if worker in members.lost][-MOST_LOST:]
+        known = [worker for worker in members.machine_of if worker not in members.lost]
+        return sorted({*known, *lost}, key=identity_order)
+
+    def _worker(self, worker: str) -> Json:
+        found: Json = {"status": self._members.status(worker)} | self._facts.get(worker, {})
+        if machine := self._members.machine_of.get(worker):
+            found["machine"] = machine
+        node = self._members.node_of.get(worker)
+        return found if node is None else found | {"node": node}
+
+
+def _pair(one: int, other: int) -> str:
+    return f"{min(one, other)}-{max(one, other)}"

@@ -1,0 +1,187 @@
+"""The server of the live page: starlette's routes, and uvicorn's server within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from planaria.common.errors import UserError
+from planaria.common.request_body import read_body
+from planaria.report.live.prometheus import CONTENT_TYPE
+from planaria.report.live_page.frames import SCHEMA
+from planaria.report.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_STREAMS
+from planaria.report.live_page.prometheus import exposition
+from planaria.report.live_page.telling import Telling
+
+Strike = Callable[[Path, str, int, str], str]
+"""injects a fault: the run's folder, a worker, its incarnation and the fault's name → what was done
+
+Raises UserError when nobody of this run answers to that.
+"""
+Fault = Literal["kill", "freeze", "slow", "cut"]
+FAULTS: tuple[str, ...] = get_args(Fault)
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+FILES = {file.name: file.read_bytes() for file in (resources.files(__package__) / "static").iterdir()}
+"""the page, which needs nothing from anywhere else"""
+
+
+class Page:
+    """What the server answers; ``strike`` only where watchers may inject faults."""
+
+    def __init__(self, runs: Sequence[Telling], strike: Strike | None) -> None:
+        self._runs, self._strike = runs, strike
+        self._streams = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/", self._page),
+            Route("/static/{name}", self._static),
+            Route("/api/runs", self._list),
+            Route("/api/runs/{run:int}/frames", self._frames),
+            Route("/api/runs/{run:int}/strike", self._struck, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics),
+        ]
+        return Starlette(routes=routes, lifespan=self._following)
+
+    @asynccontextmanager
+    async def _following(self, _: Starlette) -> AsyncIterator[None]:
+        self._tasks = [asyncio.create_task(run.follow()) for run in self._runs]
+        for run, task in zip(self._runs, self._tasks, strict=True):
+            task.add_done_callback(run.gave_up)
+        yield
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def end(self) -> None:
+        """Tells watchers what is new, and that nothing more will come; waits for them, but not long."""
+        for run in self._runs:
+            run.closing = True
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await asyncio.wait(self._tasks)
+                while self._streams:
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            return
+
+    # ---- the page
+
+    async def _page(self, _: Request) -> Response:
+        return self._file("index.html")
+
+    async def _static(self, request: Request) -> Response:
+        return self._file(request.path_params["name"])
+
+    def _file(self, name: str) -> Response:
+        if name not in FILES:
+            return _refused(HTTPStatus.NOT_FOUND, "no such file")
+        return Response(FILES[name], media_type=KINDS.get(Path(name).suffix, "application/octet-stream"))
+
+    # ---- runs
+
+    async def _list(self, _: Request) -> Response:
+        runs = [{"id": i, "name": run.name} for i, run in enumerate(self._runs)]
+        return JSONResponse({"schema": SCHEMA, "runs": runs, "faults": FAULTS if self._strike else []})
+
+    def _run(self, request: Request) -> Telling | None:
+        number = request.path_params["run"]
+        return self._runs[number] if number < len(self._runs) else None
+
+    async def _frames(self, request: Request) -> Response:
+        run = self._run(request)
+        if run is None:
+            return _refused(HTTPStatus.NOT_FOUND, "no such run")
+        if self._streams >= MOST_STREAMS:
+            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_STREAMS} watch already; try again later")
+        after = request.headers.get("last-event-id", request.query_params.get("after", "-1"))
+        number = int(after) if re.fullmatch(r"-1|\d{1,12}", after) else -1
+        return StreamingResponse(self._stream(run, number), media_type="text/event-stream")
+
+    async def _stream(self, run: Telling, number: int) -> AsyncIterator[str | bytes]:
+        self._streams += 1
+        try:
+            yield "retry: 1000\n\n"
+            caught_up = False
+            async for some in run.since(number):
+                if some:
+                    number = some[-1].number
+                    yield run.message(some)
+                else:
+                    yield ": still here\n\n"
+                if run.caught_up and not caught_up and number == run.frames.last:
+                    caught_up = True
+                    yield "event: present\ndata: {}\n\n"
+            ended = json.dumps({"trouble": run.trouble})
+            yield f"event: end\ndata: {ended}\n\n"
+        finally:
+            self._streams -= 1
+
+    async def _struck(self, request: Request) -> Response:
+        run = self._run(request)
+        if self._strike is None:
+            return _refused(HTTPStatus.FORBIDDEN, "this page only looks; faults need --live-chaos")
+        if run is None:
+            return _refused(HTTPStatus.NOT_FOUND, "no such run")
+        if run.source.tally is None:
+            return _refused(HTTPStatus.CONFLICT, "faults are for runs; this is none")
+        order = await _order(request)
+        if order is None:
+            return _refused(HTTPStatus.BAD_REQUEST, f"give worker, incarnation and fault ({', '.join(FAULTS)})")
+        try:
+            done = await asyncio.to_thread(self._strike, run.folder, order.worker, order.incarnation, order.fault)
+        except UserError as error:
+            return JSONResponse({"refused": str(error)}, HTTPStatus.CONFLICT)
+        return JSONResponse({"done": done})
+
+    # ---- for those who look after it
+
+    async def _health(self, _: Request) -> Response:
+        return PlainTextResponse("up\n")
+
+    async def _ready(self, _: Request) -> Response:
+        why = [f"{run.unready()}" for run in self._runs if run.unready()]
+        return PlainTextResponse("ready\n") if not why else _refused(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
+
+    async def _metrics(self, _: Request) -> Response:
+        told = exposition([(r.name, r.source.tally, r.age_s) for r in self._runs if r.source.tally], self._streams)
+        return Response(told, media_type=CONTENT_TYPE)
+
+
+class Order(BaseModel):
+    """The body of a request to inject a fault. Further keys are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    worker: Annotated[str, Field(max_length=200)]
+    incarnation: Annotated[int, Field(ge=0, lt=1 << 31)]
+    fault: Fault
+
+
+async def _order(request: Request) -> Order | None:
+    """Return the order in a request's body, None if it holds none."""
+    body = await read_body(request.stream(), LARGEST_BODY, ASK_S)
+    try:
+        return None if body is None else Order.model_validate_json(body)
+    except ValidationError:
+        return None
+
+
+def _refused(status: HTTPStatus, why: str) -> Response:
+    return PlainTextResponse(f"{why}\n", status)

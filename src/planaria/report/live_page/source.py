@@ -1,0 +1,74 @@
+"""What a page is told from, and the frames of what is no run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from planaria.report.live.tally import Tally
+from planaria.report.live_page.frames import SCHEMA, Frame, Json, difference
+
+
+class Source(Protocol):
+    """Reads on in what is written; the same for what goes on and for what is over."""
+
+    began: bool
+    """is there anything to be seen yet?"""
+    tally: Tally | None
+    """what a run has come to, for ``/metrics``; None for all else"""
+
+    @property
+    def state(self) -> Json:
+        """What is to be seen after all that was read."""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since something was last written; infinite if nothing was."""
+
+    def opening(self) -> Frame:
+        """The frame before anything has happened."""
+
+    def read(self, most: int) -> Iterator[Frame | None]:
+        """A frame for each of the next ``most`` facts, if something is to be seen of it; ends when there are no more.
+
+        :raises UserError: when what is there cannot be read.
+        """
+
+
+class Seen:
+    """What is to be seen of something that is no run, and the frames that lead there."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.state: Json = {"schema": SCHEMA, "run": {"kind": kind, "name": name}}
+        self._number = 0
+        self._origin: float | None = None
+
+    def opening(self) -> Frame:
+        return Frame(0, 0.0, self.state, routine=False)
+
+    def turn(self, when: float, seen: Mapping[str, object], told: tuple[int, str, str] | None = None) -> Frame | None:
+        """The frame by which these parts of the state become so, ``when`` (seconds since 1970); None if they are so.
+
+        ``told``: step, tone and text of a line.
+        """
+        self._origin = when if self._origin is None else self._origin
+        change = difference({name: self.state[name] for name in seen if name in self.state}, seen)
+        if not change and told is None:
+            return None
+        self.state = {**self.state, **seen}
+        self._number += 1
+        line = None if told is None else dict(zip(("step", "tone", "text"), told, strict=True))
+        return Frame(self._number, max(0.0, when - self._origin), change, line, routine=line is None)
+
+
+def age_s(files: list[Path]) -> float:
+    """Seconds since the newest of these files was written to; infinite without any."""
+    times = []
+    for file in files:
+        try:
+            times.append(file.stat().st_mtime)
+        except OSError:
+            continue
+    return max(0.0, time.time() - max(times)) if times else float("inf")

@@ -1,0 +1,250 @@
+"""A run's log, folded into what the page shows: a state, and the frames that lead to it. Pure.
+
+The same fold serves a run that goes on and one that is over. The state is plain JSON, of schema ``frames.SCHEMA``:
+
+    run         its name, shape and settings
+    step        steps of the run that are committed
+    loss, validation                  the newest ones
+    replicas    number → phase, own step, generation, routes of its microbatches, stages that are done with the step
+    nodes       number → replica, stage, worker, and whether it holds its stage's state or waits for it, and from whom
+    workers     name → status (``record/roster.py``), incarnation, pid, node, machine, memory, faults
+    machines    those that have joined
+    links       "low-high" → open, opening or broken, and the bytes that went over it
+    rounds      "r.r" → replicas that meet
+    recoveries  replica → its latest recovery, with its phases in seconds
+    slow        "class nodes" → what is slow: where, since which step, the evidence, and what is done about it
+    said        what happens now, in a sentence
+    over        how the run ended
+
+Where microbatches are within a step the log does not tell; a page that moves them goes by ``routes``.
+"""
+
+from __future__ import annotations
+
+from planaria.config.schema import RunConfig
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import News
+from planaria.record.run_record import StepMetric, ValidationMetric
+from planaria.report.live.tally import Tally
+from planaria.report.live_page.captions import Captions
+from planaria.report.live_page.frames import SCHEMA, Frame, Json, difference, patched
+from planaria.report.live_page.recoveries_shown import shown
+from planaria.report.live_page.scene import Scene
+from planaria.report.live_page.slow_shown import slow_shown
+from planaria.report.live_page.ways import Ways
+from planaria.report.run.naming import Naming
+from planaria.report.run.narrate import Narrator
+
+PHASES: dict[type, str] = {
+    d.RunStep: "step", d.Commit: "commit", d.Form: "link", d.Save: "save", d.Replan: "replan", d.Disband: "left",
+    d.Found: "wait", d.Cannot: "cannot",
+}  # fmt: skip
+"""a decision about one replica → the phase that begins with it"""
+
+
+class Story:
+    """Takes in what a run's logs say, in order; ``state`` is what is to be seen since the last of it."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.state: Json = {"schema": SCHEMA, "run": _run(config)}
+        self._config = config
+        self._narrator = Narrator()
+        self.members = self._narrator.members
+        self._scene = Scene(self.members, inline=config.engine == "inline")
+        self._captions = Captions(self.members, config.pipeline.microbatches)
+        self.tally = Tally()
+        self._ways = Ways(config, self.members)
+        self._looks = 0
+        """how many routine facts may yet tell more of a recovery"""
+        self._number = 0
+        self._origin, self._end, self.latest = 0.0, 0.0, 0.0
+        """the clock's time at which the present part of the run began, the seconds of all parts before, and the clock's
+        time of the newest fact"""
+
+    def opening(self) -> Frame:
+        """The frame before anything has happened."""
+        return Frame(0, 0.0, self.state, routine=False)
+
+    def take(self, t: float, news: News) -> Frame | None:
+        """The frame that comes of a fact at the clock's time ``t``; None if nothing is to be seen of it."""
+        if isinstance(news, e.RunStarted):
+            self._end = self.seconds(self.latest) if self._number else 0.0
+            self._origin = t
+        self.latest = max(self.latest, t) if not isinstance(news, e.RunStarted) else t
+        if isinstance(news, StepMetric | ValidationMetric):
+            self.tally.measured(news)
+            return self._frame(t, {"loss": _loss(news)} if isinstance(news, StepMetric) else _validation(news))
+        if isinstance(news, e.Worked):
+            return self._worked(t, news)
+        return self._fact(t, news)
+
+    def seconds(self, t: float) -> float:
+        """The clock's time as seconds of the run, without the time between its parts."""
+        return self._end + max(0.0, t - self._origin)
+
+    def _fact(self, t: float, fact: e.Event | d.Decision) -> Frame | None:
+        held = dict(self.members.holders)
+        line = self._narrator.tell(t, fact)
+        left = [node for node, worker in held.items() if self.members.holders.get(node) != worker]
+        self.tally.take(t, fact)
+        self._scene.take(fact)
+        caption = self._captions.say(fact, left)
+        change: Json = {"said": caption._asdict()} if caption else {}
+        change |= {"step": self.members.progress}
+        if isinstance(fact, d.RunStep | d.Commit | e.StageReady):
+            return self._frame(t, change | self._step(t, fact))
+        if isinstance(fact, d.Blamed | d.Cleared | d.Relieve | d.Reroute | e.RunStarted):
+            change |= {"slow": slow_shown(self.tally.verdicts, Naming(self.members.started))}
+        if type(fact) in QUIET:
+            return None
+        after = self._all(t, fact) | change
+        told = {"step": line.step, "tone": line.tone, "text": line.text} if line else None
+        return self._frame(t, after, told, routine=False)
+
+    def _worked(self, t: float, worked: e.Worked) -> Frame | None:
+        self.tally.worked(worked)
+        self._scene.take(worked)
+        change: Json = {"links": self._scene.links()}
+        if worked.worker in self.state.get("workers", {}):
+            change["workers"] = {worked.worker: self._scene.peak(worked.worker)}
+        return self._frame(t, change | self._recovered())
+
+    def _step(self, t: float, fact: d.RunStep | d.Commit | e.StageReady) -> Json:
+        """What a step's routine changes; that ends a recovery too, if there is one."""
+        if isinstance(fact, e.StageReady):
+            node = self.members.node_of.get(fact.worker)
+            replica = fact.replica if node is None else self.members.replica(node)
+            before = self.state.get("replicas", {}).get(str(replica), {})
+            if node is None or fact.generation != self.members.generation.get(replica) or "done" not in before:
+                return {}
+            return {"replicas": {str(replica): {"done": sorted({*before["done"], node})}}}
+        phase = "evaluate" if isinstance(fact, d.RunStep) and fact.mode == "evaluate" else PHASES[type(fact)]
+        about: Json = {"phase": phase, "since": round(self.seconds(t), 4), "step": fact.step}
+        if isinstance(fact, d.RunStep):
+            about |= {"done": [], "routes": self._ways.of(fact)}
+        return {"replicas": {str(fact.replica): about}} | self._recovered()
+
+    def _all(self, t: float, fact: e.Event | d.Decision) -> Json:
+        """Everything that may be seen differently after a fact that does not come with every step."""
+        after = self._scene.look() | {"replicas": self._replicas(t, fact), "rounds": self._meeting(fact)}
+        after |= self._recovered(routine=False)
+        if isinstance(fact, e.RunStarted):
+            after |= {"over": "", "run": self.state["run"] | _started(fact), "recoveries": {}}
+        if isinstance(fact, d.Finish):
+            after |= {"over": fact.outcome}
+        if isinstance(fact, d.Seal):
+            after |= {"saved": fact.step}
+        return after
+
+    def _replicas(self, t: float, fact: e.Event | d.Decision) -> Json:
+        members, known = self.members, self.state.get("replicas", {})
+        if isinstance(fact, e.RunStarted):
+            known = {}
+        found = {str(n): dict(known.get(str(n), {"phase": "wait", "step": members.own_step(n)})) for n in members.live}
+        concerned, phase = _concerned(fact, self), PHASES.get(type(fact), "broken")
+        for number in concerned:
+            if (about := found.get(str(number))) is not None:
+                about |= {"phase": phase, "since": round(self.seconds(t), 4), "done": []}
+        for name, about in found.items():
+            about["generation"] = members.generation.get(int(name), 0)
+            if isinstance(fact, d.Form) and name == str(fact.replica):
+                about["step"] = fact.step
+        return found
+
+    def _meeting(self, fact: e.Event | d.Decision) -> Json:
+        """Rounds that are under way, by their members."""
+        rounds: Json = dict(self.state.get("rounds", {})) if not isinstance(fact, e.RunStarted) else {}
+        if isinstance(fact, d.Meet):
+            rounds[_members(fact.members)] = {"round": fact.round, "members": fact.members}
+        elif isinstance(fact, d.Settle | d.Disband | d.Form):
+            gone = {*fact.members} if isinstance(fact, d.Settle) else {fact.replica}
+            rounds = {name: said for name, said in rounds.items() if not gone & {*said["members"]}}
+        return rounds
+
+    def _recovered(self, routine: bool = True) -> Json:
+        """Recoveries as far as they have come; nothing when a routine fact cannot tell more of one."""
+        if routine and not self._looks:
+            return {}
+        found = {
+            str(n): shown(timing, self.seconds)
+            for n, timing in self.tally.latest.items()
+            if timing.outcome != "handed over" or timing.nodes
+        }
+        self._looks = self._looks - 1 if routine else LOOKS
+        if all("ended" in one for one in found.values()):
+            self._looks = 0
+        return {"recoveries": found}
+
+    def _frame(self, t: float, seen: Json, told: Json | None = None, routine: bool = True) -> Frame | None:
+        """The frame in which these parts of the state are as they are now; others stay."""
+        whole = () if routine else WHOLE
+        before = {name: self.state.get(name, {}) for name in seen}
+        after = {
+            name: patched(before[name], value) if isinstance(value, dict) and name not in whole else value
+            for name, value in seen.items()
+        }
+        change = difference(before, after) | {n: v for n, v in after.items() if n not in self.state}
+        if not change and told is None:
+            return None
+        self.state = self.state | after
+        self._number += 1
+        return Frame(self._number, self.seconds(t), change, told, routine)
+
+
+LOOKS = 200
+"""routine facts after the last other one within which a recovery is over, or will not be told of"""
+WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recoveries", "run", "slow")
+"""parts of the state of which a frame that is no routine says all: what it does not name is gone"""
+QUIET: set[type] = {
+    e.StageCommitted, e.StageCopied, e.StageSaved, e.OfferHeard, e.OffersCounted, e.MessageCompressed, e.RoundMade,
+    e.ResultsSent, e.RoundLate, d.CloseRound, e.PatienceOver, e.GraceExpired, d.DrawGroups, d.Introduce, e.RetryDue,
+    e.IntervalChosen, d.Discard,
+}  # fmt: skip
+"""facts of which nothing is to be seen"""
+
+
+def _concerned(fact: e.Event | d.Decision, story: Story) -> list[int]:
+    """The replicas whose phase changes with a fact."""
+    if isinstance(fact, d.Form | d.Save | d.Replan | d.Disband | d.Found | d.Cannot):
+        return [fact.replica]
+    if isinstance(fact, e.WorkerLost):
+        nodes = story.state.get("nodes", {}).items()
+        return [node["replica"] for _, node in nodes if node.get("worker") == fact.worker]
+    return []
+
+
+def _members(numbers: list[int]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def _loss(metric: StepMetric) -> Json:
+    each = {str(replica): _finite(loss) for replica, loss in metric.losses.items()}
+    found: Json = {"step": metric.step, "value": _finite(metric.loss), "tokens_per_s": round(metric.tokens_per_s, 1)}
+    return found | ({"each": each} if each else {})
+
+
+def _validation(metric: ValidationMetric) -> Json:
+    return {"validation": {"step": metric.step, "value": _finite(metric.val_loss)}}
+
+
+def _finite(value: float) -> float | str:
+    """JSON knows no infinities."""
+    return round(value, 5) if abs(value) < float("inf") else str(value)
+
+
+def _run(config: RunConfig) -> Json:
+    return {
+        "name": config.name,
+        "engine": config.engine,
+        "steps": config.train.steps,
+        "stages": config.pipeline.stages,
+        "microbatches": config.pipeline.microbatches,
+        "replicas": config.exchange.replicas,
+        "exchange": config.exchange.kind,
+        "strategy": config.recovery.strategy,
+    }
+
+
+def _started(fact: e.RunStarted) -> Json:
+    return {"steps": fact.steps, "stages": fact.stages, "replicas": fact.replicas, "first_step": fact.first_step}

@@ -1,0 +1,213 @@
+"""The report's HTML: one page that needs nothing from the network. All text given to it is escaped here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from planaria.common import atomic
+from planaria.common.errors import UserError
+from planaria.report import packed
+from planaria.report.sheets import Cell, as_csv, rows_of
+from planaria.report.verdict import SIGNS, Verdict
+
+ROWS = 400
+"""of a table or a log that a page shows"""
+
+
+@dataclass
+class Drawn:
+    """What stands in a page beside its text, by name."""
+
+    figures: dict[str, go.Figure] = field(default_factory=dict)
+    tables: dict[str, list[Sequence[Cell]]] = field(default_factory=dict)
+    """head first, all rows"""
+
+
+_drawn: ContextVar[Drawn | None] = ContextVar("_drawn", default=None)
+"""of the page that is being made; outside one, parts are HTML alone"""
+
+
+def drawn(body: Iterable[str]) -> tuple[list[str], Drawn]:
+    """The parts of a page, and what :func:`chart` and :func:`table` put into it meanwhile."""
+    found = Drawn()
+    before = _drawn.set(found)
+    try:
+        return list(body), found
+    finally:
+        _drawn.reset(before)
+
+
+def figures(body: Iterable[str]) -> dict[str, go.Figure]:
+    """All figures of a page by their names, instead of the page: whatever is drawn there can be had here."""
+    return drawn(body)[1].figures
+
+
+def sheets(body: Iterable[str]) -> dict[str, str]:
+    """The numbers of all figures and tables of a page as CSV, by name: every point, where a page draws only some."""
+    found = drawn(body)[1]
+    rows = {name: rows_of(fig) for name, fig in found.figures.items()} | found.tables
+    return {name: as_csv(own) for name, own in rows.items()}
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """The whole page around ``body``: one file with its figures, their numbers as CSV, and plotly.js if it has any."""
+    parts, found = drawn(body)
+    shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in found.tables.items()}
+    loads = {"figures": packed.payload(_slug(title), found.figures, shown)}
+    loads |= {"plotly": packed.plotly()} if found.figures else {}
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{packed.style()}</style><script>{packed.script()}</script></head>\n<body><main>\n"
+        + "\n".join(parts)
+        + "\n<noscript><p>The figures are drawn by the page's script, which does not run here.</p></noscript></main>\n"
+        + "".join(f'<script type="text/plain" id="packed-{name}">{text}</script>\n' for name, text in loads.items())
+        + "</body></html>\n"
+    )
+
+
+def _slug(text: str) -> str:
+    """A file's name."""
+    return re.sub(r"[^\w.]+", "-", text.removesuffix("planaria")).strip("-") or "page"
+
+
+def write(file: Path, text: str) -> Path:
+    """Write a page, whole or not at all; its path.
+
+    :raises UserError: when that is impossible.
+    """
+    try:
+        atomic.write_text(file, text)
+    except OSError as error:
+        raise UserError(f"{file}: the report cannot be written ({error.strerror}); choose another place") from error
+    return file
+
+
+def write_sheets(folder: Path, body: Iterable[str]) -> list[Path]:
+    """Write a page's :func:`sheets` into ``folder``, one file each; their paths.
+
+    :raises UserError: when that is impossible.
+    """
+    written = []
+    for name, text in sheets(body).items():
+        file = folder / f"{name}.csv"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(file, text)
+        except OSError as error:
+            raise UserError(f"{file}: cannot be written ({error.strerror}); choose another folder") from error
+        written.append(file)
+    return written
+
+
+def heading(name: str, verdict: Verdict, summary: str) -> str:
+    """What every page begins with: its name, what came of it, and what it was."""
+    kind = SIGNS[verdict.good][0]
+    return (
+        f'<header><button id="theme" type="button" title="light or dark" aria-label="light or dark">◐</button>'
+        f'<h1>{escape(name)} <span class="badge {kind}">{escape(verdict.badge)}</span></h1>'
+        f"{verdict.html()}<p>{escape(summary)}</p></header>"
+    )
+
+
+def cards(facts: Iterable[tuple[str, str, str]]) -> str:
+    """(label, value, small print) of each card."""
+    boxes = (
+        f'<div class="card"><span>{escape(name)}</span><b>{escape(value)}</b><i>{escape(small)}</i></div>'
+        for name, value, small in facts
+    )
+    return f'<div class="cards">{"".join(boxes)}</div>'
+
+
+def section(title: str, explanation: str, *parts: str) -> str:
+    return f"<section><h2>{escape(title)}</h2><p>{escape(explanation)}</p>{''.join(parts)}</section>"
+
+
+def subheading(text: str) -> str:
+    return f"<h3>{escape(text)}</h3>"
+
+
+def note(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def chart(fig: go.Figure, name: str) -> str:
+    """The place of a figure, which the page's script draws."""
+    _keep(name, figure=fig)
+    return f'<div class="figure" id="{escape(name)}" style="min-height:{fig.layout.height}px"></div>'
+
+
+def table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> str:
+    """A table whose columns from ``numbers_from`` on are right-aligned numbers; of a long one, the first rows."""
+    every = [list(row) for row in rows]
+    _keep(name, table=[head, *every])
+    kinds = ["" if place < numbers_from else ' class="number"' for place in range(len(head))]
+    top = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, head, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{k}>{escape(cell)}</td>" for k, cell in zip(kinds, row, strict=True)) + "</tr>"
+        for row in every[:ROWS]
+    )
+    more = note(f"The first {ROWS:,} of {len(every):,} rows; planaria report --csv has all.") if every[ROWS:] else ""
+    return (
+        f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>{more}'
+        f'<button type="button" data-sheet="{escape(name)}" title="Save this table as CSV">CSV</button>'
+    )
+
+
+def _keep(name: str, figure: go.Figure | None = None, table: list[Sequence[Cell]] | None = None) -> None:
+    """Figures and tables of a page share their names, for files are called by them."""
+    found = _drawn.get()
+    if found is None:
+        return
+    if name in found.figures or name in found.tables:
+        raise ValueError(f"two parts of a page are called {name}")
+    if figure is not None:
+        found.figures[name] = figure
+    if table is not None:
+        found.tables[name] = table
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Names and their colours."""
+    return "<p>" + " ".join(f'<b style="color:{colour}">■</b> {escape(name)}' for name, colour in entries) + "</p>"
+
+
+def tinted(pieces: Iterable[tuple[str, str]]) -> str:
+    """A text, each piece on a background of its own."""
+    spans = "".join(f'<span style="background:{colour}">{escape(text)}</span>' for text, colour in pieces)
+    return f'<pre class="tinted">{spans}</pre>'
+
+
+def settings(groups: Iterable[tuple[str, Iterable[tuple[str, str, bool]]]]) -> str:
+    """Small tables side by side: title, then (key, value, differs from the default)."""
+    blocks, mark = [], ' class="given"'
+    for title, entries in groups:
+        rows = "".join(
+            f"<tr{mark if given else ''}><td>{escape(key)}</td><td>{escape(value)}</td></tr>"
+            for key, value, given in entries
+        )
+        blocks.append(f"<div><h3>{escape(title)}</h3><table>{rows}</table></div>")
+    return f'<div class="columns">{"".join(blocks)}</div>'
+
+
+def footer(text: str) -> str:
+    return f"<footer>{escape(text)}</footer>"
+
+
+def log(name: str, lines: Iterable[tuple[str, str]]) -> str:
+    """(time, text) of each line; of a long log, its two ends."""
+    every = list(lines)
+    _keep(name, table=[("time", "what"), *every])
+    left_out = len(every) - ROWS
+    if left_out > 0:
+        gap = ("…", f"{left_out:,} more; planaria report --csv has all")
+        every = [*every[: ROWS // 2], gap, *every[-(ROWS // 2) :]]
+    items = "".join(f"<li><time>{escape(t)}</time><span>{escape(text)}</span></li>" for t, text in every)
+    return f'<ul class="log">{items}</ul>'

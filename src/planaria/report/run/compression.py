@@ -1,0 +1,190 @@
+"""What compression took of the messages of a run: contraction, bytes, debts, and the steps that were sent in full."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+import plotly.graph_objects as go
+
+from planaria.record.events import MessageCompressed
+from planaria.record.run_record import RunRecord
+from planaria.report import page
+from planaria.report.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, stroke, symbol, whole
+from planaria.report.words import counted
+
+ROWS = 30
+"""of the table of rounds sent in full"""
+WHY = {
+    "beginning": "estimates begin with the run",
+    "rebuilt": "a node of the stage was rebuilt, and its estimate is gone",
+    "replicas": "there is another number of replicas",
+}
+HEAD = ["stage", "{}s", "δ, median", "least", "most", "δ stated", "of dense bytes, a {}", "whole run", "sent in full"]
+
+
+@dataclass
+class Messages:
+    """One message a stage and round: that of the first replica that told. A round that was done again counts once."""
+
+    told: dict[int, dict[int, MessageCompressed]] = field(default_factory=lambda: defaultdict(dict))
+    """stage → round"""
+
+    def shortened(self, stage: int) -> list[MessageCompressed]:
+        """Those that were not sent in full, in order of round."""
+        return [fact for _, fact in sorted(self.told[stage].items()) if fact.full is None]
+
+    @property
+    def full(self) -> dict[tuple[int, str], list[int]]:
+        """(round, why) → stages that were sent in full, in order of round."""
+        found: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for stage, facts in sorted(self.told.items()):
+            for round, fact in facts.items():
+                if fact.full is not None:
+                    found[round, fact.full].append(stage)
+        return dict(sorted(found.items()))
+
+    @property
+    def share(self) -> float:
+        """Bytes sent over those of the same numbers in fp32."""
+        return share(fact for facts in self.told.values() for fact in facts.values())
+
+
+def share(facts: Iterable[MessageCompressed]) -> float:
+    """Bytes over dense bytes of these messages together, as every replica that sends the like."""
+    sizes = [(fact.sent_bytes, fact.dense_bytes) for fact in facts]
+    return sum(sent for sent, _ in sizes) / sum(dense for _, dense in sizes)
+
+
+def messages_of(record: RunRecord) -> Messages:
+    """What the log tells; nothing for one replica."""
+    return record.once(_messages)
+
+
+def _messages(record: RunRecord) -> Messages:
+    found = Messages()
+    if record.config.exchange.replicas == 1:
+        return found
+    for _, fact in record.history:
+        if isinstance(fact, MessageCompressed):
+            known = found.told[fact.stage].get(fact.round)
+            if known is None or fact.node <= known.node:
+                found.told[fact.stage][fact.round] = fact
+    return found
+
+
+def section(record: RunRecord) -> Iterator[str]:
+    """Nothing for a run whose messages lacked nothing."""
+    messages = messages_of(record)
+    if not messages.told:
+        return
+    when, said = _when(record), record.config.exchange.compress
+    how = f"exchange.compress = {said!r}" if said else "exchange.options.bits"
+    parts = [
+        page.table("messages", [head.format(when) for head in HEAD], list(_rows(record, messages)), numbers_from=1)
+    ]
+    if any(messages.shortened(stage) for stage in messages.told):
+        parts += [page.subheading("Contraction"), page.chart(contraction_figure(messages, when), "contraction")]
+    parts += [page.subheading("Norms"), page.chart(norms_figure(messages, when), "compression")]
+    parts.append(page.note("Of all stages together, after each message. A cross: some stage was sent in full."))
+    if full := messages.full:
+        rows = [[str(round), ", ".join(map(str, stages)), WHY[why]] for (round, why), stages in full.items()]
+        more = f" The first {ROWS} of {len(rows)}." if len(rows) > ROWS else ""
+        parts += [page.subheading("Sent in full"), page.note(f"To begin estimates.{more}")]
+        parts.append(page.table("sent-in-full", [when, "stages", "why"], rows[:ROWS], 3))
+    yield page.section(
+        "Compression",
+        f"What messages lacked ({how}), as the first replica's nodes measured it in their own. Contraction: "
+        "δ = 1 − ‖C(v) − v‖²/‖v‖², v being what a message was to carry.",
+        *parts,
+    )
+
+
+def told(record: RunRecord) -> Iterator[str]:
+    """Bytes, contraction and what was sent in full, in a line."""
+    messages = messages_of(record)
+    if not messages.told:
+        return
+    line = f"compression   {messages.share:.1%} of dense bytes"
+    if deltas := [1.0 - fact.lost for stage in messages.told for fact in messages.shortened(stage)]:
+        line += f"; delta {median(deltas):.3g}, median over stages and {_when(record)}s"
+    if full := messages.full:
+        rounds = {round for round, _ in full}
+        whys = "; ".join(WHY[why] for why in dict.fromkeys(why for _, why in full))
+        line += f"; {counted(len(rounds), _when(record))} in full: {whys}"
+    yield line
+
+
+def _when(record: RunRecord) -> str:
+    return "step" if record.config.exchange.kind == "allreduce" else "round"
+
+
+def _rows(record: RunRecord, messages: Messages) -> Iterator[list[str]]:
+    for stage, facts in sorted(messages.told.items()):
+        own = messages.shortened(stage)
+        deltas = [1.0 - fact.lost for fact in own]
+        each = [f"{of(deltas):.4f}" if own else "–" for of in (median, min, max)]
+        steady = f"{share(own):.2%}" if own else "–"
+        stated = _stated(record, own[0].dense_bytes // 4) if own else "–"
+        whole = f"{share(facts.values()):.2%}"
+        yield [str(stage), str(len(facts)), *each, stated, steady, whole, str(len(facts) - len(own))]
+
+
+def _stated(record: RunRecord, count: int) -> str:
+    """The δ that the compressor guarantees for vectors of ``count`` numbers, or "none"."""
+    from planaria.exchange import exchange  # compressors import torch
+    from planaria.exchange.aggregate import Averaging
+
+    made = exchange(record.config.exchange)
+    assert isinstance(made, Averaging), "others have nothing to compress"
+    compressor = made.compression.compressor
+    return f"{compressor.delta(count):.4f}" if compressor.guaranteed else "none"
+
+
+def contraction_figure(messages: Messages, when: str) -> go.Figure:
+    """δ as measured: a line for each stage."""
+    fig = figure(260, x=when, y="contraction δ")
+    for number, stage in enumerate(sorted(messages.told)):
+        points = [(float(fact.round), 1.0 - fact.lost) for fact in messages.shortened(stage)]
+        style = {"mode": "lines", "name": f"stage {stage}", "line": stroke(number, len(messages.told))["line"]}
+        add_curve(fig, points, f"stage {stage}, {when} %{{x}}: %{{y:.4f}}", **style)
+    fig.update_yaxes(rangemode="tozero")
+    fig.update_layout(showlegend=True)
+    return whole(fig, [fact.round for stage in messages.told for fact in messages.shortened(stage)])
+
+
+def norms_figure(messages: Messages, when: str) -> go.Figure:
+    """‖g‖, what is owed and how far estimates are off: L2 over all stages that told in a round."""
+    fig = figure(280, x=when, y="L2 norm")
+    norms = _norms(messages)
+    for name, what, colour, dash in (
+        ("norm", "‖g‖", GREY, "solid"),
+        ("owed", "owed, ‖e‖", ORANGE, "dash"),
+        ("off", "off, ‖g − h‖", BLUE, "dot"),
+    ):
+        if norms[name]:
+            points = [(float(round), value) for round, value in sorted(norms[name].items())]
+            style = {"mode": "lines", "name": what, "line": {"color": colour, "dash": dash}}
+            add_curve(fig, points, f"{what}, {when} %{{x}}: %{{y:.3g}}", **style)
+    if rounds := sorted({round for round, _ in messages.full}):
+        fig.add_scatter(
+            x=rounds, y=[norms["norm"][round] for round in rounds], mode="markers", name="sent in full",
+            marker=symbol("x", RED, 8), hovertemplate=f"sent in full, {when} %{{x}}<extra></extra>",
+        )  # fmt: skip
+    fig.update_yaxes(rangemode="tozero")
+    fig.update_layout(showlegend=True)
+    return whole(fig, [round for found in norms.values() for round in found])
+
+
+def _norms(messages: Messages) -> dict[str, dict[int, float]]:
+    """ "norm", "owed" or "off" → round → its L2 norm over the stages."""
+    found: dict[str, dict[int, float]] = {"norm": {}, "owed": {}, "off": {}}
+    for facts in messages.told.values():
+        for round, fact in facts.items():
+            for name, value in (("norm", fact.norm), ("owed", fact.owed), ("off", fact.off)):
+                if value is not None:
+                    found[name][round] = math.hypot(found[name].get(round, 0.0), value)
+    return found

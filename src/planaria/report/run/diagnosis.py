@@ -1,0 +1,161 @@
+"""What was found to be slow in a run, what was done about it and what that gained. The report's section on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import plotly.graph_objects as go
+
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.gauges import Gauge, Pair
+from planaria.record.run_record import RunRecord
+from planaria.report import page
+from planaria.report.run.naming import Naming, naming_of
+from planaria.report.run.verdict_lines import ms, sentence
+from planaria.report.theme import BLUE, PAPER, figure
+
+JUDGED = 24
+"""steps after a deed that it is judged by"""
+HEAD = ["from step", "to step", "what", "now", "at first", "elsewhere"]
+DEEDS = ["step", "what", "a step took", "predicted", "measured"]
+
+
+@dataclass
+class Finding:
+    """Something that was slow."""
+
+    blamed: d.Blamed
+    until: int | None = None
+    """the step after which it was so no more"""
+
+
+@dataclass
+class Deed:
+    """A stage handed over because its worker was slow."""
+
+    relieve: d.Relieve
+    measured_s: float | None = None
+    """seconds of a step afterwards; None if there were none"""
+
+
+@dataclass
+class Diagnosis:
+    """Of a whole run."""
+
+    findings: list[Finding]
+    deeds: list[Deed]
+    now: Mapping[int, Gauge]
+    """node → the last that its worker measured"""
+
+    @property
+    def standing(self) -> list[d.Blamed]:
+        """What is slow at the end of the log."""
+        return [finding.blamed for finding in self.findings if finding.until is None]
+
+
+def diagnosis_of(record: RunRecord) -> Diagnosis:
+    """What the log tells."""
+    return record.once(_diagnosis)
+
+
+def _diagnosis(record: RunRecord) -> Diagnosis:
+    found = Diagnosis([], [], {})
+    now: dict[int, Gauge] = {}
+    after: list[list[float]] = []
+    for _, fact in record.history:
+        match fact:
+            case d.Blamed():
+                found.findings.append(Finding(fact))
+            case d.Cleared():
+                for finding in found.findings:
+                    if finding.until is None and (finding.blamed.fault, finding.blamed.nodes) == (
+                        fact.fault,
+                        fact.nodes,
+                    ):
+                        finding.until = fact.step
+            case d.Relieve():
+                found.deeds.append(Deed(fact))
+                after.append([])
+            case e.Gauged():
+                before = now.get(fact.node)
+                same = before is not None and before.worker == fact.worker
+                now[fact.node] = before.then(fact) if before and same else Gauge(fact.worker, (fact,), (fact,))
+                for made, seconds in zip(found.deeds, after, strict=True):
+                    if fact.stage == 0 and fact.steps < fact.step - made.relieve.step <= JUDGED:
+                        seconds.append(fact.seconds / fact.steps)
+    for made, seconds in zip(found.deeds, after, strict=True):
+        made.measured_s = median(seconds) if seconds else None
+    found.now = now
+    return found
+
+
+def told(record: RunRecord) -> Iterator[str]:
+    """A line for each deed, and for everything that was slow, however often, for the end of a run."""
+    found, naming = diagnosis_of(record), naming_of(record)
+    alike = dict[tuple[str, ...], list[Finding]]()
+    for finding in found.findings:
+        alike.setdefault((finding.blamed.fault, *map(str, finding.blamed.nodes)), []).append(finding)
+    for same in alike.values():
+        until = "on" if same[-1].until is None else f"to {same[-1].until}"
+        times = f"{len(same)} times " if len(same) > 1 else ""
+        what = sentence(same[0].blamed, naming).partition(":")[0]
+        yield f"slow          {times}from step {same[0].blamed.step} {until}: {what}"
+    for made in found.deeds:
+        after = "" if made.measured_s is None else f", then {ms(made.measured_s)}"
+        who = f"{naming.name([made.relieve.node])} handed over by {made.relieve.worker}"
+        before, predicted = ms(made.relieve.step_s), ms(made.relieve.predicted_s)
+        yield f"              {who}: a step took {before}{after} ({predicted} predicted)"
+
+
+def section(record: RunRecord) -> Iterator[str]:
+    """Nothing for a run that was not measured."""
+    found, naming = diagnosis_of(record), naming_of(record)
+    if not found.now:
+        return
+    parts = [page.chart(matrix(found, naming), "ways")] if any(gauge.last.flows for gauge in found.now.values()) else []
+    if found.findings:
+        rows = [
+            [f"{f.blamed.step}", "–" if f.until is None else f"{f.until}", sentence(f.blamed, naming).partition(":")[0],
+             ms(f.blamed.seconds), ms(f.blamed.past), ms(f.blamed.usual) if f.blamed.usual else "–"]
+            for f in found.findings
+        ]  # fmt: skip
+        parts.append(page.table("slow", HEAD, rows, numbers_from=3))
+    if found.deeds:
+        rows = [
+            [f"{m.relieve.step}", f"{naming.name([m.relieve.node])} handed over by {m.relieve.worker}",
+             ms(m.relieve.step_s), ms(m.relieve.predicted_s), "–" if m.measured_s is None else ms(m.measured_s)]
+            for m in found.deeds
+        ]  # fmt: skip
+        parts += [page.subheading("What was done about it"), page.table("relieved", DEEDS, rows, numbers_from=2)]
+    text = (
+        "What was found to be slow, by what workers measure: a worker by its passes, compared with its own first steps "
+        "and its peers; a link by how long activations take from being handed over until they are there. The matrix "
+        "shows the last reports."
+    )
+    yield page.section("Diagnosis", text if found.findings else f"Nothing was found to be slow. {text}", *parts)
+
+
+def matrix(found: Diagnosis, naming: Naming) -> go.Figure:
+    """From whom to whom activations take how long: the last readings."""
+    ways: dict[Pair, float] = {
+        (peer, node): 1e3 * flow.low_s for node, gauge in found.now.items() for peer, flow in gauge.last.flows.items()
+    }
+    nodes = sorted({node for pair in ways for node in pair})
+    names = [naming.row(node) for node in nodes]
+    drawn = figure(120 + 34 * len(nodes))
+    drawn.add_heatmap(
+        x=names,
+        y=names,
+        z=[[ways.get((source, target)) for target in nodes] for source in nodes],
+        colorscale=[[0, PAPER], [1, BLUE]],
+        zmin=0,
+        texttemplate="%{z:.2f}",
+        colorbar={"title": "ms"},
+        hovertemplate="from %{y} to %{x}: %{z:.2f} ms<extra></extra>",
+    )
+    drawn.update_yaxes(autorange="reversed", title="from")
+    drawn.update_xaxes(title="to")
+    return drawn

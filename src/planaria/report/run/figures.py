@@ -1,0 +1,205 @@
+"""The report's curves and bars: loss, recovery times, bytes per edge, and who held which stage."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import plotly.graph_objects as go
+
+from planaria.record.run_record import Metric, RunRecord, StepMetric
+from planaria.report import theme
+from planaria.report.run.naming import naming_of
+from planaria.report.run.narrate import SIGNS, Line
+from planaria.report.run.recovery_timeline import RecoveryTiming
+from planaria.report.run.stays import Holding
+from planaria.report.theme import BLUE, GREEN, GREY, INK, ORANGE, PAPER, RED, TEAL, VIOLET, figure, label, lanes
+
+ROW = 30
+"""pixels of one row of bars"""
+LINES_DRAWN, RECOVERIES_DRAWN = 200, 60
+"""of faults in the figure of the loss, and of recoveries: more would be one grey field"""
+
+PARTS = {"notice": RED, "decide": ORANGE, "relink": VIOLET, "transfer": BLUE, "rebuild": GREEN, "redo": TEAL}
+
+Curve = list[tuple[int, float]]
+"""a loss over steps"""
+
+
+def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, Line]]) -> go.Figure:
+    """Training and validation loss over steps; steps that were undone in grey; a line where a worker was hit."""
+    fig = figure(400, x="step", y="loss, nats per token", hovermode="closest")
+    kept, undone, validations = _curves(metrics)
+    dots = {"mode": "markers", "marker": {"color": GREY, "size": 4}}
+    if undone:
+        theme.add_curve(fig, undone, "step %{x}: %{y:.4f} (undone)", name="undone", **dots)
+    line = {"color": BLUE, "width": 2}
+    theme.add_curve(fig, kept, "step %{x}: %{y:.4f}", name="training", mode="lines", line=line)
+    if validations:
+        theme.add_curve(
+            fig,
+            validations,
+            "validation after step %{x}: %{y:.4f}",
+            name="validation",
+            mode="lines+markers",
+            line={"color": ORANGE, "width": 1.5, "dash": "dot"},
+            marker={"size": 7, "line": {"color": PAPER, "width": 1.5}},
+        )
+    _mark_faults(fig, kept, story)
+    return theme.whole(fig, [step for curve in (kept, undone, validations) for step, _ in curve])
+
+
+def speed_figure(metrics: Iterable[Metric]) -> go.Figure:
+    """Tokens a second over steps; a step that a fault delayed stands out."""
+    fig = figure(260, x="step", y="tokens a second", hovermode="closest")
+    speeds: Curve = sorted({m.step: m.tokens_per_s for m in metrics if isinstance(m, StepMetric)}.items())
+    line = {"color": GREEN, "width": 2}
+    theme.add_curve(fig, speeds, "step %{x}: %{y:,.0f} tokens/s", mode="lines", line=line)
+    fig.update_yaxes(rangemode="tozero")
+    return theme.whole(fig, [step for step, _ in speeds])
+
+
+def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:
+    """By step: the training losses that count, those that a rollback or a resumption made void, validation losses."""
+    trained: dict[int, float] = {}
+    validated: dict[int, float] = {}
+    undone: Curve = []
+    for metric in metrics:
+        if isinstance(metric, StepMetric):
+            if metric.step in trained:
+                undone.append((metric.step, trained[metric.step]))
+            trained[metric.step] = metric.loss
+        else:
+            validated[metric.step] = metric.val_loss
+    return sorted(trained.items()), undone, sorted(validated.items())
+
+
+def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, Line]]) -> None:
+    told: dict[int, list[Line]] = defaultdict(list)
+    for _, line in story:
+        told[line.step].append(line)
+    hits = {step: lines for step, lines in told.items() if any(line.tone in ("fault", "loss") for line in lines)}
+    if not hits or not kept:
+        return
+    if len(hits) <= LINES_DRAWN:
+        style = {"color": RED, "width": 1, "dash": "dot"}
+        ends = {"type": "line", "yref": "y domain", "y0": 0, "y1": 1, "opacity": 0.55, "layer": "below", "line": style}
+        fig.update_layout(shapes=[{**ends, "x0": step, "x1": step} for step in hits])
+    fig.add_scatter(
+        x=list(hits),
+        y=[_near(kept, step) for step in hits],
+        name="fault",
+        mode="markers",
+        marker=theme.symbol("x", RED),
+        text=["<br>".join(f"{SIGNS[line.tone]} {label(line.text)}" for line in lines) for lines in hits.values()],
+        hovertemplate="<b>step %{x}</b><br>%{text}<extra></extra>",
+    )
+
+
+def _near(curve: Curve, step: int) -> float:
+    """The curve's value at the known step that is nearest, the earlier of two."""
+    after = bisect_left(curve, step, key=lambda point: point[0])
+    around = curve[max(0, after - 1) : after + 1]
+    return min(around, key=lambda point: abs(point[0] - step))[1]
+
+
+def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
+    """Where each recovery's time went, milliseconds, one bar a recovery; the diamond is the time that passed.
+
+    Of more than can be shown, those that took longest.
+    """
+    names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
+    longest = sorted(range(len(timings)), key=lambda place: timings[place].total or 0.0)[-RECOVERIES_DRAWN:]
+    rows, timings = [names[place] for place in sorted(longest)], [timings[place] for place in sorted(longest)]
+    fig = figure(110 + ROW * len(rows), x="milliseconds", barmode="stack", bargap=0.35)
+    for name, colour in PARTS.items():
+        fig.add_bar(
+            y=rows,
+            x=[1000 * (timing.parts[name] or 0.0) for timing in timings],
+            name=name,
+            orientation="h",
+            marker={"color": colour},
+            hovertemplate=f"{name}: %{{x:.1f}} ms<extra></extra>",
+        )
+    fig.add_scatter(
+        y=rows,
+        x=[None if t.total is None else 1000 * t.total for t in timings],
+        name="total",
+        mode="markers",
+        marker=theme.symbol("diamond", INK),
+        hovertemplate="total: %{x:.1f} ms<extra></extra>",
+    )
+    fig.update_layout(yaxis=lanes(rows), legend={"traceorder": "normal"})
+    return fig
+
+
+def recovery_name(number: int, timing: RecoveryTiming) -> str:
+    """A recovery's name in figures and tables; the number keeps two at the same step apart."""
+    return f"{number} · step {timing.step} · {timing.where}"
+
+
+def bytes_figure(record: RunRecord) -> go.Figure | None:
+    """Payload sent over each edge in each direction, MB over the whole run; what dropped steps sent lies on top."""
+    useful: dict[tuple[int, int], float] = defaultdict(float)
+    wasted: dict[tuple[int, int], float] = defaultdict(float)
+    for _, work in record.worked:
+        for peer, sent in work.sent_bytes.items():
+            (wasted if work.dropped else useful)[work.node, peer] += sent / 1e6
+    edges = sorted({*useful, *wasted}, key=lambda edge: (min(edge), max(edge), edge[0]))
+    if not edges:
+        return None
+    naming = naming_of(record)
+    rows = [naming.way(source, target) for source, target in edges]
+    fig = figure(90 + 24 * len(rows), x="MB sent", barmode="stack", bargap=0.3)
+    for name, amounts, colour in (("in finished steps", useful, BLUE), ("in dropped steps", wasted, GREY)):
+        if amounts:
+            fig.add_bar(
+                y=rows,
+                x=[amounts[edge] for edge in edges],
+                name=name,
+                orientation="h",
+                marker={"color": colour},
+                hovertemplate=f"%{{y}}: %{{x:.2f}} MB {name}<extra></extra>",
+            )
+    fig.update_layout(yaxis=lanes(rows), showlegend=True, legend={"traceorder": "normal"})
+    return fig
+
+
+def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], zero: float) -> go.Figure:
+    """Who held which stage, over seconds since the monotonic time ``zero``; a cross where a holder was lost."""
+    named = {h.node: h.where for h in held}
+    rows = [named[node] for node in sorted(named)]
+    fig = figure(80 + ROW * len(rows), x="seconds since the start", barmode="overlay", bargap=0.25)
+    turn: dict[int, int] = defaultdict(int)
+    colours = []
+    for h in held:
+        colours.append(theme.SHADES[turn[h.node] % len(theme.SHADES)])
+        turn[h.node] += 1
+    fig.add_bar(
+        y=[h.where for h in held],
+        x=[h.end - h.start for h in held],
+        base=[h.start - zero for h in held],
+        orientation="h",
+        showlegend=False,
+        marker={"color": colours, "line": {"color": PAPER, "width": 2}},
+        text=[label(h.worker) for h in held],
+        textposition="inside",
+        insidetextanchor="start",
+        textfont={"color": INK},
+        customdata=[f"{label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s" for h in held],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    losses = [(t.lost_t - zero, named[node]) for t in timings for node in t.nodes if node in named]
+    fig.add_scatter(
+        x=[t for t, _ in losses],
+        y=[where for _, where in losses],
+        mode="markers",
+        showlegend=False,
+        marker=theme.symbol("x", RED),
+        hovertemplate="lost at %{x:.2f} s<extra></extra>",
+    )
+    fig.update_layout(yaxis=lanes(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})
+    first, last = min((h.start - zero for h in held), default=0.0), max((h.end - zero for h in held), default=1.0)
+    fig.update_xaxes(range=[first, last])
+    return fig

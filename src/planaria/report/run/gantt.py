@@ -1,0 +1,278 @@
+"""What every worker did when: an ordinary step, and the moments around a death."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from planaria.record.decisions import Form
+from planaria.record.events import Linked, Span, Worked
+from planaria.record.logs import RunRecord
+from planaria.report import theme
+from planaria.report.run.naming import Naming, naming_of
+from planaria.report.run.recovery_timeline import RecoveryTiming
+from planaria.report.theme import (
+    BLUE,
+    DROPPED,
+    GREEN,
+    GREY,
+    INK,
+    LINKED,
+    MUTED,
+    ORANGE,
+    PAPER,
+    PINK,
+    RED,
+    TEAL,
+    VEIL,
+    VIOLET,
+    WRITTEN,
+    figure,
+    label,
+    lanes,
+    on,
+)
+
+COLOURS = {
+    "forward": BLUE,
+    "backward": ORANGE,
+    "exchange": GREY,
+    "optimizer": VIOLET,
+    "rebuild": GREEN,
+    "save": TEAL,
+    "copy": PINK,
+}
+ROW = 34
+"""pixels of one worker's row"""
+
+
+class Bar(NamedTuple):
+    """A coloured stretch of a worker's row, monotonic seconds."""
+
+    row: str
+    kind: str
+    start: float
+    end: float
+    text: str
+    hover: str
+
+
+def ordinary_step(record: RunRecord) -> list[Worked]:
+    """What each stage did in a replica's whole training step whose duration is the median; empty if there is none.
+
+    Steps that also saved or rebuilt something are not ordinary unless there is nothing else.
+    """
+    naming = naming_of(record)
+    # Durations first and the work itself afterwards: of a long run there is too much to be held at once.
+    seen: dict[Step, _Seen] = defaultdict(_Seen)
+    for _, work in record.worked:
+        if _trained(work):
+            seen[_step(work, naming)].add(work)
+    most = max((step.workers for step in seen.values()), default=0)
+    whole = {key: step for key, step in seen.items() if step.workers == most}
+    plain = {key: step for key, step in whole.items() if step.plain} or whole
+    if not plain:
+        return []
+    middle = median_low(step.duration for step in plain.values())
+    chosen = next(key for key, step in plain.items() if step.duration == middle)
+    return [work for _, work in record.worked if _trained(work) and _step(work, naming) == chosen]
+
+
+Step = tuple[int, int, int]
+"""replica, generation, step"""
+
+
+@dataclass
+class _Seen:
+    """Of one step: how many workers told of it, from when to when, and whether it only trained."""
+
+    workers: int = 0
+    start: float = math.inf
+    end: float = -math.inf
+    plain: bool = True
+
+    def add(self, work: Worked) -> None:
+        self.workers += 1
+        self.start = min(self.start, *(span.start for span in work.spans))
+        self.end = max(self.end, *(span.end for span in work.spans))
+        self.plain = self.plain and not any(span.action in ("save", "rebuild") for span in work.spans)
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.start
+
+
+def _trained(work: Worked) -> bool:
+    return not work.dropped and any(span.action == "backward" for span in work.spans)
+
+
+def _step(work: Worked, naming: Naming) -> Step:
+    return naming.replica(work.node), work.generation, work.step
+
+
+def _duration(works: Sequence[Worked]) -> float:
+    spans = [span for work in works for span in work.spans]
+    return max(span.end for span in spans) - min(span.start for span in spans)
+
+
+def idle_fraction(works: Sequence[Worked]) -> float:
+    """The pipeline's bubble: the share of the step, 0 to 1, that the workers together spent waiting."""
+    busy = sum(span.end - span.start for work in works for span in work.spans)
+    return 1 - busy / (_duration(works) * len(works))
+
+
+def step_figure(works: Sequence[Worked]) -> go.Figure:
+    """One step, milliseconds since its first action."""
+    zero = min(span.start for work in works for span in work.spans)
+    ordered = sorted(works, key=lambda work: (work.stage, work.node))
+    bars = [bar for work in ordered for bar in _bars(work)]
+    return _draw(bars, [_row(work.worker, work.stage) for work in ordered], zero)
+
+
+def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
+    """The moments around a loss, milliseconds since the fault (since its notice where the fault is unknown).
+
+    Of several replicas, only the one that was hit is drawn.
+    """
+    zero = timing.lost_t if timing.fault_t is None else timing.fault_t
+    moments = (timing.finished_t, timing.linked_t, timing.formed_t, timing.lost_t)
+    last = next(moment for moment in moments if moment is not None)
+    around = 0.45 * max(last - zero, 0.05)
+    begin, end = zero - around, last + around
+    rows: set[tuple[int, str]] = set(zip(timing.posts, timing.workers, strict=True))
+    bars, naming = [], naming_of(record)
+    for work in (work for _, work in record.worked if naming.replica(work.node) == timing.replica):
+        seen = [_bar(work, span) for span in work.spans if span.end > begin and span.start < end]
+        bars += [bar._replace(start=max(bar.start, begin), end=min(bar.end, end)) for bar in seen]
+        rows |= {(work.stage, work.worker)} if seen else set()
+    for stage, bar in _links(record, timing):
+        bars.append(bar[1])
+        rows.add((stage, bar[0]))
+    # A lost worker's row comes before its heir's, so that the stage reads from top to bottom.
+    ordered = sorted(rows, key=lambda row: (row[0], row[1] not in timing.workers, row[1]))
+    fig = _draw(bars, [_row(worker, stage) for stage, worker in ordered], zero, flags=5)
+    fig.update_xaxes(range=[1000 * (begin - zero), 1000 * (end - zero)])
+    _flag(fig, timing, zero)
+    lost = [_row(worker, stage) for stage, worker in ordered if worker in timing.workers]
+    fig.add_scatter(
+        x=[0] * len(lost),
+        y=lost,
+        mode="markers",
+        showlegend=False,
+        hoverinfo="skip",
+        marker=theme.symbol("x", RED, 12),
+    )
+    return fig
+
+
+def _bars(work: Worked) -> list[Bar]:
+    return [_bar(work, span) for span in work.spans]
+
+
+def _bar(work: Worked, span: Span) -> Bar:
+    took = f"{1000 * (span.end - span.start):.1f} ms"
+    numbered = f" of microbatch {span.microbatch}, hop {span.hop}" if span.microbatch >= 0 else ""
+    hover = f"{span.action}{numbered}, step {work.step}: {took}{' (dropped)' if work.dropped else ''}"
+    text = str(span.microbatch) if span.microbatch >= 0 else ""
+    kind = "dropped" if work.dropped else span.action
+    return Bar(_row(work.worker, work.stage), kind, span.start, span.end, text, hover)
+
+
+def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[str, Bar]]]:
+    """(stage, (worker, bar)) of each member from the last formation to its link."""
+    found = []
+    formed: float | None = None
+    naming = naming_of(record)
+    for t, fact in record.landmarks:
+        if isinstance(fact, Form) and fact.replica == timing.replica:
+            formed = t if t == timing.formed_t else None
+        elif not isinstance(fact, Linked) or naming.replica(fact.node) != timing.replica:
+            continue
+        elif formed is not None and fact.generation == timing.generation:
+            hover = f"relink {1000 * fact.link_s:.1f} ms, transfer {1000 * fact.transfer_s:.1f} ms, " + (
+                f"rebuild {1000 * fact.rebuild_s:.1f} ms, {fact.transfer_bytes / 1e6:.1f} MB received"
+            )
+            bar = Bar(_row(fact.worker, fact.stage), "relink", formed, t, "", hover)
+            found.append((fact.stage, (fact.worker, bar)))
+    return found
+
+
+def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> go.Figure:
+    fig = figure(
+        110 + 16 * flags + ROW * len(rows),
+        x="milliseconds",
+        barmode="overlay",
+        bargap=0.28,
+        uniformtext={"minsize": 8, "mode": "hide"},
+        margin={"t": 20 + 16 * flags, "b": 90},
+    )
+    styles = {
+        "write": {"color": WRITTEN, "line": {"color": TEAL, "width": 1}},  # beneath what is trained meanwhile
+        "relink": {"color": LINKED, "line": {"color": GREEN, "width": 1}},
+        "dropped": {"color": DROPPED, "pattern": {"shape": "/", "fgcolor": GREY, "size": 5, "solidity": 0.35},
+                    "line": {"color": GREY, "width": 1}},
+        **{kind: {"color": colour, "line": {"color": PAPER, "width": 1}} for kind, colour in COLOURS.items()},
+    }  # fmt: skip
+    # Plotly squeezes numbers into bars of any width; about a hundredth of the chart is what a digit needs.
+    legible = 0.011 * (max(bar.end for bar in bars) - min(bar.start for bar in bars)) if bars else 0.0
+    for kind, style in styles.items():
+        own = [bar for bar in bars if bar.kind == kind]
+        if own:
+            fig.add_bar(
+                y=[bar.row for bar in own],
+                x=[1000 * (bar.end - bar.start) for bar in own],
+                base=[1000 * (bar.start - zero) for bar in own],
+                orientation="h",
+                marker=style,
+                name={"relink": "relink, transfer, rebuild", "write": "write, beside"}.get(kind, kind),
+                text=[bar.text if bar.end - bar.start > legible else "" for bar in own],
+                insidetextanchor="middle",
+                textposition="inside",
+                textangle=0,
+                textfont={"size": 10, "color": MUTED if kind == "dropped" else on(str(style["color"]))},
+                customdata=[bar.hover for bar in own],
+                hovertemplate="%{y}<br>%{customdata}<extra></extra>",
+            )
+    below = -52 / (ROW * len(rows))
+    fig.update_layout(yaxis=lanes(rows), showlegend=True, legend={"traceorder": "normal", "y": below, "yanchor": "top"})
+    return fig
+
+
+def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
+    """A line with a flag for each known moment; flags hang at different heights, so that close moments stay legible."""
+    moments = [
+        ("fault", timing.fault_t, RED), ("noticed", timing.lost_t, ORANGE), ("formed anew", timing.formed_t, VIOLET),
+        ("all linked", timing.linked_t, GREEN), ("first microbatch through", timing.finished_t, INK),
+    ]  # fmt: skip
+    known = [(name, t, colour) for name, t, colour in moments if t is not None]
+    begin, end = fig.layout.xaxis.range
+    plot = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
+    for place, (name, t, colour) in enumerate(known):
+        ms, top = 1000 * (t - zero), 1 + (8 + 16 * (len(known) - 1 - place)) / plot
+        fig.add_shape(
+            type="line", x0=ms, x1=ms, y0=0, y1=top, xref="x", yref="paper", line={"color": colour, "width": 1.4}
+        )
+        late = ms - begin > 0.6 * (end - begin)  # to its right a flag would not fit on a narrow screen
+        fig.add_annotation(
+            x=ms,
+            y=top,
+            xref="x",
+            yref="paper",
+            xanchor="right" if late else "left",
+            yanchor="middle",
+            showarrow=False,
+            xshift=-3 if late else 3,
+            text=f"{name} <b>{ms:.0f} ms</b>",
+            font={"size": 11.5, "color": colour},
+            bgcolor=VEIL,
+        )
+
+
+def _row(worker: str, stage: int) -> str:
+    return f"{label(worker)} · stage {stage}"

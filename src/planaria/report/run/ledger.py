@@ -1,0 +1,250 @@
+"""Which samples trained the model: the proof that deaths lost none and repeated none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from planaria.common.errors import LedgerError
+from planaria.record.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
+from planaria.record.events import CONTROLLER, Event, RunStarted, SaveFailed, Standing
+from planaria.record.logs import RunRecord
+
+SHOWN = 3
+"""problems that an error message names"""
+Span = tuple[int, int]
+"""samples ``first .. last``, the last one exclusive"""
+
+
+class LedgerLine(NamedTuple):
+    """A committed step and its samples ``first .. first + samples - 1`` of the run's sample stream."""
+
+    step: int
+    """of several replicas, the replica's own count"""
+    first: int
+    samples: int
+    replica: int = 0
+
+    @property
+    def span(self) -> Span:
+        return self.first, self.first + self.samples
+
+
+def sample_ledger(record: RunRecord) -> list[LedgerLine]:
+    """Committed steps in the order of their commits, without those that were undone.
+
+    A step trains on the block of samples that it was begun with, and counts when the order to commit it was given.
+    Rolling back to step k undoes steps k and later of that replica, resuming those that its checkpoint does not have.
+    """
+    return record.once(_folded).lines
+
+
+def prove_exactly_once(record: RunRecord) -> list[str]:
+    """Everything that is wrong with the ledger, one sentence each; empty when each sample was used exactly once.
+
+    Samples count from the run's first step to its last commit, or to its last step if the run says it finished. Among
+    several replicas some are ahead: before the end, what lies between may be still to come. What their checkpoints say
+    was used must be what they committed until they were saved.
+    """
+    ledger = record.once(_folded)
+    first, last = ledger.first, ledger.started
+    if first is None or last is None:
+        return ["the run never started"]
+    finished = any(isinstance(fact, Finish) and fact.outcome == "finished" for _, fact in record.landmarks)
+    spans = [line.span for line in ledger.lines]
+    if finished:
+        end = last.samples_before(last.steps)
+        spans.append((end, end))
+    covered = _begins(first)
+    missing, twice = [], []
+    for begin, end in sorted([*spans, *_ahead(first)]):
+        if begin > covered:
+            missing.append((begin, f"samples {covered} to {begin - 1} are missing"))
+        elif begin < min(covered, end):
+            twice.append((begin, f"samples {begin} to {min(covered, end) - 1} were used twice"))
+        covered = max(covered, end)
+    found = sorted([*twice, *(missing if finished or not ledger.several else ())])
+    return [*ledger.close(), *(text for _, text in found)]
+
+
+def require_exactly_once(record: RunRecord) -> None:
+    """Check the ledger of a run that has committed steps.
+
+    :raises LedgerError: naming the samples that are missing or were used twice, in one line.
+    """
+    if sample_ledger(record) and (problems := prove_exactly_once(record)):
+        more = f"; {len(problems) - SHOWN} more in the report" if len(problems) > SHOWN else ""
+        raise LedgerError(
+            f"{record.folder}: not every sample was used exactly once: {'; '.join(problems[:SHOWN])}{more}"
+        )
+
+
+class _Sealed(NamedTuple):
+    """A checkpoint: what it says itself, and how many lines had been written when it was sealed."""
+
+    fact: Seal
+    written: int
+    began: int
+    """lines written in earlier parts of the run"""
+
+
+class _Ledger:
+    """Takes in a run's facts in order. Nothing of a checkpoint's or controller's own accounts enters its lines."""
+
+    def __init__(self) -> None:
+        self.first: RunStarted | None = None
+        self.started: RunStarted | None = None
+        self.several = False
+        """were there ever several replicas?"""
+        self._problems: list[str] = []
+        self._written: list[LedgerLine | None] = []
+        """None: undone"""
+        self._part = 0
+        """lines written before the present part of the run"""
+        self._begun: dict[int, RunStep] = {}
+        self._sealed: dict[str, _Sealed] = {}
+        self._newest: _Sealed | None = None
+
+    @property
+    def lines(self) -> list[LedgerLine]:
+        return [line for line in self._written if line is not None]
+
+    def take(self, fact: Event | Decision) -> None:
+        if isinstance(fact, RunStarted):
+            self._start(fact)
+        elif isinstance(fact, RunStep) and fact.mode == "train":
+            self._begun[fact.replica] = fact
+        elif isinstance(fact, Form | Disband):
+            self._begun.pop(fact.replica, None)  # what was under way is dropped
+            if isinstance(fact, Form) and fact.goes_back:
+                self._roll_back(fact)
+        elif isinstance(fact, Commit):
+            self._commit(fact)
+        elif isinstance(fact, Seal):
+            self._newest = self._sealed[fact.folder] = _Sealed(fact, len(self._written), self._part)
+        elif isinstance(fact, SaveFailed) and fact.worker == CONTROLLER and self._newest is not None:
+            del self._sealed[self._newest.fact.folder]  # it was to be sealed, and could not be
+            self._newest = None
+
+    def close(self) -> list[str]:
+        """All that was found on the way, once there is nothing more to take in."""
+        if self._newest is not None:
+            self._check(self._newest)
+        return list(dict.fromkeys(self._problems))
+
+    def _start(self, fact: RunStarted) -> None:
+        """Undo what the run that is taken up has not: it goes by the checkpoint, if that is known."""
+        found = (self._sealed[folder] for folder in fact.load.values() if folder in self._sealed)
+        loaded = next((sealed for sealed in found if sealed.fact.step == fact.first_step), None)
+        if self.first is None:
+            self.first = fact
+        elif loaded is not None:
+            self._check(loaded)
+            self._keep(self._held(loaded))
+        elif fact.replicas > 1 or self.several:
+            spans = [(0, _begins(fact)), *_ahead(fact)]
+            self._keep({i for i, line in enumerate(self._written) if line and not _without([line.span], spans)})
+        else:
+            self._keep({i for i, line in enumerate(self._written) if line and line.step < fact.first_step})
+        self.started, self.several = fact, self.several or fact.replicas > 1
+        self._part, self._newest = len(self._written), None
+        self._begun.clear()
+
+    def _keep(self, kept: set[int]) -> None:
+        self._written = [line if place in kept else None for place, line in enumerate(self._written)]
+
+    def _held(self, sealed: _Sealed) -> set[int]:
+        """The places of the lines that are in a checkpoint; of a replica that had left by then, all of its lines."""
+        where, held = sealed.fact.standings, set(range(sealed.began))
+        if not where:  # one replica, which may have gone on until its files were written
+            where = {0: Standing(step=sealed.fact.step)}
+        for place in range(sealed.began, sealed.written):
+            line = self._written[place]
+            if line is not None and (line.replica not in where or line.step < where[line.replica].step):
+                held.add(place)
+        return held
+
+    def _roll_back(self, form: Form) -> None:
+        assert self.started is not None
+        # Another number of replicas counted other steps; but who goes back to before this part, goes back in the last.
+        inside = form.step >= self.started.standing(form.replica).step
+        for place in range(self._part if inside else 0, len(self._written)):
+            line = self._written[place]
+            if line is not None and line.replica == form.replica and line.step >= form.step:
+                self._written[place] = None
+
+    def _commit(self, fact: Commit) -> None:
+        assert self.started is not None
+        settings, begun = self.started, self._begun.pop(fact.replica, None)
+        if settings.replicas == 1:  # the inline engine does not number blocks
+            block = begun.block if begun is not None else 0
+            first = settings.first_of(block) if block else settings.samples_before(fact.step)
+        elif begun is None or (begun.generation, begun.step) != (fact.generation, fact.step):
+            self._problems.append(f"replica {fact.replica} committed step {fact.step}, which it had not begun")
+            return
+        else:
+            first = settings.first_of(begun.block)
+        self._written.append(LedgerLine(fact.step, first, settings.block_samples, fact.replica))
+
+    def _check(self, sealed: _Sealed) -> None:
+        """Does the checkpoint of several replicas say itself what was used?"""
+        seal, settings = sealed.fact, self.started
+        if settings is None or self.first is None or settings.replicas == 1:
+            return
+        said = [(0, settings.first_of(seal.first_block)), *_blocks(settings, seal.blocks_ahead)]
+        lines = (self._written[place] for place in sorted(self._held(sealed)))
+        held = [(0, _begins(self.first)), *_ahead(self.first), *(line.span for line in lines if line is not None)]
+        for first, last in _without(said, held):
+            self._problems.append(f"{seal.folder} says that samples {first} to {last - 1} were used; they were not")
+        for first, last in _without(held, said):
+            self._problems.append(f"{seal.folder} does not say that samples {first} to {last - 1} were used")
+
+
+def _folded(record: RunRecord) -> _Ledger:
+    ledger = _Ledger()
+    for _, fact in record.turns:
+        ledger.take(fact)
+    return ledger
+
+
+def _begins(started: RunStarted) -> int:
+    """All samples before this one were used before."""
+    if started.first_block is None:
+        return started.samples_before(started.first_step)
+    return started.first_of(started.first_block)
+
+
+def _ahead(started: RunStarted) -> list[Span]:
+    """And these."""
+    return _blocks(started, started.blocks_ahead)
+
+
+def _blocks(started: RunStarted, blocks: Iterable[int]) -> list[Span]:
+    return [(started.first_of(block), started.first_of(block + 1)) for block in blocks]
+
+
+def _without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
+    """What lies in ``spans`` and not in ``taken``, in order and in one piece where it is."""
+    left: list[Span] = []
+    holes = sorted(taken)
+    at = 0
+    for begin, end in _merged(spans):
+        while at < len(holes) and holes[at][1] <= begin:
+            at += 1
+        place = at
+        while begin < end:
+            hole = holes[place] if place < len(holes) else (end, end)
+            if begin < min(hole[0], end):
+                left.append((begin, min(hole[0], end)))
+            begin, place = max(begin, hole[1]), place + 1
+    return left
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        elif begin < end:
+            merged.append((begin, end))
+    return merged

@@ -1,0 +1,307 @@
+"""What happened, told: one line of English for each event or decision that a reader of the run must know of.
+
+The progress display prints these lines while the run goes on; the report shows the same ones afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
+from planaria.record.membership import Membership
+from planaria.record.repeats import Repeats
+from planaria.report.run.naming import Naming, naming_of, replicas, stages
+from planaria.report.run.round_history import RoundHistory, Rounds
+from planaria.report.run.verdict_lines import differing, line
+from planaria.report.words import counted, listed
+
+Tone = Literal["fault", "slow", "loss", "rebirth", "rollback", "relink", "note"]
+SIGNS: dict[Tone, str] = {
+    "fault": "⚡", "slow": "≋", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·",
+}  # fmt: skip
+SLOWNESS: dict[str, Tone] = {"blamed": "slow", "relieve": "relink", "reroute": "relink", "cleared": "note"}
+CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
+
+
+class Line(NamedTuple):
+    """One thing that happened while ``step`` was under way."""
+
+    step: int
+    tone: Tone
+    text: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}  {SIGNS[self.tone]} {self.text}"
+
+
+class Narrator:
+    """Folds events and decisions into lines; ``members`` are those of the run at the moment."""
+
+    def __init__(self) -> None:
+        self.members = Membership()
+        self._rounds = Rounds(self.members)
+        self._naming = Naming()
+        self._lost_at: dict[int, float] = {}
+        self._broken: set[tuple[int, int]] = set()
+        self._reborn: dict[int, d.Rebuild | d.Handover] = {}
+        self._refused: set[tuple[int, int, str]] = set()
+        """(replica, stage of its gradient, why it was refused): told once"""
+        self._relinked: dict[int, tuple[set[str], str]] = {}
+        """replica → workers that have not opened their new edges yet, and the line for when all have"""
+        self._silent: set[str] = set()
+        """relays that do not answer"""
+        self._repeats = Repeats()
+        self._unequal: set[str] = set()
+        """whose weights differ: told once, though every save finds it"""
+        self._copies: dict[int, str] = {}
+        """replica that is copied as a whole → what to say of it when that is done"""
+
+    def tell(self, t: float, fact: e.Event | d.Decision) -> Line | None:
+        """Takes in one fact; the line that it is worth, if any."""
+        left = self.members.take(fact)
+        history = self._rounds.take(t, fact, left)
+        if history is not None:
+            return self._gathered(history)
+        if isinstance(fact, e.RunStarted):
+            self._naming = Naming(fact)
+            self._lost_at.clear()
+        elif isinstance(fact, e.EdgeBroken):
+            return self._edge(t, fact)
+        elif isinstance(fact, e.WorkerLost):
+            return None if fact.worker in self.members.unstarted else self._lost(t, fact, left)
+        elif isinstance(fact, d.Form):
+            return self._formed(fact)
+        elif isinstance(fact, e.Linked):
+            return self._linked(t, fact)
+        elif isinstance(fact, d.Adopt | d.Disband | d.Found):
+            return self._replica(fact)
+        elif isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
+            return self._slowness(t, fact)
+        elif isinstance(fact, d.Finish):
+            return self._line("note", rest) if (rest := self._repeats.rest()) else None
+        else:
+            return self._other(fact)
+        return None
+
+    def _edge(self, t: float, broken: e.EdgeBroken) -> Line | None:
+        """Return a line for an edge that could not be reopened; a break itself is shown once the edge is replaced."""
+        edge, replica = (
+            (min(broken.node, broken.peer), max(broken.node, broken.peer)),
+            self._naming.replica(broken.node),
+        )
+        self._broken.add(edge)
+        if broken.relay:
+            return self._relay(broken.relay, broken.cause)
+        if (
+            replica not in self._relinked
+            or not broken.cause
+            or broken.generation != self.members.generation.get(replica)
+        ):
+            return None
+        whose = f" of replica {replica}" if self._naming.several else ""
+        text = f"edge {self._naming.edge(*edge)}{whose} still broken: {broken.cause}"
+        shown = self._repeats.offer(t, f"broken edges{whose}", text)
+        return None if shown is None else self._line("loss", shown, replica)
+
+    def _relay(self, relay: str, error: str) -> Line | None:
+        """A line for a relay that does not answer, once."""
+        if relay in self._silent:
+            return None
+        self._silent.add(relay)
+        return self._line("loss", f"relay {relay} does not answer: {error}")
+
+    def _slowness(self, t: float, fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared) -> Line | None:
+        """A line for a verdict, unless verdicts of its kind are being repeated."""
+        text = line(fact, self._naming)
+        if isinstance(fact, d.Blamed | d.Cleared):
+            shown = self._repeats.offer(t, f"{fact.fault}: verdicts", text)
+            return None if shown is None else self._line(SLOWNESS[fact.kind], shown, fact.replica)
+        return self._line(SLOWNESS[fact.kind], text, fact.replica)
+
+    def _lost(self, t: float, lost: e.WorkerLost, left: list[int]) -> Line:
+        if lost.worker in self.members.released:
+            return self._line("note", f"worker {lost.worker} left")
+        self._lost_at |= dict.fromkeys(left, t)
+        node = left[0] if left else None
+        detail = f" ({lost.detail})" if lost.detail else ""
+        text = f"worker {lost.worker} ({self._role(node)}) lost: {CAUSES[lost.cause]}{detail}"
+        return self._line("loss", text, self._of(node))
+
+    def _formed(self, form: d.Form) -> Line | None:
+        replica = form.replica
+        self._dismiss(replica)
+        reborn = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
+        self._reborn |= reborn | {m.node: m.source for m in form.members if isinstance(m.source, d.Handover)}
+        lenders = {self._naming.replica(donor) for source in reborn.values() for donor in source.donors}
+        if len(reborn) == len(form.members) and replica not in lenders:
+            self._copies[replica] = f"stands again, a copy of {replicas(lenders)}"
+        broken = sorted(edge for edge in self._broken if replica in map(self._naming.replica, edge))
+        self._broken.difference_update(broken)
+        whose = f" of replica {replica}" if self._naming.several else ""
+        if form.outcome == "rolled back":
+            who = f"replica {replica} " if self._naming.several else ""
+            return self._line("rollback", f"{who}rolled back to step {form.step}", replica)
+        if form.outcome == "recalled":
+            return self._line("rollback", f"all went back to step {form.step}, which they remember", replica)
+        if form.outcome == "skipping":
+            left_out = self._naming.name(self.members.vacant(replica))
+            return self._line("relink", f"no worker for {left_out} yet: training on without")
+        if form.outcome == "relinked":
+            edges = ", ".join(self._naming.edge(low, high) for low, high in broken)
+            text = f"broken edge {edges}{whose} replaced" if edges else f"edges{whose} replaced"
+            self._relinked[replica] = {member.worker for member in form.members}, text
+        return None
+
+    def _dismiss(self, replica: int) -> None:
+        """Nothing is being reborn in the replica any more."""
+        self._reborn = {node: source for node, source in self._reborn.items() if self._naming.replica(node) != replica}
+        self._copies.pop(replica, None)
+        self._relinked.pop(replica, None)
+
+    def _linked(self, t: float, linked: e.Linked) -> Line | None:
+        replica = self._naming.replica(linked.node)
+        if linked.generation != self.members.generation.get(replica, 0):
+            return None
+        if replica in self._relinked:
+            waiting, text = self._relinked[replica]
+            waiting.discard(linked.worker)
+            if waiting:
+                return None
+            del self._relinked[replica]
+            return self._line("relink", text, replica)
+        if linked.node not in self._reborn:
+            return None
+        source = self._reborn.pop(linked.node)
+        lost_at = self._lost_at.pop(linked.node, None)
+        if isinstance(source, d.Handover):
+            text = f"{self._naming.name([linked.node])} handed over by {source.worker} to {linked.worker}, as it is"
+            return self._line("rebirth", text, replica)
+        if replica in self._copies:
+            left = self._naming.nodes(replica) & self._reborn.keys()
+            return None if left else self._line("rebirth", f"replica {replica} {self._copies.pop(replica)}", replica)
+        after = "" if lost_at is None else f" in {t - lost_at:.2f} s"
+        text = f"{self._naming.name([linked.node])} reborn in {linked.worker} {self._origin(replica, source)}{after}"
+        return self._line("rebirth", text, replica)
+
+    def _origin(self, replica: int, source: d.Rebuild) -> str:
+        others = {self._naming.replica(donor) for donor in source.donors} - {replica}
+        if source.by == d.PEER and others:
+            return f"from {replicas(others)}"
+        return f"from {self._naming.name(source.donors)} ({source.by})" if source.donors else f"anew ({source.by})"
+
+    def _gathered(self, history: RoundHistory) -> Line | None:
+        """A round that not all settled who were to; who meets nobody by the draw is not worth a line."""
+        if not history.missing:
+            return None
+        members, missing = replicas(history.members), replicas(history.missing)
+        why = "came too late, or was not heard" if history.impatient else "did not come"
+        if history.refused:
+            why = f"said what is of no use ({'; '.join(history.refused.values())})"
+        how = "alone" if history.alone else "together"
+        who = "they" if len(history.missing) > 1 else "it"
+        text = f"round {history.round}: {members} went on {how}, without {missing}: {who} {why}"
+        return self._line("relink", text, history.members[0])
+
+    def _replica(self, fact: d.Adopt | d.Disband | d.Found) -> Line:
+        who = f"replica {fact.replica}"
+        if isinstance(fact, d.Adopt):
+            return self._line("rollback", f"{who} goes on as a copy of another: {fact.reason}", fact.replica)
+        if isinstance(fact, d.Found):
+            return self._line("rebirth", f"{who} begins anew, as a copy of another", fact.replica)
+        self._dismiss(fact.replica)
+        spares = ", ".join(fact.workers) if fact.workers else "nobody"
+        return self._line("loss", f"{who} disbanded: {fact.reason}; spares now: {spares}", fact.replica)
+
+    def _other(self, fact: e.Event | d.Decision) -> Line | None:
+        if isinstance(fact, e.FaultInjected):
+            when = f", {fact.moment}" if fact.moment not in ("", "any") else ""
+            text = f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}"
+            return self._line("fault", text, self._of(fact.node))
+        if isinstance(fact, e.OfferRefused):
+            return self._refusal(fact)
+        if isinstance(fact, e.Replanned):
+            return self._line(
+                "relink", f"new plan for {counted(len(fact.nodes), 'node')}, found in {fact.seconds:.2f} s"
+            )
+        if isinstance(fact, e.WorkerFailed):
+            role = self._role(fact.stage if fact.stage < 0 else self.members.node_of.get(fact.worker))
+            return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
+        if isinstance(fact, e.Trouble):
+            return self._line("note", fact.detail)
+        if isinstance(fact, e.SaveFailed):
+            return self._line("loss", f"checkpoint {fact.step} was not saved: {fact.detail}")
+        if isinstance(fact, d.Cannot):
+            whose = f" of replica {fact.replica}" if self._naming.several else ""
+            lost = f"{stages(fact.lost)}{whose} cannot be rebuilt" if fact.lost else f"the run{whose} cannot continue"
+            return self._line("loss", f"{lost}: {fact.reason}", fact.replica)
+        if isinstance(fact, e.WorkersStarting):
+            names = listed(fact.workers, 6)
+            waiting = f"waiting for {names} to start, for {fact.waited_s:.0f} s; {fact.ready} others are ready"
+            return self._line("note", f"{waiting}; a start may take {fact.limit_s:g} s (fleet.start_timeout_s)")
+        if isinstance(fact, e.RelaySilent):
+            return self._relay(fact.relay, fact.detail)
+        if isinstance(fact, e.RelayAnswers):
+            self._silent.discard(fact.relay)
+            return self._line("relink", f"relay {fact.relay} answers again")
+        if isinstance(fact, e.HostJoined):
+            workers = counted(fact.workers, "worker")
+            return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
+        if isinstance(fact, e.HostLeft):
+            return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
+        if isinstance(fact, d.SendAway):
+            gone = ", ".join(fact.workers)
+            return self._line("loss", f"replica {fact.member} sent away: {fact.reason}; workers that leave: {gone}")
+        if isinstance(fact, d.TurnAway):
+            return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
+        if isinstance(fact, e.ZombieIgnored):
+            return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
+        if isinstance(fact, e.StopRequested):
+            return self._line("note", f"will stop at the next whole step: {fact.reason}")
+        if isinstance(fact, e.StopOverdue):
+            return self._line("loss", f"the stop waits no longer: {fact.detail}")
+        return self._sealed(fact) if isinstance(fact, d.Seal) else None
+
+    def _sealed(self, seal: d.Seal) -> Line | None:
+        """A checkpoint that is worth a line: of replicas that should be equal and are not, or of what is left."""
+        left = [f"what is left was saved in {seal.folder}: {stages(seal.stages)}"] if seal.partial else []
+        differ = [text for text in map(differing, seal.unequal) if text not in self._unequal]
+        self._unequal.update(differ)
+        said = "; ".join([*differ, *left])
+        return self._line("fault" if differ else "note", said) if said else None
+
+    def _refusal(self, fact: e.OfferRefused) -> Line | None:
+        """Of a gradient, which is refused in every step; what is refused in a round is told when that is settled."""
+        said = fact.replica, fact.stage, fact.reason
+        if self._naming.several or said in self._refused:
+            return None
+        self._refused.add(said)
+        text = f"what replica {fact.replica} says of {stages([fact.stage])} is of no use ({fact.reason})"
+        return self._line("relink", text)
+
+    def _role(self, node: int | None) -> str:
+        return "spare" if node is None or node < 0 else self._naming.name([node])
+
+    def _of(self, node: int | None) -> int | None:
+        """The replica of a node, if there is one."""
+        return None if node is None or node < 0 else self._naming.replica(node)
+
+    def _line(self, tone: Tone, text: str, replica: int | None = None) -> Line:
+        """A line about a replica, at the step that this has under way, or about the whole run."""
+        # Details come from operating systems and strangers: nothing in them may move a terminal's cursor.
+        step = self.members.run_step(replica if self._naming.several else 0)
+        return Line(step, tone, "".join(c if c.isprintable() else " " for c in text))
+
+
+def story(record: RunRecord) -> list[tuple[float, Line]]:
+    """All lines of a run with their times, in order."""
+    return list(record.once(_story))
+
+
+def _story(record: RunRecord) -> list[tuple[float, Line]]:
+    narrator = Narrator()
+    # What stages say of their steps tells of the rounds of several replicas, and of nothing else.
+    facts = record.history if naming_of(record).several else record.turns
+    told = ((t, narrator.tell(t, fact)) for t, fact in facts)
+    return [(t, line) for t, line in told if line is not None]

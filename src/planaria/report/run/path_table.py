@@ -1,0 +1,54 @@
+"""Which path each edge of a plan takes, as text and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planaria.pipeline.network.costs import MBIT
+from planaria.planner.cuts import Cut
+from planaria.planner.schedule import Schedule, SeveralPaths
+from planaria.report.tables import Table
+
+LISTED = 40
+"""edges, those that take longest"""
+
+
+def table(schedule: Schedule, paths: SeveralPaths, was: Mapping[tuple[int, int], str] | None = None) -> Table:
+    """The edges that take longest for what they send in a step, each with its path and its share of the links.
+
+    ``was``: the path that each had before.
+    """
+    names = [machine.name for machine in schedule.nodes]
+    longest = sorted(paths.edges, key=lambda edge: -edge.size / edge.rate)
+    rows = [
+        [
+            names[edge.source], names[edge.target],
+            *([was.get((edge.source, edge.target), "–")] if was is not None else ()),
+            edge.path, f"{edge.size / 1e6:.2f}", f"{edge.rate / MBIT:.4g}",
+            f"{edge.size / edge.rate:.3g}",
+        ]
+        for edge in longest[:LISTED]
+    ]  # fmt: skip
+    title = "edges between sites, and their paths"
+    if len(longest) > LISTED:
+        title += f": the {LISTED} slowest of {len(longest)}; the schedule has all"
+    head = [
+        "from",
+        "to",
+        *(["path before"] if was is not None else ()),
+        "path",
+        "MB a step",
+        "Mbit/s, all sending",
+        "seconds a step",
+    ]
+    return Table(title, head, rows, numbers_from=3 if was is None else 4)
+
+
+def summary(paths: SeveralPaths) -> str:
+    """How good the choice is: the busiest link beside what no choice can stay below."""
+    gap = Cut(paths.least_s, ()).gap(paths.largest_s)
+    cut = ", ".join(paths.cut[:3]) + (f" and {len(paths.cut) - 3} more" if len(paths.cut) > 3 else "")
+    return (
+        f"{len(paths.edges)} edges; the busiest link carries {paths.largest_s:.4g} s of a step, no choice less than "
+        f"{paths.least_s:.4g} s (gap {gap:.1%}; cut: {cut or 'none'})"
+    )

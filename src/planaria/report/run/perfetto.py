@@ -1,0 +1,248 @@
+"""A run as a trace for https://ui.perfetto.dev and chrome://tracing, in the Trace Event Format.
+
+A process for each machine and a thread for each worker, with slices for what it did; one for the run, with decisions,
+recoveries and their phases, and counters. Of a long run the log keeps the spans of some steps only
+(``record/sample.py``). The trace is written as the log is read: nothing is held in memory that grows with steps.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TextIO
+
+from planaria.common.atomic import refused, replacing
+from planaria.common.errors import UserError
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import read_run
+from planaria.record.run_record import RunRecord
+from planaria.report.run.naming import Naming, naming_of
+from planaria.report.run.perfetto_clock import Clock
+from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
+
+FILE = "perfetto.json.gz"
+RUN = 1
+"""process of what is no worker's"""
+OWN = "the run's own machines"
+TRACE_EVENT = dict[str, Any]
+
+
+def write_trace(folder: Path, to: Path | None = None) -> Path:
+    """Write the trace of the run in ``folder``; where it lies. A name that ends in ``.gz`` has it compressed.
+
+    :raises UserError: when the folder is no run, its log is broken, or the file cannot be written.
+    """
+    record = read_run(folder)
+    path = to or folder / FILE
+    try:
+        with replacing(path) as unfinished, _text(unfinished, path.suffix == ".gz") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            for number, event in enumerate(trace_events(record)):
+                file.write((",\n" if number else "") + json.dumps(event, ensure_ascii=False))
+            file.write("\n]}\n")
+    except OSError as error:
+        raise UserError(f"{refused(path, error)}; name another file") from None
+    return path
+
+
+@contextmanager
+def _text(path: Path, compressed: bool) -> Iterator[TextIO]:
+    if not compressed:
+        with path.open("w", encoding="utf-8") as plain:
+            yield plain
+        return
+    with gzip.open(path, "wt", compresslevel=6, encoding="utf-8") as packed:
+        yield packed
+
+
+def trace_events(record: RunRecord) -> Iterator[TRACE_EVENT]:
+    """All events of the trace; times in microseconds since the run began, on each thread in order."""
+    clock, naming = Clock(record), naming_of(record)
+    rows = _Rows()
+    yield from rows.process(RUN, record.config.name)
+    yield from _decisions(record, clock, naming, rows)
+    yield from _counters(record, clock)
+    yield from _recoveries(record, clock, rows)
+    yield from _work(record, clock, naming, rows)
+
+
+class _Rows:
+    """Numbers processes and threads, and says their names once."""
+
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {}
+        self._tids: dict[tuple[int, str], int] = {}
+        self.new: list[TRACE_EVENT] = []
+
+    def machine(self, host: str) -> int:
+        if host not in self._pids:
+            self._pids[host] = RUN + 1 + len(self._pids)
+            self.new += self.process(self._pids[host], host or OWN)
+        return self._pids[host]
+
+    def thread(self, pid: int, name: str) -> int:
+        if (pid, name) not in self._tids:
+            tid = self._tids[pid, name] = 1 + len(self._tids)
+            self.new += [_named("thread_name", pid, tid, name), _sorted("thread_sort_index", pid, tid, tid)]
+        return self._tids[pid, name]
+
+    def process(self, pid: int, name: str) -> list[TRACE_EVENT]:
+        return [_named("process_name", pid, 0, name), _sorted("process_sort_index", pid, 0, pid)]
+
+    def introduced(self) -> list[TRACE_EVENT]:
+        """What is to be said of rows before they are used."""
+        new, self.new = self.new, []
+        return new
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> TRACE_EVENT:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _sorted(what: str, pid: int, tid: int, place: int) -> TRACE_EVENT:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"sort_index": place}}
+
+
+def _instant(name: str, pid: int, tid: int, ns: int, **args: Any) -> TRACE_EVENT:
+    return {"ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ns / 1000, "args": args}
+
+
+def _decisions(record: RunRecord, clock: Clock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
+    """What happened to the run as a whole."""
+    tid, part = rows.thread(RUN, "decisions"), -1
+    yield from rows.introduced()
+    for t, fact in record.landmarks:
+        part += isinstance(fact, e.RunStarted)
+        if (said := _said(fact, naming)) is not None:
+            yield _instant(said[0], RUN, tid, clock.ns(t, max(part, 0)), **said[1])
+
+
+def _said(fact: e.Event | d.Decision, naming: Naming) -> tuple[str, dict[str, Any]] | None:
+    """What an instant of the run says, if there is one for this fact."""
+    match fact:
+        case e.RunStarted():
+            return "resumed" if fact.first_step else "started", {"step": fact.first_step, "replicas": fact.replicas}
+        case d.Form():
+            return f"formed: {fact.outcome}", {
+                "replica": fact.replica, "generation": fact.generation, "step": fact.step,
+            }  # fmt: skip
+        case d.Seal():
+            return "checkpoint", {"step": fact.step, "folder": fact.folder}
+        case d.Disband() | d.Found():
+            return fact.kind, {"replica": fact.replica}
+        case e.HostJoined() | e.HostLeft():
+            return fact.kind.replace("_", " "), {"host": fact.host, "detail": fact.detail}
+        case e.EdgeBroken():
+            return f"edge {naming.edge(fact.node, fact.peer)} broken", {"worker": fact.worker, "detail": fact.detail}
+        case e.Trouble():
+            return "trouble", {"detail": fact.detail}
+        case d.Finish():
+            return fact.outcome, {"reason": fact.reason}
+    return None
+
+
+def _counters(record: RunRecord, clock: Clock) -> Iterator[TRACE_EVENT]:
+    for part, metric in clock.in_parts(record.trained, lambda metric: metric.t):
+        for name, value in (("loss", metric.loss), ("tokens per second", metric.tokens_per_s)):
+            at = {"pid": RUN, "ts": clock.ns(metric.t, part) / 1000}
+            yield {"ph": "C", "name": name, **at, "args": {name: value}}
+
+
+def _recoveries(record: RunRecord, clock: Clock, rows: _Rows) -> Iterator[TRACE_EVENT]:
+    """Each as a slice of its own track with its phases in it: those of one replica may overlap."""
+    found: list[TRACE_EVENT] = []
+    for number, (part, timing) in enumerate(clock.in_parts(recoveries(record), lambda timing: timing.lost_t)):
+        tid = rows.thread(RUN, f"recoveries of replica {timing.replica}")
+        same = {"cat": "recovery", "id": number, "pid": RUN, "tid": tid}
+        found += ({**event, **same} for event in _phases(timing, lambda t, p=part: clock.ns(t, p)))  # type: ignore[misc]
+    yield from rows.introduced()
+    yield from sorted(found, key=lambda event: event["ts"])
+
+
+def _phases(timing: RecoveryTiming, ns: Callable[[float], int]) -> Iterator[TRACE_EVENT]:
+    moments = [
+        ("notice", timing.fault_t), ("decide", timing.lost_t), ("relink, transfer, rebuild", timing.formed_t),
+        ("redo", timing.linked_t), ("", timing.finished_t),
+    ]  # fmt: skip
+    known: list[tuple[str, int]] = []
+    for name, t in moments:
+        if t is not None:
+            known.append((name, max(ns(t), known[-1][1] if known else ns(t))))
+    told = {
+        "step": timing.step, "outcome": timing.outcome, "causes": list(timing.causes), "workers": list(timing.workers),
+        "generation": timing.generation, "relink_s": timing.relink, "transfer_s": timing.transfer,
+        "rebuild_s": timing.rebuild, "transfer_bytes": timing.transfer_bytes,
+    }  # fmt: skip
+    yield {"ph": "b", "name": f"recovery: {timing.where}", "ts": known[0][1] / 1000, "args": told}
+    for (name, start), (_, end) in pairwise(known):
+        yield {"ph": "b", "name": name, "ts": start / 1000}
+        yield {"ph": "e", "name": name, "ts": end / 1000}
+    yield {"ph": "e", "name": f"recovery: {timing.where}", "ts": known[-1][1] / 1000}
+
+
+def _work(record: RunRecord, clock: Clock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
+    """What workers did, and what befell them."""
+    hosts, blows = _fates(record, clock)
+    busy_until: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for _, work in record.worked:
+        part = clock.part_of(work.generation)
+        pid = rows.machine(hosts.get((part, work.worker), ""))
+        lanes = busy_until[pid, work.worker]
+        for span in sorted(work.spans, key=lambda span: span.start):
+            start, end = clock.ns(span.start, part), clock.ns(span.end, part)
+            lane = next((n for n, until in enumerate(lanes) if until <= start), len(lanes))
+            lanes[lane : lane + 1] = [end]
+            yield from _struck(blows[part, work.worker], rows, pid, start) if not lane else ()
+            tid = rows.thread(pid, work.worker + (f" beside {lane}" if lane else ""))
+            yield from rows.introduced()
+            yield _slice(work, span, naming, pid, tid, start, end)
+    for (part, worker), left in blows.items():
+        yield from _struck(left, rows, rows.machine(hosts.get((part, worker), "")), None)
+
+
+Blows = deque[tuple[int, str, str, dict[str, Any]]]
+"""nanoseconds, worker, what, and more of it; in order"""
+
+
+def _fates(record: RunRecord, clock: Clock) -> tuple[dict[tuple[int, str], str], dict[tuple[int, str], Blows]]:
+    """By part and worker: the machine on which it was started, and the faults and losses of it."""
+    hosts: dict[tuple[int, str], str] = {}
+    blows: dict[tuple[int, str], Blows] = defaultdict(deque)
+    part = -1
+    for t, fact in record.landmarks:
+        part += isinstance(fact, e.RunStarted)
+        if isinstance(fact, d.Spawn):
+            hosts[part, fact.worker] = fact.host
+        elif isinstance(fact, e.FaultInjected):
+            told = {"step": fact.step, "moment": fact.moment}
+            blows[part, fact.worker].append((clock.ns(t, max(part, 0)), fact.worker, fact.signal, told))
+        elif isinstance(fact, e.WorkerLost):
+            told = {"cause": fact.cause, "detail": fact.detail}
+            blows[part, fact.worker].append((clock.ns(t, max(part, 0)), fact.worker, "lost", told))
+    return hosts, blows
+
+
+def _struck(blows: Blows, rows: _Rows, pid: int, until: int | None) -> Iterator[TRACE_EVENT]:
+    """Instants of what befell a worker until then; all that is left if ``until`` is None."""
+    while blows and (until is None or blows[0][0] <= until):
+        ns, worker, what, told = blows.popleft()
+        tid = rows.thread(pid, worker)
+        yield from rows.introduced()
+        yield _instant(what, pid, tid, ns, **told)
+
+
+def _slice(work: e.Worked, span: e.Span, naming: Naming, pid: int, tid: int, start: int, end: int) -> TRACE_EVENT:
+    numbered: Iterable[tuple[str, int]] = (("microbatch", span.microbatch), ("hop", span.hop))
+    told = {
+        "step": work.step, "stage": work.stage, "replica": naming.replica(work.node), "generation": work.generation,
+        **{name: number for name, number in numbered if number >= 0},
+    }  # fmt: skip
+    cat = "dropped" if work.dropped else "work"
+    at = {"pid": pid, "tid": tid, "ts": start / 1000, "dur": (end - start) / 1000}
+    return {"ph": "X", "name": span.action, "cat": cat, **at, "args": told}

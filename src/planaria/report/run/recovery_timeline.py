@@ -1,0 +1,68 @@
+"""How long each recovery took, and where its time went (``report/run/recovery_timing.py``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
+from planaria.report.run.naming import naming_of
+from planaria.report.run.recovery_fold import Recoveries
+from planaria.report.run.recovery_timing import Outcome as Outcome
+from planaria.report.run.recovery_timing import RecoveryTiming as RecoveryTiming
+
+
+def recoveries(record: RunRecord) -> list[RecoveryTiming]:
+    """Every recovery of the run, in order; each is one replica's affair. The death of a spare needs none."""
+    return list(record.once(_recoveries))
+
+
+def _recoveries(record: RunRecord) -> list[RecoveryTiming]:
+    fold = Recoveries(remembers=True)
+    naming = naming_of(record)
+    for _, work in record.worked:
+        fold.worked(work, naming.replica(work.node))
+    done: list[RecoveryTiming] = []
+    part: list[RecoveryTiming] = []
+    for t, fact in record.turns:
+        part += fold.take(t, fact)
+        if isinstance(fact, e.RunStarted):
+            done, part = done + sorted(part, key=_noticed), []
+    return done + sorted([*part, *fold.close()], key=_noticed)
+
+
+def _noticed(timing: RecoveryTiming) -> float:
+    return timing.lost_t
+
+
+@dataclass(frozen=True)
+class FaultsSummary:
+    """How often what went wrong."""
+
+    injected: int
+    """faults that chaos sent, harmless ones included"""
+    deaths: int
+    """members that died"""
+    sent_away: int
+    """members whose replica said nothing of use"""
+    spares_lost: int
+    zombies: int
+    outcomes: Mapping[Outcome, int]
+    """recoveries by their outcome"""
+
+
+def faults_summary(record: RunRecord) -> FaultsSummary:
+    """Counts the faults of a run and what became of them."""
+    facts = Counter(type(fact) for _, fact in record.landmarks)
+    timings = recoveries(record)
+    deaths, missing = sum(timing.deaths for timing in timings), sum(len(timing.workers) for timing in timings)
+    return FaultsSummary(
+        injected=facts[e.FaultInjected],
+        deaths=deaths,
+        sent_away=missing - deaths,
+        spares_lost=facts[e.WorkerLost] - missing,
+        zombies=facts[e.ZombieIgnored],
+        outcomes=Counter(timing.outcome for timing in timings),
+    )

@@ -1,0 +1,196 @@
+"""The report on replicas: what each learned, how far apart they were, who met whom, and what that took."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import plotly.graph_objects as go
+
+from planaria.record.decisions import Disband, Form, Found
+from planaria.record.events import ReplicasEvaluated, RoundSettled
+from planaria.record.logs import RunRecord
+from planaria.report import page
+from planaria.report.run.ledger import sample_ledger
+from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.replica_figures import ROUNDS_DRAWN, Points, curves, heat, spread, waits
+from planaria.report.run.round_history import RoundHistory, gatherings, told, totals
+from planaria.report.words import counted
+
+
+def replica_section(record: RunRecord) -> Iterator[str]:
+    """Nothing where a run had one replica; those that one process trained tell of themselves."""
+    yield from fleet_section(record)
+    looks = [fact for _, fact in record.landmarks if isinstance(fact, ReplicasEvaluated)]
+    rounds = [fact for _, fact in record.landmarks if isinstance(fact, RoundSettled)]
+    if not looks:
+        return
+    blocking, prefetched = (
+        sum(getattr(fact, part) for fact in rounds) / 1e6 for part in ("blocking_bytes", "prefetched_bytes")
+    )
+    text = f"{counted(len(looks[0].losses), 'replica')}. Validation loss of each, and of the mean of their weights: "
+    text += "the one model."
+    if rounds:
+        text += (
+            f" {counted(len(rounds), 'round')} of exchange; all together sent {blocking:.1f} MB that somebody waited "
+            f"for and {prefetched:.1f} MB ahead."
+        )
+    charts = [
+        page.chart(losses_figure(looks), "inline-replicas"),
+        page.chart(spread_figure(looks, rounds), "inline-spread"),
+    ]
+    if rounds:
+        charts.append(page.chart(meetings_figure(rounds, len(looks[0].losses)), "inline-meetings"))
+    yield page.section("Replicas", text, *charts)
+
+
+def losses_figure(looks: list[ReplicasEvaluated]) -> go.Figure:
+    """Validation loss in nats over steps: a thin line for each replica, a thick one for the one model."""
+    count = max(len(look.losses) for look in looks)
+    each = {r: [(look.step, look.losses[r] if r < len(look.losses) else None) for look in looks] for r in range(count)}
+    return curves(each, [(look.step, look.consensus) for look in looks], "the one model")
+
+
+def spread_figure(looks: list[ReplicasEvaluated], rounds: list[RoundSettled]) -> go.Figure:
+    """RMS distance of weights from their mean over steps; after each round, where there were any."""
+    return spread(sorted((fact.step, fact.spread) for fact in (rounds or looks)))
+
+
+def meetings_figure(rounds: list[RoundSettled], count: int) -> go.Figure:
+    """How often each replica met each other."""
+    met = Counter(pair for fact in rounds for group in fact.groups for pair in combinations(sorted(group), 2))
+    return heat([[met[min(a, b), max(a, b)] if a != b else None for b in range(count)] for a in range(count)])
+
+
+def fleet_section(record: RunRecord) -> Iterator[str]:
+    """Nothing where a run had one replica, or all in one process."""
+    count = max((started.replicas for _, started in record.starts), default=1)
+    if count == 1:
+        return
+    count = max([count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form))])
+    held = gatherings(record)
+    text = f"{counted(count, 'replica')}, each of its own steps and samples."
+    parts = _validations(record)
+    if held:
+        text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(told(totals(held)))}."
+        parts += _rounds(held, count)
+    table = page.table("each-replica", HEAD, _rows(record, held, count), numbers_from=2)
+    yield page.section("Replicas", text, *parts, page.subheading("Each replica"), page.note(KEY), table)
+
+
+def _validations(record: RunRecord) -> list[str]:
+    looks = sorted({m.step: m for m in record.validated if m.val_losses}.items())  # few
+    if not looks:
+        return []
+    several = sorted({replica for _, look in looks for replica in look.val_losses})
+    each = {r: [(step, look.val_losses.get(r)) for step, look in looks] for r in several}
+    fig = curves(each, [(step, look.val_loss) for step, look in looks], "mean over replicas")
+    return [page.subheading("Validation loss of each replica, after the same number of its own steps"),
+            page.chart(fig, "replicas")]  # fmt: skip
+
+
+def _rounds(held: Sequence[RoundHistory], count: int) -> list[str]:
+    rounds = by_round(held)
+    charts, many = [], len(rounds) > ROUNDS_DRAWN
+    if points := spreads(rounds):
+        charts += [
+            page.subheading("How far replicas were apart when they met"),
+            page.note(
+                "RMS distance of weights from their mean, before they settled; estimated from the groups that met, all "
+                "stages alike."
+            ),
+            page.chart(spread(points), "spread"),
+        ]
+    return [
+        *charts,
+        page.subheading("What a round was waited for"),
+        page.note(
+            "From a replica's last work to its new weights. Bars are means over replicas, a diamond is the one that "
+            "waited longest."
+            + (f" Of {len(rounds)} rounds, the {ROUNDS_DRAWN} with the longest waits." if many else "")
+        ),
+        page.chart(waits({round: waited(own) for round, own in rounds.items()}), "waits"),
+        page.subheading("Who settled rounds with whom; on the diagonal, how often by itself"),
+        page.chart(heat(met(held, count), alone=True), "meetings"),
+    ]
+
+
+def by_round(held: Sequence[RoundHistory]) -> dict[int, list[RoundHistory]]:
+    """Gatherings of each round, in order; if a resumed run came to a round once more, those of then."""
+    found: dict[int, list[RoundHistory]] = {}
+    for history in held:
+        own = found.setdefault(history.round, [])
+        if own and own[0].part != history.part:
+            own.clear()
+        own.append(history)
+    return dict(sorted(found.items()))
+
+
+def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
+    """(mean of the members' own steps, RMS of ``apart`` over the nodes of all groups) of each round of several."""
+    points = []
+    for own in rounds.values():
+        met = [history for history in own if history.apart]
+        apart = [far for history in met for far in history.apart]
+        steps = [step for history in met for step in history.steps.values()]
+        if apart:
+            points.append((sum(steps) / len(steps), math.sqrt(sum(far * far for far in apart) / len(apart))))
+    return points
+
+
+def waited(held: Sequence[RoundHistory]) -> tuple[float, float, float, int]:
+    """Of one round, in seconds: means over replicas, for others and for offers; the longest wait, and whose it was."""
+    others = {r: seconds for history in held for r, seconds in history.for_others.items()}
+    offers = {r: seconds for history in held for r, seconds in history.for_offers.items()}
+    longest, who = max((others[replica] + offers[replica], replica) for replica in others)
+    return sum(others.values()) / len(others), sum(offers.values()) / len(others), longest, who
+
+
+def met(held: Sequence[RoundHistory], count: int) -> list[list[int]]:
+    """How often each replica settled a round with each other; on the diagonal, by itself."""
+    pairs = Counter(pair for history in held for pair in combinations(sorted(history.members), 2))
+    alone = Counter(history.members[0] for history in held if history.alone)
+    return [[alone[a] if a == b else pairs[min(a, b), max(a, b)] for b in range(count)] for a in range(count)]
+
+
+HEAD = ["replica", "presence", "steps", "deaths", "rounds", "by draw", "deserted", "came late", "for others",
+        "for offers", "late", "ahead"]  # fmt: skip
+KEY = (
+    "Rounds that it settled; of these alone by the draw, or because the rest of its group had left; deserted: alone "
+    "because others did not come or were not heard. Came late, or was not heard: others settled without it. Seconds "
+    "waited for others to come, and for their offers. Megabytes sent late, which somebody waited for, and ahead."
+)
+
+
+def _rows(record: RunRecord, held: Sequence[RoundHistory], count: int) -> Iterator[list[str]]:
+    steps = Counter(line.replica for line in sample_ledger(record))
+    lost = Counter(timing.replica for timing in recoveries(record) for _ in range(timing.deaths))
+    for replica in range(count):
+        own = [history for history in held if replica in history.members]
+        alone = [history for history in own if history.alone]
+        yield [
+            str(replica),
+            _attendance(record, replica),
+            str(steps[replica]),
+            str(lost[replica]),
+            str(len(own)),
+            str(sum(len(history.drawn) == 1 for history in alone)),
+            str(sum(bool(history.missing) for history in alone)),
+            str(sum(replica in history.missing for history in held)),
+            f"{sum(history.for_others[replica] for history in own):.2f}",
+            f"{sum(history.for_offers[replica] for history in own):.2f}",
+            f"{sum(history.blocking_bytes.get(replica, 0) for history in own) / 1e6:.1f}",
+            f"{sum(history.prefetched_bytes.get(replica, 0) for history in own) / 1e6:.1f}",
+        ]
+
+
+def _attendance(record: RunRecord, replica: int) -> str:
+    zero, first = record.starts[0][0], max(started.replicas for _, started in record.starts)
+    told: list[str] = []
+    for t, fact in record.landmarks:
+        if isinstance(fact, Disband | Found) and fact.replica == replica:
+            begins = "from" if replica >= first and not told else "back at"
+            told.append(f"{'left at' if isinstance(fact, Disband) else begins} {t - zero:.1f} s")
+    return ", ".join(told) or "throughout"

@@ -1,0 +1,303 @@
+"""``planaria report``: a run's folder as one HTML page that works offline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from pydantic import BaseModel
+
+from planaria.config.schema import RunConfig
+from planaria.record.events import RunStarted
+from planaria.record.logs import RunRecord, read_run
+from planaria.report import page
+from planaria.report.run import compression, diagnosis, snapshots, stage_peaks, trust
+from planaria.report.run.figures import (
+    RECOVERIES_DRAWN,
+    bytes_figure,
+    holdings_figure,
+    loss_figure,
+    recovery_figure,
+    recovery_name,
+    speed_figure,
+)
+from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
+from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.report.run.naming import naming_of
+from planaria.report.run.narrate import story
+from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
+from planaria.report.run.replica_report import replica_section
+from planaria.report.run.round_history import gatherings, totals
+from planaria.report.run.run_verdict import facts_of, verdict
+from planaria.report.run.saves import saves
+from planaria.report.run.stays import holdings, machine_section
+from planaria.report.run.summary import measured
+from planaria.report.words import counted
+
+DEATHS_DRAWN = 4
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Writes the report of the run in ``folder`` to ``out`` (``folder/report.html`` unless given); returns its path.
+
+    Raises UserError if the folder is not a run's, a log in it is broken, or ``out`` cannot be written.
+    """
+    return write_page(read_run(folder), out or folder / "report.html")
+
+
+def write_page(record: RunRecord, out: Path) -> Path:
+    """Write the report of a run; UserError if ``out`` cannot be written."""
+    return page.write(out, page.document(f"{record.config.name} · planaria", body(record)))
+
+
+def body(record: RunRecord) -> Iterator[str]:
+    """The report's sections, as HTML."""
+    timings = recoveries(record)
+    found = verdict(facts_of(record, wall_time(record)))
+    yield page.heading(record.config.name, found, _summary(record))
+    yield page.note(_origin(record))
+    yield page.cards(_facts(record, timings))
+    if any(True for _ in record.trained):
+        every = " Both are means over the replicas." if naming_of(record).several else ""
+        yield page.section(
+            "Loss",
+            f"Mean cross-entropy of each step, and of the validation set.{every} A cross marks a step with a fault.",
+            page.chart(loss_figure(record.metrics, story(record)), "loss"),
+        )
+        yield page.section(
+            "Speed",
+            "Tokens since the step before, over the seconds that it took, recoveries included.",
+            page.chart(speed_figure(record.metrics), "speed"),
+        )
+    yield from replica_section(record)
+    if record.config.exchange.coded:
+        from planaria.report.run import straggling  # it asks the codes, and they import torch
+
+        yield from straggling.section(record)
+    yield from trust.section(record)
+    yield from compression.section(record)
+    yield from diagnosis.section(record)
+    yield from machine_section(record, naming_of(record))
+    yield from _pipeline(record)
+    yield from _recoveries(record, timings)
+    yield from snapshots.section(record, timings)
+    yield from _holders_and_bytes(record, timings)
+    yield from stage_peaks.section(record)
+    yield from _checkpoints(record)
+    yield page.section(
+        "Configuration",
+        "The resolved recipe; what differs from the defaults is blue.",
+        page.settings(_settings(record)),
+    )
+    yield page.footer(f"Written by planaria report from {record.folder.name}.")
+
+
+def _summary(record: RunRecord) -> str:
+    config = record.config
+    model, pipe = config.model, config.pipeline
+    nodes = next((len(started.stage_of) for _, started in record.starts if started.arrangement), 0)
+    ways = f"{pipe.order}, {config.routing.kind} routing"
+    if config.routing.schedule is not None:
+        ways = f"on a schedule over {nodes} nodes"
+    elif config.exchange.replicas > 1:
+        ways += f"; {config.exchange.replicas} replicas that agree by {config.exchange.kind}"
+    return (
+        f"LLaMA with {counted(model.layers, 'layer')} of width {model.dim}, cut into "
+        f"{counted(pipe.stages, 'block stage')} and the ends; "
+        f"{counted(pipe.microbatches, 'microbatch', 'microbatches')} of {pipe.microbatch_size} × "
+        f"{model.context} tokens a step, {ways}; "
+        f"recovery by {config.recovery.strategy}; engine {config.engine}; seed {config.seed}."
+    )
+
+
+def _origin(record: RunRecord) -> str:
+    """When, where and by which command the run was started, and when it was last resumed."""
+    started = [fact for _, fact in record.starts]
+    if not started:
+        return "Not started yet."
+    begun, latest = started[0], started[-1]
+    dates = f"Started {_date(begun.wall_time)}"
+    if latest is not begun:
+        dates += f", last resumed {_date(latest.wall_time)}"
+    made = latest.provenance
+    return f"{dates}." if made is None else f"{dates} with {made.version} on {made.machine}: {made.command}"
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def wall_time(record: RunRecord) -> float:
+    """Seconds the run was up, the pauses between its resumptions left out."""
+    total, begin, last = 0.0, None, 0.0
+    for t, fact in record.landmarks:
+        if isinstance(fact, RunStarted):
+            total += 0.0 if begin is None else last - begin
+            begin = t
+        last = t
+    return total if begin is None else total + last - begin
+
+
+def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
+    ledger, wall = sample_ledger(record), wall_time(record)
+    told = measured(record)
+    steps = sum(line.samples for line in ledger) // record.config.samples or told.steps
+    yield "steps", f"{steps}", f"of {record.config.train.steps}"
+    yield "training loss", "–" if told.loss is None else f"{told.loss:.4f}", "last step"
+    validation = told.validation
+    yield (
+        "validation loss",
+        f"{validation.val_loss:.4f}" if validation else "–",
+        f"after step {validation.step}" if validation else "none measured",
+    )
+    tokens = steps * record.config.samples * record.config.model.context
+    yield (
+        "tokens/s",
+        f"{tokens / wall:,.0f}" if wall else "–",
+        f"whole run; median step {told.tokens_per_s:,.0f}" if told.tokens_per_s else "whole run",
+    )
+    yield "wall time", _clock(wall), "without pauses between resumptions"
+    faults = faults_summary(record)
+    yield (
+        "deaths",
+        f"{faults.deaths}",
+        f"{counted(faults.injected, 'fault')} injected; {counted(faults.spares_lost, 'spare')} lost"
+        + (f"; {counted(faults.sent_away, 'worker')} sent away" if faults.sent_away else ""),
+    )
+    lasted = [t.total for t in timings if t.total is not None]
+    counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())
+    yield "median recovery", f"{median(lasted):.2f} s" if lasted else "–", counts or "none needed"
+    if held := gatherings(record):
+        sums = totals(held)
+        sent = f"{(sums.blocking_bytes + sums.prefetched_bytes) / 1e6:.1f} MB sent"
+        yield (
+            "rounds of exchange",
+            f"{sums.rounds}",
+            f"{sent}; {sums.alone} of {counted(sums.attended, 'time')} alone; "
+            f"{sums.for_others + sums.for_offers:.1f} s waited",
+        )
+    made = saves(record)
+    if made.stood_s:
+        meanwhile = f"; files written beside it for {made.beside_s:.2f} s" if made.beside_s else ""
+        yield "checkpoints", f"{made.sealed}", f"training stood still for {made.stood_s:.2f} s{meanwhile}"
+    if ledger:
+        problems = prove_exactly_once(record)
+        samples = sum(line.samples for line in ledger)
+        yield "samples", f"{samples:,}", problems[0] if problems else "each used exactly once"
+
+
+def _pipeline(record: RunRecord) -> Iterator[str]:
+    works, naming = ordinary_step(record), naming_of(record)
+    if works:
+        whose = f" of replica {naming.replica(works[0].node)}" if naming.several else ""
+        yield page.section(
+            "An ordinary step",
+            f"Step {works[0].step}{whose}, of median duration among those of which the log keeps every action. Numbers "
+            "are microbatches. "
+            f"The workers together waited {idle_fraction(works):.0%} of it.",
+            page.chart(step_figure(works), "step"),
+        )
+
+
+def _recoveries(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
+    if not timings:
+        return
+    names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
+    charts = [
+        page.subheading(name) + page.chart(death_figure(record, timing), f"death{number}")
+        for number, (name, timing) in enumerate(zip(names, timings, strict=True))
+        if number < DEATHS_DRAWN
+    ]
+    yield page.section(
+        "Around each loss",
+        "Time zero is the fault, or its notice where nobody wrote down the fault. Hatched work was dropped: nothing of "
+        "it was committed, and the same samples were used again."
+        + (f" The first {DEATHS_DRAWN} of {len(timings)} are drawn." if len(timings) > DEATHS_DRAWN else ""),
+        *charts,
+    )
+    head = ["recovery", "lost", "cause", "heir", "outcome", "steps redone", "received",
+            "notice", "decide", "relink", "transfer", "rebuild", "redo", "total"]  # fmt: skip
+    rows = [_row(name, timing) for name, timing in zip(names, timings, strict=True)]
+    yield page.section(
+        "Where recovery time went",
+        "Notice: fault to its detection. Decide: to the new formation. Relink, transfer, rebuild: the slowest "
+        "member's. Redo: from the last link to the first microbatch that is through. Members work side by side, so the "
+        "parts need not add up to the total (diamond). Times in milliseconds."
+        + (f" The {RECOVERIES_DRAWN} longest of {len(timings)} are drawn." if len(timings) > RECOVERIES_DRAWN else ""),
+        page.chart(recovery_figure(timings), "recoveries"),
+        page.table("recovery-times", head, rows, numbers_from=5),
+    )
+    zero = _zero(record)
+    lines = [(f"{t - zero:.2f} s", str(line)) for t, line in story(record)]
+    yield page.section("What happened", "Seconds since the start of the run.", page.log("story", lines))
+
+
+def _row(name: str, timing: RecoveryTiming) -> list[str]:
+    redone = None if timing.resumed_step is None else max(timing.step - timing.resumed_step, 0)
+    return [
+        name,
+        ", ".join(timing.workers) or "an edge",
+        ", ".join(dict.fromkeys(timing.causes)) or "connection",
+        ", ".join(timing.heirs.values()) or "–",
+        timing.outcome,
+        "–" if redone is None else str(redone),
+        f"{timing.transfer_bytes / 1e6:.1f} MB",
+        *("–" if seconds is None else f"{1000 * seconds:.1f}" for seconds in (*timing.parts.values(), timing.total)),
+    ]
+
+
+def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
+    held = holdings(record)
+    if held:
+        yield page.section(
+            "Who held which stage",
+            "A change of colour is a change of holder.",
+            page.chart(holdings_figure(held, timings, _zero(record)), "holders"),
+        )
+    sent = bytes_figure(record)
+    if sent is not None:
+        yield page.section(
+            "Bytes on each edge",
+            "Payload of activations, gradients and copies between stages, as the senders counted it."
+            + (" What replicas say to one another is not in it." if naming_of(record).several else ""),
+            page.chart(sent, "bytes"),
+        )
+
+
+def _checkpoints(record: RunRecord) -> Iterator[str]:
+    parts = [(started.first_step, started.recut) for _, started in record.starts if started.recut is not None]
+    if parts:
+        rows = [[str(step), cut.checkpoint, str(cut.was), str(cut.now), "; ".join(cut.said)] for step, cut in parts]
+        yield page.section(
+            "Checkpoints",
+            "Where the run went on in another shape than it was saved in.",
+            page.table("reshaped", ["step", "checkpoint", "from", "to", "what became of its state"], rows, 5),
+        )
+
+
+def _zero(record: RunRecord) -> float:
+    return record.starts[0][0] if record.starts else record.landmarks[0][0]
+
+
+def _settings(record: RunRecord) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
+    """The configuration's sections: key, value, differs from the default."""
+    config, default = record.config, RunConfig()
+    plain = [name for name in RunConfig.model_fields if not isinstance(getattr(config, name), BaseModel)]
+    yield "run", [(k, _shown(getattr(config, k)), getattr(config, k) != getattr(default, k)) for k in plain]
+    for name in RunConfig.model_fields:
+        chosen, usual = getattr(config, name), getattr(default, name)
+        if isinstance(chosen, BaseModel):
+            yield name, [(k, _shown(v), v != getattr(usual, k)) for k, v in chosen]
+
+
+def _shown(value: object) -> str:
+    return "–" if value is None or value == "" or value == [] else str(value)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{seconds:.1f} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

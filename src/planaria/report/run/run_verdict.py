@@ -1,0 +1,180 @@
+"""A run in words and two numbers: how far it came, what failed, what that cost, and what it lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from planaria.record.decisions import Finish
+from planaria.record.events import RunStarted
+from planaria.record.logs import RunRecord
+from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.round_history import gatherings, totals
+from planaria.report.run.saves import saves
+from planaria.report.run.summary import measured
+from planaria.report.verdict import Verdict
+from planaria.report.words import counted, listed
+
+NO_END = "no end recorded"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What decides about a run. Times are seconds, losses nats per token."""
+
+    ended: str
+    """"finished", NO_END, or how and why it stopped"""
+    steps: int
+    asked: int
+    wall_s: float
+    problems: Sequence[str] = ()
+    """samples that were lost or used twice"""
+    counted: bool = True
+    """does the log tell which samples were used?"""
+    first_loss: float | None = None
+    loss: float | None = None
+    validation: float | None = None
+    tokens_per_s: float | None = None
+    deaths: int = 0
+    sent_away: int = 0
+    spares_lost: int = 0
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    """recoveries by their outcome"""
+    recovery_s: Sequence[float] = ()
+    redone: int = 0
+    """steps that were trained again after going back"""
+    replicas: int = 1
+    rounds: int = 0
+    alone: int = 0
+    """times that a replica met nobody in a round, of ``attended``"""
+    attended: int = 0
+    refused: int = 0
+    """offers that were of no use"""
+    unequal: int = 0
+    """checkpoints of replicas that were to be equal and were not"""
+
+
+def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
+    """Read off a run's record."""
+    told, timings, faults = measured(record), recoveries(record), faults_summary(record)
+    ledger, sums = sample_ledger(record), totals(gatherings(record))
+    first = next(record.trained, None)
+    return RunFacts(
+        ended=outcome(record),
+        steps=sum(line.samples for line in ledger) // record.config.samples or told.steps,
+        asked=record.config.train.steps,
+        wall_s=wall_s,
+        problems=prove_exactly_once(record) if ledger else (),
+        counted=bool(ledger),
+        first_loss=first.loss if first else None,
+        loss=told.loss,
+        validation=told.validation.val_loss if told.validation else None,
+        tokens_per_s=told.tokens_per_s,
+        deaths=faults.deaths,
+        sent_away=faults.sent_away,
+        spares_lost=faults.spares_lost,
+        outcomes={str(name): count for name, count in faults.outcomes.items()},
+        recovery_s=[t.total for t in timings if t.total is not None],
+        redone=sum(max(t.step - t.resumed_step, 0) for t in timings if t.resumed_step is not None),
+        replicas=max((started.replicas for _, started in record.starts), default=record.config.exchange.replicas),
+        rounds=sums.rounds,
+        alone=sums.alone,
+        attended=sums.attended,
+        refused=sums.refused,
+        unequal=saves(record).unequal,
+    )
+
+
+def outcome(record: RunRecord) -> str:
+    """How a run ended, and why if it did not finish."""
+    ends = [fact for _, fact in record.landmarks if isinstance(fact, Finish | RunStarted)]
+    if not ends or isinstance(ends[-1], RunStarted):
+        return NO_END
+    return ends[-1].outcome + (f": {ends[-1].reason}" if ends[-1].reason else "")
+
+
+def verdict(facts: RunFacts) -> Verdict:
+    """Good: it trained all steps, and used each sample exactly once. Nobody knows yet about a run without an end."""
+    if facts.ended == NO_END:
+        good, badge = None, NO_END
+    else:
+        good = facts.ended == "finished" and not facts.problems
+        badge = "samples lost or repeated" if facts.problems and facts.ended == "finished" else facts.ended
+    said = [_course(facts), _failures(facts), *_together(facts), _unequal(facts), _samples(facts)]
+    return Verdict(good, badge, " ".join(filter(None, said)), list(_numbers(facts))[:2], _lost(facts))
+
+
+def _course(facts: RunFacts) -> str:
+    steps = f"{facts.steps:,} of {counted(facts.asked, 'step')}"
+    if facts.ended == "finished":
+        return f"Trained {steps if facts.steps != facts.asked else 'all ' + counted(facts.asked, 'step')}."
+    if facts.ended != NO_END:
+        return f"Stopped after {steps}: {facts.ended}."
+    return f"The log has no end yet: {steps} so far."
+
+
+def _failures(facts: RunFacts) -> str:
+    if not facts.outcomes:
+        spares = f", but {counted(facts.spares_lost, 'spare')}" if facts.spares_lost else ""
+        return f"No worker was lost{spares}." if spares else "Nothing failed."
+    died = [f"{counted(facts.deaths, 'worker')} died"] if facts.deaths else []
+    were = "was" if facts.sent_away == 1 else "were"
+    sent = [f"{counted(facts.sent_away, 'worker')} {were} sent away"] if facts.sent_away else []
+    who = listed([*died, *sent]) or "No worker died, but connections broke"
+    ways = listed([f"{count} {name}" for name, count in facts.outcomes.items()])
+    return f"{who}; outcome: {ways}."
+
+
+def _together(facts: RunFacts) -> list[str]:
+    if facts.replicas == 1 or not facts.rounds:
+        return []
+    alone = f", {facts.alone} of {counted(facts.attended, 'time')} by themselves" if facts.alone else ""
+    return [f"{counted(facts.replicas, 'replica')} settled {counted(facts.rounds, 'round')}{alone}."]
+
+
+def _unequal(facts: RunFacts) -> str:
+    where = counted(facts.unequal, "checkpoint")
+    return f"Replicas that are to be equal had different weights in {where}." if facts.unequal else ""
+
+
+def _samples(facts: RunFacts) -> str:
+    if facts.problems:
+        more = f" ({len(facts.problems) - 1} more)" if facts.problems[1:] else ""
+        return f"Not every sample was used exactly once: {facts.problems[0]}{more}."
+    return "Every sample was used exactly once." if facts.counted else ""
+
+
+def _numbers(facts: RunFacts) -> list[tuple[str, str]]:
+    found = []
+    began = "" if facts.first_loss is None else f"; training began at {facts.first_loss:.3f}"
+    if facts.validation is not None:
+        found.append((f"{facts.validation:.4f}", f"validation loss, nats per token{began}"))
+    elif facts.loss is not None:
+        found.append((f"{facts.loss:.4f}", f"training loss, nats per token{began}"))
+    if facts.recovery_s:
+        often = counted(len(facts.recovery_s), "recovery", "recoveries")
+        middle, most = median(facts.recovery_s), max(facts.recovery_s)
+        found.append((f"{middle:.2f} s", f"to recover, median of {often}; {most:.2f} s at most"))
+    elif facts.tokens_per_s is not None:
+        found.append((f"{facts.tokens_per_s:,.0f}", "tokens a second, median step"))
+    return found
+
+
+def _lost(facts: RunFacts) -> str:
+    parts = []
+    if facts.redone:
+        parts.append(f"{counted(facts.redone, 'step')} trained again after going back")
+    if facts.recovery_s:
+        spent = sum(facts.recovery_s)
+        of = f" ({spent / facts.wall_s:.1%} of the run)" if facts.wall_s and facts.replicas == 1 else ""
+        parts.append(f"{spent:.2f} s in recoveries{of}")
+    for count, noun, what in (
+        (facts.outcomes.get("cannot", 0), "recovery", "that could not be made"),
+        (facts.spares_lost, "spare", ""),
+        (facts.refused, "offer", "refused"),
+    ):
+        if count:
+            parts.append(f"{counted(count, noun, 'recoveries' if noun == 'recovery' else '')} {what}".strip())
+    return f"Lost: {'; '.join(parts)}." if parts else "Nothing was lost."

@@ -1,0 +1,314 @@
+"""The pictures of a schedule: its step on a clock, how busy the nodes are, and what the links carry."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import plotly.graph_objects as go
+
+from planaria.planner.guidelines import Passes, planned_passes
+from planaria.planner.problem import Problem, Solution
+from planaria.planner.schedule import Schedule
+from planaria.planner.tables import Ints
+from planaria.report.theme import (
+    BLUE,
+    GREY,
+    INK,
+    MUTED,
+    ORANGE,
+    PAPER,
+    RED,
+    SERIES,
+    VIOLET,
+    WASH,
+    figure,
+    label,
+    lanes,
+    on,
+)
+from planaria.report.words import amount
+
+DRAWN = 40
+"""nodes whose passes are drawn"""
+ROW, WIDTH, DIGIT = 30, 860, 6.5
+"""pixels of one row, of the drawn step and of a digit"""
+COLOURS = {"forward": BLUE, "loss": VIOLET, "backward": ORANGE}
+WORDY = 20
+"""sites up to which the cells of a site × site picture have their numbers in them"""
+
+Kind = Literal["forward", "loss", "backward"]
+
+
+class Pass(NamedTuple):
+    """One pass of a microbatch at a node; times are nanoseconds."""
+
+    node: int
+    kind: Kind
+    microbatch: int
+    hop: int
+    arrives: int
+    """when its input is there; of a microbatch that is let in, when it is"""
+    starts: int
+    ends: int
+
+    @property
+    def waited(self) -> int:
+        return self.starts - self.arrives
+
+
+@dataclass(frozen=True)
+class Step:
+    """The planned step of a schedule."""
+
+    problem: Problem
+    solution: Solution
+    times: Passes
+    passes: list[Pass]
+    """microbatch by microbatch, each one's in the order of its way there and back"""
+
+    @property
+    def makespan(self) -> int:
+        """Nanoseconds."""
+        return max(done.ends for done in self.passes)
+
+    @property
+    def waits(self) -> list[Pass]:
+        """Collisions: the forwards that found their node busy or full."""
+        return [done for done in self.passes if done.kind == "forward" and done.waited > 0]
+
+    @property
+    def busy(self) -> list[float]:
+        """[nodes]: share of the step, 0 to 1, in which a node works."""
+        worked, whole = [0] * self.problem.nodes, self.makespan or 1
+        for done in self.passes:
+            worked[done.node] += done.ends - done.starts
+        return [spent / whole for spent in worked]
+
+    @property
+    def held(self) -> list[int]:
+        """[nodes]: the most microbatches that are between their forward and their backward at a node at once."""
+        changes = sorted(
+            (done.starts, 1, done.node) if done.kind == "forward" else (done.ends, -1, done.node)
+            for done in self.passes
+            if done.hop <= self.problem.visits
+        )
+        now, most = [0] * self.problem.nodes, [0] * self.problem.nodes
+        for _, change, node in changes:
+            now[node] += change
+            most[node] = max(most[node], now[node])
+        return most
+
+    @property
+    def links(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """(site, site) → messages sent that way, and nanoseconds from sending to arrival of all of them together."""
+        site: list[int] = self.problem.site.tolist()
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for sent, done in pairwise(self.passes):
+            if sent.microbatch == done.microbatch and sent.node != done.node:
+                way = site[sent.node], site[done.node]
+                count, took = found.get(way, (0, 0))
+                found[way] = count + 1, took + done.arrives - sent.ends
+        return found
+
+    def name(self, node: int) -> str:
+        return f"{self.problem.names[node]} · stage {self.solution.stage[node]}"
+
+    def by_stage(self) -> list[int]:
+        """The nodes, those of a stage together."""
+        return sorted(range(self.problem.nodes), key=lambda node: (self.solution.stage[node], node))
+
+    def drawn(self) -> list[int]:
+        """The nodes whose passes are drawn, those of a stage together: all, or the busiest of too many."""
+        busiest = sorted(self.by_stage(), key=self.busy.__getitem__, reverse=True)[:DRAWN]
+        return [node for node in self.by_stage() if node in busiest]
+
+
+def step_of(schedule: Schedule) -> Step:
+    """The planned step, simulated.
+
+    :raises UserError: when memory deadlocks.
+    """
+    problem, solution = schedule.problem, schedule.solution
+    times, last = planned_passes(problem, solution), problem.visits + 1
+    ways = [(*route, *reversed(route)) for route in solution.routes]
+    arrives, passes = _arrivals(problem, ways, times), []
+    for i, way in enumerate(ways):
+        rows = zip(way, arrives[i].tolist(), times.starts[i].tolist(), times.ends[i].tolist(), strict=True)
+        for k, (node, *when) in enumerate(rows):
+            kind: Kind = "forward" if k < last else "loss" if k == last else "backward"
+            passes.append(Pass(node, kind, i, min(k, 2 * last + 1 - k), *when))
+    return Step(problem, solution, times, passes)
+
+
+def _arrivals(problem: Problem, ways: Sequence[Sequence[int]], times: Passes) -> Ints:
+    """[count, passes]: when each pass's input is there; a microbatch's first pass needs none, and waits for nothing.
+
+    Messages on one link wait for its bandwidth in the order in which they are sent.
+    """
+    starts, ends, prices = times.starts.tolist(), times.ends.tolist(), problem.prices
+    order = sorted((ends[i][k - 1], starts[i][k - 1], i, k) for i, way in enumerate(ways) for k in range(1, len(way)))
+    taken: dict[tuple[int, int], int] = defaultdict(int)
+    found = times.starts.copy()
+    for sent, _, i, k in order:
+        a, b = ways[i][k - 1], ways[i][k]
+        found[i, k] = sent
+        if a != b:
+            begins = max(sent, taken[a, b])
+            taken[a, b] = begins + prices.transmit(a, b)
+            found[i, k] = begins + prices.carry(a, b)
+    return found
+
+
+def compared_figure(schedule: Schedule) -> go.Figure:
+    """Step times of the plan and of other ways, the quickest first; dotted: the lower bound."""
+    others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
+    names, seconds = zip(("this plan", schedule.step_s), *others, strict=True)
+    fig = figure(96 + ROW * len(names), x="seconds of one step", bargap=0.3, showlegend=False)
+    fig.add_bar(
+        y=_keys(names),
+        x=seconds,
+        orientation="h",
+        marker={"color": [BLUE] + [GREY] * len(others)},
+        text=[f"{amount(time)} s" for time in seconds],
+        textposition="outside",
+        cliponaxis=False,
+        hoverinfo="skip",
+    )
+    fig.add_vline(
+        x=schedule.bound.step_s,
+        line={"color": INK, "width": 1.2, "dash": "dot"},
+        annotation={"text": f"lower bound {amount(schedule.bound.step_s)} s", "font": {"color": MUTED, "size": 12}},
+        annotation_position="top",
+    )
+    fig.update_xaxes(range=[0, 1.12 * max(seconds)])  # room for the longest bar's text
+    fig.update_layout(yaxis=_lanes(names))
+    return fig
+
+
+def gantt_figure(step: Step) -> go.Figure:
+    """The planned step, seconds: passes by node, and under each that had to wait for its node, how long it did."""
+    nodes = step.drawn()
+    keys = dict(zip(nodes, _keys(nodes), strict=True))
+    fig = figure(112 + ROW * len(nodes), x="seconds", barmode="overlay")
+    total = step.makespan / 1e9 or 1.0
+    for kind, colour in COLOURS.items():
+        own = [done for done in step.passes if done.kind == kind and done.node in keys]
+        seconds = [(done.ends - done.starts) / 1e9 for done in own]
+        numbers = [str(done.microbatch) for done in own]
+        fig.add_bar(
+            name=kind,
+            y=[keys[done.node] for done in own],
+            x=seconds,
+            base=[done.starts / 1e9 for done in own],
+            width=0.6,
+            offset=-0.3,
+            orientation="h",
+            marker={"color": colour, "line": {"color": PAPER, "width": 0.5}},
+            text=[i if WIDTH * took > DIGIT * len(i) * total else "" for i, took in zip(numbers, seconds, strict=True)],
+            constraintext="none",
+            insidetextanchor="middle",
+            textposition="inside",
+            textangle=0,
+            textfont={"size": 10, "color": on(colour)},
+            customdata=[_told(step, done) for done in own],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    _add_waits(fig, step, keys)
+    fig.update_layout(yaxis=_lanes([step.name(node) for node in nodes]), legend={"traceorder": "normal"})
+    fig.update_xaxes(range=[0, total])
+    return fig
+
+
+def _add_waits(fig: go.Figure, step: Step, keys: dict[int, str]) -> None:
+    waits = [done for done in step.waits if done.node in keys]
+    fig.add_bar(
+        name="a forward waits for its node",
+        y=[keys[done.node] for done in waits],
+        x=[done.waited / 1e9 for done in waits],
+        base=[done.arrives / 1e9 for done in waits],
+        width=0.15,
+        offset=-0.5,
+        orientation="h",
+        marker={"color": RED},
+        opacity=0.5,
+        customdata=[f"{_told(step, done)}<br>waited {done.waited / 1e9:.3f} s" for done in waits],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _told(step: Step, done: Pass) -> str:
+    return (
+        f"{label(step.name(done.node))}<br>{done.kind} of microbatch {done.microbatch}, hop {done.hop}<br>"
+        f"{done.starts / 1e9:.3f} to {done.ends / 1e9:.3f} s"
+    )
+
+
+def busy_figure(step: Step) -> go.Figure:
+    """Each node's busy share of the step, coloured by its stage, and how many of its slots it ever used at once."""
+    nodes, busy, held, slots = step.by_stage(), step.busy, step.held, step.problem.slots.tolist()
+    fig = figure(96 + 22 * len(nodes), x="% of the step", barmode="overlay", bargap=0.25)
+    keys = dict(zip(nodes, _keys(nodes), strict=True))
+    for stage in range(len(step.problem.sizes)):
+        own = [node for node in nodes if step.solution.stage[node] == stage]
+        fig.add_bar(
+            name=f"stage {stage}",
+            y=[keys[node] for node in own],
+            x=[100 * busy[node] for node in own],
+            orientation="h",
+            marker={"color": SERIES[stage % len(SERIES)]},
+            text=[f"{100 * busy[node]:.0f} % · {held[node]} of {slots[node]} slots" for node in own],
+            textposition="outside",
+            textfont={"color": MUTED},
+            cliponaxis=False,
+            hoverinfo="skip",
+        )
+    fig.update_xaxes(range=[0, min(115, 130 * max(busy)) or 1])  # room for the longest bar's text
+    fig.update_layout(yaxis=_lanes([step.name(node) for node in nodes]), legend={"traceorder": "normal"})
+    return fig
+
+
+def sites_figure(
+    sites: Sequence[str], table: Sequence[Sequence[float | None]], told: Sequence[Sequence[str]], shade: str
+) -> go.Figure:
+    """Seconds from site to site, ``table`` [from, to], with the numbers in the cells if they are few.
+
+    ``told`` [from, to] is said of each cell, ``shade`` is the colour of the largest number; None leaves a cell blank.
+    """
+    keys, wordy = _keys(sites), len(sites) <= WORDY
+    fig = figure(140 + (28 if wordy else 16) * len(sites), x="to", y="from", margin={"t": 12, "b": 90})
+    fig.add_heatmap(
+        x=keys,
+        y=keys,
+        z=table,
+        text=[["" if number is None else f"{number:.3g}" for number in row] for row in table],
+        texttemplate="%{text}" if wordy else None,
+        textfont={"size": 11, "color": INK},
+        customdata=[
+            [f"{label(a)} → {label(b)}<br>{told[i][j]}" for j, b in enumerate(sites)] for i, a in enumerate(sites)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+        colorscale=[(0, WASH), (1, shade)],
+        zmin=0,
+        zmax=max((number for row in table for number in row if number is not None), default=1),
+        xgap=1,
+        ygap=1,
+        colorbar={"title": {"text": "s", "side": "top"}, "thickness": 12, "outlinewidth": 0},
+    )
+    fig.update_layout(yaxis=_lanes(sites), xaxis={"showgrid": False})
+    fig.update_xaxes(type="category", tickvals=keys, ticktext=[label(name) for name in sites], tickangle=-35)
+    return fig
+
+
+def _keys(rows: Sequence[object]) -> list[str]:
+    """Rows go by their places, for names need not differ."""
+    return [str(place) for place in range(len(rows))]
+
+
+def _lanes(names: Sequence[str]) -> dict[str, Any]:
+    """Layout of a y axis with a row for each name, from top to bottom."""
+    keys = _keys(names)
+    return {**lanes(keys), "tickvals": keys, "ticktext": [label(name) for name in names]}

@@ -1,0 +1,190 @@
+"""``planaria plan``'s page: how long a step takes, why, which way everything goes; one HTML file that works offline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from planaria.planner.bound import ALL
+from planaria.planner.guidelines import broken
+from planaria.planner.schedule import Schedule
+from planaria.report import page
+from planaria.report.run.path_table import summary, table
+from planaria.report.run.schedule_figures import (
+    DRAWN,
+    Pass,
+    Step,
+    busy_figure,
+    compared_figure,
+    gantt_figure,
+    sites_figure,
+    step_of,
+)
+from planaria.report.run.schedule_verdict import verdict
+from planaria.report.theme import CARRIED, DELAYED
+from planaria.report.words import amount, counted
+
+ROUTES = 60
+"""routes that are listed"""
+SUMMED = (
+    "After its last pass each node sends its gradients to one node of its stage, which sends back the sum; the step is "
+    "over when all have it. The chart of the step and the shares of work are of the passes alone."
+)
+
+
+def write_page(schedule: Schedule, path: Path) -> Path:
+    """Write the page of a schedule to ``path``, whole or not at all; its path.
+
+    :raises UserError: when it cannot be written, or the schedule's memory deadlocks.
+    """
+    return page.write(path, page.document("Plan · planaria", body(schedule, step_of(schedule))))
+
+
+def body(schedule: Schedule, step: Step) -> Iterator[str]:
+    """The page's sections, as HTML."""
+    wrong = broken(step.problem, step.solution, step.times)
+    name = f"Plan for {counted(len(schedule.nodes), 'node')}"
+    yield page.heading(name, verdict(schedule, step, wrong), _summary(schedule))
+    yield page.cards(_facts(schedule, step))
+    yield _compared(schedule)
+    yield page.section("The planned step", _gantt_caption(step), page.chart(gantt_figure(step), "step"))
+    yield from _use(schedule, step)
+    yield from _paths(schedule)
+    yield from _ways(schedule, step)
+    yield page.footer("Written by planaria plan; the schedule beside this page has every number, as JSON.")
+
+
+def _summary(schedule: Schedule) -> str:
+    rules = schedule.rules
+    queue = (
+        "Messages on one link wait for its bandwidth." if schedule.transmit_s else "Messages do not slow each other."
+    )
+    return (
+        f"Each microbatch visits {rules.visits} of {counted(len(rules.sizes) - 1, 'block stage')}, going back at most "
+        f"{counted(rules.swaps, 'time')} by one place and forward at most {counted(rules.jump, 'place')} at once. A "
+        f"node takes backward passes and losses first, then what came first and has a slot. {queue}"
+        + (f" {SUMMED}" if schedule.sums_s else "")
+    )
+
+
+def _facts(schedule: Schedule, step: Step) -> Iterator[tuple[str, str, str]]:
+    bound, search, rules = schedule.bound, schedule.search, schedule.rules
+    yield "step", f"{amount(schedule.step_s)} s", "simulated"
+    if schedule.sums_s:
+        yield "gradient sums", f"{amount(schedule.step_s - step.makespan / 1e9)} s", "of it, after the last pass"
+    yield "lower bound", f"{amount(bound.step_s)} s", bound.binds
+    if schedule.gap is None:
+        yield "gap", "–", "passes cost nothing, so it is meaningless: give network.forward_s and backward_s"
+    else:
+        yield "gap", f"{100 * schedule.gap:.1f} %", "1 − bound ÷ step: no plan is better by more"
+    yield "search", f"{search.seconds:.1f} s", f"{counted(search.moves, 'move')}, seed {search.seed}"
+    yield "nodes", f"{len(schedule.nodes)}", f"at {counted(len(schedule.sites), 'site')}"
+    yield "stages", f"{len(rules.sizes) - 1}", f"block stages; the ends on {counted(rules.sizes[0], 'data node')}"
+    yield "microbatches", f"{len(schedule.routes)}", f"{rules.microbatches} let in by each data node"
+    yield "visits", f"{rules.visits}", "of block stages, by each microbatch"
+
+
+def _compared(schedule: Schedule) -> str:
+    others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
+    rows = [
+        [name, f"{amount(seconds)} s", f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
+        for name, seconds in [("this plan", schedule.step_s), *others]
+    ]
+    order = "" if schedule.bound.binds == ALL else ", in any order of work"
+    return page.section(
+        "Beside other ways",
+        "Simulated steps on the same nodes, with as many microbatches. The dotted line is the lower bound: no "
+        f"arrangement and routes take less{order}. What binds it: {schedule.bound.binds}.",
+        page.chart(compared_figure(schedule), "compared"),
+        page.table("step-times", ["", "step", "this plan ÷ it"], rows, numbers_from=1),
+    )
+
+
+def _gantt_caption(step: Step) -> str:
+    nodes, waits = step.problem.nodes, step.waits
+    others = [done for done in step.passes if done.kind != "forward" and done.waited > 0]
+    forwards = sum(done.kind == "forward" and done.hop > 0 for done in step.passes)
+    unmarked = counted(len(others), "backward pass or loss", "backward passes and losses")
+    return (
+        (f"The {DRAWN} busiest of {nodes} nodes. " if nodes > DRAWN else "")
+        + "Numbers are microbatches. A red strip under a row is a forward whose message is there, but whose node is "
+        f"busy or full: {len(waits)} of {forwards} forwards waited so, {_seconds(waits)} in all; "
+        f"{unmarked}, not marked, waited {_seconds(others)}. What waits to be let in "
+        "at its data node does not count."
+    )
+
+
+def _seconds(waits: list[Pass]) -> str:
+    return f"{amount(sum(done.waited for done in waits) / 1e9)} s"
+
+
+def _use(schedule: Schedule, step: Step) -> Iterator[str]:
+    busy = step.busy
+    yield page.section(
+        "How busy the nodes are",
+        f"Share of the step in which a node works ({100 * sum(busy) / len(busy):.0f} % on average), and the most "
+        "microbatches it holds at once between their forward and their backward, of its slots.",
+        page.chart(busy_figure(step), "busy"),
+    )
+    sites, links = range(len(schedule.sites)), step.links
+    seconds = {way: took / 1e9 for way, (_, took) in links.items()}
+    told = {way: f"{counted(count, 'message')}, {seconds[way]:.2f} s in transit" for way, (count, _) in links.items()}
+    yield page.section(
+        "What the links carry",
+        "Seconds from sending to arrival, all messages of the step from one site (down) to another (across) together: "
+        f"{counted(sum(count for count, _ in links.values()), 'message')}, {sum(seconds.values()):,.1f} s"
+        + (", waiting for links included" if schedule.transmit_s else "")
+        + ". Blank where none go; on the diagonal, between nodes of one site.",
+        page.chart(
+            sites_figure(
+                schedule.sites,
+                [[seconds.get((a, b)) for b in sites] for a in sites],
+                [[told.get((a, b), "no messages") for b in sites] for a in sites],
+                CARRIED,
+            ),
+            "transit",
+        ),
+    )
+    delays = [[f"{delay:.3f} s a message" for delay in row] for row in schedule.link_s]
+    yield page.section(
+        "Delays",
+        "Seconds of one message, from sending it at a site (down) until it is at another (across).",
+        page.chart(sites_figure(schedule.sites, schedule.link_s, delays, DELAYED), "delays"),
+    )
+
+
+def _paths(schedule: Schedule) -> Iterator[str]:
+    if schedule.paths is not None:
+        yield page.section(
+            "Paths",
+            "Where sites are joined by several paths, each edge of the plan has one of them. Rates are what an edge "
+            f"has when all send at once, shared max-min fairly. In all {summary(schedule.paths)}.",
+            table(schedule, schedule.paths).html("paths"),
+        )
+
+
+def _ways(schedule: Schedule, step: Step) -> Iterator[str]:
+    names = step.problem.names
+    yield page.section(
+        "Arrangement",
+        "The nodes that hold each stage; those of stage 0 are the data nodes, with embedding, head and loss.",
+        page.table(
+            "stages",
+            ["stage", "nodes"],
+            [[f"{stage}", ", ".join(names[node] for node in held)] for stage, held in enumerate(schedule.stages)],
+            numbers_from=2,
+        ),
+    )
+    visits = [f"visit {hop}" for hop in range(1, schedule.rules.visits + 1)]
+    ends = [done.ends for done in step.passes if done.kind == "backward" and done.hop == 0]
+    rows = [
+        [str(i), names[route[0]], *(step.name(node) for node in route[1:-1]), f"{ends[i] / 1e9:.2f} s"]
+        for i, route in enumerate(schedule.routes[:ROUTES])
+    ]
+    more = len(schedule.routes) - len(rows)
+    yield page.section(
+        "Routes",
+        "Each microbatch starts at its data node and ends there, with head and loss; its gradients go the same way "
+        "back." + (f" The first {ROUTES}; {more} more are in the schedule." if more else ""),
+        page.table("routes", ["microbatch", "data node", *visits, "through at"], rows, numbers_from=len(visits) + 2),
+    )

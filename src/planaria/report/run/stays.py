@@ -1,0 +1,138 @@
+"""Who was where from when to when: workers at nodes, and machines that joined and went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from planaria.record.decisions import Decision, Finish, Form, TurnAway
+from planaria.record.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
+from planaria.record.logs import RunRecord
+from planaria.record.membership import Membership
+from planaria.report import page
+from planaria.report.run.naming import Naming
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A worker stood at a node from ``start`` to ``end`` (monotonic seconds)."""
+
+    node: int
+    where: str
+    """the node by name"""
+    worker: str
+    start: float
+    end: float
+
+
+def holdings(record: RunRecord) -> list[Holding]:
+    """All holdings by node and time. A node where nobody stands has a gap; open ends close at the last thing known."""
+    done: list[Holding] = []
+    held: dict[int, tuple[str, float]] = {}
+    members, naming, last = Membership(), Naming(), 0.0
+
+    def close(node: int, t: float) -> None:
+        worker, start = held.pop(node)
+        done.append(Holding(node, naming.row(node), worker, start, t))
+
+    for t, fact in record.landmarks:
+        changed, over = members.take(fact), isinstance(fact, Finish)
+        for node in list(held) if over else changed:
+            if node in held:  # an earlier part of the run ended with whatever it said last
+                close(node, last if isinstance(fact, RunStarted) else t)
+            if node in members.holders and not over:
+                held[node] = members.holders[node], t
+        naming, last = Naming(fact) if isinstance(fact, RunStarted) else naming, t
+    for node in list(held):
+        close(node, last)
+    return sorted(done, key=lambda h: (h.node, h.start))
+
+
+HEAD = ["machine", "which is", "from", "until", "workers", "they held", "handed over", "lost", "how it went"]
+KEY = (
+    "Seconds since the run began. Handed over: stages that others got as they were as the machine left. Lost: workers "
+    "that died with a stage; those that were there when a replica disbanded had none any more."
+)
+
+
+@dataclass
+class Machine:
+    """One machine's stay."""
+
+    host: str
+    called: str
+    workers: int
+    since: float
+    until: float | None = None
+    """when it ceased to take workers; None if it stayed to the end"""
+    how: str = "it stayed to the end"
+    held: set[int] = field(default_factory=set)
+    """nodes"""
+    handed_over: int = 0
+    lost: int = 0
+
+
+class _Stays:
+    """Folds a log into the stays of machines. A run that is resumed counts its machines anew."""
+
+    def __init__(self) -> None:
+        self.all: list[Machine] = []
+        self._here: dict[str, Machine] = {}
+        self._members = Membership()
+
+    def take(self, t: float, fact: Event | Decision) -> None:
+        left = self._members.take(fact)
+        match fact:
+            case RunStarted():
+                self._here = {}
+            case HostJoined():
+                self._here[fact.host] = Machine(fact.host, fact.detail, fact.workers, t)
+                self.all.append(self._here[fact.host])
+            case HostLeft(detail=how) | TurnAway(reason=how):
+                machine = self._here[fact.host]
+                if machine.until is None:
+                    machine.until, machine.how = t, how
+            case WorkerLost() if left and (lost_by := self._of(fact.worker)):
+                lost_by.lost += 1
+            case Form():
+                for node, worker in fact.holders.items():
+                    if there := self._of(worker):
+                        there.held.add(node)
+                for worker in fact.handing.values():
+                    if there := self._of(worker):
+                        there.handed_over += 1
+
+    def _of(self, worker: str) -> Machine | None:
+        """The machine of a worker, if that is a guest."""
+        return self._here.get(self._members.machine_of.get(worker, ""))
+
+
+def machines(record: RunRecord) -> list[Machine]:
+    """All stays, in order of arrival."""
+    stays = _Stays()
+    for t, fact in record.landmarks:
+        stays.take(t, fact)
+    return stays.all
+
+
+def machine_section(record: RunRecord, naming: Naming) -> Iterator[str]:
+    """The report on machines that joined; nothing where none did."""
+    found = machines(record)
+    if not found:
+        return
+    zero = record.starts[0][0]
+    rows = [
+        [
+            stay.host,
+            stay.called,
+            f"{stay.since - zero:.1f}",
+            "" if stay.until is None else f"{stay.until - zero:.1f}",
+            str(stay.workers),
+            naming.name(stay.held) if stay.held else "nothing",
+            str(stay.handed_over),
+            str(stay.lost),
+            stay.how,
+        ]
+        for stay in found
+    ]
+    yield page.section("Machines that joined", KEY, page.table("machines", HEAD, rows, numbers_from=9))

@@ -1,0 +1,169 @@
+"""Rounds of coded steps: when each replica had sent its results, who was done without, and what other schemes would
+have taken with these delays. The report's section on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import plotly.graph_objects as go
+
+from planaria.exchange.coded.choose import Chosen, choose
+from planaria.exchange.coded.coding import Coding, coding_of
+from planaria.exchange.coded.simulate import Profile
+from planaria.pipeline.routing.arrangement import Arrangement
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.coded import CodedStep
+from planaria.record.run_record import RunRecord
+from planaria.report import page
+from planaria.report.theme import BLUE, INK, ORANGE, PAPER, figure, lanes, whole
+from planaria.report.words import counted
+
+ROUNDS_DRAWN = 400
+LEAST_ROUNDS = 20
+"""from which on a run tells what other schemes would have taken"""
+HEAD = ["scheme", "ms a job", "load", "gradients sent a job", "microbatches a job, at least"]
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One round of a coded step. Seconds count from when the round began."""
+
+    step: int
+    round: int
+    sent: dict[int, float]
+    """replica → when it had sent its results at every stage; the others were broken off"""
+    counted: frozenset[int]
+    seconds: float
+
+
+def laps(record: RunRecord) -> list[Lap]:
+    """The rounds that came to their end, in order; read off the run's log once."""
+    return record.once(_laps)
+
+
+def _laps(record: RunRecord) -> list[Lap]:
+    found: list[Lap] = []
+    nodes, coded, began, sent = Arrangement({}), CodedStep(), 0.0, dict[int, float]()
+    for t, fact in record.history:
+        if isinstance(fact, e.RunStarted):
+            nodes = Arrangement(dict(enumerate(fact.arrangement)))
+        elif isinstance(fact, d.RunStep):
+            coded, began, sent = CodedStep(), t, {}
+        elif isinstance(fact, e.ResultsSent) and fact.round == len(coded.counted):
+            coded = CodedStep(coded.counted, coded.sent | {fact.node})
+            sent |= dict.fromkeys(coded.done(nodes) - sent.keys(), t - began)
+        elif isinstance(fact, d.CloseRound):
+            counted = frozenset(fact.counted)
+            found.append(Lap(fact.step, fact.round, sent, counted, t - began))
+            coded, began, sent = coded.closed(counted), t, {}
+    return found
+
+
+def profile_of(record: RunRecord) -> Profile | None:
+    """The delays of the run's rounds; None if there are too few in which all had the same to do.
+
+    A replica that was broken off counts as if it had finished with the round. Of what a round takes, that part grows
+    with its load that a replica's busiest stage computes; the rest is there for each mini-task.
+    """
+    coding = coding_of(record.config.exchange)
+    if coding is None:
+        return None
+    full = [lap for lap in laps(record) if coding.scheme.delay() <= lap.round < coding.jobs]
+    rows = [[lap.sent.get(replica, lap.seconds) for replica in range(coding.replicas)] for lap in full]
+    if len(rows) < LEAST_ROUNDS:
+        return None
+    load, typical = coding.scheme.load(coding.replicas), float(np.median(rows))
+    microbatches = record.config.pipeline.microbatches * coding.replicas / coding.jobs
+    slope = min(busiest_s(record) * microbatches, typical / load)
+    return Profile(np.array(rows), load, slope, task_s=(typical - slope * load) / coding.scheme.slots())
+
+
+def busiest_s(record: RunRecord) -> float:
+    """Seconds that a microbatch's passes take at the node that computes longest, as the median over its steps."""
+    found: dict[int, list[float]] = {}
+    for _, work in record.worked:
+        passes = [span for span in work.spans if span.action in ("forward", "backward")]
+        ended = [span.hop for span in passes if span.action == "backward"]
+        if ended and not work.dropped:
+            each = sum(span.end - span.start for span in passes) / ended.count(min(ended))
+            found.setdefault(work.node, []).append(each)
+    return max((median(own) for own in found.values()), default=0.0)
+
+
+def schemes(record: RunRecord) -> Chosen | None:
+    """What every scheme would have taken with the run's delays, in steps of as many jobs."""
+    coding, profile = coding_of(record.config.exchange), profile_of(record)
+    if coding is None or profile is None:
+        return None
+    return choose(profile, slow=coding.slow, window=coding.jobs)
+
+
+def section(record: RunRecord) -> Iterator[str]:
+    """Nothing where replicas wait for one another."""
+    coding, made = coding_of(record.config.exchange), laps(record)
+    if coding is None or not made:
+        return
+    parts = [page.chart(finish_figure(made, coding), "stragglers")]
+    if (chosen := schemes(record)) is not None:
+        rows = [
+            [str(offer).partition(":")[0], f"{1e3 * offer.seconds:.1f}", f"{offer.load:.3f}", f"{offer.vectors}",
+             f"{offer.microbatches}"]
+            for offer in chosen.offers[:12]
+        ]  # fmt: skip
+        said = f"What schemes would have taken with these delays, the quickest first: {chosen.why}."
+        parts += [page.subheading("Other schemes"), page.note(said), page.table("schemes", HEAD, rows, numbers_from=1)]
+    yield page.section("Stragglers", _told(coding, made), *parts)
+
+
+def told(record: RunRecord) -> Iterator[str]:
+    """How often the run went on without replicas."""
+    coding, made = coding_of(record.config.exchange), laps(record)
+    if coding is not None and made:
+        yield f"stragglers    {_told(coding, made)}"
+
+
+def _told(coding: Coding, made: list[Lap]) -> str:
+    without = [coding.replicas - len(lap.counted) for lap in made]
+    own, plain = coding.scheme.load(coding.replicas), 1 / coding.replicas
+    return (
+        f"{counted(len(made), 'round')} of coded steps; {sum(map(bool, without))} went on without replicas, "
+        f"{counted(sum(without), 'result')} in all. A replica computes {own:.3f} of a job's data in a round; uncoded "
+        f"it would be {plain:.3f}."
+    )
+
+
+def finish_figure(made: list[Lap], coding: Coding) -> go.Figure:
+    """When replicas had sent their results, in milliseconds, by round; a cross: done without. The last rounds only."""
+    drawn = made[-ROUNDS_DRAWN:]
+    names = [f"replica {replica}" for replica in range(coding.replicas)]
+    fig = figure(120 + 26 * coding.replicas, x="round")
+    first = len(made) - len(drawn)
+    table = [
+        [1e3 * lap.sent[replica] if replica in lap.sent else None for lap in drawn]
+        for replica in range(coding.replicas)
+    ]
+    words = [[_word(lap, replica) for lap in drawn] for replica in range(coding.replicas)]
+    fig.add_heatmap(
+        z=table, x=list(range(first, len(made))), y=names, colorscale=[[0, PAPER], [0.5, BLUE], [1, ORANGE]], zmin=0,
+        customdata=words, hovertemplate="%{customdata}<extra></extra>",
+        colorbar={"title": "ms", "thickness": 12, "outlinewidth": 0},
+    )  # fmt: skip
+    lost = [(first + i, r) for i, lap in enumerate(drawn) for r in range(coding.replicas) if r not in lap.counted]
+    fig.add_scatter(
+        x=[i for i, _ in lost], y=[names[r] for _, r in lost], mode="markers", name="done without",
+        hoverinfo="skip", marker={"symbol": "x-thin-open", "color": INK, "size": 7}, showlegend=True,
+    )  # fmt: skip
+    fig.update_layout(yaxis=lanes(names))
+    return whole(fig, range(first, len(made)), bars=True)
+
+
+def _word(lap: Lap, replica: int) -> str:
+    said = f"replica {replica}, step {lap.step}, round {lap.round}: "
+    if replica not in lap.sent:
+        return f"{said}broken off after {1e3 * lap.seconds:.1f} ms"
+    when = f"{1e3 * lap.sent[replica]:.1f} ms"
+    return said + (when if replica in lap.counted else f"{when}, too late")

@@ -1,0 +1,86 @@
+"""A run in few numbers and in a few lines of text: how well the model learnt, what went wrong, how long that took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from planaria.record.run_record import RunRecord, StepMetric, ValidationMetric
+from planaria.report.run.compression import told as told_compression
+from planaria.report.run.diagnosis import told as told_diagnosis
+from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
+from planaria.report.run.round_history import gatherings, told, totals
+from planaria.report.run.stage_peaks import told as told_memory
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of a whole run."""
+
+    loss: float | None
+    """of the last training step"""
+    validation: ValidationMetric | None
+    """the last one"""
+    tokens_per_s: float | None
+    """median over training steps"""
+    steps: int
+    """different ones that were trained"""
+
+
+def measured(record: RunRecord) -> Measured:
+    """Read off the run's metrics, once."""
+    return record.once(_measured)
+
+
+def _measured(record: RunRecord) -> Measured:
+    loss, validation = None, None
+    speeds: list[float] = []
+    steps: set[int] = set()
+    for metric in record.metrics:
+        if isinstance(metric, StepMetric):
+            loss = metric.loss
+            steps.add(metric.step)
+            if metric.tokens_per_s:
+                speeds.append(metric.tokens_per_s)
+        else:
+            validation = metric
+    return Measured(loss, validation, median(speeds) if speeds else None, len(steps))
+
+
+def summary(record: RunRecord) -> Iterator[str]:
+    """Final losses (of several replicas, means), what their exchange came to, most memory, a line for every fault."""
+    last = measured(record)
+    if last.loss is not None:
+        validated = last.validation and f" (validation {last.validation.val_loss:.4f})"
+        yield f"final loss    {last.loss:.4f}{validated or ''}"
+    held = gatherings(record)
+    for place, line in enumerate(told(totals(held)) if held else ()):
+        yield f"{'' if place else 'exchange':<14}{line}"
+    if record.config.exchange.coded:
+        from planaria.report.run import straggling  # it asks the codes, and they import torch
+
+        yield from straggling.told(record)
+    yield from told_compression(record)
+    yield from told_memory(record)
+    slow = list(told_diagnosis(record))
+    yield from slow
+    timings = recoveries(record)
+    if not timings and not slow:
+        yield "faults        none"
+    for timing in timings:
+        yield f"fault         {_told(timing)}"
+        if timing.total is not None:
+            yield f"              {_split(timing)}"
+
+
+def _told(timing: RecoveryTiming) -> str:
+    what = f"step {timing.step}: {timing.where} lost, {timing.outcome}" if timing.nodes else f"step {timing.step}"
+    if timing.total is None:
+        return what
+    return f"{what} {timing.total:.2f} s after the {'fault' if timing.fault_t else 'notice'}"
+
+
+def _split(timing: RecoveryTiming) -> str:
+    parts = timing.parts.items()
+    return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in parts if seconds is not None)

@@ -1,0 +1,239 @@
+"""Folders of ``torch.distributed.checkpoint``: ``model.<name>``, ``optim.state.<name>.{exp_avg,exp_avg_sq,step}``."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from planaria.common.errors import UserError
+from planaria.runtime.checkpoint.foreign import unpickling
+from planaria.runtime.checkpoint.foreign.folder import (
+    KINDS,
+    WEIGHTS,
+    Fit,
+    clock,
+    clocks_by_group,
+    step_tensor,
+    uncovered,
+)
+from planaria.runtime.checkpoint.foreign.note import inside
+from planaria.runtime.checkpoint.foreign.pieces import PLAIN
+from planaria.runtime.checkpoint.foreign.unpickling import MEND, Kept
+from planaria.runtime.checkpoint.loading import Atom
+from planaria.runtime.checkpoint.recut import MOMENTS
+
+METADATA = ".metadata"
+STATE = re.compile(r"(optim|optimizer)\.state\.(?P<name>.+)\.(?P<kind>[^.]+)")
+GROUP = re.compile(r"(optim|optimizer)\.param_groups\.(?P<group>.+)\.(?P<field>step|params)")
+_MOST_SIDES = 16
+
+
+def write(atoms: Iterable[Atom], folder: Path) -> None:
+    """Write a model and its optimizer's state into ``folder`` with torch's own writer, a tensor at a time.
+
+    Torch is told the shapes, and asks for each tensor when it writes it.
+
+    :raises OSError: when the disk is full.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    model: dict[str, Tensor] = {}
+    state: dict[str, dict[str, Tensor]] = {}
+    reads: dict[str, Callable[[], Tensor]] = {}
+    for atom in atoms:
+        model[atom.name] = torch.empty(atom.shape, device="meta")
+        reads[f"model.{atom.name}"] = partial(atom.read, WEIGHTS)
+        if atom.clock is not None:
+            step = step_tensor(atom.clock)
+            state[atom.name] = {kind: torch.empty(atom.shape, device="meta") for kind in MOMENTS} | {"step": step}
+            reads |= {f"optim.state.{atom.name}.{kind}": partial(atom.read, kind) for kind in MOMENTS}
+
+    class Planner(DefaultSavePlanner):
+        def lookup_object(self, index: MetadataIndex) -> Any:
+            return reads[index.fqn]() if index.fqn in reads else super().lookup_object(index)
+
+    class Writer(FileSystemWriter):
+        def storage_meta(self) -> StorageMeta | None:
+            return StorageMeta()  # the place where it is written first is not where it will lie
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        whole = {"model": model, "optim": {"state": state}} if state else {"model": model}
+        try:
+            save(whole, storage_writer=Writer(folder), planner=Planner(), no_dist=True)
+        except CheckpointException as error:  # torch's own, around what went wrong
+            raise uncovered(error.failures[0][0]) from None
+
+
+class Box(NamedTuple):
+    """A part of a tensor, and where its numbers lie."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    begin: int
+    length: int
+
+
+class Stored(NamedTuple):
+    """A tensor of the folder."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+
+class Dcp:
+    """A folder that torch wrote, on however many ranks; ``folder.Foreign``."""
+
+    step: int | None = None
+    samples: int | None = None
+
+    def __init__(self, folder: Path) -> None:
+        """:raises UserError: when it is none, or its metadata is damaged or has a foreign class."""
+        self._folder, self._place = folder, inside(folder, METADATA)
+        self._tensors, self._bytes = entries(unpickling.metadata(self._place), self._place)
+        head = _common_head([*self._tensors, *self._bytes])
+        self._keys: dict[tuple[str, str], str] = {}
+        groups: dict[str, dict[str, Any]] = {}
+        left: list[str] = []
+        for full in (*self._tensors, *self._bytes):
+            key = full.removeprefix(head)
+            if found := STATE.fullmatch(key):
+                self._take(found["name"], found["kind"], full)
+            elif key.startswith("model."):
+                self._take(key.removeprefix("model."), WEIGHTS, full)
+            elif found := GROUP.fullmatch(key):
+                groups.setdefault(found["group"], {})[found["field"]] = self._value(full)
+            else:
+                left.append(full)
+        self.left = tuple(left)
+        names = {name for name, _ in self._keys}
+        self.kinds: Mapping[str, frozenset[str]] = {
+            name: frozenset(kind for kind in KINDS if (name, kind) in self._keys) for name in names
+        }
+        self.clocks: Mapping[str, int] = self._clocks(groups, names)
+
+    def read(self, name: str, kind: str, fit: Fit) -> Tensor:
+        stored, place = self._tensors[self._keys[name, kind]], f"{self._folder}: {self._keys[name, kind]}"
+        fit(stored.shape, PLAIN, str(self._folder / stored.boxes[0].file) if stored.boxes else place)
+        if len(stored.boxes) == 1 and stored.boxes[0].sizes == stored.shape:
+            return self._box(stored, stored.boxes[0], place)
+        if sum(math.prod(box.sizes) for box in stored.boxes) != math.prod(stored.shape):
+            raise UserError(f"{place}: its chunks do not make {list(stored.shape)}; some are missing or there twice")
+        whole, taken = torch.empty(stored.shape, dtype=stored.dtype), torch.zeros(stored.shape, dtype=torch.bool)
+        for box in stored.boxes:
+            area = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
+            if taken[area].shape != box.sizes or bool(taken[area].any()):
+                raise UserError(f"{place}: a chunk lies outside of it, or over another; {MEND}")
+            whole[area], taken[area] = self._box(stored, box, place), True
+        return whole
+
+    def _take(self, name: str, kind: str, key: str) -> None:
+        if kind not in (*KINDS, "step"):
+            raise UserError(f"{self._folder}: {key}: AdamW has no {kind!r}; give a folder that AdamW trained")
+        if (name, kind) in self._keys:
+            raise UserError(f"{self._folder}: {kind} of {name} is there twice; remove one")
+        if kind != "step" and key not in self._tensors:
+            raise UserError(f"{self._folder}: {key} is no tensor; {MEND}")
+        self._keys[name, kind] = key
+
+    def _clocks(self, groups: Mapping[str, dict[str, Any]], names: set[str]) -> dict[str, int]:
+        """From the state of each parameter; else from its group, which is called like it or lists it."""
+        own = {name: key for (name, kind), key in self._keys.items() if kind == "step"}
+        if own:
+            return {name: clock(self._value(key), f"{self._folder}: {key}") for name, key in own.items()}
+        steps = [
+            (
+                [group] if group in names else fields.get("params"),
+                clock(fields["step"], f"{self._folder}: {group}"),
+            )
+            for group, fields in groups.items()
+            if "step" in fields
+        ]
+        return clocks_by_group(steps, names, str(self._folder)) if steps else {}
+
+    def _value(self, key: str) -> Any:
+        """A single number as a tensor, or what was no tensor."""
+        place = f"{self._folder}: {key}"
+        if key in self._bytes:
+            return unpickling.saved(self._blob(self._bytes[key], place), place)
+        stored = self._tensors[key]
+        if math.prod(stored.shape) != 1 or len(stored.boxes) != 1:
+            raise UserError(f"{place}: is {list(stored.shape)}, not one number; {MEND}")
+        return self._box(stored, stored.boxes[0], place)
+
+    def _box(self, stored: Stored, box: Box, place: str) -> Tensor:
+        if math.prod(box.sizes) * stored.dtype.itemsize > box.length:
+            raise UserError(f"{place}: {box.length} bytes of {box.file} cannot be {list(box.sizes)}; {MEND}")
+        found = unpickling.saved(self._blob(box, place), place)
+        if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (stored.dtype, box.sizes):
+            raise UserError(f"{place}: {box.file} has something else there than {METADATA} says; {MEND}")
+        return found
+
+    def _blob(self, box: Box, place: str) -> io.BytesIO:
+        path = inside(self._folder, box.file)
+        if box.begin < 0 or box.length < 0 or box.begin + box.length > path.stat().st_size:
+            raise UserError(f"{place}: reaches beyond the end of {path}; {MEND}")
+        with path.open("rb") as file:
+            file.seek(box.begin)
+            return io.BytesIO(file.read(box.length))
+
+
+def entries(found: Kept, place: Path) -> tuple[dict[str, Stored], dict[str, Box]]:
+    """The tensors of a folder's metadata, and what is no tensor, by key."""
+    tensors: dict[str, Stored] = {}
+    others: dict[str, Box] = {}
+    try:
+        where: dict[tuple[str, tuple[int, ...] | None], Kept] = {}
+        for index, stored in dict(found.get("storage_data")).items():
+            offset = index.get("offset")
+            where[str(index.get("fqn")), None if offset is None else _sides(offset)] = stored
+        for key, entry in dict(found.get("state_dict_metadata")).items():
+            if not isinstance(entry, unpickling.TensorEntry):
+                others[str(key)] = _box((), (), where[key, None])
+                continue
+            chunks = [(_sides(c.get("offsets")), _sides(c.get("sizes"))) for c in entry.get("chunks")]
+            boxes = tuple(_box(offsets, sizes, where[key, offsets]) for offsets, sizes in chunks)
+            dtype = entry.get("properties").state[0]
+            if not isinstance(dtype, torch.dtype):
+                raise TypeError(f"no type of {key}")
+            tensors[str(key)] = Stored(dtype, _sides(entry.get("size")), boxes)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise UserError(f"{place}: damaged ({type(error).__name__}: {str(error)[:160]}); {MEND}") from None
+    return tensors, others
+
+
+def _box(offsets: tuple[int, ...], sizes: tuple[int, ...], stored: Kept) -> Box:
+    file, begin, length = (stored.get(name) for name in ("relative_path", "offset", "length"))
+    if not isinstance(file, str) or type(begin) is not int or type(length) is not int:
+        raise TypeError("a chunk without file, offset and length")
+    if stored.get("transform_descriptors"):
+        raise ValueError(f"{file} is written with {stored.get('transform_descriptors')}, which is not read")
+    return Box(offsets, sizes, file, begin, length)
+
+
+def _sides(given: Any) -> tuple[int, ...]:
+    sides = tuple(given)
+    if len(sides) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in sides):
+        raise ValueError("sides that cannot be")
+    return sides
+
+
+def _common_head(keys: list[str]) -> str:
+    """What all keys have before ``model.`` or ``optim.``: the name of an object that held both, such as ``app.``"""
+    firsts = {key.partition(".")[0] for key in keys}
+    return "" if len(firsts) != 1 or firsts & {"model", "optim", "optimizer"} else f"{firsts.pop()}."

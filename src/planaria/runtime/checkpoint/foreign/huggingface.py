@@ -1,0 +1,58 @@
+"""Hugging Face's folder of a checkpoint, a tensor at a time, in as many files as its size asks for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from planaria.models import huggingface
+from planaria.runtime.checkpoint import tensor_file
+from planaria.runtime.checkpoint.foreign.folder import WEIGHTS
+from planaria.runtime.checkpoint.loading import Atom
+
+Precision = Literal["fp32", "bf16"]
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def write(atoms: Sequence[Atom], folder: Path, precision: Precision, largest: int) -> None:
+    """Write the weights: one file, or several of at most ``largest`` bytes of tensors with an index.
+
+    :raises OSError: when the disk is full.
+    """
+    dtype = DTYPES[precision]
+    shards = packed([math.prod(atom.shape) * dtype.itemsize for atom in atoms], largest)
+    count, names = len(shards), dict[str, str]()
+    for number, members in enumerate(shards, 1):
+        held = {atoms[place].name: atoms[place] for place in members}
+        name = huggingface.WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+        names |= dict.fromkeys(held, name)
+        specs = {key: (dtype, atom.shape) for key, atom in held.items()}
+
+        def read(key: str, held: Mapping[str, Atom] = held) -> Tensor:
+            return held[key].read(WEIGHTS).to(dtype)
+
+        with (folder / name).open("wb") as file:
+            tensor_file.stream(file, specs, read, huggingface.METADATA)
+    if count > 1:
+        total = sum(math.prod(atom.shape) for atom in atoms) * dtype.itemsize
+        index = {"metadata": {"total_size": total}, "weight_map": names}
+        (folder / huggingface.INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def packed(sizes: Sequence[int], largest: int) -> list[list[int]]:
+    """Places of ``sizes`` in order, in groups of at most ``largest`` together; a larger one is a group by itself."""
+    groups: list[list[int]] = [[]]
+    room = largest
+    for place, size in enumerate(sizes):
+        if size > room and groups[-1]:
+            groups.append([])
+            room = largest
+        groups[-1].append(place)
+        room -= size
+    return groups

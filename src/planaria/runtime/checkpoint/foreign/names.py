@@ -1,0 +1,151 @@
+"""Which parameters of a model the tensors of a foreign folder are: by Hugging Face's names, or by a map of names. Pure.
+
+A map is a TOML file, a line for each pattern. ``{n}`` stands for a number, ``*`` for any text, each once at most::
+
+    "embedding.weight" = { parts = ["model.embed_tokens.weight"], padded = true }
+    "decoder.{n}.attention.dense.weight" = "model.layers.{n-3}.self_attn.o_proj.weight"
+    "decoder.{n}.qkv.weight" = { parts = ["….q_proj.weight", "….k_proj.weight", "….v_proj.weight"], slices = 2 }
+    "rotary.*" = ""
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planaria.common import documents
+from planaria.common.errors import UserError
+
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+_REDUNDANT = ".rotary_emb.inv_freq"
+_FIELDS = {"parts", "slices", "padded"}
+_MOST_SLICES = 1 << 16
+_NUMBER = re.compile(r"\{n(?:-(\d{1,6}))?\}")
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of a map: names like ``pattern`` are these ``parts`` of the model, one after another along dimension 0."""
+
+    pattern: str
+    parts: tuple[str, ...]
+    """none: left out on purpose"""
+    slices: int | None = None
+    """equal slices that each hold a share of every part (``pieces.split``)"""
+    padded: bool = False
+    """rows beyond the model's are filling, and are cut off"""
+
+    def fits(self, name: str) -> tuple[str, ...] | None:
+        """The parameters of the model that ``name`` stands for; None where it is not like the pattern."""
+        found = re.fullmatch(_expression(self.pattern), name, re.DOTALL)
+        return None if found is None else tuple(_filled(part, found.groupdict()) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A tensor of the folder, and the parameters that it is made of."""
+
+    name: str
+    parts: tuple[str, ...]
+    slices: int | None = None
+    padded: bool = False
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What becomes of a folder's tensors."""
+
+    wholes: tuple[Whole, ...]
+    head: str | None
+    """of a tied model, the name of what must be equal to its embedding table"""
+    left: tuple[str, ...]
+    """names that are left out"""
+
+
+def assign(
+    place: Path, names: Collection[str], model: Shapes, rules: Sequence[Rule] = (), source: Path | None = None
+) -> Assignment:
+    """Which of the ``model``'s parameters each of the ``names`` is; ``source`` is the file of the rules.
+
+    :raises UserError: when a name has no place in the model, or two have the same; a parameter is missing; a rule
+        matches nothing, or two match one name.
+    """
+    used, wholes, left = set[str](), list[Whole](), list[str]()
+    for name in sorted(names):
+        found = [(rule, parts) for rule in rules if (parts := rule.fits(name)) is not None]
+        if len(found) > 1:
+            both = " and ".join(repr(rule.pattern) for rule, _ in found[:2])
+            raise UserError(f"{source}: {both} match {name}; one name has one meaning")
+        used |= {rule.pattern for rule, _ in found}
+        if not found:
+            wholes.append(Whole(name, (name,)))
+        elif found[0][1]:
+            rule, parts = found[0]
+            wholes.append(Whole(name, parts, rule.slices, rule.padded))
+        else:
+            left.append(name)
+    if idle := [rule.pattern for rule in rules if rule.pattern not in used]:
+        raise UserError(f"{source}: {idle[0]!r} matches no tensor of {place}; correct it, or remove it")
+    left += [whole.name for whole in wholes if whole.name.endswith(_REDUNDANT) and whole.parts == (whole.name,)]
+    head = next((w.name for w in wholes if w.parts == (HEAD,) and HEAD not in model), None)
+    wholes = [whole for whole in wholes if whole.name not in left and whole.name != head]
+    _require_each_once(place, wholes, model)
+    return Assignment(tuple(wholes), head, tuple(left))
+
+
+def _require_each_once(place: Path, wholes: Iterable[Whole], model: Shapes) -> None:
+    """:raises UserError: naming the first parameter that is unknown, there twice, or missing."""
+    holders: dict[str, str] = {}
+    for whole in wholes:
+        for part in whole.parts:
+            if part not in model:
+                said = "" if part == whole.name else f" (that is {part})"
+                raise UserError(f"{place}: {whole.name}{said} has no place in this model; say with --names what it is")
+            if part in holders:
+                raise UserError(f"{place}: {part} is there twice, as {holders[part]} and as {whole.name}; remove one")
+            holders[part] = whole.name
+    for part, shape in model.items():
+        if part not in holders:
+            raise UserError(f"{place}: {part} is missing; it should have shape {list(shape)}")
+
+
+def read(path: Path) -> tuple[Rule, ...]:
+    """The map in a file.
+
+    :raises UserError: naming the first pattern that is wrong.
+    """
+    return tuple(_rule(path, pattern, given) for pattern, given in documents.toml(path).items())
+
+
+def _rule(path: Path, pattern: str, given: Any) -> Rule:
+    table = {"parts": [given] if given else []} if isinstance(given, str) else given
+    if not isinstance(table, dict) or not table.keys() <= _FIELDS or "parts" not in table:
+        raise UserError(f"{path}: {pattern!r}: give a name in quotes, or a table of parts, slices and padded")
+    parts, slices, padded = table["parts"], table.get("slices"), table.get("padded", False)
+    if not isinstance(parts, list) or not all(isinstance(part, str) and part for part in parts):
+        raise UserError(f"{path}: {pattern!r}: parts must be a list of names of the model")
+    if slices is not None and (type(slices) is not int or not 1 <= slices <= _MOST_SLICES):
+        raise UserError(f"{path}: {pattern!r}: slices = {documents.shown(slices)} must be a number from 1 up")
+    if not isinstance(padded, bool) or (padded and len(parts) != 1):
+        raise UserError(f"{path}: {pattern!r}: padded = true goes with one part")
+    if pattern.count("*") > 1 or pattern.count("{n}") > 1:
+        raise UserError(f"{path}: {pattern!r}: has {{n}} or * more than once")
+    for part in parts:
+        if part.count("*") > pattern.count("*") or (_NUMBER.search(part) and "{n}" not in pattern):
+            raise UserError(f"{path}: {pattern!r}: {part!r} has a {{n}} or * that the pattern has not")
+    return Rule(pattern, tuple(parts), slices, padded)
+
+
+def _expression(pattern: str) -> str:
+    """The regular expression of a pattern, in which nothing can be tried in more ways than one."""
+    pieces = re.split(r"(\{n\}|\*)", pattern)
+    return "".join({"{n}": r"(?P<n>\d{1,9})", "*": "(?P<rest>.*)"}.get(piece, re.escape(piece)) for piece in pieces)
+
+
+def _filled(part: str, found: Mapping[str, str]) -> str:
+    filled = _NUMBER.sub(lambda less: str(int(found["n"]) - int(less[1] or 0)), part)
+    return filled.replace("*", found.get("rest", "")) if "rest" in found else filled

@@ -1,0 +1,147 @@
+"""Read a foreign folder into stage files without running any code of the folder's.
+
+Called by ``common/apart.py`` in a child process, whose memory is bounded before the folder is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planaria.common.errors import UserError
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
+from planaria.runtime.checkpoint.foreign import names
+from planaria.runtime.checkpoint.foreign.apart import Job, Reply
+from planaria.runtime.checkpoint.foreign.dcp import Dcp
+from planaria.runtime.checkpoint.foreign.folder import KINDS, WEIGHTS, Foreign, require_moments
+from planaria.runtime.checkpoint.foreign.names import TABLE, Assignment, Whole
+from planaria.runtime.checkpoint.foreign.note import FILE, Note, find, summed
+from planaria.runtime.checkpoint.foreign.pieces import Marks, Sizes, apart, require_equal, require_fit
+from planaria.runtime.checkpoint.foreign.universal import Universal
+from planaria.runtime.checkpoint.recut import MOMENTS
+from planaria.runtime.checkpoint.stage_file import write_stage
+
+FORMATS: Mapping[str, Callable[[Path], Foreign]] = {"dcp": Dcp, "universal": Universal}
+LISTED = 3
+"""of what is left out, how many are named"""
+
+
+class Reading:
+    """One folder, as the stages of a model."""
+
+    def __init__(self, job: Job) -> None:
+        """:raises UserError: when the folder does not hold the model."""
+        self._folder, self._cut, self._to = Path(job.folder), Cut(job.model, job.stages), Path(job.to)
+        self._locals = {
+            stage: {local: atom_name(self._cut, stage, local) for local in declared(self._cut, stage)}
+            for stage in self._all
+        }
+        self._shapes = {
+            name: declared(self._cut, stage)[local].shape
+            for stage, held in self._locals.items()
+            for local, name in held.items()
+        }
+        self._note = find(self._folder, job.model)
+        self._foreign = FORMATS[job.format](self._folder)
+        source = None if job.names is None else Path(job.names)
+        rules = () if source is None else names.read(source)
+        self._plan = names.assign(self._folder, self._foreign.kinds, self._shapes, rules, source)
+        used = {whole.name: self._foreign.kinds[whole.name] for whole in self._plan.wholes}
+        self._trained = require_moments(self._folder, used, self._foreign.clocks)
+        self._step = _step_of(self._folder, self._foreign, self._plan, self._note)
+
+    @property
+    def _all(self) -> range:
+        return range(self._cut.stages + 1)
+
+    def carry_out(self) -> Reply:
+        """Write every stage, one after the other."""
+        if self._plan.head is not None:
+            self._require_tied(self._plan.head)
+        digests = tuple(write_stage(self._to, stage, self._step, self._stage(stage)).sha256 for stage in self._all)
+        samples = self._note.samples if self._note is not None else self._foreign.samples
+        return Reply(step=self._step, samples=samples, digests=digests, said=tuple(self._said()))
+
+    def _stage(self, stage: int) -> StageState:
+        """What a stage begins with, of as many tensors of the folder as it needs."""
+        local = {name: own for own, name in self._locals[stage].items()}
+        kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
+        clocks: dict[str, int] = {}
+        for whole in self._plan.wholes:
+            if not local.keys() & set(whole.parts):
+                continue
+            for kind in KINDS if self._trained else (WEIGHTS,):
+                parts = apart(self._read(whole, kind), whole, self._shapes)
+                self._require_known(parts, kind, self._foreign.clocks.get(whole.name))
+                kinds[kind] |= {local[name]: tensor for name, tensor in parts.items() if name in local}
+            if self._trained:
+                clocks |= {local[n]: self._foreign.clocks[whole.name] for n in whole.parts if n in local}
+        first, second = (kinds[kind] for kind in MOMENTS)
+        moments = {name: (first[name], second[name]) for name in first}
+        scales = {} if self._note is None else self._note.scales
+        own = {local[name]: scale for name, scale in scales.items() if name in local}
+        return StageState(kinds[WEIGHTS], moments, clocks, scales=own)
+
+    def _require_known(self, parts: Mapping[str, Tensor], kind: str, clock: int | None) -> None:
+        """:raises UserError: when a tensor is not what the note beside it says."""
+        known = {} if self._note is None else self._note.sums
+        for name, tensor in parts.items():
+            found, what = summed(tensor, kind, name, clock), f"{kind} of {name}"
+            if known.get(what, found) != found:
+                mend = f"bring it back, or remove {FILE} if another program has trained it since"
+                raise UserError(f"{self._folder}: {what} is not what planaria wrote there; {mend}")
+
+    def _read(self, whole: Whole, kind: str) -> Tensor:
+        def fit(shape: Sizes, marks: Marks, place: str) -> None:
+            require_fit(whole, shape, marks, self._shapes, place)
+
+        tensor = self._foreign.read(whole.name, kind, fit)
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise UserError(f"{self._folder}: {kind} of {whole.name} is {tensor.dtype}; fp32, bf16 and fp16 are read")
+        return tensor
+
+    def _require_tied(self, head: str) -> None:
+        """A tied model's head may be in the folder, if it is the embedding table."""
+        (table,) = (whole for whole in self._plan.wholes if TABLE in whole.parts)
+        other = Whole(head, table.parts, table.slices, table.padded)
+        for kind in sorted(self._foreign.kinds[head]):
+            what = f"{self._folder}: {kind} of {head} and of {table.name}, which is tied to it,"
+            require_equal(self._read(other, kind), self._read(table, kind), what)
+
+    def _said(self) -> list[str]:
+        lines = [] if self._trained else ["without moments: they begin anew"]
+        if left := sorted({*self._plan.left, *self._foreign.left}):
+            rest = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
+            lines.append(f"left out: {', '.join(left[:LISTED])}{rest}")
+        return lines
+
+
+def _step_of(folder: Path, foreign: Foreign, plan: Assignment, note: Note | None) -> int:
+    """Steps behind the folder's state: what it says itself, or the most updates of a parameter.
+
+    :raises UserError: when a parameter has seen more updates than there were steps.
+    """
+    latest = max((foreign.clocks.get(whole.name, 0) for whole in plan.wholes), default=0)
+    said, place = (note.step, FILE) if note is not None else (foreign.step, "its own counter")
+    if said is not None and latest > said:
+        mend = (
+            f"remove {FILE} if another program has trained it since" if note is not None else "give an undamaged folder"
+        )
+        raise UserError(f"{folder}: has seen {latest} updates, but {place} says step {said}; {mend}")
+    return latest if said is None else said
+
+
+def answered(argument: bytes) -> bytes:
+    """Do a :class:`Job`, as JSON; the :class:`Reply`, as JSON.
+
+    :raises UserError: when the folder does not hold the model.
+    """
+    job = Job.model_validate_json(argument)
+    try:
+        return Reading(job).carry_out().model_dump_json().encode()
+    except MemoryError:
+        raise UserError(f"{job.folder}: needs more memory than its model has; give an undamaged folder") from None

@@ -1,0 +1,226 @@
+"""DeepSpeed's universal folders: ``zero/<name>/{fp32,exp_avg,exp_avg_sq,step}.pt`` in the folder that
+``latest_universal`` names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planaria.common import documents
+from planaria.common.errors import UserError
+from planaria.config.schema import OptimConfig
+from planaria.runtime.checkpoint.foreign import unpickling
+from planaria.runtime.checkpoint.foreign.folder import (
+    KINDS,
+    WEIGHTS,
+    Fit,
+    clock,
+    clocks_by_group,
+    step_tensor,
+    uncovered,
+)
+from planaria.runtime.checkpoint.foreign.note import inside
+from planaria.runtime.checkpoint.foreign.pieces import Marks
+from planaria.runtime.checkpoint.foreign.unpickling import MEND, SubparamShape
+from planaria.runtime.checkpoint.loading import Atom
+from planaria.runtime.checkpoint.recut import MOMENTS
+
+LATEST, OPTIMIZER, STATES = "latest_universal", "optimizer_state.pt", "mp_rank_00_model_states.pt"
+FILES = {WEIGHTS: "fp32.pt"} | {kind: f"{kind}.pt" for kind in MOMENTS}
+VERSION, OLDEST = 0.4, 0.2
+INFO = "universal_checkpoint_info"
+PIECES = ("cat_dim", "param_n_sub_params", "sub_param_shape")
+KNOWN = {"param", *PIECES, "vocab_tensor", "vocab_divisibility_padding_tensor"}
+_SMALL = 64 << 20
+SPLIT_BY_ROWS = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3", "embed_tokens", "lm_head"}
+SPLIT_BY_COLUMNS = {"o_proj", "down_proj", "w2"}
+"""modules whose weights tensor-parallel ranks cut along dimension 0 and 1; each rank has all of any other"""
+
+
+def write(atoms: Sequence[Atom], folder: Path, step: int, samples: int, vocab: int, optim: OptimConfig) -> None:
+    """Write a model and its optimizer's state into ``folder``, a tensor at a time.
+
+    :raises UserError: when parameters have seen unequal numbers of updates, which this format does not have.
+    :raises OSError: when the disk is full.
+    """
+    clocks = {atom.clock for atom in atoms}
+    if len(clocks) > 1:
+        odd = next(atom for atom in atoms if atom.clock != atoms[0].clock)
+        raise UserError(
+            f"--format universal: has one step for all, but {atoms[0].name} has seen {atoms[0].clock} updates and "
+            f"{odd.name} {odd.clock}; use --format dcp"
+        )
+    tag = folder / f"global_step{step}_universal"
+    for atom in atoms:
+        place = tag / "zero" / atom.name
+        place.mkdir(parents=True)
+        for kind in KINDS if atom.clock is not None else KINDS[:1]:
+            held: dict[str, Any] = {"param": atom.read(kind).clone()}  # a view would be saved with all around it
+            if atom.shape[0] == vocab and "layers." not in atom.name and len(atom.shape) == 2:
+                held["vocab_tensor"] = True
+            if (dimension := _cat_dim(atom.name)) is not None:
+                held["cat_dim"] = dimension
+            _save(held, place / FILES[kind])
+        if atom.clock is not None:
+            _save(step_tensor(atom.clock), place / "step.pt")
+    group = {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": optim.eps, "weight_decay": optim.weight_decay}
+    names = [atom.name for atom in atoms]
+    _save({"param_groups": [group | {"step": atoms[0].clock or 0, "params": names}]}, tag / "zero" / OPTIMIZER)
+    info = {"universal_checkpoint_version": VERSION, "original_vocab_size": vocab}
+    shapes = {atom.name: torch.Size(atom.shape) for atom in atoms}
+    counted = {"global_steps": step, "global_samples": samples, "dp_world_size": 1, "mp_world_size": 1}
+    _save({"module": {}, "param_shapes": [shapes], INFO: info, **counted}, tag / STATES)
+    (folder / LATEST).write_text(tag.name, encoding="utf-8")
+
+
+def _cat_dim(name: str) -> int | None:
+    """Return the dimension along which a loader cuts a parameter for tensor-parallel ranks; None if it does not."""
+    module, _, kind = name.rpartition(".")
+    module = module.rpartition(".")[2]
+    if kind != "weight" or module not in SPLIT_BY_ROWS | SPLIT_BY_COLUMNS:
+        return None
+    return int(module in SPLIT_BY_COLUMNS)
+
+
+def _save(content: object, path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:
+        raise uncovered(error) from None
+
+
+class Universal:
+    """A folder that DeepSpeed's conversion wrote; ``folder.Foreign``."""
+
+    def __init__(self, folder: Path) -> None:
+        """:raises UserError: when it is none, or is damaged."""
+        self._folder = _tag(folder)
+        zero = self._folder / "zero"
+        if zero.is_symlink() or not zero.is_dir():
+            raise UserError(f"{zero}: is missing, or no folder; give a folder of the universal layout")
+        self._zero, found, others = zero, dict[str, set[str]](), list[str]()
+        for entry in sorted(zero.iterdir()):
+            if entry.is_symlink():
+                raise UserError(f"{entry}: is a symbolic link; put what it points to in its place")
+            if entry.is_dir():
+                found[entry.name] = _files_of(entry)
+            elif entry.name != OPTIMIZER:
+                others.append(f"zero/{entry.name}")
+        self.kinds: Mapping[str, frozenset[str]] = {
+            name: frozenset(kind for kind in KINDS if FILES[kind] in files) for name, files in found.items()
+        }
+        states = self._states()
+        self.left = tuple(others)
+        self._rows = _whole_number(states.get(INFO), "original_vocab_size")
+        self.step, self.samples = (_whole_number(states, name) for name in ("global_steps", "global_samples"))
+        self.clocks: Mapping[str, int] = self._clocks({name for name, files in found.items() if "step.pt" in files})
+
+    def read(self, name: str, kind: str, fit: Fit) -> Tensor:
+        path = inside(self._zero, f"{name}/{FILES[kind]}")
+        with path.open("rb") as file:
+            held = unpickling.saved(file, str(path), shapes_only=True)
+            fit(_param(held, path).shape, self._marks(held, path), str(path))
+            return _param(unpickling.saved(file, str(path)), path)
+
+    def _states(self) -> dict[Any, Any]:
+        """The counters of the run, if their file is there; tensors in it are not read."""
+        if not (self._folder / STATES).exists():
+            return {}
+        path = inside(self._folder, STATES)
+        with path.open("rb") as file:
+            found = unpickling.saved(file, str(path), shapes_only=True)
+        info = found.get(INFO, {}) if isinstance(found, dict) else None
+        if not isinstance(info, dict):
+            raise UserError(f"{path}: damaged (no {INFO}); {MEND}, or one without this file")
+        version = info.get("universal_checkpoint_version", VERSION)
+        if type(version) not in (int, float) or not OLDEST <= version <= VERSION:
+            raise UserError(f"{path}: version {documents.shown(version)}; versions {OLDEST} to {VERSION} are read")
+        return dict(found)
+
+    def _clocks(self, named: set[str]) -> dict[str, int]:
+        """One step for all, from the state of each parameter or from its group."""
+        found: dict[str, int] = {}
+        for name in sorted(named):
+            found[name] = clock(self._small(f"{name}/step.pt"), str(self._zero / name / "step.pt"))
+        if not found and (self._zero / OPTIMIZER).exists():
+            groups, place = self._small(OPTIMIZER), str(self._zero / OPTIMIZER)
+            listed = groups.get("param_groups") if isinstance(groups, dict) else None
+            given = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+            steps = [(one.get("params"), clock(one["step"], place)) for one in given if "step" in one]
+            found = clocks_by_group(steps, self.kinds, place) if steps else {}
+        first = next(iter(found), None)
+        for name, step in found.items():
+            if first is not None and step != found[first]:
+                raise UserError(
+                    f"{self._zero}: steps are unequal, {found[first]} of {first} and {step} of {name}; this format has "
+                    "one for all: bring back what was replaced"
+                )
+        return found
+
+    def _small(self, name: str) -> Any:
+        path = inside(self._zero, name)
+        if path.stat().st_size > _SMALL:
+            raise UserError(f"{path}: has {path.stat().st_size} bytes, too many for what it should be; {MEND}")
+        with path.open("rb") as file:
+            return unpickling.saved(file, str(path))
+
+    def _marks(self, held: dict[str, Any], path: Path) -> Marks:
+        """:raises UserError: for a mark that is not known, or that a whole tensor of this model cannot have."""
+        if strange := sorted(str(key) for key in held.keys() - KNOWN):
+            raise UserError(f"{path}: is marked {strange[0]!r}, which is not known; {MEND}")
+        dimension, count, shape = (held.get(key) for key in PIECES)
+        if dimension not in (None, 0, 1):
+            raise UserError(f"{path}: cat_dim = {documents.shown(dimension)}; a matrix has dimensions 0 and 1")
+        pieces: int | tuple[int, ...] | None = None
+        if isinstance(shape, SubparamShape):
+            sides, along = shape.get("shape"), shape.get("partition_dim")
+            rows = sides[0] if isinstance(sides, list | tuple) and sides and along == 0 else None
+            pieces = tuple(rows) if isinstance(rows, list | tuple) else None
+        elif shape is None and count not in (None, 1):
+            pieces = count if type(count) is int and count > 1 and dimension in (None, 0) else None
+        if (shape is not None or count not in (None, 1)) and not _are_sizes(pieces):
+            raise UserError(f"{path}: has sub-parameters that are not pieces along dimension 0: not read")
+        return Marks(pieces, held.get("vocab_tensor", False) is True, self._rows)
+
+
+def _are_sizes(pieces: int | tuple[int, ...] | None) -> bool:
+    return pieces is not None and (isinstance(pieces, int) or all(type(size) is int and size > 0 for size in pieces))
+
+
+def _tag(folder: Path) -> Path:
+    """The folder of a step: ``folder``, or the one in it that ``latest_universal`` names."""
+    if not (folder / LATEST).exists():
+        if not (folder / "zero").is_dir():
+            raise UserError(f"{folder}: neither {LATEST} nor zero is there; give a folder of the universal layout")
+        return folder
+    name = documents.text(inside(folder, LATEST), 4096, MEND).strip()
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise UserError(f"{folder / LATEST}: names {name!r}, which is no folder beside it")
+    if (folder / name).is_symlink() or not (folder / name).is_dir():
+        raise UserError(f"{folder / name}: is missing, or no folder, though {LATEST} names it; bring it back")
+    return folder / name
+
+
+def _files_of(place: Path) -> set[str]:
+    """:raises UserError: when a parameter has a state that AdamW has not."""
+    found = {entry.name for entry in place.iterdir()}
+    if strange := sorted(found - {*FILES.values(), "step.pt"}):
+        raise UserError(f"{place / strange[0]}: AdamW has no such state; give a folder that AdamW trained")
+    return found
+
+
+def _param(held: Any, path: Path) -> Tensor:
+    found = held.get("param") if isinstance(held, dict) else None
+    if not isinstance(found, Tensor) or found.layout != torch.strided:
+        raise UserError(f"{path}: has no whole tensor 'param'; {MEND}")
+    return found.detach()
+
+
+def _whole_number(of: Any, name: str) -> int | None:
+    value = of.get(name) if isinstance(of, dict) else None
+    return value if type(value) is int and 0 <= value < 2**53 else None

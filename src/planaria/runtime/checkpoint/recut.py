@@ -1,0 +1,306 @@
+"""Which tensors of a checkpoint make a stage of a run that is cut otherwise, or has other replicas. Pure.
+
+A parameter with its moments, clock and learning-rate scale is an *atom*. Its name (``cut.atom_name``) is the same in
+every cut, so stages are re-cut by name alone. What becomes of several replicas' copies is in :func:`rules`, after
+the patterns of Universal Checkpointing (arXiv 2406.18820): take one of equal copies, each its own, or their mean. What
+is owed to others counts in a mean over replicas, so each of another number begins with the mean of what was owed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from planaria.common.errors import UserError
+from planaria.config.schema import ExchangeConfig
+from planaria.exchange import exchange
+from planaria.exchange.base import SECANTS, Sharing
+from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
+from planaria.runtime.checkpoint.stage_file import Contents, Entry
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+MEND = "choose another checkpoint"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What one replica has saved of the stages in question; its outer state may be in files of its own."""
+
+    stages: Mapping[int, Contents]
+    outer: Mapping[int, Contents]
+
+
+class Source(NamedTuple):
+    """A tensor of a file."""
+
+    held: Contents
+    key: str
+
+
+class Made(NamedTuple):
+    """How a tensor is made: a copy of one, the mean of several, or their sum divided by ``among``."""
+
+    how: Literal["copy", "mean", "sum"]
+    of: tuple[Source, ...]
+    among: int = 1
+    rows: int = 0
+    """where the vocabulary has another size: so many, of which those beyond are the mean of all that there were"""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """How the state of a stage is made, by local names, as in ``StageState``; ``rounds`` are of its outer state."""
+
+    weights: Mapping[str, Made]
+    moments: Mapping[str, tuple[Made, ...]]
+    clocks: Mapping[str, int]
+    lr_scale: float
+    scales: Mapping[str, float]
+    norms: tuple[float | None, float | None]
+    generators: Mapping[str, Source] = field(default_factory=dict)
+    outer: Mapping[str, Made] = field(default_factory=dict)
+    rounds: Source | None = None
+
+    @property
+    def files(self) -> dict[str, Contents]:
+        """All files that it takes something of."""
+        pairs = [made for pair in self.moments.values() for made in pair]
+        sources = [source for made in (*self.weights.values(), *pairs, *self.outer.values()) for source in made.of]
+        sources += [*self.generators.values(), *filter(None, [self.rounds])]
+        return {str(source.held.path): source.held for source in sources}
+
+
+class Rules(NamedTuple):
+    """What a replica begins with, of those that were saved."""
+
+    weights: Literal["own", "copy", "mean"]
+    """and moments: its own; those of any, which are equal; or the mean of all"""
+    outer: Literal["own", "shared", "anew"]
+    """its own; means of what is shared, and of what is owed; or none"""
+
+
+def rules(saved: Cut, wanted: Cut, copies: int) -> Rules:
+    """The rules for so many ``copies`` of the weights.
+
+    Replicas that must be equal cannot each go on with its own where no outer state holds them together.
+    """
+    same, lasting = saved.replicas == wanted.replicas, same_outer(saved.exchange, wanted.exchange)
+    outer: Literal["own", "shared", "anew"] = "own" if same and lasting else "anew"
+    if 1 in (saved.replicas, wanted.replicas):
+        outer = "anew"
+    elif not same and lasting and saved.exchange is not None:
+        outer = "shared"
+    if copies == 1:
+        return Rules("copy", outer)
+    now = None if wanted.exchange is None else exchange(wanted.exchange)
+    held_equal = now is None or now.interval == 0 or now.synchronised
+    if same and (outer == "own" or not held_equal):
+        return Rules("own", outer)
+    return Rules("copy" if equal_copies(saved) else "mean", outer)
+
+
+def same_outer(saved: ExchangeConfig | None, wanted: ExchangeConfig | None) -> bool:
+    """Does the outer state of replicas mean the same in both? What is not known was held to it when it was written."""
+    if saved is None or wanted is None:
+        return True
+    was, now = exchange(saved), exchange(wanted)
+    return type(was) is type(now) and all(getattr(was, name) == getattr(now, name) for name in was.lasting)
+
+
+def equal_copies(saved: Cut) -> bool:
+    """Were its replicas equal after every step?"""
+    return saved.exchange is not None and exchange(saved.exchange).interval == 0
+
+
+def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
+    """:raises UserError: as :func:`plan`, of any parameter that is there."""
+    indices = {number: _index(cut, copy.stages) for number, copy in copies.items()}
+    for stage, held in ((s, held) for copy in copies.values() for s, held in copy.outer.items()):
+        list(_parts(cut, stage, held))
+    if equal_copies(cut):
+        _require_equal(indices)
+
+
+def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy]) -> StagePlan:
+    """How ``stage`` of ``replica`` is made of the ``copies`` (by replica) of the stages that are its ``cut.holders``.
+
+    :raises UserError: naming the first parameter that is missing, unknown, of another shape or type, or not equal
+        where all copies must be; its file, and what was expected.
+    """
+    indices = {number: _index(saved, copy.stages) for number, copy in copies.items()}
+    rule = rules(saved, wanted, len(copies))
+    if rule.weights == "copy":
+        _require_equal(indices)
+    mine = rule.weights == "copy" or (rule.weights == "own" and replica in copies)
+    used = list(indices.values())
+    if mine:
+        used = [indices[replica if replica in indices else min(indices)]]
+    shapes = declared(wanted, stage)
+    names = {local: atom_name(wanted, stage, local) for local in shapes}
+    atoms = {local: [index[name] for index in used] for local, name in names.items()}
+    clocks = {local: clock for local, of in atoms.items() if (clock := _one_clock(of)) is not None}
+    scale, scales = _scales({local: _one_scale(of) for local, of in atoms.items()}, used)
+    part = copies[replica if replica in copies else min(copies)].stages if mine else {}
+    whole = {a.name for s in part for a in _atoms(saved, s, part[s])} == set(names.values())
+    single = next(iter(part.values())) if len(part) == 1 and whole else None
+    return StagePlan(
+        {local: _made(of, "weights", shapes[local]) for local, of in atoms.items()},
+        {local: tuple(_made(atoms[local], kind, shapes[local]) for kind in MOMENTS) for local in clocks},
+        clocks,
+        scale,
+        scales,
+        _norms(list(part.values())) if whole else (None, None),
+        {kind: Source(single, key) for kind, key in single.generators.items()} if single is not None else {},
+        *_outer(saved, wanted, stage, replica, copies, rule.outer),
+    )
+
+
+class _Atom(NamedTuple):
+    name: str
+    held: Contents
+    local: str
+
+    @property
+    def clock(self) -> int | None:
+        return self.held.clocks.get(self.local)
+
+    @property
+    def scale(self) -> float:
+        return self.held.scales.get(self.local, self.held.lr_scale)
+
+    @property
+    def digests(self) -> tuple[object, ...]:
+        """What equal copies have in common."""
+        keys = [f"{kind}.{self.local}" for kind in ("weights", *MOMENTS)]
+        return self.clock, self.scale, *(self.held.entries[key] for key in keys if key in self.held.entries)
+
+
+def _atoms(cut: Cut, stage: int, held: Contents) -> Iterator[_Atom]:
+    return (_Atom(atom_name(cut, stage, local), held, local) for local in held.names("weights"))
+
+
+def _index(cut: Cut, stages: Mapping[int, Contents]) -> dict[str, _Atom]:
+    """A copy's atoms by name, once they are what the cut says."""
+    found: dict[str, _Atom] = {}
+    for stage, held in stages.items():
+        expected = declared(cut, stage)
+        for local, entry in expected.items():
+            _require(held, f"weights.{local}", entry, atom_name(cut, stage, local))
+        for atom in _atoms(cut, stage, held):
+            if atom.local not in expected:
+                raise UserError(f"{held.path}: {atom.name} ({atom.local}) is not of this model; {MEND}")
+            found[atom.name] = atom
+            for kind in MOMENTS:
+                if atom.clock is not None:
+                    _require(held, f"{kind}.{atom.local}", expected[atom.local], f"{kind} of {atom.name}")
+    return found
+
+
+def _require(held: Contents, key: str, expected: Entry, name: str) -> None:
+    found = held.entries.get(key)
+    if found is None:
+        raise UserError(f"{held.path}: {name} is missing; it should be {expected}; {MEND}")
+    if found[:2] != expected[:2]:
+        raise UserError(f"{held.path}: {name} is {found}, not {expected}; {MEND}")
+
+
+def _require_equal(indices: Mapping[int, Mapping[str, _Atom]]) -> None:
+    """Of copies that are declared equal any will do, if they are."""
+    (first, one), *others = indices.items()
+    for number, other in others:
+        for name, atom in one.items():
+            if atom.digests != other[name].digests:
+                raise UserError(
+                    f"{other[name].held.path}: {name} differs between replicas {first} and {number}, which agree on "
+                    f"every step's gradient and must be equal; {MEND}"
+                )
+
+
+def _made(atoms: Sequence[_Atom], kind: str, expected: Entry) -> Made:
+    sources = tuple(Source(atom.held, f"{kind}.{atom.local}") for atom in atoms)
+    return _fitted(Made("copy" if len(sources) == 1 else "mean", sources), expected)
+
+
+def _fitted(made: Made, expected: Entry) -> Made:
+    """With as many rows as there are to be: all else is as it was, or the model would be another."""
+    (held, key), shape = made.of[0], expected.shape
+    return made if held.entries[key].shape == shape else made._replace(rows=shape[0])
+
+
+def _one_clock(atoms: Sequence[_Atom]) -> int | None:
+    """The least; none where the moments of any have yet to begin."""
+    clocks = [atom.clock for atom in atoms if atom.clock is not None]
+    return min(clocks) if len(clocks) == len(atoms) else None
+
+
+def _one_scale(atoms: Sequence[_Atom]) -> float:
+    scales = {atom.scale for atom in atoms}
+    return scales.pop() if len(scales) == 1 else math.fsum(atom.scale for atom in atoms) / len(atoms)
+
+
+def _scales(each: Mapping[str, float], used: Sequence[Mapping[str, _Atom]]) -> tuple[float, dict[str, float]]:
+    """The stage's learning-rate scale, and those parameters' that have another."""
+    before = {atom.held.lr_scale for index in used for atom in index.values()}
+    most = before.pop() if len(before) == 1 else Counter(each[name] for name in sorted(each)).most_common(1)[0][0]
+    return most, {name: scale for name, scale in each.items() if scale != most}
+
+
+def _norms(stages: Sequence[Contents]) -> tuple[float | None, float | None]:
+    """Of the gradient of whole stages together: √Σ n²."""
+    if len(stages) == 1:
+        return stages[0].norms
+    both = [[norm for held in stages if (norm := held.norms[place]) is not None] for place in (0, 1)]
+    grad_norm, clipped_norm = (math.hypot(*norms) if len(norms) == len(stages) else None for norms in both)
+    return grad_norm, clipped_norm
+
+
+def _outer(
+    saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy], rule: str
+) -> tuple[dict[str, Made], Source | None]:
+    """The outer state of a stage, by the names that it has there, and the rounds that are behind it."""
+    held = replica in copies
+    if rule == "anew" or (rule == "own" and not held and not equal_copies(saved)):
+        return {}, None
+    used = [copies[replica if held else min(copies)]] if rule == "own" else list(copies.values())
+    each = [{at: source for s, held in c.outer.items() for at, source in _parts(saved, s, held)} for c in used]
+    rounds = [Source(held, "outer.rounds") for held in used[0].outer.values() if "outer.rounds" in held.entries]
+    shapes = declared(wanted, stage)
+    local = {atom_name(wanted, stage, own): own for own in shapes}
+    found: dict[str, Made] = {}
+    lacking = equal_copies(saved) and len(copies) < saved.replicas  # somebody's: then all begin their estimates anew
+    parts: Mapping[str, Sharing] = exchange(wanted.exchange).parts if wanted.exchange is not None else {}
+    for part, name in dict.fromkeys(at for one in each for at in one):
+        sources = tuple(one[part, name] for one in each if (part, name) in one)
+        if name not in local:
+            continue
+        if rule == "own":  # one that was equal to another was saved as that one, which has what they share
+            if parts.get(part) == "shared" or (held and not (parts.get(part) == "estimate" and lacking)):
+                found[f"{part}/{local[name]}"] = Made("copy", sources)
+        elif parts.get(part) == "own":  # Σ e / n stays what it was; who has none owes nothing
+            found[f"{part}/{local[name]}"] = Made("sum", sources, len(each))
+        elif parts.get(part) == "shared":
+            if len(sources) < len(each):
+                raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {MEND}")
+            found[f"{part}/{local[name]}"] = Made("mean", sources)
+    found = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in found.items()}
+    numbers = [
+        Source(held, f"outer.{SECANTS}") for held in used[0].outer.values() if f"outer.{SECANTS}" in held.entries
+    ]
+    if rule == "own" and numbers and len(used[0].outer) == 1:  # of one stage; stages cut otherwise measure anew
+        found[SECANTS] = Made("copy", (numbers[0],))
+    return found, rounds[0] if rounds and rule == "own" else None
+
+
+def _parts(cut: Cut, stage: int, held: Contents) -> Iterator[tuple[tuple[str, str], Source]]:
+    """The tensors of a file's outer state by part and atom, once they have their parameters' shapes."""
+    for at in held.names("outer"):
+        part, slash, local = at.partition("/")
+        if slash:
+            name = atom_name(cut, stage, local)
+            if local not in declared(cut, stage):
+                raise UserError(f"{held.path}: an outer {part} is of {name}, which is not there; {MEND}")
+            _require(held, f"outer.{at}", Entry("F32", declared(cut, stage)[local].shape), f"outer {part} of {name}")
+            yield (part, name), Source(held, f"outer.{at}")

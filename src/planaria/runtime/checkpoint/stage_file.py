@@ -1,0 +1,339 @@
+"""One stage on disk: its packed state (:mod:`planaria.models.packing`), with a label in the header."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal, NamedTuple, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from torch import Tensor
+
+from planaria.common import atomic, digests
+from planaria.common.errors import UserError
+from planaria.models.packing import (
+    DIGEST_BYTES,
+    TYPES,
+    PackingError,
+    Spec,
+    begun_digest,
+    digest,
+    digest_table,
+    entries,
+    state_of,
+    summary,
+    weights_digest,
+)
+from planaria.models.packing import Entry as Entry
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint import tensor_file
+
+_HASHING = 2
+"""threads that make digests of tensors, beside the one that writes"""
+Digests = tuple[str, str]
+"""of a whole file (:func:`_root`), and of the weights in it"""
+Seen = Callable[[memoryview], object]
+Read = TypeVar("Read", Tensor, int)
+READING = 4
+"""threads that read tensors and check their digests"""
+
+
+class Label(BaseModel):
+    """What a stage's file holds, as its header states it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    version: Literal[2] = 2
+    stage: int
+    step: int
+    place: int | None = None
+    """which of the stage's nodes; None in files of older versions"""
+    part: str = ""
+    """of a snapshot in memory: the part of the run that retained it; empty in checkpoints"""
+    generation: int = -1
+    """of a snapshot in memory: the generation that retained it; -1 in checkpoints"""
+
+    def require(self, expected: Label, path: Path) -> None:
+        """Check every field against what the reader expects.
+
+        :raises UserError: naming the file and the first field that differs.
+        """
+        for name in ("stage", "step", "place", "part", "generation"):
+            found, wanted = getattr(self, name), getattr(expected, name)
+            if found != wanted and found is not None:
+                raise UserError(f"{path}: holds {name} {found}, not {wanted}; choose another checkpoint")
+
+
+class _FirstLabel(Label):
+    """The same in version 1, whose numbers were not tensors, and whose parameters had one clock."""
+
+    version: Literal[1]  # type: ignore[assignment]
+    updates: Annotated[int, Field(ge=0)]
+    lr_scale: float
+    grad_norm: float | None
+    clipped_norm: float | None
+
+    def state(self, tensors: dict[str, Tensor]) -> StageState:
+        """What such a file holds."""
+        kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("weights", "exp_avg", "exp_avg_sq", "outer")}
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition(".")
+            kinds.get(kind, {})[name] = tensor
+        weights, first, second, outer = kinds.values()
+        moments = {name: (first[name], second[name]) for name in weights if name in first and name in second}
+        generators = {"cpu": tensors["rng"]} if "rng" in tensors else {}
+        clocks = dict.fromkeys(moments, self.updates)
+        return StageState(weights, moments, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, generators, outer)
+
+
+_LABEL: TypeAdapter[Label | _FirstLabel] = TypeAdapter(Annotated[Label | _FirstLabel, Field(discriminator="version")])
+
+
+def stage_file(folder: Path, stage: int, place: int = 0) -> Path:
+    """Where a checkpoint folder keeps ``stage``, or the outer state of another of its nodes than the first."""
+    return folder / (f"stage-{stage:04d}-at-{place}.safetensors" if place else f"stage-{stage:04d}.safetensors")
+
+
+class Written(NamedTuple):
+    """What lies on disk."""
+
+    bytes: int
+    sha256: str
+    """see :func:`_root`"""
+    weights: str = ""
+    """digest of the weights alone (``packing.weights_digest``)"""
+
+
+def write_stage(folder: Path, stage: int, step: int, state: StageState, place: int = 0) -> Written:
+    """Write a stage durably into ``folder`` (made if need be), or what is beside it at another ``place``.
+
+    :raises OSError: as :func:`write_labelled`.
+    """
+    return write_labelled(folder, Label(stage=stage, step=step, place=place), state)
+
+
+def write_labelled(folder: Path, label: Label, state: StageState) -> Written:
+    """Write a state durably into ``folder`` under the name and header that ``label`` gives it.
+
+    :raises OSError: when the disk is full or the folder cannot be written, with all that there is to say of it as its
+        text; the file does not appear then.
+    """
+    path = stage_file(folder, label.stage, label.place or 0)
+    return _durably(path, lambda file: _write(file, state, _metadata(label)))
+
+
+def stream_weights(
+    folder: Path, stage: int, step: int, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]
+) -> Written:
+    """:func:`write_stage` of weights in fp32 that are had one by one, from ``read``; one is in memory at a time."""
+    known = entries(StageState({}))
+    specs: dict[str, Spec] = {f"weights.{name}": (torch.float32, shape) for name, shape in shapes.items()}
+    specs |= {name: (tensor.dtype, tensor.shape) for name, tensor in known.items()}
+    found: dict[str, bytes] = {}
+
+    def give(name: str) -> Tensor:
+        if name == "sha256":  # the narrowest type, and so the last
+            return digest_table(found[one] for one in sorted(found))
+        tensor = known[name] if name in known else read(name.removeprefix("weights."))
+        found[name] = digest(name, tensor)
+        return tensor
+
+    def write(file: BinaryIO) -> Digests:
+        table = {"sha256": (torch.uint8, (len(specs), DIGEST_BYTES))}
+        label = Label(stage=stage, step=step, place=0)
+        head = tensor_file.stream(file, specs | table, give, _metadata(label))
+        return _root(head, give("sha256")), weights_digest(found)
+
+    return _durably(stage_file(folder, stage), write)
+
+
+def _metadata(label: Label) -> dict[str, str]:
+    """The header's entry; only snapshots in memory have a part and a generation."""
+    return {"planaria": label.model_dump_json(exclude=None if label.part else {"part", "generation"})}
+
+
+def _durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
+    """A file that appears when ``write``, which gives its digests, is done and the disk has all of it."""
+    folder = path.parent
+    # A frozen former holder of the stage may wake up in the middle of its own write.
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            found = write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            written = Written(os.fstat(file.fileno()).st_size, *found)
+        unfinished.replace(path)
+        return written
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise OSError(atomic.refused(path, error)) from None
+
+
+def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Digests:
+    """Write a state; its digests. They are made while the disk is busy, and written last."""
+    named = entries(state)
+    table = digest_table(bytes(DIGEST_BYTES) for _ in named)
+    with ThreadPoolExecutor(_HASHING) as beside:
+        rows = {name: beside.submit(digest, name, named[name]) for name in sorted(named)}
+
+        def before(name: str) -> None:
+            if name == "sha256":
+                file.flush()
+                os.fsync(file.fileno())  # the disk writes while the last digests are made
+                table.copy_(digest_table(row.result() for row in rows.values()))
+
+        head = tensor_file.write(file, named | {"sha256": table}, metadata, before)
+    return _root(head, table), weights_digest({name: row.result() for name, row in rows.items()})
+
+
+def _root(head: bytes, table: Tensor) -> str:
+    """The digest of a whole file: SHA-256 (hex) of how it begins, and of the digests of all its tensors.
+
+    So each byte is hashed once, by several threads, and the file is bound by it as by a digest of all its bytes, which
+    an older planaria has written down.
+    """
+    return hashlib.sha256(head + table.numpy().tobytes()).hexdigest()
+
+
+def _require_plain(path: Path) -> None:
+    """UserError when there is no file, or something that leads elsewhere."""
+    if path.is_symlink():
+        raise UserError(f"{path}: is a symbolic link; put the file itself there, or choose another checkpoint")
+    if not path.is_file():
+        raise UserError(f"{path}: missing; choose another checkpoint of this run")
+
+
+def require_stage(folder: Path, stage: int, step: int, sha256: str, place: int = 0) -> None:
+    """Read a whole file; UserError when it is not the one that was written with this digest, if one is known."""
+    path = stage_file(folder, stage, place)
+    if sha256:
+        _require_root(path, sha256)
+    held = contents(folder, stage, step, place)
+    with _opened(folder, held.label) as (file, _), ThreadPoolExecutor(READING) as beside:
+        deque(beside.map(lambda key: _checked(held, file, key, file.scan), held.entries), maxlen=0)
+
+
+def _require_root(path: Path, sha256: str) -> None:
+    """UserError when this is neither the file's :func:`_root`, by which its tensors' digests can be relied on, nor the
+    digest of all its bytes."""
+    _require_plain(path)
+    with suppress(PackingError, OSError), tensor_file.opened(path) as file:
+        if "sha256" in file.header.specs and _root(file.head, file.tensor("sha256")) == sha256:
+            return
+    digests.require_file(path, [sha256], "choose another checkpoint of this run")
+
+
+def read_stage(folder: Path, stage: int, step: int, sha256: str = "", place: int = 0) -> StageState:
+    """Return the stage that :func:`write_stage` wrote, with this digest if one is known.
+
+    :raises UserError: when the file is missing, damaged, changed, of another version, or labelled otherwise.
+    """
+    return read_labelled(folder, Label(stage=stage, step=step, place=place), sha256)
+
+
+def read_labelled(folder: Path, expected: Label, sha256: str = "") -> StageState:
+    """Return the state that :func:`write_labelled` wrote; UserError as in :func:`read_stage`."""
+    if sha256:
+        _require_root(stage_file(folder, expected.stage, expected.place or 0), sha256)
+    with _opened(folder, expected) as (file, label):
+        tensors = {key: file.tensor(key) for key in file.header.specs}
+        return label.state(tensors) if isinstance(label, _FirstLabel) else state_of(tensors)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a stage's file holds, without its tensors: type, shape and digest of each entry, and the numbers."""
+
+    path: Path
+    label: Label
+    """what the file was expected to be, and is"""
+    digested: bool
+    """does it have digests of its entries itself? Version 1 has not"""
+    entries: Mapping[str, Entry]
+    clocks: Mapping[str, int]
+    lr_scale: float
+    scales: Mapping[str, float]
+    norms: tuple[float | None, float | None]
+
+    @property
+    def stage(self) -> int:
+        return self.label.stage
+
+    @property
+    def place(self) -> int:
+        return self.label.place or 0
+
+    def names(self, kind: str) -> list[str]:
+        """The names of a kind of entries, in order: weights, exp_avg, exp_avg_sq, generators, outer."""
+        return sorted(key.partition(".")[2] for key in self.entries if key.partition(".")[0] == kind)
+
+    @property
+    def generators(self) -> dict[str, str]:
+        """Kind of device → the entry of its generator."""
+        first = {"cpu": "rng"} if "rng" in self.entries else {}
+        return first | {kind: f"generators.{kind}" for kind in self.names("generators")}
+
+
+def contents(folder: Path, stage: int, step: int, place: int = 0) -> Contents:
+    """Look into a stage's file; UserError as in :func:`read_stage`."""
+    expected = Label(stage=stage, step=step, place=place)
+    with _opened(folder, expected) as (file, label):
+        path = stage_file(folder, stage, place)
+        specs = {key: (TYPES[dtype], tuple(shape)) for key, (dtype, shape) in file.header.specs.items()}
+        if not isinstance(label, _FirstLabel):
+            return Contents(path, expected, True, *summary(specs, file.tensor))
+        entries = {key: Entry(*spec) for key, spec in specs.items()}
+        clocks = {key.partition(".")[2]: label.updates for key in specs if key.startswith("exp_avg.")}
+        norms = (label.grad_norm, label.clipped_norm)
+        return Contents(path, expected, False, entries, clocks, label.lr_scale, {}, norms)
+
+
+@contextmanager
+def reading(held: Contents) -> Iterator[Callable[[str], Tensor]]:
+    """Single entries of a file, each held against its digest, for any thread; UserError as in :func:`read_stage`."""
+    with _opened(held.path.parent, held.label) as (file, _):
+        yield lambda key: _checked(held, file, key, file.tensor)
+
+
+def _checked(held: Contents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]) -> Read:
+    """What ``read`` makes of an entry, once its bytes have its digest; UserError as in :func:`read_stage`."""
+    found = begun_digest(key, *file.header.specs[key])
+    with _refusing(held.path):  # further files may be open: the error is not theirs
+        made = read(key, found.update if held.digested else lambda piece: None)
+    if held.digested and found.digest() != held.entries[key].sha256:
+        raise UserError(
+            f"{held.path}: {key} has changed since it was written (its SHA-256 says so); "
+            "choose another checkpoint of this run"
+        )
+    return made
+
+
+@contextmanager
+def _opened(folder: Path, expected: Label) -> Iterator[tuple[tensor_file.TensorFile, Label]]:
+    """Open the file of this label; UserError if its header has another. Every reader of stages comes through here."""
+    path = stage_file(folder, expected.stage, expected.place or 0)
+    _require_plain(path)
+    with _refusing(path), tensor_file.opened(path) as file:
+        label = _LABEL.validate_json(file.header.metadata.get("planaria", "{}"))
+        label.require(expected, path)
+        yield file, label
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """What is wrong with a file, as one line that names it."""
+    try:
+        yield
+    except (ValidationError, PackingError, OSError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
+        raise UserError(f"{path}: damaged or of another version ({reason}); choose another checkpoint") from None

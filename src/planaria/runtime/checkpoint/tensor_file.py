@@ -1,0 +1,146 @@
+"""Safetensors files, written and read tensor by tensor.
+
+The library's own writer holds the interpreter's lock from the first byte to the last: while a disk is slow, or hangs,
+no other thread could even say that the process lives. Its reader maps the whole file: a tensor keeps all pages of it, a
+file that is cut short meanwhile kills the process, and a header may be of any size. Both write and read the same bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+from torch import Tensor
+
+from planaria.models.packing import HEADROOM, Header, PackingError, Spec, header_of, layout
+from planaria.runtime.transport.buffers import as_bytes, buffer
+
+_PIECE = 1 << 20
+"""bytes that are read at once: they fit into a core's cache"""
+
+
+def write(
+    file: BinaryIO,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    before: Callable[[str], object] = lambda name: None,
+) -> bytes:
+    """Write a whole file; how it begins, as far as its first tensor. Other threads run while bytes go to the disk.
+
+    :param before: is called with a tensor's name just before it is written; until then its numbers may change.
+    :raises KeyError: for a tensor of a type that such files do not have.
+    :raises OSError: when the disk is full.
+    """
+
+    def read(name: str) -> Tensor:
+        before(name)
+        return tensors[name]
+
+    return stream(file, {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, read, metadata)
+
+
+def stream(
+    file: BinaryIO, specs: Mapping[str, Spec], read: Callable[[str], Tensor], metadata: Mapping[str, str]
+) -> bytes:
+    """:func:`write` for tensors that are had one by one, from ``read``, each when its turn has come."""
+    head, spans = layout(specs, metadata)
+    _require_room(file, len(head) + max((end for _, end in spans.values()), default=0))
+    file.write(head)
+    for name in spans:
+        file.write(as_bytes(read(name).contiguous()))
+    return head
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """An open file: its header, of which every size fits the bytes that are there, and its tensors one by one."""
+
+    header: Header
+    head: bytes
+    """how the file begins, as :func:`write` returns it"""
+    _handle: int
+
+    def tensor(self, name: str, seen: Callable[[memoryview], object] = lambda piece: None) -> Tensor:
+        """Read one tensor into memory of its own. Several threads may, each a tensor.
+
+        :param seen: is called with each piece of its bytes just after it was read, while caches have it.
+        :raises KeyError: when there is none of that name.
+        :raises PackingError: when the file has become shorter.
+        :raises OSError: when the disk cannot be read.
+        """
+        dtype, shape = self.header.specs[name]
+        made = buffer(dtype, shape, math.prod(shape) * dtype.itemsize)
+        place, rest = len(self.head) + self.header.spans[name][0], as_bytes(made)
+        while rest:
+            count = os.preadv(self._handle, [rest[:_PIECE]], place)
+            if not count:
+                raise PackingError(f"{name!r}: the file ends before it does")
+            seen(rest[:count])
+            place, rest = place + count, rest[count:]
+        return made
+
+    def scan(self, name: str, seen: Callable[[memoryview], object]) -> int:
+        """:meth:`tensor` for its bytes alone, of which a piece is in memory at a time; their count."""
+        first, end = (len(self.head) + place for place in self.header.spans[name])
+        begin = first
+        room = memoryview(bytearray(min(_PIECE, end - begin)))
+        while begin < end:
+            count = os.preadv(self._handle, [room[: end - begin]], begin)
+            if not count:
+                raise PackingError(f"{name!r}: the file ends before it does")
+            seen(room[:count])
+            begin += count
+        return end - first
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TensorFile]:
+    """The file that :func:`write` or the library wrote.
+
+    :raises PackingError: when its header is none, too long, or does not fit the file's length.
+    :raises OSError: when it cannot be read.
+    """
+    with path.open("rb") as file:
+        size, first = os.fstat(file.fileno()).st_size, file.read(8)
+        length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+        if not 0 < length <= min(size - 8, HEADROOM):
+            raise PackingError(f"a file of {size} bytes cannot have a header of {length}")
+        text = file.read(length)
+        header = _filled(text, size - 8 - length)
+        yield TensorFile(header, first + text, file.fileno())
+
+
+@lru_cache(maxsize=8)
+def _filled(text: bytes, size: int) -> Header:
+    """Parse and validate a header; cached, because files are opened once per tensor.
+
+    :raises PackingError: unless the tensors follow each other without gaps and fill ``size`` bytes.
+    """
+    header, end = header_of(text), 0
+    for name, (begin, after) in sorted(header.spans.items(), key=lambda item: item[1]):
+        dtype, shape = header.specs[name]
+        if begin != end or after - begin != math.prod(shape) * dtype.itemsize:
+            raise PackingError(f"{name!r} lies from byte {begin} to {after}: not where a {list(shape)} would")
+        end = after
+    if end != size:
+        raise PackingError(f"the header announces {end} bytes of tensors, and there are {size}")
+    return header
+
+
+def _require_room(file: BinaryIO, size: int) -> None:
+    """A file that cannot fit is not begun: it would take the room that the run's log needs meanwhile.
+
+    :raises OSError: when the disk has fewer bytes left.
+    """
+    disk = os.fstatvfs(file.fileno())
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and disk.f_bavail * disk.f_frsize < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,116 @@
+"""Start a run from given weights: they become its checkpoint of step 0, and are never in memory as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from planaria.common import digests
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.control.saving import folder_name
+from planaria.data.shards import Data
+from planaria.data.tokenizer import Tokenizer
+from planaria.models.foreign import Weights
+from planaria.pipeline.routing import ROUTINGS
+from planaria.recovery import recovery
+from planaria.runtime.checkpoint.cut import atom_name, declared
+from planaria.runtime.checkpoint.holdings import cut_for
+from planaria.runtime.checkpoint.stage_file import stream_weights
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.origin import Origin
+from planaria.runtime.engine.weights import FIXED, open_weights, require_dense, require_same
+
+
+def starting_weights(config: RunConfig) -> Weights | None:
+    """The weights that ``train.start`` names; None when the run starts from the seed's own.
+
+    :raises UserError: when there are none, or not of the recipe's model; when their own tokenizer has more ids.
+    """
+    if config.train.start is None:
+        return None
+    if config.model.share > 1:
+        raise UserError(
+            f"train.start = {config.train.start!r}: weights with numbers of their own cannot be "
+            f"folded into fewer; leave model.share = {config.model.share} out"
+        )
+    weights = open_weights(config.train.start)
+    require_dense(config.train.start, weights)
+    require_same(config.train.start, weights.config, {name: getattr(config.model, name) for name in FIXED})
+    if weights.tokenizer is not None and _inherits(config, weights.tokenizer):
+        ids, rows = Tokenizer.open(weights.tokenizer).vocab, weights.config.vocab
+        if ids > rows:
+            raise UserError(f"{weights.tokenizer}: has {ids} ids, and its model rows for {rows}: not one's tokenizer")
+    return weights
+
+
+def require_tokenizer(weights: Weights, config: RunConfig, dataset: Data) -> None:
+    """:raises UserError: when the run's data is in other tokens than the weights know."""
+    start, chosen, mend = config.train.start, config.data.tokenizer, "so every id would mean something else; set"
+    if weights.tokenizer is None:
+        if chosen in ("bpe", "bytes"):
+            raise UserError(
+                f"train.start = {start!r}: no tokenizer is there, and data.tokenizer = {chosen!r} is not what it was "
+                f"trained with, {mend} data.tokenizer to its tokenizer.json"
+            )
+    elif not _inherits(config, weights.tokenizer) and _digest(weights.tokenizer) != dataset.meta.tokenizer:
+        raise UserError(
+            f"train.start = {start!r}: its tokenizer is not data.tokenizer = {chosen!r}, {mend} data.tokenizer to "
+            f"{weights.tokenizer}"
+        )
+
+
+def _inherits(config: RunConfig, tokenizer: Path) -> bool:
+    return config.data.tokenizer == str(tokenizer.absolute())
+
+
+def _digest(tokenizer: Path) -> str:
+    """As ``data.shards.Meta.tokenizer``."""
+    return digests.of(Tokenizer.open(tokenizer).to_json().encode())
+
+
+def unfit(config: RunConfig, weights: Weights | None) -> Iterator[str]:
+    """Yield a warning for each setting that does not suit the weights that the recipe starts from."""
+    if weights is None:
+        if config.train.pretrained:
+            yield (
+                "warning: this recipe is made for pretrained weights, and the run begins from random ones; give "
+                "weights with --train.start, a file, a folder or hf:OWNER/NAME"
+            )
+        return
+    known, context = weights.config.context, config.model.context
+    if context > known:
+        yield f"warning: model.context = {context}: the weights know positions up to {known}, and learn the others anew"
+    for name, strategy in recovery(config.recovery, config.pipeline.stages).strategies.items():
+        if strategy.unfit:
+            yield f"warning: recovery {name!r} is unfit for trained weights: {strategy.unfit}; see docs/pretrained.md"
+    if config.routing.schedule is None:
+        routing = ROUTINGS.make(config.routing.kind, config.routing.options)
+        if routing.unfit:
+            kind = config.routing.kind
+            yield f"warning: routing {kind!r} is unfit for trained weights: {routing.unfit}; see docs/pretrained.md"
+
+
+def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
+    """Write the weights as the run's checkpoint of step 0, for all engines to begin with; tensor by tensor.
+
+    :raises UserError: when a tensor cannot be read, or is not finite.
+    """
+    store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)
+    stages, sums = list(range(cut.stages + 1)), dict[str, str]()
+    for stage in stages:
+        shapes = {name: entry.shape for name, entry in declared(cut, stage).items()}
+
+        def read(local: str, stage: int = stage) -> Tensor:
+            return weights.tensor(atom_name(cut, stage, local))
+
+        sums[stage_name(stage, 0, 1)] = stream_weights(store.unfinished(0), stage, 0, shapes, read).sha256
+    manifest = Manifest(step=0, stages=stages, pipeline_stages=cut.stages, samples=0, digests=sums, model=config.model)
+    name = folder_name(0, partial=False)
+    store.seal(name, manifest, config.checkpoint.keep)
+    if weights.usage is not None:
+        digests.put(folder, {runs.USAGE: weights.usage.model_dump_json(indent=1).encode()})
+    return Origin(load=dict.fromkeys(stages, name))

@@ -1,0 +1,143 @@
+"""A coded step: replicas work at tasks in rounds, some at the same ones, and the gradient is had without stragglers.
+
+A task's gradient is Σ w_j g_j over the microbatches j that it names, w_j their weights: the weight goes to the loss
+before the backward pass, so that every stage has its part of the sum at no further cost. What a step comes to is a sum
+of such gradients again (``exchange/coded/``). Both engines do the same tasks and add up in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.exchange import exchange
+from planaria.exchange.aggregate import Averaging
+from planaria.exchange.coded.base import Task
+from planaria.exchange.coded.coding import Coding, Counted, Sent, coding_of
+from planaria.pipeline.plan.actions import Plan
+from planaria.runtime.engine.batches import Batch, Masks
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.runner import StageRunner
+
+T = TypeVar("T")
+
+
+class Work(NamedTuple):
+    """One task as a replica's node does it."""
+
+    number: int
+    """among all tasks that a replica may have in the step"""
+    task: Task
+    plan: Plan
+    """of its passes, numbered from 0"""
+    microbatches: list[int]
+    """of the step: of which each pass is"""
+    weights: list[float]
+    """of the passes"""
+
+
+class Data(NamedTuple):
+    """What a stage needs of a step's samples."""
+
+    batch: Batch | None
+    masks: Masks | None
+
+
+@dataclass(frozen=True)
+class CodedSteps:
+    """The coded steps of a run."""
+
+    coding: Coding
+    itinerary: Itinerary
+    microbatches: int
+    """of a step, those of all replicas together"""
+
+    def work(self, step: int, counted: Counted, replica: int) -> Iterator[Work]:
+        """What ``replica`` does in the round after those that ``counted`` tells of."""
+        size, first = self.microbatches // self.coding.chunks, len(counted) * self.coding.scheme.slots()
+        for number, duty in enumerate(self.coding.duties(counted, replica), first):
+            passes = [(chunk * size + i, weight) for chunk, weight in duty.chunks for i in range(size)]
+            microbatches = [microbatch for microbatch, _ in passes]
+            plan = self.itinerary.alone(step, replica, microbatches)
+            yield Work(number, duty.task, plan, microbatches, [weight for _, weight in passes])
+
+    def begin(self, runner: StageRunner, work: Work, data: Data) -> None:
+        """Let ``runner`` begin with a task."""
+        batch, masks = _of(data.batch, work.microbatches), _of(data.masks, work.microbatches)
+        runner.begin(batch, True, self.microbatches, masks, work.weights)
+
+    def part(self, sent: Sent) -> int:
+        """The number of a vector among all that a node may send in a step."""
+        return (sent.round * self.coding.jobs + sent.job) * self.coding.scheme.vectors() + sent.vector
+
+    def absorb(self, runner: StageRunner, counted: Counted, vector: Callable[[Sent], Tensor]) -> None:
+        """Once all rounds are over, what the step comes to takes the place of the node's gradient.
+
+        ``vector``: what was sent, by all nodes of its stage (``StageRunner.share``).
+        """
+        runner.begin(None, True, self.microbatches)
+        total = torch.zeros_like(runner.share())
+        for sent, coefficient in self.coding.decoding(counted):
+            total.add_(vector(sent), alpha=coefficient)
+        runner.absorb(total)
+
+
+class Sums:
+    """What a node has of the vectors that it is to send: each is the sum of some of its tasks' gradients."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._new: dict[tuple[int, int], Tensor] = {}
+        self.sent: dict[Sent, Tensor] = {}
+
+    def add(self, task: Task, replica: int, round: int, share: Tensor) -> Tensor | None:
+        """A task's gradient is there: what is to be sent now, if anything is."""
+        at = task.job, task.vector
+        before = self._new.get(at, self._kept.get(at))
+        self._new[at] = total = share if before is None else before + share
+        if not task.sent:
+            return None
+        self.sent[Sent(replica, round, *at)] = total
+        return total
+
+    def close(self, counts: bool) -> None:
+        """The round is over; unless it ``counts`` here, nothing has come of it."""
+        if counts:
+            self._kept |= self._new
+        self._new.clear()
+
+
+def coded_steps(config: RunConfig, itinerary: Itinerary) -> CodedSteps | None:
+    """The coded steps of a run; None if it waits for every replica.
+
+    :raises UserError: naming what does not go together with a code, and the mend.
+    """
+    coding = coding_of(config.exchange)
+    if coding is None:
+        return None
+    rule = exchange(config.exchange)
+    rounded = isinstance(rule, Averaging) and not rule.compression.exact
+    reasons = (
+        (rule.interval != 0, "is for the gradients of every step; take kind = 'allreduce'"),
+        (rounded, "sends sums of gradients, and exchange.compress, or options.bits, rounds single ones"),
+        (bool(config.exchange.robust), "sends sums of gradients, and exchange.robust needs single ones"),
+        (config.routing.mixed, "needs replicas with ways of their own; leave routing.mixed out"),
+        (config.recovery.meanwhile == "skip", "needs all stages of a replica; take recovery.meanwhile = 'wait'"),
+    )
+    for wrong, why in reasons:
+        if wrong:
+            raise UserError(f"exchange.coded: a code {why}")
+    replicas, microbatches = config.exchange.replicas, config.pipeline.microbatches
+    coding.coded.require(replicas, microbatches)
+    return CodedSteps(coding, itinerary, microbatches * replicas)
+
+
+def _of(given: Callable[[int], T] | None, places: Sequence[int]) -> Callable[[int], T] | None:
+    """The same, numbered anew: what was at ``places[i]`` is at i."""
+    return None if given is None else lambda i: given(places[i])

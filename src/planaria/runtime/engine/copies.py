@@ -1,0 +1,231 @@
+"""What a worker sends and keeps so that lost stages can be had again: the recovery strategies' copies at work.
+
+Both engines drive it alike, step by step: :meth:`Keeping.before`, the step itself, :meth:`Keeping.after`, and when all
+that is expected has been taken, commit or drop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from torch import Tensor
+
+from planaria.config.schema import RunConfig
+from planaria.models.families import build_stage
+from planaria.models.state import Shapes, StageState
+from planaria.pipeline.plan.actions import Action
+from planaria.pipeline.routing.arrangement import Arrangement
+from planaria.recovery import recovery
+from planaria.recovery.base import Copy, Holder, Moment, RestoredHolder, Sender
+from planaria.runtime.engine.batches import Masks
+from planaria.runtime.engine.runner import StageRunner
+
+MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
+"""(config, stage, whether to draw initial weights) → a runner of the kind that the engine uses"""
+
+
+class Parcel(NamedTuple):
+    """One message of a copy: ``slot`` is the copy's place in the chain's slots, ``source`` the node that sends."""
+
+    slot: int
+    source: int
+    moment: Moment
+
+
+class Remembered(NamedTuple):
+    """A worker's part of a snapshot."""
+
+    stage: int
+    step: int
+    state: StageState
+    """its own"""
+    parities: Mapping[str, Tensor]
+    """of others' states, by the copy's place in the chain's slots and a name"""
+
+
+@dataclass(frozen=True)
+class _Original:
+    """A stage as its keepers may know it."""
+
+    config: RunConfig
+    stage: int
+    make: MakeRunner
+    masks: Masks | None
+    """of the step under way, for passes that a twin computes too"""
+
+    @property
+    def shapes(self) -> Shapes:
+        meta = build_stage(self.config.model, self.config.pipeline.stages, self.stage, 0, "meta")
+        return {name: parameter.shape for name, parameter in meta.named_parameters()}
+
+    def twin(self) -> StageRunner:
+        runner = self.make(self.config, self.stage, False)
+        runner.begin(None, train=True, microbatches=self.config.pipeline.microbatches, masks=self.masks)
+        return runner
+
+
+class Keeping:
+    """The sending sides of the copies of a node's stage, and the copies that the node hosts."""
+
+    def __init__(self, config: RunConfig, node: int, there: Arrangement, make: MakeRunner) -> None:
+        """``there``: all nodes of the node's replica, whether anybody stands there or not."""
+        self.node, self._stage = node, there.stage
+        self._chain = recovery(config.recovery, config.pipeline.stages)
+        self._placed = [slot.copy for slot in self._chain.placed(there)]
+        self._masks: Masks | None = None
+        masks = self._mask if config.data.document_mask else None
+        self._all_senders: dict[int, Sender] = {}
+        self._all_holders: dict[int, Holder] = {}
+        for number, (slot, placed) in enumerate(zip(self._chain.slots, self._placed, strict=True)):
+            strategy = self._chain.strategies[slot.by]
+            if node in placed.sources:
+                self._all_senders[number] = strategy.sender(slot.copy, there.stage[node])
+            if node == placed.host:
+                originals = {stage: _Original(config, stage, make, masks) for stage in slot.copy.sources}
+                self._all_holders[number] = strategy.holder(slot.copy, originals)
+        # Those at work; every action asks for them, so they change with the formation only.
+        self._senders, self._holders = self._all_senders, self._all_holders
+
+    def formed(self, reborn: set[int], absent: set[int]) -> None:
+        """Copies from or at ``reborn`` nodes begin anew; those that involve an ``absent`` one rest as they are."""
+        self._senders = {n: s for n, s in self._all_senders.items() if not absent & self._placed[n].members}
+        self._holders = {n: h for n, h in self._all_holders.items() if not absent & self._placed[n].members}
+        # Parts of one stage at several hosts begin anew together, so that they always belong to one version.
+        keys = [{(slot.by, stage) for stage in slot.copy.sources} for slot in self._chain.slots]
+        anew = set().union(*(key for key, copy in zip(keys, self._placed, strict=True) if reborn & copy.members))
+        for side in (self._all_senders, self._all_holders):
+            for number, keeper in side.items():
+                if keys[number] & anew:
+                    keeper.restart()
+
+    def begin(self, masks: Masks | None) -> None:
+        """A step begins, whose documents are kept apart so."""
+        self._masks = masks
+
+    def _mask(self, microbatch: int) -> Tensor:
+        assert self._masks is not None, "a pass outside of any step"
+        return self._masks(microbatch)
+
+    def before(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
+        """What to send at the beginning of ``step``: (host, parcel, bytes)."""
+        if not self._senders:
+            return
+        state = runner.state()
+        for number, sender in self._senders.items():
+            message = sender.before(step, state)
+            if message is not None and self._placed[number].host == self.node:
+                self._holders[number].take(step, self._stage[self.node], "before", message)
+            elif message is not None:
+                yield self._placed[number].host, Parcel(number, self.node, "before"), message
+
+    def passed(self, action: Action, out: Tensor) -> None:
+        """This node has carried out ``action`` and hands on ``out``."""
+        if action.kind == "forward" and action.target is not None:
+            for number, holder in self._holders.items():
+                if self._stage[action.target] in self._chain.slots[number].copy.sources:
+                    holder.passes(action.microbatch, out)
+
+    def after(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
+        """What to send once the gradient of ``step`` is whole: (host, parcel, bytes)."""
+        if not self._senders:
+            return
+        gradients = runner.gradients()
+        if any(sender.updates_first(step) for sender in self._senders.values()):
+            runner.prepare(step)
+        state = runner.state()
+        for number, sender in self._senders.items():
+            message = sender.after(step, state, gradients)
+            if message is not None:
+                yield self._placed[number].host, Parcel(number, self.node, "after"), message
+
+    def expects(self, step: int) -> list[Parcel]:
+        """The parcels of ``step`` from others that this worker must have before it is ready."""
+        return [
+            Parcel(number, source, moment)
+            for number, holder in self._holders.items()
+            for moment in holder.expects(step)
+            for source in self._placed[number].sources
+            if source != self.node
+        ]
+
+    def take(self, step: int, parcel: Parcel, message: Tensor) -> None:
+        """One of the expected parcels has come."""
+        self._holders[parcel.slot].take(step, self._stage[parcel.source], parcel.moment, message)
+
+    def commit(self, step: int) -> None:
+        for keeper in self._keepers:
+            keeper.commit(step)
+
+    def drop(self) -> None:
+        for keeper in self._keepers:
+            keeper.drop()
+
+    def kept(self, by: str, lost: int) -> dict[Copy, StageState]:
+        """What this worker has kept for the strategy ``by`` that concerns the stage ``lost``."""
+        mine = {number: copy for number, copy in self._kept_by(by) if self._chain.concerns(by, copy, lost)}
+        return {copy: self._all_holders[number].state() for number, copy in mine.items()}
+
+    @property
+    def retained(self) -> int:
+        """The step of the snapshot that this worker has its part of, where all go back to one; -1: none."""
+        return -1 if self._own is None else self._own[1].retained
+
+    def remembered(self) -> Remembered:
+        """This worker's part of the snapshot that all retain."""
+        assert self._own is not None
+        mine, holder = self._own
+        parities = {
+            f"{number}.{key}": part
+            for number, copy in self._kept_by(self._chain.slots[mine].by)
+            if number != mine
+            for key, part in self._all_holders[number].state().weights.items()
+        }
+        return Remembered(self._stage[self.node], holder.retained, holder.state(), parities)
+
+    def intact(self) -> bool:
+        """Is what others may need of this worker's memory, or it itself, what it was?"""
+        holders = (holder for holder in self._all_holders.values() if isinstance(holder, RestoredHolder))
+        return all(holder.intact() for holder in holders)
+
+    def recall(self, given: Remembered) -> None:
+        """Have this part of a snapshot, as :meth:`remembered` gave it."""
+        assert self._own is not None
+        self._own[1].load(given.state, given.step)
+        for number, _ in self._kept_by(self._chain.slots[self._own[0]].by):
+            kept = {
+                key.partition(".")[2]: p for key, p in given.parities.items() if key.partition(".")[0] == str(number)
+            }
+            if kept:
+                cast(RestoredHolder, self._all_holders[number]).load(StageState(kept), given.step)
+
+    def restore(self, by: str, state: StageState, given: Mapping[int, StageState], step: int) -> None:
+        """The stage was rebuilt as ``state``, as of ``step``: what it kept for the same strategy comes back too, if
+        that can."""
+        for number, copy in self._kept_by(by):
+            kept = state if copy.own else self._chain.strategies[by].restored(copy, given)
+            if kept is not None:
+                cast(RestoredHolder, self._all_holders[number]).load(kept, step)
+
+    def _kept_by(self, by: str) -> list[tuple[int, Copy]]:
+        slots = ((number, self._chain.slots[number]) for number in self._all_holders)
+        return [(number, slot.copy) for number, slot in slots if slot.by == by]
+
+    @property
+    def _own(self) -> tuple[int, RestoredHolder] | None:
+        """The slot in which the worker remembers its own stage, and what does that."""
+        for number, holder in self._all_holders.items():
+            if self._chain.slots[number].copy.own:
+                return number, cast(RestoredHolder, holder)
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that copies take here between steps, on either side."""
+        sent = sum(sender.nbytes for sender in self._all_senders.values())
+        return sent + sum(holder.nbytes for holder in self._all_holders.values())
+
+    @property
+    def _keepers(self) -> list[Sender | Holder]:
+        return [*self._senders.values(), *self._holders.values()]

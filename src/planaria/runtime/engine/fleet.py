@@ -1,0 +1,126 @@
+"""The ``fleet`` engine: real worker processes under one controller."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from planaria.config.schema import RunConfig
+from planaria.control.controller import Controller
+from planaria.control.protocols import Observer
+from planaria.control.relay_watch import RelayWatch
+from planaria.control.saving import all_saved, unchanged
+from planaria.data.shards import Data
+from planaria.record.decisions import Finish
+from planaria.runtime.engine import surveyor, worker
+from planaria.runtime.engine.injector import TraceChaos
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.needs import needs
+from planaria.runtime.engine.network_checks import require_answers
+from planaria.runtime.engine.origin import START, Origin, run_started
+from planaria.runtime.engine.outliving import prepare_memory
+from planaria.runtime.engine.prepare import Prepared
+from planaria.runtime.engine.provision import settled
+from planaria.runtime.engine.replanner import Replanner
+from planaria.runtime.engine.runs import SCHEDULE
+from planaria.runtime.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
+from planaria.runtime.engine.stopping import stop_asked
+from planaria.runtime.fleet.base import Fleet
+from planaria.runtime.fleet.door import kept_key
+from planaria.runtime.fleet.ground import ground
+from planaria.runtime.fleet.open import OpenFleet, Told
+from planaria.runtime.fleet.request import Ground, Work
+from planaria.runtime.transport.address import Reach
+from planaria.runtime.transport.listener import no_answer
+from planaria.runtime.transport.secure import new_key
+
+PRELOAD = [worker.__name__, surveyor.__name__, "torch._dynamo"]
+"""what workers are born with; an optimizer's first step would otherwise import torch._dynamo, a CPU-second in each"""
+
+
+def train(
+    prepared: Prepared, folder: Path, observer: Observer, origin: Origin = START, stop: Callable[[], bool] | None = None
+) -> Finish:
+    """Train on a fleet of processes, here or on a Ray cluster, until the run is over; how it ended.
+
+    ``stop`` is asked again and again: when it says so, the run stops at a whole step, as after a signal.
+
+    :raises UserError: when the port is taken or the cluster is not fit; no worker has started then.
+    """
+    config = prepared.config
+    itinerary = Itinerary(config)
+    started = run_started(itinerary, origin)
+    planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
+    memory = prepare_memory(config, folder, started)
+    with ExitStack() as ending:
+        asked = ending.enter_context(stop_asked(stop))
+        place = opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part)
+        fleet = ending.enter_context(place)
+        chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, origin.next_fault)
+        controller = Controller(config, started, fleet, folder, observer, chaos, planner, _relay_watch(config))
+        finish = controller.run(asked)
+    saved = all_saved(controller.state) or unchanged(controller.state)
+    if memory is not None and finish.outcome in ("finished", "stopped") and saved:
+        memory.remove()
+    return finish
+
+
+def _relay_watch(config: RunConfig) -> RelayWatch | None:
+    """Probes of the run's relays; None where it has none."""
+    if not config.fleet.relays:
+        return None
+    relays = {name: relay.at for name, relay in config.fleet.relays.items()}
+    watch = RelayWatch(relays, partial(no_answer, key=_key(config)))
+    watch.start()
+    return watch
+
+
+@contextmanager
+def opened(
+    config: RunConfig, data: Data, folder: Path, workers: int, offset: int = 0, part: str = ""
+) -> Iterator[OpenFleet]:
+    """A run's fleet, with room for so many workers of its own; closed at the end.
+
+    ``offset``: the first sample of block 0. ``part``: the name of this part of the run.
+
+    :raises UserError: when the port is taken or the cluster is not fit.
+    """
+    with ground(config.fleet, workers) as place:
+        reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
+        key, sign = _key(config), secrets.token_hex(16)
+        require_answers(config.fleet, key)
+        setup = Setup(config, folder, data.folder, place.host, key, offset, reach, part=part, sign=sign)
+        with closing(_open(place, setup, data.folders, workers)) as fleet:
+            yield fleet
+
+
+def _key(config: RunConfig) -> bytes:
+    """The run's key: that of the file which the recipe names, or a new one.
+
+    :raises UserError: when the file cannot be read or made, or holds no key.
+    """
+    return new_key() if config.fleet.key is None else kept_key(Path(config.fleet.key), new_key())
+
+
+def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
+    """The fleet of a place with so many workers, and a door in the run's folder for machines that join.
+
+    ``data``: the folders of the prepared data.
+    """
+    config = setup.config
+    theirs = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())
+    files = {f"{RUN}/{SCHEDULE}": setup.folder / SCHEDULE, CHECKPOINTS: setup.checkpoints}
+    files |= {f"{DATA}/{part.name}": part for part in data}
+
+    def home(relay: str) -> Fleet:
+        entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
+        settle = partial(settled, theirs, Path.cwd(), None, print)  # no relay: a cluster's nodes all reach each other
+        return place.fleet(Work(entry, PRELOAD, workers, settle, files, setup.key, needs(config)))
+
+    plain = SETUP.dump_json(replace(theirs, reach=Reach())).decode()
+    told = Told(plain, config.pipeline.stages + 1, setup.sign, files)
+    return OpenFleet(home, config.fleet, place.host, setup.key, told, setup.folder)

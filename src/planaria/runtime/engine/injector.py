@@ -1,0 +1,210 @@
+"""Carries out a trace of faults on the live fleet."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from planaria.faults.trace import Fault, Trace, awaits, before_commit, order
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.state import RunState
+from planaria.runtime.checkpoint.stage_file import stage_file
+from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
+from planaria.runtime.fleet.base import Fleet
+
+Struck = tuple[str, int]
+"""worker, incarnation"""
+
+
+class TraceChaos:
+    """Tells the workers at the nodes that a trace names (as stages) what they are to suffer, and where.
+
+    A fault waits for the first step at or after its own that offers its moment, so a rolled-back or repeated step is
+    struck once. Kills of one replica's step follow one another, each once the last is got over, in the order of their
+    moments; those of the same moment and offset strike at once. So the same trace is met the same way in every run.
+    """
+
+    def __init__(self, trace: Trace, fleet: Fleet, checkpoints: Path, first_step: int = 0) -> None:
+        """Faults that were over before ``first_step`` belong to an earlier part of the run."""
+        self._fleet, self._checkpoints = fleet, checkpoints
+        numbered = [(number, fault) for number, fault in enumerate(trace.faults) if awaits(fault, first_step)]
+        self._waiting = sorted(numbered, key=_in_turn)
+        self._next = len(trace.faults)
+        self._armed: dict[int, tuple[Fault, Struck]] = {}
+        """number → fault, and who was told of it and has not met it yet"""
+        self._together: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
+        """number of a kill → others that strike with it"""
+        self._thaws: list[tuple[float, Struck]] = []
+        self._slow_hosts: list[tuple[str, d.Blow, float]] = []
+        """machine, what its workers are told, and until when (monotonic seconds)"""
+
+    def add(self, fault: Fault) -> None:
+        """One more, to strike at the next occasion."""
+        self._wait(self._next, fault)
+        self._next += 1
+
+    def on_decision(self, decision: d.Decision, state: RunState) -> list[e.FaultInjected]:
+        """Arm the faults whose moment this decision begins, before its orders go out."""
+        match decision:
+            case d.RunStep(mode="train"):
+                self._give_up_mates()
+                settings = state.settings.exchange
+                agreed = settings.replicas > 1 and state.rule.interval == 0 and state.coding is None
+                return self._arm(decision.step, state, _asked(state, decision.replica), *before_commit(agreed))
+            case d.Commit():
+                return self._arm(decision.step, state, _asked(state, decision.replica), "commit")
+            case d.Save():
+                return self._arm(decision.step, state, _asked(state, decision.replica), "save")
+            case d.Settle():
+                step = max(state.replicas[number].step for number in decision.members)
+                return self._arm(step, state, _asked(state, *decision.members), "settle")
+            case d.Form():
+                asked = _asked(state, decision.replica)
+                ends = {node: asked[node] for node in _ends(decision) & asked.keys()}
+                return self._arm(decision.step, state, ends, "transfer") + self._arm(
+                    decision.step, state, asked, "link"
+                )
+        return []
+
+    def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]:
+        """A worker has struck itself: others may be to die with it. Or it died of something else before."""
+        if isinstance(event, e.FaultInjected) and event.number in self._armed:
+            fault, struck = self._armed.pop(event.number)
+            if fault.signal == "stop" and fault.resume_after_s is not None:
+                self._thaws.append((t + fault.resume_after_s, struck))
+            return [self._kill(*mate, event.step, state) for mate in self._together.pop(event.number, ())]
+        if isinstance(event, e.WorkerJoined):
+            self._slow_newcomer(event.worker, state)
+        if isinstance(event, e.WorkerLost):
+            for number, (fault, struck) in list(self._armed.items()):
+                if struck == (event.worker, event.incarnation):
+                    del self._armed[number]
+                    self._wait(number, fault)
+        return []
+
+    def strike(self, t: float) -> None:
+        """Thaw the workers whose time has come."""
+        for thaw in [thaw for thaw in self._thaws if thaw[0] <= t]:
+            self._thaws.remove(thaw)
+            self._fleet.signal(*thaw[1], signal.SIGCONT)
+
+    def next_due(self) -> float | None:
+        """When somebody is to be thawed next, in monotonic seconds."""
+        return min([thaw[0] for thaw in self._thaws], default=None)
+
+    def _arm(self, step: int, state: RunState, holders: Mapping[int, str], *moments: str) -> list[e.FaultInjected]:
+        """Tell the faults of these moments to those who will meet them: node → worker."""
+        due = [
+            item
+            for item in self._waiting
+            if item[1].step <= step and item[1].moment in moments and item[1].stage in holders
+        ]
+        done = []
+        killing = [fault for fault, struck in self._armed.values() if fault.signal == "kill"]
+        first: tuple[int, Fault] | None = None
+        for number, fault in due:
+            if fault.signal == "flip":
+                done += self._flip(number, fault, holders[fault.stage], step)
+            elif fault.signal == "kill" and first is not None and order(first[1]) == order(fault):
+                self._waiting.remove((number, fault))
+                self._together[first[0]].append((number, fault))
+            elif fault.signal != "kill" or (first is None and not any(f.stage in holders for f in killing)):
+                first = (number, fault) if fault.signal == "kill" else first
+                self._tell(number, fault, holders[fault.stage], state)
+        return done
+
+    def _tell(self, number: int, fault: Fault, worker: str, state: RunState) -> None:
+        """Let a worker know what it is to suffer."""
+        self._waiting.remove((number, fault))
+        self._armed[number] = fault, (worker, state.workers[worker].incarnation)
+        blow = d.Blow(
+            number=number,
+            signal=fault.signal,
+            moment=fault.moment,
+            offset=fault.offset,
+            seconds=fault.resume_after_s,
+            strength=fault.strength,
+            attack=fault.attack,
+            until=fault.until,
+            peer=fault.peer,
+        )
+        if fault.signal != "slow_host":
+            self._send(worker, blow)
+            return
+        host, lasts_s = state.workers[worker].host, math.inf if blow.seconds is None else blow.seconds
+        self._slow_hosts.append((host, blow, time.monotonic() + lasts_s))
+        for name, known in state.workers.items():
+            if known.host == host and known.status in ("spare", "member"):
+                self._send(name, blow)
+
+    def _slow_newcomer(self, worker: str, state: RunState) -> None:
+        """Who is started on a slow machine is as slow as the others there."""
+        now = time.monotonic()
+        for host, blow, until in self._slow_hosts:
+            if host == state.workers[worker].host and now < until:
+                left = None if blow.seconds is None else until - now
+                self._send(worker, blow.model_copy(update={"seconds": left}))
+
+    def _send(self, worker: str, blow: d.Blow) -> None:
+        self._fleet.send(worker, blow.model_dump_json().encode())
+
+    def _kill(self, number: int, fault: Fault, step: int, state: RunState) -> e.FaultInjected:
+        """Strike from outside whoever stands there now, at the moment that another has met its fault."""
+        worker = state.holders[fault.stage]
+        self._fleet.signal(worker, state.workers[worker].incarnation, signal.SIGKILL)
+        return e.FaultInjected(
+            worker=worker, node=fault.stage, signal="SIGKILL", step=step, moment=fault.moment, number=number
+        )
+
+    def _give_up_mates(self) -> None:
+        """Those that were to die together with somebody who died otherwise wait for another occasion."""
+        for number in [number for number in self._together if number not in self._armed]:
+            for mate in self._together.pop(number):
+                self._wait(*mate)
+
+    def _wait(self, number: int, fault: Fault) -> None:
+        """It waits for another occasion."""
+        self._waiting = sorted([*self._waiting, (number, fault)], key=_in_turn)
+
+    def _flip(self, number: int, fault: Fault, worker: str, step: int) -> list[e.FaultInjected]:
+        """Turn a bit of the stage's file in the newest checkpoint, if there is one."""
+        saved = CheckpointStore(self._checkpoints).newest(whole_only=True)
+        if saved is None:
+            return []
+        stage = fault.stage % (saved.manifest.pipeline_stages + 1)
+        folder = saved.folder if saved.manifest.replicas == 1 else replica_folder(saved.folder, 0)
+        path = stage_file(folder, stage)
+        place = random.Random(f"flip {number} {step}").randrange(path.stat().st_size * 8)
+        with path.open("r+b") as file:
+            file.seek(place // 8)
+            (byte,) = file.read(1)
+            file.seek(place // 8)
+            file.write(bytes([byte ^ (1 << place % 8)]))
+        self._waiting.remove((number, fault))
+        struck = e.FaultInjected(
+            worker=worker, node=fault.stage, signal="flip", step=step, moment=fault.moment, number=number
+        )
+        return [struck]
+
+
+def _in_turn(item: tuple[int, Fault]) -> tuple[int, tuple[bool, str, float], int]:
+    number, fault = item
+    return fault.step, order(fault), number
+
+
+def _asked(state: RunState, *replicas: int) -> dict[int, str]:
+    """Node → worker, of those who carry out the present orders of these replicas."""
+    return {n: w for r in replicas for n, w in state.replicas[r].holders.items() if w in state.replicas[r].waiting}
+
+
+def _ends(form: d.Form) -> set[int]:
+    """The nodes that give or take a state in a new generation."""
+    rebuilt = {m.node: m.source.donors for m in form.members if isinstance(m.source, d.Rebuild)}
+    handed = {m.node for m in form.members if isinstance(m.source, d.Handover)}
+    return {*rebuilt, *handed, *(donor for donors in rebuilt.values() for donor in donors)}

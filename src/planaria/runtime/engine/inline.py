@@ -1,0 +1,309 @@
+"""The ``inline`` engine: all stages in this process, a plan's actions in one fixed topological order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from torch import Tensor
+
+from planaria.common.memory_pool import keep_freed
+from planaria.config.schema import RunConfig
+from planaria.data.stream import Stream
+from planaria.models.packing import pack, unpack
+from planaria.models.state import StageState
+from planaria.pipeline.plan.actions import Action, Plan
+from planaria.pipeline.routing.arrangement import Arrangement
+from planaria.record.ages import after_commit
+from planaria.record.decisions import PEER
+from planaria.record.memory import Memory
+from planaria.recovery import recovery
+from planaria.recovery.base import Moment
+from planaria.recovery.chain import Plan as RecoveryPlan
+from planaria.recovery.chain import ages_by_stage
+from planaria.runtime.engine.batches import batches, masks
+from planaria.runtime.engine.coded_step import Data, coded_steps
+from planaria.runtime.engine.copies import Keeping
+from planaria.runtime.engine.gradients import adding
+from planaria.runtime.engine.inline_passes import carry_out
+from planaria.runtime.engine.inline_replicas import InlineReplicas, Round, Verdicts
+from planaria.runtime.engine.inline_rounds import InlineRounds
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.prepare import require_device, require_sound
+from planaria.runtime.engine.rebirth import workshop
+from planaria.runtime.engine.runner import StageRunner, added
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One committed step: mean loss in nats, and every stage's gradient norm before clipping (the first replica's)."""
+
+    step: int
+    loss: float
+    grad_norms: dict[int, float]
+    rounds: list[Round] = field(default_factory=list)
+    """of the replicas' exchange, settled after this step"""
+    verdicts: Verdicts = field(default_factory=dict)
+    """what replicas that agree on gradients think of each other's"""
+    committed: Verdicts = field(default_factory=dict)
+    """what there is to tell of their own once the step is committed"""
+
+
+class InlineEngine:
+    """A replica in one process. ``step`` is the number of committed steps.
+
+    Who is who goes by node; where every stage has one node, that is the stage's number.
+    """
+
+    def __init__(self, config: RunConfig, train: Stream, validation: Stream | None = None) -> None:
+        """``train`` and ``validation`` give the samples (``planaria.streams(config)``).
+
+        From then on the process keeps what it frees (``planaria.common.memory_pool.keep_freed``).
+
+        :raises UserError: when settings of the recipe do not go together.
+        """
+        self.config = config
+        self.step = 0
+        self.sample_offset = 0
+        """added to the numbers of all training samples: earlier steps took more, or fewer"""
+        self.itinerary = Itinerary(config, together=True)
+        require_sound(config, self.itinerary)
+        require_device(config)
+        keep_freed()
+        self.stage = self.itinerary.arrangement.stage
+        self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
+        self.keeping = {node: self._nothing_kept(node) for node in self.stage}
+        self.parcel_bytes = 0
+        """bytes of all messages that keep copies, so far"""
+        self.moved_bytes = 0
+        """bytes that donors gave to lost nodes, so far"""
+        self.skipped: set[int] = set()
+        """nodes that training does without until they are rebuilt"""
+        self.detour: Sequence[Sequence[int]] = ()
+        """routes for the nodes that are left, in place of a schedule's own"""
+        several = config.exchange.replicas > 1
+        self.replicas = InlineReplicas(config, self.itinerary.arrangement, self.runners) if several else None
+        coded = coded_steps(config, self.itinerary)
+        self.rounds = None if coded is None else InlineRounds(coded, self.runners)
+        """of coded steps"""
+        self._ages = dict.fromkeys(self.runners, 0)
+        self._rested: frozenset[int] = frozenset()
+        self._train, self._validation = train, validation
+        self._chain = recovery(config.recovery, config.pipeline.stages)
+        retaining = self._chain.retaining
+        self._memory = None if retaining is None else Memory(*retaining)
+
+    @property
+    def there(self) -> Arrangement:
+        """The nodes that train."""
+        return self.itinerary.arrangement.of(self.stage.keys() - self.skipped)
+
+    def train_step(self) -> StepResult:
+        """Run and commit one step."""
+        plan = self.itinerary.training(self.step, self.skipped, self.detour)
+        there = self.there
+        if self._memory is not None:
+            self._memory = self._memory.begun(self.step)
+        self._deliver("before")
+        sample = self.sample_offset + self.step * self.config.samples
+        verdicts: Verdicts = {}
+        if self.rounds is not None:
+            self._carry_out_rounds(self.rounds, self._train, sample)
+        else:
+            self._carry_out(plan, self._train, sample, train=True)
+            verdicts = self._agree(there)
+        for node in there.stage:  # all before the first `finish`, which waits for the device
+            self.runners[node].clip()
+        norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
+        loss = self._loss(there)
+        self._deliver("after")
+        for node in there.stage:
+            self.runners[node].commit(self.step)
+            self.keeping[node].commit(self.step)
+        committed = {} if self.replicas is None else self.replicas.commit()
+        self._grow_older()
+        if self._memory is not None:
+            self._memory = self._memory.committed(self.step, there.stage)
+        rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
+        first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
+        result = StepResult(self.step, loss, first, rounds, verdicts, committed)
+        self.step += 1
+        return result
+
+    def evaluate(self) -> float:
+        """Mean validation loss over the recipe's validation microbatches, in nats; of replicas, their mean."""
+        if self.replicas is None:
+            return self._evaluate(self.there)
+        return fmean(self.evaluate_replicas())
+
+    def evaluate_replicas(self) -> list[float]:
+        """The validation loss of every replica by itself."""
+        assert self.replicas is not None
+        everywhere = self.itinerary.arrangement
+        return [self._evaluate(everywhere.of(self.replicas.nodes(r))) for r in range(self.replicas.count)]
+
+    def evaluate_consensus(self) -> float:
+        """The validation loss of the one model that the replicas make; they go on as if nothing had been."""
+        assert self.replicas is not None
+        nodes = self.replicas.nodes(0)
+        before = {n: {name: w.clone() for name, w in self.runners[n].state().weights.items()} for n in nodes}
+        everywhere = self.itinerary.arrangement
+        whole = {node: self.replicas.consensus(everywhere.peers(node)) for node in nodes}
+        for node in nodes:
+            self.runners[node].put(whole[node])
+        loss = self._evaluate(self.itinerary.arrangement.of(nodes))
+        for node in nodes:
+            self.runners[node].put(before[node])
+        return loss
+
+    def _evaluate(self, there: Arrangement) -> float:
+        assert self._validation is not None, "the engine was made without a validation stream"
+        plan = self.itinerary.validation(self.stage.keys() - there.stage.keys())
+        self._carry_out(plan, self._validation, 0, train=False)
+        return self._loss(there)
+
+    def _loss(self, there: Arrangement) -> float:
+        """Mean over data nodes: those of one replica agree already, each of several replicas has its own."""
+        losses = [loss for node in there.nodes(0) if (loss := self.runners[node].loss) is not None]
+        return fmean(losses)
+
+    def lose(self, nodes: Sequence[int], durable: int = -1) -> RecoveryPlan:
+        """The state of ``nodes`` is gone, with all that was kept there; rebuild them as the recipe's strategies say.
+
+        Returns what was done about stages of which nothing is left: a node of any other copies one of its stage. In a
+        rollback to memory all have gone back, and ``step`` with them. Where it is one to disk, or nothing can be done,
+        the survivors are untouched. A checkpoint of a step (``durable``) that is newer than the memory is preferred.
+        What is remembered at a node is looked at first: where it is damaged, the node counts as lost too.
+        """
+        everywhere = self.itinerary.arrangement
+        nodes = [*nodes, *(n for n, keeping in self.keeping.items() if n not in nodes and not keeping.intact())]
+        alive = everywhere.of(self.stage.keys() - set(nodes) - self.skipped)
+        gone, remember = frozenset(self.stage[node] for node in nodes) - set(alive.stages), None
+        if self._memory is not None:
+            self._memory = self._memory.without(nodes)
+            remember = [s for s in everywhere.stages if everywhere.nodes(s)[0] in self._memory.nodes]
+        plan = self._chain.plan(gone, ages_by_stage(everywhere, alive, self._ages), remember)
+        if plan.rollback == "memory" and self._memory is not None:
+            if self._memory.step < durable:
+                return replace(plan, rebuilt={}, rollback="disk")
+            self._recall(self._memory, everywhere.of(self._memory.nodes))
+            nodes = [node for node in self.stage if node not in self._memory.nodes]
+            alive = everywhere.of(self._memory.nodes)
+        if not plan.reason and plan.rollback != "disk":
+            self._rebuild(nodes, plan, alive)
+        return plan
+
+    def _recall(self, memory: Memory, there: Arrangement) -> None:
+        """Those that remember go back to it."""
+        for node in there.stage:
+            self.runners[node].load(self.keeping[node].remembered().state)
+        self.step = memory.step
+
+    def _rebuild(self, nodes: Sequence[int], plan: RecoveryPlan, alive: Arrangement) -> None:
+        """Give lost ``nodes`` a state, and back what they kept if it can be had."""
+        rebuilt: dict[int, StageState] = {}
+        made: dict[int, tuple[str, dict[int, StageState]]] = {}
+        for node in nodes:
+            stage = self.stage[node]
+            by, stages = plan.rebuilt.get(stage, (PEER, (stage,)))
+            given = {donor: self._given(by, stage, alive.nodes(donor)[0]) for donor in stages}
+            if by == PEER:
+                rebuilt[node] = given[stage]
+                if self.replicas is not None:
+                    rebuilt[node].outer = self.replicas.outer[alive.nodes(stage)[0]].given(to_successor=False)
+            else:
+                at = workshop(self.config, stage, self.step)
+                if self._chain.control:
+                    at = replace(at, before=self.runners[node].state())
+                rebuilt[node] = self._chain.rebuild(by, stage, given, at)
+                made[node] = by, given
+        self.become(rebuilt)
+        if self.replicas is not None:
+            self.replicas.rebuilt([node for node in rebuilt if node not in made])
+        for node, (by, given) in made.items():
+            self.keeping[node].restore(by, self.runners[node].state(), given, self.step)
+        if self._memory is not None:
+            restored = [node for node, (by, _) in made.items() if by == self._memory.by]
+            self._memory = replace(self._memory, nodes=self._memory.nodes.union(restored))
+
+    def _given(self, by: str, stage: int, donor: int) -> StageState:
+        """What the node ``donor`` gives to a lost ``stage``, as it would arrive there."""
+        own = self.runners[donor].state()
+        given = own.trained if by == PEER else self._chain.give(by, stage, own, self.keeping[donor].kept(by, stage))
+        flat = pack(given)
+        self.moved_bytes += flat.nbytes
+        return unpack(flat)
+
+    def become(self, states: Mapping[int, StageState]) -> None:
+        """These nodes get these states, and with them new holders, who keep nothing of others yet."""
+        if self.replicas is not None and states.keys() == self.runners.keys():
+            rounds = max(int(state.outer["rounds"]) if state.outer else 0 for state in states.values())
+            self.replicas.restart(self.step if self.replicas.exchange.interval == 0 else rounds)
+        for node, state in states.items():
+            self.runners[node].load(state)
+            self.keeping[node] = self._nothing_kept(node)
+            self._ages[node] = 0
+            if self.replicas is not None:
+                self.replicas.start(node, state.outer)
+        if self._memory is not None and states:
+            self._memory = self._memory.formed(states, ()).restarted()
+        self.skip(self.skipped - set(states), set(states))
+
+    def skip(self, nodes: Collection[int], reborn: Collection[int] = ()) -> None:
+        """Train on without ``nodes``, whose state is gone, until they :meth:`become` something."""
+        self.skipped = set(nodes)
+        for keeping in self.keeping.values():
+            keeping.formed(set(reborn), self.skipped)
+
+    def _grow_older(self) -> None:
+        """One commit more for all that keep copies, by the rule that the record goes by."""
+        pairs = [pair for slot in self._chain.placed(self.itinerary.arrangement) for pair in slot.copy.pairs]
+        ages, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
+        self._ages = dict(ages)
+
+    def _nothing_kept(self, node: int) -> Keeping:
+        return Keeping(self.config, node, self.itinerary.arrangement, StageRunner)
+
+    def _deliver(self, moment: Moment) -> None:
+        """Hand over what is sent at this moment of the step."""
+        for node, keeping in self.keeping.items():
+            if node in self.skipped:
+                continue
+            send = keeping.before if moment == "before" else keeping.after
+            for host, parcel, message in send(self.step, self.runners[node]):
+                self.parcel_bytes += message.nbytes
+                self.keeping[host].take(self.step, parcel, message)
+
+    def _agree(self, there: Arrangement) -> Verdicts:
+        """The nodes of each stage add up what they have of its gradient, as workers do; replicas have their own way."""
+        if self.replicas is not None:
+            return self.replicas.agree(self.step)
+        for nodes in dict.fromkeys(adding(there, self.config.model, node) for node in there.stage):
+            if len(nodes) > 1:
+                total = added(self.runners[node].share() for node in nodes)
+                for node in nodes:
+                    self.runners[node].absorb(total)
+        return {}
+
+    def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
+        batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
+        apart = masks(self.config.data, stream, batch)
+        own = len(plan.routes) // (self.itinerary.at_once if train else 1)
+        for node, runner in self.runners.items():
+            learned = batch if self.replicas is None or not train else self.replicas.learned(node, batch, self.step)
+            runner.begin(learned if self.stage[node] == 0 else None, train, own, apart)
+            self.keeping[node].begin(apart)
+
+        def passed(action: Action, out: Tensor) -> None:
+            if train:
+                self.keeping[action.node].passed(action, out)
+
+        carry_out(plan, self.runners, passed)
+
+    def _carry_out_rounds(self, rounds: InlineRounds, stream: Stream, first_sample: int) -> None:
+        batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
+        apart = masks(self.config.data, stream, batch)
+        for keeping in self.keeping.values():
+            keeping.begin(apart)
+        rounds.run(self.step, lambda stage: Data(None if stage else batch, apart))

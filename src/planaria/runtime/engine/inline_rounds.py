@@ -1,0 +1,69 @@
+"""The rounds of a coded step in one process; each node computes what a worker does (``coded_rounds.py``)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from planaria.exchange.coded.coding import Counted
+from planaria.faults.trace import LAGGING, Trace
+from planaria.runtime.engine.coded_step import CodedSteps, Data, Sums
+from planaria.runtime.engine.inline_passes import carry_out
+from planaria.runtime.engine.runner import StageRunner
+
+Counts = Callable[[int, Counted], frozenset[int]]
+"""(step, who counted in its rounds so far) → the replicas whose results count in the next"""
+
+
+class InlineRounds:
+    """Nobody is late by a clock here: who is, is said."""
+
+    def __init__(self, steps: CodedSteps, runners: Mapping[int, StageRunner]) -> None:
+        self._steps, self._runners = steps, runners
+        self.counts: Counts = lambda step, counted: frozenset(range(steps.coding.replicas))
+
+    def slowed(self, trace: Trace) -> None:
+        """From now on a replica is late in all rounds of a step in which ``trace`` slows a node of it, or its data; of
+        several, as many as must be are waited for."""
+        arrangement, coding = self._steps.itinerary.arrangement, self._steps.coding
+        late = defaultdict[int, set[int]](set)
+        for fault in trace.faults:
+            if fault.signal in LAGGING:
+                late[fault.step].add(arrangement.peers(fault.stage).index(fault.stage))
+
+        def counts(step: int, counted: Counted) -> frozenset[int]:
+            behind = sorted(late.get(step, ()))
+            order = [replica for replica in range(coding.replicas) if replica not in behind] + behind
+            return coding.admitted(counted, order, len(behind))
+
+        self.counts = counts
+
+    def run(self, step: int, data: Callable[[int], Data]) -> None:
+        """Let every node have the gradient of ``step``; ``data``: what it needs of the samples, by stage."""
+        arrangement, counted = self._steps.itinerary.arrangement, Counted()
+        sums = {node: Sums() for node in self._runners}
+        while len(counted) < self._steps.coding.rounds:
+            there = self.counts(step, counted)
+            for replica in sorted(there):
+                self._work(step, replica, counted, sums, data)
+            for own in sums.values():
+                own.close(True)  # those that do not count have done nothing here
+            counted = (*counted, there)
+        for stage in arrangement.stages:
+            nodes = arrangement.nodes(stage)
+            sent = {key: vector for node in nodes for key, vector in sums[node].sent.items()}
+            for node in nodes:
+                self._steps.absorb(self._runners[node], counted, sent.__getitem__)
+
+    def _work(
+        self, step: int, replica: int, counted: Counted, sums: Mapping[int, Sums], data: Callable[[int], Data]
+    ) -> None:
+        """One replica's tasks of a round."""
+        arrangement = self._steps.itinerary.arrangement
+        column = {stage: arrangement.nodes(stage)[replica] for stage in arrangement.stages}
+        for work in self._steps.work(step, counted, replica):
+            for stage, node in column.items():
+                self._steps.begin(self._runners[node], work, data(stage))
+            carry_out(work.plan, self._runners)
+            for node in column.values():
+                sums[node].add(work.task, replica, len(counted), self._runners[node].share())

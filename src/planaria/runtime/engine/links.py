@@ -1,0 +1,187 @@
+"""The edges one worker has in the present generation: which are kept, opened and abandoned when a replica is formed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from planaria.exchange import exchange
+from planaria.models.families import stage_parameters
+from planaria.models.packing import HEADROOM
+from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
+from planaria.record.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
+from planaria.recovery import recovery
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.setup import Setup
+from planaria.runtime.transport.edge import Edge, EdgeSpec
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.wire import State
+
+
+class Links:
+    """A worker's edges by the node at the other end, and the short-lived ones that carry a lost stage's state."""
+
+    def __init__(self, setup: Setup, itinerary: Itinerary, port: Port, inbox: Inbox) -> None:
+        self._setup, self._itinerary, self.port, self._inbox = setup, itinerary, port, inbox
+        self._slots = recovery(setup.config.recovery, setup.config.pipeline.stages).slots
+        self.edges: dict[int, Edge] = {}
+        self.transfers: dict[int, Edge] = {}
+        self.meeting: dict[int, Edge] = {}
+        """to the same stage of other replicas, in the round under way"""
+        self.opened: set[Edge] = set()
+        self._sent: dict[int, int] = {}
+        self._held: dict[int | None, tuple[float, float]] = {}
+        """node that sends, or None for all → how long each frame is held up, and until when (monotonic seconds)"""
+
+    def form(self, form: Form, node: int) -> None:
+        """Have exactly the edges that ``form`` gives to ``node``; an edge whose id is unchanged stays open."""
+        mine = [link for link in form.links if node in (link.low, link.high)]
+        wanted = {link.high if link.low == node else link.low: link for link in mine}
+        for peer, edge in list(self.edges.items()):
+            if peer not in wanted or wanted[peer].id != edge.spec.link_id:
+                self.edges.pop(peer).abandon()
+                self._sent.pop(peer, None)  # its successor counts from zero
+        for peer, link in wanted.items():
+            if peer not in self.edges:
+                most, over = self._most_bytes(node, peer), self._setup.config.fleet.relays.get(link.over)
+                self.edges[peer] = self._open(link.id, link.at_for(node), node, peer, most, over.at if over else "")
+        self.end_transfers()
+        for member in form.members:
+            for donor in _donors(member.source):
+                if node in (donor, member.node):
+                    peer = member.node if node == donor else donor
+                    link_id = state_link(form.generation, donor, member.node)
+                    at = member.at if node == donor else ""
+                    self.transfers[peer] = self._open(link_id, at, node, peer, self._state_bytes(member.stage))
+
+    def end_transfers(self) -> None:
+        """The lost stages are rebuilt; their edges go."""
+        for edge in self.transfers.values():
+            edge.abandon()
+        self.transfers.clear()
+        self.opened &= {*self.edges.values(), *self.meeting.values()}
+
+    def meet(self, links: Sequence[Link], node: int) -> list[Edge]:
+        """Have exactly these edges to the same stage of other replicas; those that are new."""
+        mine = [link for link in links if node in (link.low, link.high)]
+        wanted = {link.high if link.low == node else link.low: link for link in mine}
+        for peer, edge in list(self.meeting.items()):
+            if peer not in wanted or wanted[peer].id != edge.spec.link_id:
+                self.meeting.pop(peer).abandon()
+        most = self._state_bytes(self._itinerary.arrangement.stage[node])
+        new = {
+            peer: self._open(link.id, link.at_for(node), node, peer, most)
+            for peer, link in wanted.items()
+            if peer not in self.meeting
+        }
+        self.meeting |= new
+        return list(new.values())
+
+    def part(self) -> None:
+        """The round is over, or given up."""
+        for edge in self.meeting.values():
+            edge.abandon()
+        self.meeting.clear()
+        self.opened &= {*self.edges.values(), *self.transfers.values()}
+
+    def lend(self, order: Donate, flat: Tensor) -> None:
+        """Send a state to another replica, or a successor, over an edge of its own that nobody here hears of again."""
+        edge = self._open(order.link, order.at, order.donor, order.to, self._state_bytes(order.stage))
+        edge.send(State(order.stage), flat)
+        edge.abandon()  # once the state has gone out
+
+    def close(self) -> None:
+        """Give up all edges."""
+        self.part()
+        self.end_transfers()
+        for edge in self.edges.values():
+            edge.abandon()
+        self.edges.clear()
+        self.opened.clear()
+        self._sent.clear()
+
+    def reset(self, everywhere: bool, peer: int | None = None) -> None:
+        """Break the connection to ``peer``, the first neighbour unless given, or to all, as a network may."""
+        edges = list(self.edges.values())[: None if everywhere else 1]
+        for edge in edges if peer is None else filter(None, [self.edges.get(peer)]):
+            edge.reset()
+
+    def delay(self, hold_s: float, seconds: float, peer: int | None = None) -> None:
+        """From now on, for so long, hold each frame that arrives, or that arrives from ``peer``, for ``hold_s``
+        seconds."""
+        self._held[peer] = hold_s, time.monotonic() + seconds
+        for edge in [*self.edges.values(), *self.meeting.values()]:
+            self._hold(edge)
+
+    def _hold(self, edge: Edge) -> None:
+        for peer in (None, edge.spec.peer):
+            if peer in self._held:
+                edge.hold_s, edge.hold_until = self._held[peer]
+
+    def newly_arrived(self) -> dict[int, list[float]]:
+        """Seconds of the activations that came from each neighbour since this was asked last."""
+        found = {}
+        for peer, edge in self.edges.items():
+            found[peer] = [edge.transits.popleft() for _ in range(len(edge.transits))]
+        return found
+
+    def newly_sent(self) -> dict[int, int]:
+        """Bytes sent to each neighbour since this was asked last."""
+        before, self._sent = self._sent, {peer: edge.sent_bytes for peer, edge in self.edges.items()}
+        return {peer: max(0, size - before.get(peer, 0)) for peer, size in self._sent.items()}
+
+    def has(self, edge: Edge) -> bool:
+        """Is this an edge of the present generation?"""
+        return any(edge in edges.values() for edges in (self.edges, self.transfers, self.meeting))
+
+    def relay_at(self, at: str) -> str:
+        """The name of the relay at this HOST:PORT."""
+        return next(name for name, relay in self._setup.config.fleet.relays.items() if relay.at == at)
+
+    @property
+    def unopened(self) -> list[int]:
+        """Nodes to which the edge is not up yet."""
+        return [peer for peer, edge in self.edges.items() if edge not in self.opened]
+
+    def _most_bytes(self, node: int, peer: int) -> int:
+        """The largest frame between two nodes: an activation, a share of a gradient, or a copy that one keeps."""
+        config, stage = self._setup.config, self._itinerary.arrangement.stage
+        pair = min(stage[node], stage[peer]), max(stage[node], stage[peer])
+        copied = {source for slot in self._slots if pair in slot.copy.pairs for source in slot.copy.sources}
+        if stage[node] == stage[peer] or config.model.one_array:
+            copied.add(stage[node])
+        return max(message_bytes(config.model, config.pipeline), *(self._state_bytes(s) for s in copied), 0)
+
+    def _state_bytes(self, stage: int) -> int:
+        """The largest packed state of a stage: weights, both moments, and what replicas keep from round to round."""
+        config = self._setup.config
+        copies = 3 + (len(exchange(config.exchange).parts) if config.exchange.replicas > 1 else 0)
+        return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
+
+    def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> Edge:
+        config = self._setup.config
+        emulated = config.network.emulate and BEFORE not in (node, peer)
+        latency_s, bandwidth = self._itinerary.link(peer, node) if emulated else (0.0, None)
+        spec = EdgeSpec(
+            link_id=link_id,
+            at=at,
+            peer=peer,
+            max_bytes=max_bytes,
+            open_timeout_s=config.fleet.timeout_s,
+            latency_s=latency_s,
+            bandwidth=bandwidth,
+            over=over,
+        )
+        edge = Edge(spec, self.port, self._inbox)
+        self._hold(edge)
+        return edge
+
+
+def _donors(source: Source) -> list[int]:
+    """Nodes, or who stood at the member's own before, that send it a state."""
+    if isinstance(source, Handover):
+        return [BEFORE]
+    return source.donors if isinstance(source, Rebuild) else []

@@ -1,0 +1,112 @@
+"""How a trained model bears missing stages: its perplexity with subsets of the block stages left out."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Sequence
+from itertools import combinations
+from statistics import fmean
+
+import torch
+
+from planaria.models.stages import Llama
+from planaria.record.events import Fact
+from planaria.runtime.engine.batches import Batch, Masks
+
+
+class Omission(Fact):
+    """Perplexities over subsets of so many stages left out."""
+
+    share: float
+    """what was asked for, of the block stages"""
+    stages: int
+    """stages left out"""
+    subsets: int
+    """subsets that were tried"""
+    possible: int
+    """subsets that there are"""
+    perplexity: float
+    """geometric mean over the subsets"""
+    least: float
+    most: float
+    over_full: float
+    """perplexity over that of the whole model"""
+
+
+def omissions(
+    model: Llama,
+    batch: Batch,
+    microbatches: int,
+    shares: Sequence[float],
+    most: int,
+    seed: int,
+    masks: Masks | None = None,
+    on_loss: Callable[[], object] = lambda: None,
+) -> list[Omission]:
+    """Evaluate the model whole, and without every share of its block stages, over all subsets or ``most`` drawn ones.
+
+    ``batch`` gives the text, so many ``microbatches`` of it, and ``masks`` keep its documents apart, if they are to be.
+    The subsets are drawn from ``seed``; the ends are never left out. ``on_loss`` is called after each of
+    :func:`evaluations`.
+    """
+
+    def measured(subset: Collection[int]) -> float:
+        found = loss(model, batch, microbatches, subset, masks)
+        on_loss()
+        return found
+
+    stages = len(model.stages)
+    full = measured(())
+    found = [_summary(0.0, 0, 1, [full], full)]
+    for share in shares:
+        count = round(share * stages)
+        subsets, possible = _subsets(stages, count, most, random.Random(f"{seed} {count}"))
+        losses = [measured(subset) for subset in subsets]
+        found.append(_summary(share, count, possible, losses, full))
+    return found
+
+
+def evaluations(stages: int, shares: Sequence[float], most: int) -> int:
+    """Return how many losses :func:`omissions` measures."""
+    return 1 + sum(min(most, math.comb(stages, round(share * stages))) for share in shares)
+
+
+@torch.no_grad()
+def loss(model: Llama, batch: Batch, microbatches: int, omitted: Collection[int], masks: Masks | None = None) -> float:
+    """Mean cross entropy in nats without the ``omitted`` block stages (1..S)."""
+    total = 0.0
+    for i in range(microbatches):
+        tokens, targets = batch(i)
+        mask = None if masks is None else masks(i)
+        x = model.ends.embed(tokens, mask)
+        for number, stage in enumerate(model.stages, start=1):
+            if number not in omitted:
+                x = stage(x, mask)
+        total += model.ends.loss(x, targets).item()
+    return total / microbatches
+
+
+def _subsets(stages: int, count: int, most: int, rng: random.Random) -> tuple[list[tuple[int, ...]], int]:
+    """All subsets of ``count`` stages, or ``most`` different ones; and how many there are."""
+    possible = math.comb(stages, count)
+    if possible <= most:
+        return list(combinations(range(1, stages + 1), count)), possible
+    drawn: set[tuple[int, ...]] = set()
+    while len(drawn) < most:
+        drawn.add(tuple(sorted(rng.sample(range(1, stages + 1), count))))
+    return sorted(drawn), possible
+
+
+def _summary(share: float, count: int, possible: int, losses: Sequence[float], full: float) -> Omission:
+    mean = fmean(losses)
+    return Omission(
+        share=share,
+        stages=count,
+        subsets=len(losses),
+        possible=possible,
+        perplexity=math.exp(mean),
+        least=math.exp(min(losses)),
+        most=math.exp(max(losses)),
+        over_full=math.exp(mean - full),
+    )

@@ -1,0 +1,48 @@
+"""The classes from outside planaria that a recipe chooses: a result depends on their code as well as on the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from planaria.config.registry import Choice, foreign
+from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.exchange import EXCHANGES
+from planaria.exchange.coded import coded_of
+from planaria.exchange.compression import compression_of
+from planaria.exchange.robust import robust_of
+from planaria.models.families import FAMILIES
+from planaria.pipeline.routing import ROUTINGS
+from planaria.recovery import RECOVERIES, names
+from planaria.recovery.codes import CODES
+
+
+def own_classes(config: RunConfig) -> list[type[Choice]]:
+    """Return those classes, and the bases of theirs that are not planaria's either, in a fixed order.
+
+    :raises UserError: if one of them cannot be imported, or may not be.
+    """
+    chosen: list[type[Choice]] = [RECOVERIES.find(name) for name in names(config.recovery)]
+    chosen += [CODES.find(name) for name in _codes(config.recovery.options)]
+    chosen += [ROUTINGS.find(config.routing.kind), FAMILIES.find(config.model.family)]
+    return foreign([*chosen, *_of_exchange(config.exchange)])
+
+
+def _codes(options: Mapping[str, Any]) -> Iterator[str]:
+    """Erasure codes that are named ``module:Class``, also in the table of one strategy."""
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _codes(value)
+        elif key == "code" and isinstance(value, str) and ":" in value:
+            yield value
+
+
+def _of_exchange(config: ExchangeConfig) -> Iterator[type[Choice]]:
+    yield EXCHANGES.find(config.kind)
+    if config.compress:
+        compression = compression_of(config.compress)
+        yield from (type(compression.compressor), type(compression.feedback))
+    if config.robust:
+        yield type(robust_of(config.robust, config.replicas).rule)
+    if config.coded:
+        yield type(coded_of(config.coded, config.replicas).scheme)

@@ -1,0 +1,321 @@
+"""Everything that is checked before an engine begins, for commands and for programs.
+
+A recipe can be wrong by itself (:func:`check`), by what it names (:func:`placed`, :func:`read_faults`), and by what its
+data and its first weights turn out to be. What passes is a :class:`Prepared` run, and engines take nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.data.shards import Data
+from planaria.data.shards import prepare as prepare_data
+from planaria.data.stream import Stream
+from planaria.exchange import exchange
+from planaria.faults.trace import Trace
+from planaria.faults.trace import read as read_trace
+from planaria.models.families import check_shapes, family
+from planaria.models.foreign import Weights
+from planaria.pipeline.plan.check import require
+from planaria.planner.guidelines import broken
+from planaria.planner.schedule import read as read_schedule
+from planaria.recovery import RECOVERIES, recovery
+from planaria.runtime.engine.best import settle
+from planaria.runtime.engine.branch import require_tokenizer, starting_weights, unfit
+from planaria.runtime.engine.coded_step import coded_steps
+from planaria.runtime.engine.epochs import epochs
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.liar import require_listeners
+from planaria.runtime.engine.messages import require_messages
+from planaria.runtime.engine.needs import needs
+from planaria.runtime.engine.neighbours import require_edges
+from planaria.runtime.engine.network_checks import require_network
+from planaria.runtime.engine.origin import START, run_started
+from planaria.runtime.engine.reading import require_readers
+from planaria.runtime.engine.unused import idle, require_used
+from planaria.runtime.fleet.ground import devices_here
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run about which nothing is left to complain: all that an engine begins with."""
+
+    config: RunConfig
+    dataset: Data
+    trace: Trace
+    parent: Weights | None = None
+    """what ``train.start`` names, on its disk"""
+    notes: tuple[str, ...] = ()
+    """what to know before it begins, a line each: settings for other runs than this, epochs of a mixture's sources"""
+
+
+def prepare(
+    config: RunConfig,
+    say: Callable[[str], None] | None = None,
+    trace: Trace | None = None,
+    begins: bool = True,
+    samples: int | None = None,
+) -> Prepared:
+    """Check the recipe, tokenise its text, read its faults and the weights that it starts from. No worker starts.
+
+    ``say`` hears of the text's preparation; ``trace`` takes the place of the recipe's. A run that goes on (not
+    ``begins``) may keep settings that it needs no more, and has its weights already. ``samples``: all that it takes
+    to its end, if not every step takes as many as the recipe says.
+
+    :raises UserError: naming the first thing that is wrong, its place and the mend.
+    """
+    if config.engine == "simulate":
+        raise UserError("engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'")
+    if begins:
+        require_used(config)
+    check(config)
+    if trace is not None:
+        require_listeners(config, trace.faults, config.chaos.trace or "the trace")
+    faults = trace if trace is not None else read_faults(config)
+    parent = starting_weights(config) if begins else None
+    dataset = prepare_data(config.data, config.model.vocab, say)
+    train, _ = streams(config, dataset)
+    read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
+    if parent is not None:
+        require_tokenizer(parent, config, dataset)
+    warned = (*idle(config, faults), *unfit(config, parent)) if begins else ()
+    return Prepared(config, dataset, faults, parent, (*warned, *read))
+
+
+def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:
+    """Training and validation samples of a run; a recipe that never validates may have too few of the latter: None.
+
+    :raises UserError: when a split is too short for one sample.
+    """
+    context, seed = config.model.context, config.seed
+    validated = config.train.eval_every or dataset.windows("validation", context)
+    validation = Stream(dataset, "validation", context, seed) if validated else None
+    return Stream(dataset, "train", context, seed), validation
+
+
+def placed(config: RunConfig, recipe: Path | None) -> RunConfig:
+    """The recipe with numbers for what it calls 'best', and the full paths of the trace and the schedule that lie
+    beside its file ``recipe``.
+
+    :raises UserError: when its schedule cannot be read, breaks a rule, or is not for this recipe.
+    """
+    config = settle(config)
+    if config.chaos.trace is not None and (file := beside(recipe, config.chaos.trace)) != Path(config.chaos.trace):
+        chaos = config.chaos.model_copy(update={"trace": str(file.absolute())})
+        config = config.model_copy(update={"chaos": chaos})
+    if config.routing.schedule is None:
+        return config
+    file = beside(recipe, config.routing.schedule).absolute()
+    schedule, pipeline = read_schedule(file), config.pipeline
+    if wrong := broken(schedule.problem, schedule.solution):
+        raise UserError(f"{file}: not a valid schedule: {wrong[0]}; plan again")
+    if len(schedule.stages) != pipeline.stages + 1:
+        raise UserError(f"{file}: has {len(schedule.stages) - 1} block stages; pipeline.stages = {pipeline.stages}")
+    if len(schedule.routes) != pipeline.microbatches:
+        raise UserError(
+            f"{file}: has routes for {len(schedule.routes)} microbatches; pipeline.microbatches = "
+            f"{pipeline.microbatches}"
+        )
+    if config.routing.sums and schedule.sums_s is None:
+        raise UserError(f"{file}: was planned without gradient sums; plan again with routing.sums, or leave it out")
+    return on_schedule(config, file)
+
+
+def on_schedule(config: RunConfig, file: Path) -> RunConfig:
+    """The recipe with this schedule."""
+    return config.model_copy(update={"routing": config.routing.model_copy(update={"schedule": str(file)})})
+
+
+def beside(recipe: Path | None, name: str) -> Path:
+    """A file that a recipe names: beside the recipe if it is there, or at its path."""
+    file = Path(name)
+    if recipe is not None and not file.is_absolute() and (recipe.parent / file).is_file():
+        return recipe.parent / file
+    return file
+
+
+def check(config: RunConfig) -> None:
+    """Everything that can be wrong with a recipe by itself, before any data is touched.
+
+    :raises UserError: naming the setting, and what goes instead.
+    """
+    itinerary = Itinerary(config, together=config.engine == "inline")
+    require_sound(config, itinerary)
+    require(itinerary.training(0))
+    control = recovery(config.recovery, config.pipeline.stages).control
+    if control and config.engine == "fleet":
+        does = RECOVERIES.find(control).control
+        raise UserError(
+            f"recovery.strategy = {control!r}: is a control of comparisons and {does}; use --engine inline, where "
+            "losses are simulated, or another strategy"
+        )
+    if config.engine == "inline":
+        require_device(config)
+    elif config.engine == "fleet" and config.fleet.kind == "local":
+        devices_here(needs(config), run_started(itinerary, START).own_workers)
+    if config.exchange.replicas > 1:
+        _check_replicas(config, itinerary)
+    if config.engine == "fleet":
+        require_network(config.fleet, run_started(itinerary, START))
+    if config.engine == "fleet" and config.pipeline.layers == "auto":
+        _check_sized(config)
+    if config.exchange.most is not None and config.engine == "inline":
+        raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
+    if config.exchange.most is not None and itinerary.replicas == 1 and config.engine == "fleet":
+        raise UserError(
+            f"exchange.most = {config.exchange.most}: replicas that come later agree with others now and then; begin "
+            "with exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
+        )
+    if config.checkpoint.every == "best" and config.engine != "fleet":
+        raise UserError(
+            f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
+        )
+    if config.checkpoint.every == "best" and not config.network.hourly:
+        raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
+
+
+def _check_sized(config: RunConfig) -> None:
+    """What it takes to time the machines before the run begins."""
+    said, fleet = "pipeline.layers = 'auto'", config.fleet
+    if config.exchange.replicas > 1 or config.exchange.most is not None:
+        raise UserError(f"{said}: is for one replica; with exchange.replicas give numbers, such as [7, 8, 8, 7]")
+    if config.network.emulate is True:
+        raise UserError(f"{said}: times real passes, and network.emulate = true has none; give numbers")
+    here = fleet.own is None or fleet.own > config.pipeline.stages
+    if not here and not (fleet.port and fleet.key):
+        raise UserError(
+            f"{said} with fleet.own = {fleet.own}: machines that join are timed and then call again; give fleet.port "
+            "and fleet.key, so that they find the run, and let them join by address"
+        )
+
+
+def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
+    """What must hold for any engine, also for one that a program steps by itself.
+
+    :raises UserError: naming the setting, and what goes instead.
+    """
+    chain = recovery(config.recovery, config.pipeline.stages)
+    if chain.slots and config.exchange.replicas > 1:
+        raise UserError(
+            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with "
+            "exchange.replicas, a lost stage is copied from another replica: use 'checkfree' or 'checkpoint'"
+        )
+    if exchange(config.exchange).weighing is not None and config.routing.mixed:
+        raise UserError(
+            "exchange.robust.scope = 'replica' beside routing.mixed = true: what a replica's stages say follows from "
+            "passes through those of others, so that it is no unit of trust; leave one of them out"
+        )
+    require_messages(config)
+    coded_steps(config, itinerary)
+    if config.exchange.replicas > 1 and itinerary.schedule is not None:
+        raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
+    kind = config.routing.kind if itinerary.schedule is None else "a schedule"
+    for name, strategy in chain.strategies.items():
+        needs, meanwhile = strategy.needs, config.recovery.meanwhile
+        asked = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
+        for setting, needed, found in asked:
+            if needed not in ("", found):
+                raise UserError(
+                    f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
+                    f"{found!r}: {needs.why}"
+                )
+        if needs.alike and config.pipeline.unlike:
+            raise UserError(
+                f"recovery.strategy = {config.recovery.strategy!r}: {name} makes a block stage of others; these have "
+                f"pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
+            )
+    _check_shared(config, [*chain.strategies])
+    if config.pipeline.unlike and itinerary.schedule is not None:
+        raise UserError("routing.schedule: was planned for block stages of as many layers; leave pipeline.layers out")
+    if config.data.document_mask and not family(config.model).masks:
+        raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")
+    if not family(config.model).whole:
+        check_shapes(config.model, config.pipeline.stages)
+
+
+def _check_shared(config: RunConfig, strategies: Sequence[str]) -> None:
+    """What weights that share their numbers go together with."""
+    said = f"model.share = {config.model.share}"
+    if config.model.share > 1 and config.optim.kind != "adamw":
+        raise UserError(f"{said}: optim.kind = {config.optim.kind!r} is for matrices of their own; use 'adamw'")
+    if config.model.share > 1 and "identity" in strategies:
+        raise UserError(f"{said}: recovery 'identity' sets single matrices to zero, and they share; use 'random'")
+    if not config.model.one_array:
+        if "survivor" in strategies:
+            raise UserError(
+                "recovery.strategy: 'survivor' needs model.share_over = 'model', where every stage has all; set it, or "
+                "use another strategy"
+            )
+        return
+    said = "model.share_over = 'model'"
+    if config.exchange.replicas > 1 or config.exchange.most is not None:
+        raise UserError(f"{said}: all stages of one replica share; leave exchange.replicas out")
+    if config.routing.schedule is not None or config.routing.kind not in ("full", "swapped"):
+        raise UserError(f"{said}: every stage has to see every microbatch; use routing.kind = 'full' or 'swapped'")
+    if config.pipeline.layers == "auto":
+        raise UserError(f"{said}: stages hold the same whatever their layers; give pipeline.layers numbers")
+
+
+def require_device(config: RunConfig) -> None:
+    """What an engine needs that computes in this process.
+
+    :raises UserError: when there is no CUDA device for it.
+    """
+    if config.train.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
+
+
+def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
+    """What replicas need of the engine that trains them."""
+    if config.engine != "fleet":
+        if config.exchange.inner:
+            raise UserError("exchange.inner: in one process all replicas step together; give exchange.options.every")
+        return
+    if config.exchange.inner and not exchange(config.exchange).interval:
+        raise UserError(
+            f"exchange.inner: with exchange.kind = {config.exchange.kind!r} replicas have no rounds to make steps "
+            "between; leave it out"
+        )
+    if config.routing.mixed:
+        raise UserError(
+            "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "
+            "--engine inline"
+        )
+    if config.checkpoint.every == "best":
+        raise UserError(
+            "checkpoint.every = 'best' is for one replica; with exchange.replicas = "
+            f"{config.exchange.replicas} give it a number"
+        )
+    if config.recovery.meanwhile == "skip":
+        raise UserError(
+            "recovery.meanwhile = 'skip': with exchange.replicas a lost stage is copied from another replica; use "
+            "'wait'"
+        )
+
+
+def read_faults(config: RunConfig) -> Trace:
+    """The recipe's trace of faults; an empty one where it names none.
+
+    :raises UserError: when it cannot be read, or strikes what this run does not have.
+    """
+    if config.chaos.trace is None:
+        return Trace(faults=())
+    trace, itinerary = read_trace(Path(config.chaos.trace)), Itinerary(config)
+    last = len(itinerary.arrangement.stage) - 1
+    place = "stage" if last == config.pipeline.stages and itinerary.schedule is None else "node"
+    for fault in trace.faults:
+        if fault.stage > last:
+            raise UserError(
+                f"{config.chaos.trace}: a fault at {place} {fault.stage}, but this run has {place}s 0..{last}; set "
+                "chaos.trace to none or to a trace for this pipeline (`planaria trace`)"
+            )
+    require_edges(itinerary, trace.faults, str(config.chaos.trace))
+    require_readers(itinerary, trace.faults, str(config.chaos.trace))
+    require_listeners(config, trace.faults, config.chaos.trace)
+    return trace

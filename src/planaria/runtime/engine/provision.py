@@ -1,0 +1,122 @@
+"""What a machine needs before its workers start: the run's files, in the run's folder or fetched from the controller.
+
+Fetched ones are kept below its cache: token shards, which stay for the next run on the same data; the schedule; and the
+logs of its workers. Its parts of checkpoints go to the controller (``runtime/engine/stage_files.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from planaria.common.cache import cache_folder, locked
+from planaria.common.errors import UserError
+from planaria.data.dataset import CorruptDataset, open_data, parts_of
+from planaria.runtime.engine import runs, worker
+from planaria.runtime.engine.own_classes import own_classes
+from planaria.runtime.engine.setup import DATA, RUN, Setup
+from planaria.runtime.fleet.door import read_door
+from planaria.runtime.fleet.files import Files
+from planaria.runtime.fleet.request import Workplace
+
+JOINED = "joined"
+"""folder of the cache in which machines keep what they have of the runs that they joined"""
+
+Say = Callable[[str], None]
+
+
+def settled(setup: Setup, cwd: Path, cache: Path | None, say: Say, address: str, machine: str) -> Workplace:
+    """Return what the workers of this machine, ``machine`` in the run, start with.
+
+    A :data:`planaria.runtime.fleet.request.Settle`. ``cwd`` is the controller's working directory, for relative paths;
+    the other arguments are those of :func:`provide`.
+
+    :raises UserError: if a class that the recipe names cannot be imported here, or the run's files are unavailable.
+    """
+    _require_classes(setup)
+    if _sees(setup):
+        return Workplace(partial(worker.main, setup), cwd if cwd.is_dir() else setup.folder)
+    own = provide(setup, address, machine, cache, say)
+    return Workplace(partial(worker.main, own), own.folder, own.scratch)
+
+
+def _sees(setup: Setup) -> bool:
+    """Are the run's folders here? The path alone does not tell: another machine may have others of the same name."""
+    if not setup.sign:
+        return False
+    try:
+        if read_door(setup.folder).sign != setup.sign:
+            return False
+        open_data(setup.dataset)
+        return True
+    except (UserError, OSError):
+        return False
+
+
+def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say) -> Setup:
+    """Return the setup for the workers of this machine, ``host`` in the run, with all files that they need in place.
+
+    ``address``: HOST:PORT of the controller; ``cache``: this machine's, the user's unless given.
+
+    :raises UserError: if a file cannot be fetched or stored.
+    """
+    # Workers run in another directory, so a relative path would be another place there.
+    place, files = (cache or cache_folder()).absolute(), Files(address, setup.key)
+    folder = place / JOINED / f"{setup.config.name}-{_digest(setup.key)}-{host}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        dataset = _dataset(setup.dataset.name, place, files, say)
+        config = setup.config
+        if config.routing.schedule is not None:
+            files.fetch(f"{RUN}/{runs.SCHEDULE}", folder / runs.SCHEDULE)
+            routing = config.routing.model_copy(update={"schedule": str(folder / runs.SCHEDULE)})
+            config = config.model_copy(update={"routing": routing})
+    except OSError as error:
+        raise UserError(
+            f"cannot have the run's files in {place} ({error}); make room, or name another --cache"
+        ) from None
+    return replace(setup, config=config, folder=folder, dataset=dataset, files=address)
+
+
+def _dataset(name: str, place: Path, files: Files, say: Say) -> Path:
+    """The prepared data ``name``, a name that follows from what it was made of: each of its folders fetched once.
+
+    :raises OSError: when they cannot be fetched or kept.
+    """
+    folder = _fetched(name, place, files, say)
+    for part in parts_of(folder):
+        _fetched(part, place, files, say)
+    open_data(folder)
+    return folder
+
+
+def _fetched(name: str, place: Path, files: Files, say: Say) -> Path:
+    """One prepared folder, of a source or of a mixture."""
+    folder = place / name
+    place.mkdir(parents=True, exist_ok=True)
+    with locked(place / f".{name}.lock", lambda: say("waiting for another process that fetches this data")):
+        with suppress(CorruptDataset):
+            open_data(folder)
+            return folder
+        at = f"{DATA}/{name}"
+        for file in sorted(files.names(at), key=lambda file: file == "meta.json"):  # which makes it whole, last
+            say(f"fetching {file}")
+            files.fetch(f"{at}/{file}", folder / file)
+    return folder
+
+
+def _require_classes(setup: Setup) -> None:
+    """:raises UserError: if this machine may not, or cannot, import a class that the recipe names: code is not sent."""
+    try:
+        own_classes(setup.config)
+    except UserError as error:
+        raise UserError(f"this machine cannot use a class that the recipe names: {error}") from None
+
+
+def _digest(key: bytes) -> str:
+    """What tells runs of one name apart, and tells nothing of the key."""
+    return hashlib.sha256(b"planaria run " + key).hexdigest()[:8]

@@ -1,0 +1,346 @@
+"""Where a run goes on: where it stopped, or at an earlier checkpoint of it; and what forbids that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.common import digests, documents
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.options import Options
+from planaria.config.schema import ChaosConfig, OptimConfig, RunConfig
+from planaria.data.tokenizer import Tokenizer
+from planaria.exchange import exchange
+from planaria.record.events import Recut, Shape, Standing
+from planaria.record.logs import EVENTS
+from planaria.record.statefile import read_state
+from planaria.runtime.checkpoint import recut
+from planaria.runtime.checkpoint.cut import CUT, Cut, require_alike
+from planaria.runtime.checkpoint.holdings import cut_for, cut_of
+from planaria.runtime.checkpoint.loading import check_stages
+from planaria.runtime.checkpoint.store import CheckpointStore, Saved
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.messages import require_same_debts
+from planaria.runtime.engine.optimizer import learning_rate
+from planaria.runtime.engine.origin import Origin
+from planaria.runtime.engine.prepare import Prepared, on_schedule, placed
+from planaria.runtime.engine.recall import recalled
+
+FIXED = ("seed", "model", "data")
+"""what cannot change without making it another run; how the model is cut, and its ``vocab``, can, how often a
+source may be read, and where the very same text lies"""
+SHAPE = ("model", "pipeline", "routing", "exchange", "network")
+"""what a run goes on with otherwise is said to whoever resumes it"""
+
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A stopped run's configuration, and where it goes on."""
+
+    config: RunConfig
+    store: CheckpointStore
+    saved: Saved | None
+    """the checkpoint; None if nothing was saved yet"""
+    origin: Origin
+
+    @property
+    def done(self) -> bool:
+        """Are there no steps left?"""
+        return self.origin.step >= self.config.train.steps
+
+
+def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None, say: Say) -> Resumption:
+    """Look where the run in ``folder`` goes on, with ``changes`` (setting → value) laid over its own configuration.
+
+    ``checkpoint`` names one that is not the newest. ``say`` hears what is not as one would expect.
+
+    :raises UserError: when there is no such run or checkpoint, it is damaged, or the changes make it another run.
+    """
+    before = runs.config_of(folder, *runs.KEPT)
+    config = changed(before, changes, folder)
+    if differing := _differing(before, config):
+        say(f"{folder}: goes on with {differing}")
+    store = CheckpointStore(folder / "checkpoints")
+    store.bring_back()
+    saved = choose(store, checkpoint)
+    with _naming_another(store, saved):
+        origin = _origin(store, folder, saved, config, say)
+        check_stages(store.folder, origin.load, config)
+    if checkpoint is None:
+        origin = recalled(origin, saved, config, folder, say)
+    if jump := rate_change(before, config, origin.step):
+        say(f"{folder}: {jump}")
+    return Resumption(config, store, saved, origin)
+
+
+@contextmanager
+def _naming_another(store: CheckpointStore, saved: Saved | None) -> Iterator[None]:
+    """Add the flag for another whole checkpoint to an error in the files of ``saved``."""
+    try:
+        yield
+    except UserError as error:
+        if saved is None or str(saved.folder) not in str(error):
+            raise
+        others = [one.folder.name for one in store.list() if one.whole and one.folder != saved.folder]
+        hint = f"--checkpoint {others[-1]}" if others else "there is no other, so start a new run"
+        raise UserError(f"{error}: {hint}") from None
+
+
+def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
+    """The run's own configuration with flags laid over it; UserError where they would make it another run."""
+    config = recipe.overlay(_chosen_anew(before, flags), flags)
+    recut_model = before.model.model_copy(update={name: getattr(config.model, name) for name in CUT | {"vocab"}})
+    as_before = before.model_copy(update={"model": recut_model, "data": before.data.unplaced})
+    as_changed = config.model_copy(update={"data": config.data.unplaced})
+    for name in FIXED:
+        if getattr(as_changed, name) != getattr(as_before, name):
+            flag = next(f for f in flags if f.partition(".")[0] == name and not f.endswith(".epochs"))
+            raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
+    if config.optim.kind != before.optim.kind:
+        raise UserError(
+            f"--optim.kind {config.optim.kind}: the moments of {folder} are {before.optim.kind}'s; begin a run with "
+            f"its weights: --train.start {folder}"
+        )
+    require_same_debts(before, config, folder)
+    config = _with_tokenizer(config, before, folder)
+    if config.engine == "simulate":
+        raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")
+    if config.routing.schedule is not None:
+        if "routing.schedule" not in flags:  # the folder may have been moved
+            config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
+        config = placed(config, None)
+    if "chaos.trace" not in flags and config.chaos.trace is not None:
+        return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / runs.TRACE))})
+    return config
+
+
+def _with_tokenizer(config: RunConfig, before: RunConfig, folder: Path) -> RunConfig:
+    """With the tokenizer that the run began with, where another would be made for another size of the vocabulary.
+
+    :raises UserError: when the vocabulary has no room for it.
+    """
+    own, size = (folder / runs.TOKENIZER).absolute(), config.model.vocab
+    if size != before.model.vocab and (least := Tokenizer.open(own).vocab) > size:
+        raise UserError(f"--model.vocab {size}: {folder}'s tokenizer has {least} ids; give {least} or more")
+    chosen = config.data.tokenizer
+    if (chosen == "bpe" and size != before.model.vocab) or (
+        Path(chosen).name == own.name and not Path(chosen).exists()
+    ):
+        return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(own)})})
+    return config
+
+
+def _chosen_anew(before: RunConfig, flags: Mapping[str, object]) -> RunConfig:
+    """Another routing or exchange begins without the options of the one before."""
+    found = {name: getattr(before, name) for name in ("routing", "exchange")}
+    anew = {name: given for name, given in found.items() if flags.get(f"{name}.kind", given.kind) != given.kind}
+    return before.model_copy(update={n: given.model_copy(update={"options": Options()}) for n, given in anew.items()})
+
+
+def _differing(before: RunConfig, config: RunConfig) -> str:
+    """What of a run's shape is not as it was, setting by setting; empty if nothing is."""
+    was, now = (recipe.flat({name: getattr(given, name) for name in SHAPE}) for given in (before, config))
+    found = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
+    changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in found]
+    if (before.routing.schedule is None) != (config.routing.schedule is None):
+        changes.append("no schedule any more" if config.routing.schedule is None else "a schedule")
+    return ", ".join(changes)
+
+
+def require_same_data(folder: Path, prepared: Prepared) -> None:
+    """Other text or another tokenizer would give every id and every sample another meaning."""
+    kept = folder / runs.DATA
+    if not kept.is_file():
+        return
+    mend = f"bring it back, or remove it and accept that with `planaria accept {folder}`"
+    now = prepared.dataset.meta
+    was = documents.model(kept, type(now), mend=mend)
+    unlike = any(one != other for one, other in zip(was.digests, now.digests, strict=False) if one and other)
+    if unlike or was.content != now.content:
+        data = prepared.config.data
+        source = "data.mixture" if data.mixture else f"data.source = {data.source!r}"
+        raise UserError(
+            f"{folder}: the text of {source}, or its tokenizer, is not what this "
+            "run began with; bring the old text back, or start a new run"
+        )
+
+
+def rate_change(before: RunConfig, config: RunConfig, step: int) -> str:
+    """How another schedule changes the learning rate of update ``step``, and how to keep it; empty if it does not."""
+    lengths = [each.train.schedule_steps or each.train.steps for each in (before, config)]
+    was, now = (learning_rate(c.optim, min(step, n), n) for c, n in zip((before, config), lengths, strict=True))
+    if not 0 < step < config.train.steps or math.isclose(was, now, rel_tol=1e-6):
+        return ""
+    jump = f"the learning rate of step {step} is {now:.4g}, and was {was:.4g} by the former schedule"
+    kept = config.model_copy(update={"optim": before.optim})
+    if before.optim != config.optim and not rate_change(before, kept, step):
+        return f"{jump}; leave optim as it was to keep that"
+    if lengths[0] >= config.train.steps:
+        return f"{jump}; --train.schedule_steps {lengths[0]} keeps that"
+    if step < config.optim.warmup:
+        return f"{jump}; to extend a run later, set train.schedule_steps when it starts"
+    return (
+        f"{jump}; --optim.schedule constant --optim.lr {was:.4g} holds that rate. To extend a run along its schedule, "
+        "set train.schedule_steps when it starts"
+    )
+
+
+def _first_block(saved: Saved, config: RunConfig, itinerary: Itinerary) -> int | None:
+    """The block before which all are used; None where that follows from the samples.
+
+    :raises UserError: where some replicas were ahead of others, and those that go on step together, or take blocks of
+        another size: samples would be used twice.
+    """
+    manifest = saved.manifest
+    block = manifest.block or config.pipeline.samples
+    apart = config.engine == "fleet" and (itinerary.replicas > 1 or config.exchange.replicas == 1)
+    even = manifest.first_block is None or manifest.first_block == (manifest.samples or 0) // block
+    if even and not manifest.blocks_ahead:
+        return manifest.first_block if block == itinerary.block else None
+    if not apart:
+        raise UserError(
+            f"{saved.folder}: its replicas were not all at one step, so they cannot go on step by step together; "
+            "resume with --engine fleet and an exchange.kind other than 'allreduce'"
+        )
+    if block != itinerary.block:
+        raise UserError(
+            f"{saved.folder}: its replicas were not all at one step, so the {block} samples of a replica's step cannot "
+            f"become {itinerary.block}; leave pipeline.microbatches and pipeline.microbatch_size as they were"
+        )
+    return manifest.first_block
+
+
+def choose(store: CheckpointStore, name: str | None) -> Saved | None:
+    """The checkpoint of this name, or the newest; None if there is none yet.
+
+    :raises UserError: when there is none of this name.
+    """
+    if name is None:
+        return store.newest()
+    known = {saved.folder.name: saved for saved in store.list()}
+    if name not in known:
+        raise UserError(f"--checkpoint {name}: no such checkpoint; there are: {', '.join(known) or 'none'}")
+    return known[name]
+
+
+def _generation(folder: Path, saved: Saved | None, config: RunConfig) -> int:
+    """The run's last generation; 0 if it was never led by a controller.
+
+    :raises UserError: when its state file is damaged, or is gone: this part's workers could be taken for earlier ones.
+    """
+    path = folder / "state.json"
+    led = (folder / EVENTS).exists() and config.engine == runs.config_of(folder).engine == "fleet"
+    if saved is not None and led and not path.exists():
+        raise UserError(f"{path}: is gone; bring it back, or go on with --engine inline")
+    return read_state(folder).generation if path.exists() else 0
+
+
+def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: RunConfig, say: Say) -> Origin:
+    """Where to take up; stages that a partial checkpoint lacks come from the newest whole one before it."""
+    generation = _generation(folder, saved, config)
+    if saved is None:
+        say(f"{folder}: nothing was saved yet; starting again from step 0")
+        return Origin(generation=generation)
+    if not saved.manifest.digests or not digests.read(folder):
+        say(f"{folder}: an older planaria wrote it, without digests; what is damaged may go unnoticed")
+    manifest, itinerary = saved.manifest, Itinerary(config, together=config.engine == "inline")
+    was, now = cut_of(manifest), cut_for(config)
+    require_alike(was, now, str(saved.folder))
+    load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), say)
+    first_block = _first_block(saved, config, itinerary)
+    rule = recut.rules(was, now, len(manifest.standings) if manifest.replicas > 1 else 1)
+    told = _told(was, now, rule, config.optim)
+    for line in told:
+        say(f"{saved.folder.name}: {line}")
+    standings = manifest.standings if itinerary.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
+    if rule.outer != "own":
+        standings = {number: Standing(step=standing.step) for number, standing in standings.items()}
+    return Origin(
+        saved.step,
+        generation,
+        load,
+        manifest.samples,
+        struck=not saved.whole,
+        first_block=first_block,
+        blocks_ahead=manifest.blocks_ahead,
+        standings=standings,
+        recut=Recut(checkpoint=saved.folder.name, was=_shape(was), now=_shape(now), said=told) if told else None,
+    )
+
+
+def _shape(cut: Cut) -> Shape:
+    kind = "" if cut.exchange is None else cut.exchange.kind
+    model = cut.model
+    return Shape(
+        stages=cut.stages,
+        ends_layers=model.ends_layers,
+        block_layers=list(model.block_layers or ()),
+        vocab=model.vocab,
+        replicas=cut.replicas,
+        exchange=kind,
+    )
+
+
+def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence[int], say: Say) -> dict[int, str]:
+    """The folder that each of the ``stages`` to come begins from; those that are not named, from the seed.
+
+    :raises UserError: when a checkpoint that lacks stages is to be cut otherwise.
+    """
+    missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
+    if not missing:
+        return dict.fromkeys(stages, saved.folder.name)
+    if not same_cut:
+        raise UserError(
+            f"{saved.folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "
+            f"with --checkpoint, or go on with --pipeline.stages {saved.manifest.pipeline_stages}"
+        )
+    whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
+    stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
+    say(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
+    others = dict.fromkeys(missing, whole.folder.name) if whole is not None else {}
+    return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
+
+
+def _told(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str]:
+    """What a run that goes on in another shape begins with, a line for each thing that one might not expect."""
+    lines = []
+    if was.lines != now.lines:
+        cuts = f"{_shape(was).cut}, now {_shape(now).cut}"
+        lines.append(f"of {cuts}: re-cut by parameter, with moments, clocks and learning-rate scales")
+        if optim.clip and optim.clip_by == "stage":
+            lines.append(
+                f"optim.clip = {optim.clip:g} bounds each stage's gradient: wherever it binds, the new cut "
+                "clips otherwise than the old one would have; with --optim.clip_by layer, no later cut does"
+            )
+    if more := now.model.vocab - was.model.vocab:
+        rows = f"have {more} rows more, each the mean of all others" if more > 0 else f"lose their last {-more} rows"
+        lines.append(f"of {was.model.vocab} tokens, now {now.model.vocab}: embedding and head {rows}")
+    if was.replicas != now.replicas:
+        counts = " now ".join(f"{n} replica{'s' * (n > 1)}," for n in (was.replicas, now.replicas)).rstrip(",")
+        what = "the mean of weights and moments" if rule.weights == "mean" else "copies of the one model"
+        outer = _OUTER[rule.outer] if _has_outer(was) or _has_outer(now) else ""
+        lines.append(f"of {counts}: they begin from {what}{outer}")
+    elif was.replicas > 1 and rule.outer == "anew":
+        what = "; all from the mean of weights and moments" if rule.weights == "mean" else ""
+        lines.append(f"what replicas keep from round to round was of another exchange: it begins anew{what}")
+    return lines
+
+
+def _has_outer(cut: Cut) -> bool:
+    """Do its replicas keep anything from round to round? What is not known, they may."""
+    return cut.replicas > 1 and (cut.exchange is None or bool(exchange(cut.exchange).parts))
+
+
+_OUTER = {
+    "own": "",
+    "anew": ", and with a fresh outer state",
+    "shared": ", of the outer state too; each owes the mean of what they owed",
+}

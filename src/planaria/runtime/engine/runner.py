@@ -1,0 +1,345 @@
+"""What one stage does in a step, wherever it runs: forward, backward, update, and its state in and out.
+
+``inline`` and the fleet's workers drive the same runner with the same actions, which is why their losses agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planaria.config.schema import RunConfig
+from planaria.models.families import build_stage
+from planaria.models.state import StageState
+from planaria.runtime.engine.batches import Batch, Masks, placed
+from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, stage_optimizer, total_norms
+from planaria.runtime.transport.wire import ACTIVATIONS
+
+
+class NonFinite(Exception):
+    """A loss or gradient is not a number; committing it would poison the weights."""
+
+
+class StageRunner:
+    """One stage's module, optimizer and the microbatches it has under way."""
+
+    def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
+        """Build ``stage`` (0 is the ends); without ``initialise`` its weights are to be loaded before use."""
+        self.config, self.stage = config, stage
+        self.module: Any = build_stage(
+            config.model, config.pipeline.stages, stage, config.seed, config.train.device, initialise
+        )
+        if config.train.recompute:
+            self.module.recompute = True  # type: ignore[assignment]
+        if config.train.compile:
+            _compile(self.module, stage)
+        self.parameters = dict(self.module.named_parameters())
+        self.optimizer = stage_optimizer(self.parameters, stage, config.optim)
+        self.lr_scale, self.scales = 1.0, dict[str, float]()
+        self.grad_norm: float | None = None
+        self.clipped_norm: float | None = None
+        self._travels = ACTIVATIONS[config.pipeline.wire]
+        self._norms: Tensor | None = None
+        self._pending: tuple[float, float] | None = None
+        self._before: StageState | None = None
+        self._inputs: dict[tuple[int, int], Tensor] = {}
+        self._outputs: dict[tuple[int, int], Tensor] = {}
+        self._targets: dict[int, Tensor] = {}
+        self._losses: dict[int, Tensor] = {}
+        self._batch: Batch | None = None
+        self._masks: Masks | None = None
+        self._train, self._microbatches, self._seen = True, 1, 0.0
+        self._weights: Sequence[float] | None = None
+
+    def begin(
+        self,
+        batch: Batch | None,
+        train: bool,
+        microbatches: int,
+        masks: Masks | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Start a step (or a validation) of so many microbatches: the ends' data, and what keeps documents apart.
+
+        ``weights``: by which each microbatch counts, in a coded step; all alike unless given.
+        """
+        self.drop()
+        self._batch, self._masks, self._weights = batch, masks, weights
+        self._train, self._microbatches, self._seen = train, microbatches, 0.0
+
+    def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
+        """One visit's forward pass: the activation as it travels, in any engine, of one that has travelled.
+
+        At the ends: hop 0 embeds the data, any other hop takes the loss (returns None).
+        """
+        with torch.set_grad_enabled(self._train), self._precision():
+            if x is not None:
+                x = x.to(self.config.train.device, torch.float32).detach().requires_grad_(self._train)
+            if self.stage:
+                assert x is not None
+                y = self.module(x, *self._mask(microbatch))
+            elif hop == 0:
+                assert self._batch is not None
+                tokens, targets = self._batch(microbatch)
+                self._targets[microbatch] = placed(targets, self.config.train.device)
+                y = self.module.embed(placed(tokens, self.config.train.device), *self._mask(microbatch))
+            else:
+                assert x is not None
+                y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
+                if self._weights is not None:
+                    y = y * self._weights[microbatch]
+                self._losses[microbatch] = y.detach()
+        if self._train:
+            self._outputs[microbatch, hop] = y
+            if x is not None:
+                self._inputs[microbatch, hop] = x
+        return None if y.ndim == 0 else y.detach().to(self._travels)
+
+    def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
+        """What the stage takes beside hidden states or tokens: nothing, unless documents are kept apart."""
+        return () if self._masks is None else (placed(self._masks(microbatch), self.config.train.device),)
+
+    def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
+        """One visit's backward pass: adds to the gradients; that of the visit's input, if any, as it travels."""
+        y = self._outputs.pop((microbatch, hop))
+        self._seen += 1.0 if self._weights is None else self._weights[microbatch]
+        sums = set_aside(self.parameters.values()) if y.is_cuda else []
+        torch.autograd.backward(y, None if grad is None else grad.to(y.device, y.dtype))
+        add_to(sums)
+        x = self._inputs.pop((microbatch, hop), None)
+        return None if x is None or x.grad is None else x.grad.to(self._travels)
+
+    def clip(self) -> None:
+        """Weigh, fold and clip the gradient after the last microbatch. On a GPU, only :meth:`finish` waits for it."""
+        if self._train and self._norms is None:
+            self.weigh()
+            self._norms = clip_gradients(self.parameters, self.config.optim)
+
+    def finish(self) -> float | None:
+        """All microbatches are through: the gradient's L2 norm (None in a validation), clipped and ready to commit.
+
+        :raises NonFinite: when the loss or the gradient is not finite.
+        """
+        self.clip()
+        if self.loss is not None and not math.isfinite(self.loss):
+            raise NonFinite(f"the loss is {self.loss}; lower optim.lr or look at the data")
+        if self._norms is None:
+            return None
+        norm, bounded = total_norms(self._norms, self.config.optim)
+        if not math.isfinite(norm):
+            raise NonFinite(f"the gradient norm of stage {self.stage} is {norm}; lower optim.lr")
+        self._pending = norm, bounded
+        return norm
+
+    def weigh(self) -> None:
+        """Routes may pass a stage by: its gradient is the mean over the microbatches it saw, not over all.
+
+        Otherwise a stage that saw half of them would take half the step (and be clipped less than others). Nothing to
+        do at the ends, where all pass, or a second time.
+        """
+        if self.stage == 0:
+            self._fold()
+        elif 0 < self._seen != self._microbatches:
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self._microbatches / self._seen)
+            self._seen = float(self._microbatches)
+
+    def _fold(self) -> None:
+        """Let the ends put together what they gathered apart, if their family does that."""
+        if fold := getattr(self.module, "fold_gradients", None):
+            fold()
+
+    @property
+    def grads(self) -> dict[str, Tensor]:
+        """The gradient as it stands, zero where nothing was added up; may share memory."""
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
+
+    def take(self, grads: Mapping[str, Tensor]) -> None:
+        """These take the place of the gradient, and may be changed."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = grads[name].to(parameter.device, parameter.dtype)
+
+    def share(self) -> Tensor:
+        """What there is of the step's sums at this node: gradients in a row, passes seen, loss. [n + 2], fp32, CPU."""
+        self._fold()
+        counted = torch.tensor([self._seen, self.loss or 0.0])
+        return torch.cat([*(grad.reshape(-1).float().cpu() for grad in self.grads.values()), counted])
+
+    def absorb(self, total: Tensor) -> None:
+        """The sum of all nodes' shares takes the place of this node's own."""
+        *pieces, counted = torch.split(total, [*(p.numel() for p in self.parameters.values()), 2])
+        named = zip(self.parameters.items(), pieces, strict=True)
+        # Others absorb the same total, and clipping changes gradients in place.
+        self.take({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
+        if not self.config.model.one_array:  # there, every stage has seen all of them
+            self._seen = float(round(counted[0].item()))  # a whole number of passes, whatever it was added up of
+        if self.stage == 0:
+            self._losses = {0: counted[1].clone()}
+
+    def gradients(self) -> StageState:
+        """The finished, clipped gradient as weights, with its norms; shares memory."""
+        assert self._pending is not None, "there is no finished step"
+        return StageState(self.grads, grad_norm=self._pending[0], clipped_norm=self._pending[1])
+
+    def prepare(self, step: int) -> None:
+        """Apply the finished gradient of ``step`` revocably: until :meth:`commit`, :meth:`drop` takes it back.
+
+        Costs a copy of the whole state meanwhile.
+        """
+        before = self.state()
+        before.weights = {name: tensor.clone() for name, tensor in before.weights.items()}
+        before.moments = {name: (m.clone(), v.clone()) for name, (m, v) in before.moments.items()}
+        self._update(step)
+        self._before = before
+
+    def commit(self, step: int) -> None:
+        """Apply the finished gradient of ``step``, for good."""
+        if self._before is None:
+            self._update(step)
+        self._before = None
+        self.drop()
+
+    def apply(self, step: int, gradients: StageState) -> None:
+        """Commit ``step`` with gradients that were computed elsewhere, as :meth:`gradients` gives them."""
+        self.take(gradients.weights)
+        assert gradients.grad_norm is not None and gradients.clipped_norm is not None
+        self._pending = (gradients.grad_norm, gradients.clipped_norm)
+        self.commit(step)
+
+    def _update(self, step: int) -> None:
+        assert self._pending is not None, "an update without a finished step"
+        rate = learning_rate(self.config.optim, step, self.config.train.schedule_steps or self.config.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * (self.lr_scale if group["scale"] is None else group["scale"])
+        self.optimizer.step()
+        self.grad_norm, self.clipped_norm = self._pending
+
+    def drop(self) -> None:
+        """Forget everything of the step under way; committed weights and moments stay, or come back."""
+        if self._before is not None:
+            before, self._before = self._before, None
+            self.load(before)
+        self._norms = self._pending = None
+        self._inputs.clear()
+        self._outputs.clear()
+        self._targets.clear()
+        self._losses.clear()
+        self.module.zero_grad()
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of the microbatches seen so far in this step, in nats; None at block stages.
+
+        Summed in the order of microbatches: they may have come back to the ends in another.
+        """
+        return torch.stack([loss for _, loss in sorted(self._losses.items())]).sum().item() if self._losses else None
+
+    def state(self) -> StageState:
+        """The stage's state; its tensors share the runner's memory: copy or send them before the next commit."""
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        known = {name: self.optimizer.state[p] for name, p in self.parameters.items() if p in self.optimizer.state}
+        moments = {name: (held["exp_avg"], held["exp_avg_sq"]) for name, held in known.items()}
+        steps = torch.stack([held["step"] for held in known.values()]).tolist() if known else []
+        clocks = {name: int(step) for name, step in zip(known, steps, strict=True)}
+        generators = {kind: generator.get_rng_state() for kind, generator in self._generators.items()}
+        norms, scales = (self.grad_norm, self.clipped_norm), dict(self.scales)
+        return StageState(weights, moments, clocks, self.lr_scale, *norms, generators, scales=scales)
+
+    def load(self, state: StageState) -> None:
+        """Become ``state``: weights, moments and clocks, learning-rate scale, last norms, generators that are here.
+
+        :raises ValueError: when a parameter is missing or has another shape.
+        """
+        self.drop()
+        self.put(state.weights)
+        self.lr_scale, self.scales = state.lr_scale, dict(state.scales)
+        scales = {self.parameters[name]: scale for name, scale in self.scales.items()}
+        self.optimizer = stage_optimizer(self.parameters, self.stage, self.config.optim, scales)
+        for name, (first, second) in state.moments.items():
+            parameter = self.parameters[name]
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(float(state.clocks[name]), device=parameter.device),
+                "exp_avg": first.to(parameter.device, copy=True),
+                "exp_avg_sq": second.to(parameter.device, copy=True),
+            }
+        self.grad_norm, self.clipped_norm = state.grad_norm, state.clipped_norm
+        for kind in self._generators.keys() & state.generators.keys():
+            # Copied, because torch reads it as numbers of eight bytes, wherever in a larger tensor it begins.
+            self._generators[kind].set_rng_state(state.generators[kind].clone())
+
+    def shadow(self, microbatch: int, x: Tensor) -> None:
+        """Forward ``x`` as the stage itself will elsewhere, and keep what a backward needs until the step's end."""
+        self.forward(microbatch, 0, x)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and moments."""
+        return self.state().nbytes
+
+    def put(self, weights: Mapping[str, Tensor]) -> None:
+        """Become ``weights``; moments and counts stay.
+
+        :raises ValueError: when a parameter is missing or has another shape.
+        """
+        if weights.keys() != self.parameters.keys():
+            odd = sorted(weights.keys() ^ self.parameters.keys())
+            raise ValueError(f"stage {self.stage}: parameters differ: {odd}")
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                given = weights[name]
+                if given.shape != parameter.shape:
+                    raise ValueError(f"stage {self.stage}: {name} is {list(given.shape)}, not {list(parameter.shape)}")
+                parameter.copy_(given)
+
+    @property
+    def _generators(self) -> dict[str, Any]:
+        """What draws the stage's random numbers: the process's own generators, by kind of device."""
+        return {"cpu": torch.random} | ({"cuda": torch.cuda} if self.config.train.device == "cuda" else {})
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.config.train.precision == "bf16":
+            return torch.autocast(self.config.train.device, dtype=torch.bfloat16)
+        return nullcontext()
+
+
+def added(shares: Iterable[Tensor]) -> Tensor:
+    """The sum of the shares (:meth:`StageRunner.share`) of a stage's nodes, in their order; the first becomes it."""
+    following = iter(shares)
+    total = next(following)
+    for share in following:
+        total += share
+    return total
+
+
+def set_aside(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
+    """The gradients that there are; a pass then leaves its own alone, and :func:`add_to` adds the two.
+
+    For a GPU: two kernels for all parameters, where autograd would launch one for each.
+    """
+    sums = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    for parameter, _ in sums:
+        parameter.grad = None
+    return sums
+
+
+def add_to(sums: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+    """Add what a pass left to the gradients that were set aside, and put those back."""
+    new = [(total, parameter.grad) for parameter, total in sums if parameter.grad is not None]
+    if new:
+        torch._foreach_add_(*map(list, zip(*new, strict=True)))
+    for parameter, total in sums:
+        parameter.grad = total
+
+
+def _compile(module: Any, stage: int) -> None:
+    """Compile what costs: a block stage's pass, and at the ends norm, head and loss (an embedding is a look-up)."""
+    if stage:
+        module.compile()
+    else:
+        module.loss = torch.compile(module.loss)

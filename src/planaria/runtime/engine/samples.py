@@ -1,0 +1,41 @@
+"""What a worker's stage needs of the samples of a step, whichever stage it has."""
+
+from __future__ import annotations
+
+from planaria.data.dataset import Split, open_data
+from planaria.data.stream import Stream
+from planaria.record import decisions as d
+from planaria.runtime.engine.batches import batches, masks
+from planaria.runtime.engine.coded_step import Data
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.liar import Liar
+from planaria.runtime.engine.reading import Reading
+from planaria.runtime.engine.setup import Setup
+
+
+class Samples:
+    """A run's samples, opened once a step asks for them; ``reading`` tells how long they take."""
+
+    def __init__(self, setup: Setup, itinerary: Itinerary, reading: Reading) -> None:
+        self._setup, self._config = setup, setup.config
+        self._itinerary, self._reading = itinerary, reading
+        self._streams: dict[Split, Stream] = {}
+
+    def of(self, order: d.RunStep, stage: int, liar: Liar) -> Data:
+        """For the ends their tokens, and for all, it may be, their documents; ``liar`` may have targets poisoned."""
+        if stage and not self._config.data.document_mask:
+            return Data(None, None)
+        train = order.mode == "train"
+        stream = self._stream("train" if train else "validation")
+        first = self._setup.offset + order.block * self._itinerary.block if train else 0
+        batch = self._reading.of(batches(stream, first, self._config.pipeline.microbatch_size))
+        apart = masks(self._config.data, stream, batch)
+        if train:
+            batch = liar.learned(batch, order.step, self._config.model.vocab)
+        return Data(None if stage else batch, apart)
+
+    def _stream(self, split: Split) -> Stream:
+        if split not in self._streams:
+            dataset = open_data(self._setup.dataset)
+            self._streams[split] = Stream(dataset, split, self._config.model.context, self._config.seed)
+        return self._streams[split]

@@ -1,0 +1,164 @@
+"""A worker's part of a checkpoint: written at once, or copied and written by a thread while training goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from planaria.models.packing import digest, entries, weights_digest
+from planaria.models.state import StageState
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.runtime.checkpoint.stage_file import Written, stage_file
+from planaria.runtime.engine.desk import Desk
+from planaria.runtime.engine.stage_files import StageFiles
+
+Keeps = Literal["stage", "outer", "nothing"]
+"""What is written of a state: all of it, its outer state, or nothing. The digest of its weights is told in any case."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a worker writes for a checkpoint, and who it is: it may stand elsewhere before the file is written."""
+
+    folder: Path
+    stage: int
+    worker: str
+    node: int
+    generation: int
+    step: int
+    place: int = 0
+    """which of the stage's nodes, where it writes only what is the node's own"""
+    keeps: Keeps = "stage"
+
+    def report(self, desk: Desk, kind: type[e.Fact], **said: Any) -> None:
+        """Tell the controller an event of this ``kind``, which names what of the part such an event names."""
+        desk.report(kind.model_validate({k: v for k, v in vars(self).items() if k in kind.model_fields} | said))
+
+
+def kept(order: d.Save, node: int) -> Keeps:
+    """What ``node`` writes of its stage for the checkpoint that ``order`` asks for."""
+    if order.whole and node not in order.whole:
+        return "outer"
+    return "nothing" if node in order.compared else "stage"
+
+
+def kept_of(state: StageState, keeps: Keeps, compared: bool) -> StageState:
+    """So much of ``state``. Of what others write already, the weights alone are looked at, if they are ``compared``."""
+    if keeps == "stage":
+        return state
+    return StageState(state.weights if compared else {}, outer=state.outer if keeps == "outer" else {})
+
+
+class Buffer:
+    """Memory of one state, used again for the next: what has never been written to takes several times as long."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def copy(self, state: StageState) -> StageState:
+        """``state`` as it is now, on the CPU and in this memory, which the copy before loses.
+
+        :raises MemoryError: when there is too little.
+        """
+        held: dict[str, Tensor] = {}
+
+        def own(name: str, tensor: Tensor) -> Tensor:
+            before = self._held.get(name)
+            fits = before is not None and (before.dtype, before.shape) == (tensor.dtype, tensor.shape)
+            held[name] = before if before is not None and fits else torch.empty(tensor.shape, dtype=tensor.dtype)
+            return held[name].copy_(tensor)
+
+        try:
+            copied = replace(
+                state,
+                weights={name: own(f"weights.{name}", w) for name, w in state.weights.items()},
+                moments={
+                    name: (own(f"first.{name}", first), own(f"second.{name}", second))
+                    for name, (first, second) in state.moments.items()
+                },
+                generators={kind: own(f"generators.{kind}", g) for kind, g in state.generators.items()},
+                outer={name: own(f"outer.{name}", tensor) for name, tensor in state.outer.items()},
+                clocks=dict(state.clocks),
+                scales=dict(state.scales),
+            )
+        except RuntimeError as error:  # how torch says it
+            raise MemoryError(str(error).splitlines()[0]) from None
+        self._held = held
+        return copied
+
+
+class Saver:
+    """Writes one part of a checkpoint at a time."""
+
+    def __init__(self, desk: Desk, files: StageFiles) -> None:
+        self._desk, self._files, self._buffer = desk, files, Buffer()
+        self._thread: threading.Thread | None = None
+
+    def save(self, part: Part, state: StageState) -> e.Span:
+        """Write the part, and report it; what that took."""
+        self._desk.at("write", part.step)
+        self._finish_last()
+        return self._write(part, state, "save")
+
+    def save_beside(self, part: Part, state: StageState) -> e.Span:
+        """Copy the part, and report that; what that took. Another thread writes the copy, and reports that: ``state``
+        may change as soon as this returns."""
+        self._desk.at("copy", part.step)
+        self._finish_last()
+        start = time.monotonic()
+        try:
+            copied = self._buffer.copy(state)
+        except MemoryError as error:
+            part.report(self._desk, e.SaveFailed, detail=f"no memory for a copy of stage {part.stage}: {error}")
+        else:
+            part.report(self._desk, e.StageCopied, seconds=time.monotonic() - start)
+            self._desk.writing = part.step, time.monotonic()
+            self._thread = threading.Thread(target=self._beside, args=(part, copied), name="checkpoint", daemon=True)
+            self._thread.start()
+        return e.Span(action="save", start=start, end=time.monotonic())
+
+    def _finish_last(self) -> None:
+        """One that was given up may be under way still: at most one file and one copy of a state are."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _beside(self, part: Part, state: StageState) -> None:
+        try:
+            self._desk.beside("write")
+            part.report(self._desk, e.Worked, spans=[self._write(part, state, "write")], sent_bytes={})
+        except Exception as error:  # a thread would die of it in silence
+            part.report(self._desk, e.WorkerFailed, detail=f"{type(error).__name__}: {error}".splitlines()[0][:400])
+        finally:
+            self._desk.writing = None
+
+    def _write(self, part: Part, state: StageState, kind: e.SpanKind) -> e.Span:
+        start = time.monotonic()
+        try:
+            written = self._put(part, state)
+        except OSError as error:
+            part.report(self._desk, e.SaveFailed, detail=str(error))
+        else:
+            file = "" if part.keeps == "nothing" else stage_file(part.folder, part.stage, part.place).name
+            took = time.monotonic() - start
+            part.report(self._desk, e.StageSaved, **written._asdict(), file=file, seconds=took)
+        return e.Span(action=kind, start=start, end=time.monotonic())
+
+    def _put(self, part: Part, state: StageState) -> Written:
+        """Write what the part keeps; OSError as in :meth:`StageFiles.write`."""
+        if part.keeps == "stage":
+            return self._files.write(part.folder, part.stage, part.step, state, part.place)
+        weights = {name: digest(name, tensor) for name, tensor in entries(StageState(state.weights)).items()}
+        told = Written(0, "", weights_digest(weights))
+        if part.keeps == "nothing":
+            return told
+        outer = StageState({}, outer=state.outer)
+        written = self._files.write(part.folder, part.stage, part.step, outer, part.place)
+        return written._replace(weights=told.weights)

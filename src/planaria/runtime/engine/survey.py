@@ -1,0 +1,160 @@
+"""Leading nodes through a measurement of the links between them: one process a node, pair by pair."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from pydantic import ValidationError
+
+from planaria.common.documents import first
+from planaria.common.errors import RunStopped
+from planaria.config.schema import FleetConfig
+from planaria.pipeline.network.measuring import CAPACITY, Link, Pair, Samples, batches, estimate
+from planaria.record.decisions import Leave
+from planaria.record.events import Fact, Heartbeat
+from planaria.runtime.engine import surveyor
+from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.engine.surveyor import REPORT, Failed, Meet, Met, Part, Place, Probe, Probed, Ready, Report
+from planaria.runtime.fleet.base import Fleet, Gone, Said
+from planaria.runtime.fleet.local import LocalFleet
+from planaria.runtime.transport.secure import new_key
+
+GRACE_S = 0.5
+"""after a broken edge, how long the death notice of one of its ends may take before the edge itself is blamed"""
+_AFTERMATH = "nothing was written, measure again"
+
+Lines = Mapping[Pair, tuple[float, float | None]]
+"""(from, to), in both orders → latency (s) and bandwidth (bytes/s) to emulate"""
+Told = Callable[[Pair, Link, Link], None]
+"""hears of every pair that is done: the link there and the link back"""
+
+
+def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) -> dict[Pair, Link]:
+    """The links between local processes, one for each of ``names``: from each to every other.
+
+    Pairs are measured together only where emulated links leave this machine idle: real ones would share it.
+
+    :raises RunStopped: when a node dies or two nodes cannot talk; it names them.
+    """
+    demand = {(a, b): max(_capacity(lines[a, b]), _capacity(lines[b, a])) for a, b in lines}
+    place = Place(config.host, new_key(), config.heartbeat_s, config.timeout_s)
+    entry = partial(surveyor.main, place)
+    fleet = LocalFleet(entry, PRELOAD, config.heartbeat_s, config.missed, start_s=config.start_timeout_s)
+    try:
+        leader = Leader(fleet, names, lines, told)
+        leader.gather()
+        for batch in batches(len(names), demand, CAPACITY):
+            leader.measure(batch)
+        return leader.found
+    finally:
+        for name in names:
+            fleet.send(name, Leave().model_dump_json().encode())
+        fleet.close()
+
+
+class Leader:
+    """Gives orders, hears reports."""
+
+    def __init__(self, fleet: Fleet, names: Sequence[str], lines: Lines, told: Told) -> None:
+        self.found: dict[Pair, Link] = {}
+        self._fleet, self._names, self._lines, self._told = fleet, names, lines, told
+        self._number = {name: n for n, name in enumerate(names)}
+        self._busy: dict[int, Pair] = {}
+        """node → the pair it is in"""
+        self._at: dict[int, str] = {}
+        """node → where it listens"""
+        self._met: set[int] = set()
+        self._samples: dict[int, Samples] = {}
+
+    def gather(self) -> None:
+        """Start every node and wait until it is ready."""
+        for name in self._names:
+            self._fleet.spawn(name, 0)
+        while len(self._at) < len(self._names):
+            self._at |= {node: report.at for node, report in self._reports() if isinstance(report, Ready)}
+
+    def measure(self, batch: Sequence[Pair]) -> None:
+        """Measure these pairs, which have no node in common, at the same time."""
+        self._busy = {node: pair for pair in batch for node in pair}
+        self._met.clear()
+        self._samples.clear()
+        for low, high in batch:
+            self._meet(low, high, "")
+            self._meet(high, low, self._at[low])
+        while self._busy:
+            for node, report in self._reports():
+                self._follow(node, report)
+
+    def _follow(self, node: int, report: Report) -> None:
+        """Once both ends have met, the low one probes, then the high one, then they part."""
+        pair = self._busy.get(node)
+        if pair is None or not isinstance(report, Met | Probed | Failed) or report.link != _link_id(pair):
+            return  # it speaks of a pair that is done
+        low, high = pair
+        match report:
+            case Met():
+                self._met.add(node)
+                if self._met.issuperset(pair):
+                    self._order(low, Probe())
+            case Probed(samples=samples):
+                self._samples[node] = samples
+                if node == low:
+                    self._order(high, Probe())
+                else:
+                    self._part(pair)
+            case Failed(detail=detail):
+                self._blame(pair, detail)
+
+    def _meet(self, node: int, peer: int, at: str) -> None:
+        latency_s, bandwidth = self._lines[peer, node]  # the receiving end holds frames back
+        link = _link_id((min(node, peer), max(node, peer)))
+        self._order(node, Meet(link=link, at=at, peer=peer, latency_s=latency_s, bandwidth=bandwidth))
+
+    def _part(self, pair: Pair) -> None:
+        low, high = pair
+        for node in pair:
+            self._order(node, Part())
+            del self._busy[node]
+        there = estimate(self._samples[low], self._samples[high])
+        back = estimate(self._samples[high], self._samples[low])
+        self.found |= {(low, high): there, (high, low): back}
+        self._told(pair, there, back)
+
+    def _blame(self, pair: Pair, detail: str) -> None:
+        """End the measurement, with a node's death for the reason if one is told soon."""
+        deadline = time.monotonic() + GRACE_S
+        while (left := deadline - time.monotonic()) > 0:
+            list(self._reports(left))
+        raise RunStopped(f"link {self._called(pair)}: {detail}; {_AFTERMATH}")
+
+    def _reports(self, timeout_s: float = 1.0) -> Iterator[tuple[int, Report]]:
+        """What nodes say; RunStopped when one is gone."""
+        for notice in self._fleet.poll(timeout_s):
+            assert isinstance(notice, Said | Gone), "nobody joins a survey, or leaves it"
+            node = self._number[notice.worker]
+            if isinstance(notice, Gone):
+                where = f"link {self._called(self._busy[node])}: " if node in self._busy else ""
+                raise RunStopped(f"{where}{notice.worker} is gone ({notice.cause}, {notice.detail}); {_AFTERMATH}")
+            try:
+                report = REPORT.validate_json(notice.text)
+            except ValidationError as error:
+                reason = f"{notice.worker} sent an invalid report ({first(error)})"
+                raise RunStopped(f"{reason}; {_AFTERMATH}") from None
+            if not isinstance(report, Heartbeat):
+                yield node, report
+
+    def _called(self, pair: Pair) -> str:
+        return " – ".join(self._names[node] for node in pair)
+
+    def _order(self, node: int, order: Fact) -> None:
+        self._fleet.send(self._names[node], order.model_dump_json().encode())
+
+
+def _capacity(line: tuple[float, float | None]) -> float:
+    return float("inf") if line[1] is None else line[1]
+
+
+def _link_id(pair: Pair) -> str:
+    return f"survey:{pair[0]}-{pair[1]}"

@@ -1,0 +1,194 @@
+"""A node while the network is measured: meets another over an edge as training does, and times messages to it."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+import torch
+from pydantic import Field, TypeAdapter
+
+from planaria.pipeline.network.measuring import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, Samples, next_size
+from planaria.record.decisions import Leave
+from planaria.record.events import Fact, Heartbeat
+from planaria.runtime.engine.desk import Desk, Interrupted
+from planaria.runtime.fleet.base import ControlLine
+from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.wire import Content, Header, Ping
+
+T = TypeVar("T")
+
+
+class Meet(Fact):
+    """Open an edge. What comes over it is delayed as a link with this latency (s) and bandwidth (bytes/s) would."""
+
+    kind: Literal["meet"] = "meet"
+    link: str
+    at: str
+    """where to call the other end; empty where that calls"""
+    peer: int
+    latency_s: float
+    bandwidth: float | None
+
+
+class Probe(Fact):
+    """Time the edge; the other end acknowledges."""
+
+    kind: Literal["probe"] = "probe"
+
+
+class Part(Fact):
+    """Abandon the edge."""
+
+    kind: Literal["part"] = "part"
+
+
+class Ready(Fact):
+    """The node waits for orders."""
+
+    kind: Literal["ready"] = "ready"
+    at: str
+    """where it listens"""
+
+
+class Met(Fact):
+    """The edge is open at this end."""
+
+    kind: Literal["met"] = "met"
+    link: str
+
+
+class Probed(Fact):
+    """What was timed."""
+
+    kind: Literal["probed"] = "probed"
+    link: str
+    samples: Samples
+
+
+class Failed(Fact):
+    """The edge is of no use."""
+
+    kind: Literal["failed"] = "failed"
+    link: str
+    detail: Annotated[str, Field(max_length=400)]
+
+
+Order = Annotated[Meet | Probe | Part | Leave, Field(discriminator="kind")]
+Report = Annotated[Ready | Met | Probed | Failed | Heartbeat, Field(discriminator="kind")]
+ORDER: TypeAdapter[Order] = TypeAdapter(Order)
+REPORT: TypeAdapter[Report] = TypeAdapter(Report)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Handed to every node at its birth: where it listens, with which key, and how patient it is."""
+
+    host: str
+    key: bytes = field(repr=False)
+    heartbeat_s: float
+    timeout_s: float
+
+
+class _Lost(Exception):
+    """The other end does not answer."""
+
+
+def main(place: Place, connection: ControlLine, node: str, incarnation: int) -> NoReturn:
+    """Entry point of a node's process."""
+    torch.set_num_threads(1)
+    Surveyor(place, connection).run()
+
+
+class Surveyor:
+    """One node's process. It has one edge at a time."""
+
+    def __init__(self, place: Place, connection: ControlLine) -> None:
+        self._place = place
+        self._desk = Desk(connection, place.heartbeat_s, ORDER)
+        self._port = Port(place.host, place.key)
+        self._edge: Edge | None = None
+        self._number = 0
+        self._noise = torch.empty(0, dtype=torch.uint8)
+
+    def run(self) -> NoReturn:
+        """Report in, then follow orders until told to leave."""
+        self._desk.open()
+        self._desk.report(Ready(at=self._port.address))
+        while True:
+            try:
+                self._take(self._desk.next())
+            except Interrupted:
+                os._exit(0)
+            except _Lost as lost:
+                assert self._edge is not None
+                self._desk.report(Failed(link=self._edge.spec.link_id, detail=str(lost)[:400]))
+
+    def _take(self, item: Any) -> None:
+        match item:
+            case Meet():
+                self._edge = Edge(self._spec(item), self._port, self._desk.inbox)
+            case Probe() if self._edge is not None:
+                self._desk.report(Probed(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
+            case Part() if self._edge is not None:
+                self._edge.abandon()
+                self._edge = None
+            case Opened(edge=edge) if edge is self._edge:
+                self._desk.report(Met(link=edge.spec.link_id))
+            case Broken(edge=edge, detail=detail) if edge is self._edge:
+                raise _Lost(detail)
+            case Arrived(edge=edge, header=Header(label=Ping(number, Content.PING))) if edge is self._edge:
+                edge.send(Ping(number, Content.PONG), torch.empty(0, dtype=torch.uint8))
+
+    def _spec(self, meet: Meet) -> EdgeSpec:
+        return EdgeSpec(
+            link_id=meet.link,
+            at=meet.at,
+            peer=meet.peer,
+            max_bytes=MOST_BYTES,
+            open_timeout_s=self._place.timeout_s,
+            latency_s=meet.latency_s,
+            bandwidth=meet.bandwidth,
+        )
+
+    def _probe(self, edge: Edge) -> Samples:
+        """Round trips, then messages of two sizes that suit the link."""
+        self._passage(edge, 0)  # the first wakes threads
+        round_trips = _repeat(lambda: self._passage(edge, 0), least=3, most=15, seconds=0.5)
+        usual, size = statistics.median(round_trips), FIRST_BYTES
+        while (large := next_size(size, self._passage(edge, size), usual)) > 2 * size:
+            size = large
+        small = large // SMALL_SHARE
+        passages = _repeat(lambda: (self._passage(edge, small), self._passage(edge, large)), 3, 7, 1.0)
+        return Samples(round_trips=round_trips, small=small, large=large, passages=passages)
+
+    def _passage(self, edge: Edge, size: int) -> float:
+        """Seconds from sending ``size`` bytes until their acknowledgement is here."""
+        if len(self._noise) < size:
+            self._noise = torch.empty(size, dtype=torch.uint8).random_()  # links may compress what they carry
+        self._number += 1
+        start = time.monotonic()
+        edge.send(Ping(self._number, Content.PING), self._noise[:size])
+        while True:
+            item = self._desk.next(start + self._place.timeout_s)
+            match item:
+                case None:
+                    raise _Lost(f"no answer to a message of {size} bytes within {self._place.timeout_s:g} s")
+                case Arrived(header=Header(label=Ping(number, Content.PONG))) if item.edge is edge:
+                    if number == self._number:
+                        return time.monotonic() - start
+                case _:
+                    self._take(item)
+
+
+def _repeat(measure: Callable[[], T], least: int, most: int, seconds: float) -> list[T]:
+    """Measure until there are ``most``, or at least ``least`` and so many ``seconds`` have passed."""
+    end, found = time.monotonic() + seconds, [measure()]
+    while len(found) < least or (len(found) < most and time.monotonic() < end):
+        found.append(measure())
+    return found

@@ -1,0 +1,166 @@
+"""How a worker becomes the holder of a stage: from the seed, from disk, from donors, or as it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.models.packing import pack, unpack
+from planaria.models.stages import stage_layers
+from planaria.models.state import StageState
+from planaria.record import decisions as d
+from planaria.recovery import recovery
+from planaria.runtime.checkpoint.memory import MemoryFolder
+from planaria.runtime.engine.copies import Keeping, Remembered
+from planaria.runtime.engine.mail import Awaited
+from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.rebirth import workshop
+from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.setup import Setup
+from planaria.runtime.engine.sleeper import new_runner
+from planaria.runtime.engine.stage_files import StageFiles
+from planaria.runtime.transport.wire import State
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time of taking a stage's state went."""
+
+    transfer_s: float = 0.0
+    transfer_bytes: int = 0
+    rebuild_s: float = 0.0
+
+
+class MemoryDamaged(Exception):
+    """What this worker remembers has changed since: nothing in its memory can be relied on."""
+
+
+class Taken(NamedTuple):
+    """A stage that a worker has got."""
+
+    runner: StageRunner
+    timing: Timing = Timing()
+    given: Mapping[int, StageState] = {}
+    """what a recovery strategy made its state of, by the donors' stages"""
+    part: Remembered | None = None
+    """of a snapshot to which it went back"""
+
+
+def _part(setup: Setup, keeping: Keeping | None, node: int, stage: int, recall: d.Recall) -> Remembered:
+    """Return this worker's part of a snapshot: from its own memory, or from the file that its predecessor wrote.
+
+    :raises UserError: when that cannot be read.
+    :raises MemoryDamaged: when it has changed.
+    """
+    if keeping is not None and keeping.node == node and keeping.retained == recall.step:
+        _require_intact(keeping)
+        return keeping.remembered()
+    if recall.file is None:
+        raise UserError(f"stage {stage}: its worker does not hold the snapshot of step {recall.step}; resume the run")
+    return Remembered(stage, recall.step, *MemoryFolder(setup.folder).read(stage, recall.file))
+
+
+def _require_intact(keeping: Keeping) -> None:
+    if not keeping.intact():
+        raise MemoryDamaged("what it remembers for others does not have its checksum any more; its memory is bad")
+
+
+def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
+    """Send to every worker that rebuilds a lost stage what this one can give: of its own stage, or of what it kept.
+
+    :raises MemoryDamaged: when that has changed since it was kept.
+    """
+    chain = recovery(config.recovery, config.pipeline.stages)
+    for member in form.members:
+        source = member.source
+        if isinstance(source, d.Rebuild) and post.here.node in source.donors:
+            post.desk.at("give", post.here.step)
+            given = runner.state()
+            if source.by == d.PEER:
+                given = given.trained
+                given.outer = post.circle.outer.given(to_successor=False)
+            else:
+                _require_intact(keeping)
+                given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
+            post.links.transfers[member.node].send(State(post.here.stage), pack(given))
+
+
+def take_state(
+    setup: Setup, post: Post, source: d.Source, runner: StageRunner, keeping: Keeping | None, rounds: int
+) -> Taken:
+    """The runner of this position's stage with the state that ``source`` says; ``runner`` is what the worker has now,
+    and ``keeping`` what it remembers.
+
+    ``rounds`` of the exchange are behind its replica.
+
+    :raises UserError: when a checkpoint cannot be read.
+    :raises MemoryDamaged: when what is to be recalled has changed.
+    """
+    start = time.monotonic()
+    here, outer = post.here, dict[str, Tensor]()
+    match source:
+        case d.Keep():
+            return Taken(runner)
+        case d.Fresh():
+            runner = new_runner(setup.config, here.stage, initialise=True)
+        case d.Load(folder=folder):
+            post.desk.at("read", here.step)
+            runner = _fitting(setup.config, runner, here.stage)
+            state = StageFiles(setup, here.worker).read(folder, here.stage, here.number)
+            runner.load(state)
+            outer = state.outer
+        case d.Recall():
+            post.desk.at("read", here.step)
+            runner = _fitting(setup.config, runner, here.stage)
+            part = _part(setup, keeping, here.node, here.stage, source)
+            runner.load(part.state)
+            return Taken(runner, Timing(rebuild_s=time.monotonic() - start), part=part)
+        case d.Rebuild() | d.Handover():
+            runner = _fitting(setup.config, runner, here.stage)
+            timing, outer, given = _receive(setup.config, post, source, runner)
+            post.circle.begin(outer, runner, rounds)
+            return Taken(runner, timing, given)
+    post.circle.begin(outer, runner, rounds)
+    return Taken(runner, Timing(rebuild_s=time.monotonic() - start))
+
+
+def _receive(
+    config: RunConfig, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner
+) -> tuple[Timing, dict[str, Tensor], Mapping[int, StageState]]:
+    """Wait for what is given, and take it as it is, or let the recovery strategy make the lost state of it; also the
+    outer state, and what a strategy made the state of, by the donors' stages."""
+    start, here = time.monotonic(), post.here
+    post.desk.at("take", here.step)
+    stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.BEFORE])}
+    flats = post.collect([Awaited(node, State(stage)) for node, stage in stages.items()], "the state of {}")
+    arrived = time.monotonic()
+    post.desk.at("rebuild", here.step)
+    given = {stage: unpack(flat) for stage, flat in zip(stages.values(), flats, strict=True)}
+    size = sum(flat.nbytes for flat in flats)
+    outer: dict[str, Tensor] = {}
+    if isinstance(source, d.Handover) or source.by == d.PEER:
+        runner.load(given[here.stage])
+        outer, given = given[here.stage].outer, {}
+    else:
+        chain = recovery(config.recovery, config.pipeline.stages)
+        runner.load(chain.rebuild(source.by, here.stage, given, workshop(config, here.stage, here.step)))
+    post.links.end_transfers()
+    return Timing(arrived - start, size, time.monotonic() - arrived), outer, given
+
+
+def _fitting(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
+    """A runner for ``stage`` whose weights are about to be loaded; a spare's will do where it has as many layers.
+
+    Not where all layers are cut from one array: there, a stage's module knows which of them are its own.
+    """
+    theirs, own = (stage_layers(config.model, config.pipeline.stages, s) for s in (runner.stage, stage))
+    if (runner.stage == 0) != (stage == 0) or len(theirs) != len(own) or config.model.one_array:
+        return new_runner(config, stage, initialise=False)
+    runner.stage = stage
+    return runner

@@ -1,0 +1,128 @@
+"""Settings that would have no effect in a run: refused or reported, never silently ignored.
+
+For a run's beginning. One that is resumed, or an arm of a comparison, may keep what it needs no more. What only a fleet
+looks at may stand in a recipe that one process trains, and what replicas need in one that has a single one: a study
+trains the same recipe with both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from planaria.common.errors import UserError
+from planaria.config.recipe import fields
+from planaria.config.schema import RunConfig
+from planaria.exchange import exchange
+from planaria.faults.trace import FATAL, LAGGING, Trace
+from planaria.models.families import build_stage
+from planaria.recovery import recovery
+
+Used = Callable[[RunConfig], bool]
+
+
+def _skips(config: RunConfig) -> bool:
+    return config.routing.kind == "skipping" or config.routing.schedule is not None
+
+
+def _straggles(config: RunConfig) -> bool:
+    return config.engine == "fleet" and config.network.emulate is True and config.exchange.replicas > 1
+
+
+def _admits(config: RunConfig) -> bool:
+    alone = config.exchange.replicas == 1 or (config.engine == "fleet" and exchange(config.exchange).interval != 0)
+    return alone and config.routing.schedule is None
+
+
+def _refuses(config: RunConfig) -> bool:
+    rule = exchange(config.exchange)
+    refuses = rule.interval is not None and (rule.interval > 0 or rule.borne > 0) and not config.exchange.coded
+    return config.exchange.replicas == 1 or refuses
+
+
+SKIPPING = "only routing.kind = 'skipping' uses it, and what `planaria plan` made with it (give routing.schedule)"
+STRAGGLING = "only replicas on a fleet with network.emulate = true straggle"
+FAMILY = "this model.family has no layers whose activations could be computed again"
+RULES: dict[str, tuple[Used, str]] = {
+    "data.source": (lambda c: not c.data.mixture, "data.mixture names the sources"),
+    "data.most": (lambda c: not c.data.mixture, "with data.mixture, each source has its own"),
+    "pipeline.in_flight": (
+        _admits,
+        "a schedule, and replicas that add up gradients or share a process, let in microbatches by their own rule",
+    ),
+    "routing.skip": (_skips, SKIPPING),
+    "routing.swaps": (_skips, SKIPPING),
+    "routing.jump": (_skips, SKIPPING),
+    "routing.data_nodes": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
+    "routing.sums": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
+    "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
+    "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
+    "exchange.strikes": (_refuses, "no replica refuses what another says here and goes on"),
+    "optim.clip_by": (lambda c: c.optim.clip > 0, "optim.clip = 0 bounds nothing"),
+    "train.recompute": (lambda c: hasattr(build_stage(c.model, c.pipeline.stages, 1, 0, "meta"), "recompute"), FAMILY),
+    "checkpoint.background": (
+        lambda c: c.checkpoint.every != 0,
+        "the save at the end, the only one with checkpoint.every = 0, is waited for",
+    ),
+    "optim.final_lr": (lambda c: c.optim.schedule != "constant", "only optim.schedule = 'cosine' or 'wsd' ends there"),
+    "train.schedule_steps": (lambda c: c.optim.schedule != "constant", "a constant learning rate has no end"),
+    "optim.decay": (lambda c: c.optim.schedule == "wsd", "only optim.schedule = 'wsd' decays so"),
+    "fleet.join_s": (lambda c: c.fleet.own is not None, "only a run with fleet.own waits for machines to join"),
+    "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
+    "fleet.gpu_share": (
+        lambda c: c.fleet.kind == "ray" and c.train.device == "cuda",
+        "only fleet.kind = 'ray' with train.device = 'cuda' reserves GPUs",
+    ),
+    "network.straggle": (_straggles, STRAGGLING),
+    "network.straggle_times": (_straggles, STRAGGLING),
+    "network.straggle_s": (lambda c: _straggles(c) and c.network.straggle > 0, STRAGGLING),
+}
+
+
+def require_used(config: RunConfig) -> None:
+    """:raises UserError: naming the first setting that would be ignored, and who would not ignore it."""
+    for name, why in unused(config):
+        raise UserError(f"{name} = {_value(config, name)!r}: {why}; leave it out")
+
+
+def unused(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Settings that are not what they are by default, and make no difference; and why not."""
+    usual = RunConfig()
+    for name, _ in fields():
+        if _value(config, name) == _value(usual, name):
+            continue
+        if name in RULES and not RULES[name][0](config):
+            yield name, RULES[name][1]
+
+
+def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
+    """What a recipe and its trace say for other runs than this; a line for each reason."""
+    usual = RunConfig()
+    names = [name for name, _ in fields() if _value(config, name) != _value(usual, name)]
+    exchanged = [name for name in names if name.startswith("exchange.") and name != "exchange.most"]
+    if exchanged and config.exchange.replicas == 1:
+        yield f"{', '.join(exchanged)}: for several replicas; this run has one"
+    fleet = [
+        name
+        for name in names
+        if name.startswith("fleet.") or name in ("network.emulate", "checkpoint.background", "exchange.strikes")
+    ]
+    if fleet and config.engine == "inline":
+        yield f"{', '.join(fleet)}: for workers; engine 'inline' has none"
+    elif config.fleet.diagnose == "act" and not config.fleet.spares and config.fleet.own is None:
+        yield "fleet.diagnose = 'act': there are no spares to hand a slow worker's stage to; such workers are only told"
+    retaining = recovery(config.recovery, config.pipeline.stages).retaining
+    if config.engine == "inline" and retaining is not None and retaining[1].outlive:
+        yield "recovery.options.outlive: for workers, which may die; engine 'inline' has none"
+    kept = {*FATAL, "lie", *(LAGGING if config.exchange.coded else ())}
+    left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in kept)
+    if left_out and config.engine == "inline":
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
+        yield f"faults left out: {kinds}; they strike workers, and engine 'inline' has none"
+
+
+def _value(config: RunConfig, name: str) -> object:
+    found: object = config
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

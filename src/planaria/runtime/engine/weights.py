@@ -1,0 +1,143 @@
+"""What a name of weights means: a run, a folder of safetensors, a GGUF or llama2.c file, or a model of the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planaria.common import digests
+from planaria.common.errors import UserError, missing_package
+from planaria.config.names import expanded
+from planaria.config.schema import ModelConfig
+from planaria.data.tokenizer import Tokenizer
+from planaria.models.foreign import Weights
+from planaria.models.gguf import open_gguf
+from planaria.models.gguf_file import is_gguf
+from planaria.models.huggingface import is_huggingface, open_folder
+from planaria.models.llama2c import open_llama2c
+from planaria.models.stages import Llama
+from planaria.runtime.checkpoint.loading import weights_of
+from planaria.runtime.engine import runs
+
+HUB = "hf:"
+FIXED = ("family", "vocab", "dim", "layers", "heads", "kv", "hidden", "tied", "rope_theta", "norm_eps")
+"""what weights are trained for, and no recipe can change"""
+_PICKLES = (b"PK\x03\x04", b"\x80")
+
+
+def open_weights(source: str | Path) -> Weights:
+    """The model that a path, or "hf:OWNER/NAME", stands for; of a run, that of its newest whole checkpoint.
+
+    :raises UserError: when it is none, damaged, or not a model of ours.
+    """
+    path = located(source)
+    if path.is_file():
+        return open_gguf(path) if is_gguf(path) else _other_file(path)
+    if is_huggingface(path):
+        return open_folder(path)
+    if lone := sorted(path.glob("*.gguf")) if not (path / runs.CONFIG).exists() else []:
+        raise UserError(f"{path}: no config.json is there; give the file {lone[0]}")
+    if not (path / runs.CONFIG).exists():
+        raise UserError(
+            f"{path}: neither a run nor a model is there (no config.json); give one, a GGUF file, or {HUB}NAME"
+        )
+    bare = runs.config_of(path, runs.TOKENIZER).data.tokenization == "legacy"
+    saved = runs.newest_whole(path)
+    atoms = {atom.name: atom for atom in weights_of(saved)}
+    shapes = {name: atom.shape for name, atom in atoms.items()}
+    return Weights(
+        path,
+        saved.manifest.model.dense,
+        shapes,
+        lambda name: atoms[name].read("weights"),
+        path / runs.TOKENIZER,
+        bare,
+        usage=runs.usage_of(path),
+    )
+
+
+def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:
+    """The same in memory, with its tokenizer."""
+    weights = open_weights(source)
+    if weights.tokenizer is None:
+        raise UserError(f"{weights.place}: no tokenizer.json; save its tokenizer there (the fast kind)")
+    return weights.model(), Tokenizer.open(weights.tokenizer, bare=weights.bare)
+
+
+def located(source: str | Path) -> Path:
+    """Where on this machine weights are: a model of the hub is downloaded first."""
+    text = str(source)
+    return downloaded(text.removeprefix(HUB)) if text.startswith(HUB) else expanded(text)
+
+
+def downloaded(name: str) -> Path:
+    """The folder of a model of the Hugging Face hub, without pickles and code; of "OWNER/NAME:FILE", that file.
+
+    :raises UserError: when it cannot be had.
+    """
+    repository, _, file = name.partition(":")
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise missing_package(f"{HUB}{name}:", "huggingface_hub", "hub") from error
+    try:
+        if file:
+            return Path(huggingface_hub.hf_hub_download(repository, file))
+        wanted = ["*.json", "*.safetensors", "*.jinja", digests.FILE]
+        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=wanted))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{HUB}{name}: cannot be had ({reason}); check the name and the network") from error
+
+
+def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's ``tree`` with what the weights of its ``train.start`` say where it says nothing itself.
+
+    :raises UserError: when there are no such weights, or the recipe says otherwise.
+    """
+    train, stated = (section if isinstance(section := tree.get(name), dict) else {} for name in ("train", "model"))
+    if not isinstance(start := train.get("start"), str):
+        return dict(tree)
+    if not start.startswith(HUB) and not located(start).exists():
+        raise UserError(f"train.start = {start!r}: there is no such run, folder or file; is the path right?")
+    weights = open_weights(start)
+    require_dense(start, weights)
+    own, said = weights.config, {name: value for name, value in stated.items() if value is not None}
+    require_same(start, own, {"kv" if name == "kv_heads" else name: value for name, value in said.items()})
+    model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
+    model["context"] = min(own.context, ModelConfig().context)
+    data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
+    beneath = {"model": model | said, "data": data | dict(tree.get("data", {}))}
+    return {**tree, **beneath, "train": {**train, "start": str(located(start)) if start.startswith(HUB) else start}}
+
+
+def require_dense(start: str, weights: Weights) -> None:
+    """:raises UserError: when layers have several feed-forward blocks, which no recipe's model has."""
+    if weights.routing is not None:
+        raise UserError(
+            f"train.start = {start!r}: {weights.routing.experts} feed-forward blocks in each layer; only models with "
+            "one are trained, so start from an expert"
+        )
+
+
+def require_same(start: str, own: ModelConfig, stated: Mapping[str, object]) -> None:
+    """:raises UserError: naming the first of :data:`FIXED` that is ``stated`` otherwise than the weights have it."""
+    for name in FIXED:
+        if name in stated and stated[name] != (value := getattr(own, name)):
+            setting = "kv_heads" if name == "kv" else name
+            raise UserError(
+                f"train.start = {start!r}: its model has {setting} = {value}, the recipe {stated[name]}; leave "
+                f"model.{setting} out, or set it to the same"
+            )
+
+
+def _other_file(path: Path) -> Weights:
+    """A file that is no GGUF: llama2.c's have no mark of their own."""
+    with path.open("rb") as file:
+        begun = file.read(4)
+    if begun.startswith(_PICKLES):
+        raise UserError(f"{path}: a pickle is not read, for it could run any code; convert it to safetensors")
+    if path.suffix != ".bin":
+        raise UserError(f"{path}: not a file of weights that is known; give a GGUF file, or the folder of config.json")
+    return open_llama2c(path)

@@ -1,0 +1,327 @@
+"""A worker process of the fleet: waits as a spare, becomes any stage, follows the controller's orders."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from planaria.common.errors import UserError
+from planaria.common.memory_pool import keep_freed
+from planaria.config.registry import blame
+from planaria.exchange.base import Counted
+from planaria.models.packing import pack
+from planaria.pipeline.plan.actions import Plan
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine.afflictions import afflictions
+from planaria.runtime.engine.blows import SIGNALS, Blows
+from planaria.runtime.engine.coded_rounds import CodedRounds
+from planaria.runtime.engine.coded_step import Data, coded_steps
+from planaria.runtime.engine.copies import Keeping, Parcel
+from planaria.runtime.engine.desk import Desk, Interrupted
+from planaria.runtime.engine.gauge import Gauge
+from planaria.runtime.engine.gradients import agree
+from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.outliving import outliving
+from planaria.runtime.engine.own_classes import own_classes
+from planaria.runtime.engine.peaks import peaks
+from planaria.runtime.engine.perform import perform
+from planaria.runtime.engine.position import Position
+from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.reading import Reading
+from planaria.runtime.engine.runner import NonFinite
+from planaria.runtime.engine.samples import Samples
+from planaria.runtime.engine.saver import Part, Saver, kept, kept_of
+from planaria.runtime.engine.setup import Setup
+from planaria.runtime.engine.sleeper import SleepingRunner, Slowness, new_runner, straggling
+from planaria.runtime.engine.stage_files import StageFiles
+from planaria.runtime.engine.takeover import MemoryDamaged, donate, take_state
+from planaria.runtime.engine.warm import device_memory, layer_seconds, warm_runner
+from planaria.runtime.engine.worker_log import WORKERS, log_to
+from planaria.runtime.fleet.base import ControlLine
+from planaria.runtime.fleet.inventory import VISIBLE
+from planaria.runtime.fleet.switchboard import WorkerLine
+from planaria.runtime.transport.port import Port
+
+
+def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
+    """Entry point of a worker process."""
+    log_to(setup.folder / WORKERS / f"{worker}.log")
+    torch.set_num_threads(setup.config.fleet.threads)
+    keep_freed()
+    Worker(setup, connection, worker).run(incarnation)
+
+
+class Worker:
+    """One worker process. Everything but frames and heartbeats happens on its main thread."""
+
+    def __init__(self, setup: Setup, connection: ControlLine, worker: str) -> None:
+        self.setup, self.config = setup, setup.config
+        self.desk = Desk(connection, setup.config.fleet.heartbeat_s)
+        self.itinerary = Itinerary(self.config)
+        host = connection.own_address if isinstance(connection, WorkerLine) else setup.host
+        self.port = Port(host, setup.key, setup.reach)
+        self.desk.trouble = lambda: self.port.trouble
+        self.here = Position(worker, self.itinerary, self.desk.report)
+        self.post = Post(setup, self.itinerary, self.here, self.desk, self.port, self._lend)
+        self.desk.blows = blows = Blows(self._struck)
+        self.desk.reading = Reading(lambda: blows.late_s)
+        self._samples = Samples(setup, self.itinerary, self.desk.reading)
+        self.desk.blows.effects = afflictions(self.post.links, self.post.circle.outer.liar, self.config.seed)
+        began = time.monotonic()
+        self.runner = warm_runner(setup.config)
+        self.post.patience.warm_s = time.monotonic() - began
+        self._layer_s = layer_seconds(self.config, self.runner) if self.config.pipeline.unlike else 0.0
+        self.keeping: Keeping | None = None
+        """from the moment on that this worker has a stage"""
+        self.outliving = outliving(setup)
+        self._saver = Saver(self.desk, StageFiles(setup, worker))
+        self.gauge = Gauge()
+        self.coded = coded_steps(self.config, self.itinerary)
+        self._detour: list[list[int]] = []
+
+    def run(self, incarnation: int) -> NoReturn:
+        """Report in, then follow orders until told to leave."""
+        self.desk.open()
+        device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
+        at, memory, layer_s = self.port.address, device_memory(self.config), self._layer_s
+        self.here.report(
+            e.WorkerJoined,
+            incarnation=incarnation, pid=os.getpid(), at=at, device=device, memory=memory, layer_s=layer_s,
+        )  # fmt: skip
+        order: d.Order | None = None
+        while True:
+            try:
+                now, order = order, None
+                self.desk.at("orders")
+                self._take(self.desk.next() if now is None else now)
+            except Interrupted as interrupted:
+                order = interrupted.order
+            except MemoryDamaged as damaged:  # as if it were lost: the others have what it takes, or say what is lost
+                self.here.report(e.WorkerFailed, detail=str(damaged), leaves=True)
+                os._exit(1)
+            except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+                detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__
+                self.here.report(e.WorkerFailed, detail=detail)
+            except (Exception, SystemExit) as error:
+                if not (said := blame(error, own_classes(self.config))):
+                    raise
+                self.here.report(e.WorkerFailed, detail=said[:400])
+
+    def _take(self, item: object) -> None:
+        """Obey an order, or take in what has come otherwise."""
+        match item:
+            case d.Form():
+                self._form(item)
+            case d.RunStep() if item.generation == self.here.generation:
+                self._run_step(item)
+            case d.LeaveOut() if item.generation == self.here.generation:
+                self._drop()
+            case d.Commit() if item.generation == self.here.generation:
+                self._commit(item)
+            case d.Meet() if self.here.is_ours(item):
+                self.post.meet(item, self.runner)
+            case d.Settle() if self.here.is_ours(item):
+                self._settle(item)
+            case d.Save():
+                self._save(item)
+            case d.Disband():
+                self._drop()
+                self.post.leave()
+            case d.Leave():
+                os._exit(0)  # nothing that threads still do is worth waiting for
+            case _:
+                self.post.hear(item)
+
+    def _form(self, form: d.Form) -> None:
+        """Drop what is under way, take the stage and edges that ``form`` gives, and report when all is in place."""
+        start = time.monotonic()
+        self.desk.at("link", form.step)
+        me = next(member for member in form.members if member.worker == self.here.worker)
+        self._drop()
+        self._detour = form.routes
+        self.post.move(me.node, form)
+        rounds = form.step if self.itinerary.at_once > 1 else form.rounds  # one in every step
+        # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
+        taken = take_state(self.setup, self.post, me.source, self.runner, self.keeping, rounds)
+        self.runner, timing = taken.runner, taken.timing
+        if not isinstance(me.source, d.Keep):
+            self.gauge.drop()
+        if any(m.node in self.here.present.peers(me.node) for m in form.members if isinstance(m.source, d.Rebuild)):
+            self.post.circle.outer.anew()
+        if self.keeping is None or not isinstance(me.source, d.Keep):
+            self.keeping = Keeping(self.config, me.node, self.itinerary.column(form.replica), new_runner)
+        if taken.given and isinstance(me.source, d.Rebuild):
+            self.keeping.restore(me.source.by, self.runner.state(), taken.given, form.step)
+        if taken.part is not None:
+            self.keeping.recall(taken.part)
+        if isinstance(self.runner, SleepingRunner):
+            self.runner.stand_at(self.itinerary.place(me.node), self.itinerary.prices)
+        if form.goes_back and self.outliving is not None:
+            self.outliving.rolled_back()
+        reborn = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
+        self.keeping.formed(reborn, self.here.absent)
+        donate(self.config, self.post, form, self.runner, self.keeping)
+        links = self.post.links
+        self.post.wait_for(lambda: links.unopened, "the edge to {}")
+        link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
+        self.here.report(e.Linked, link_s=link_s, **asdict(timing))
+
+    def _run_step(self, order: d.RunStep) -> None:
+        """Carry out this node's actions of the step's plan, then report the gradient ready."""
+        self.desk.at("step", order.step)
+        began = time.monotonic()
+        self.post.links.end_transfers()
+        self.post.advance(order.step)
+        plan, train = self._plan(order), order.mode == "train"
+        self.post.circle.outer.left_out = order.left_out
+        self.post.patience.expect(sum(map(len, plan.actions.values())))
+        if train and self.desk.blows is not None:
+            self.desk.blows.aim(plan.actions.get(self.here.node, ()))
+        data = self._samples.of(order, self.here.stage, self.post.circle.outer.liar)
+        self._straggle(0)
+        if not (train and self.coded):
+            own = len(plan.routes) // (self.itinerary.at_once if train else 1)
+            self.runner.begin(data.batch, train, own, data.masks)
+        if self.keeping is not None:
+            self.keeping.begin(data.masks)
+        spans: list[e.Span] = []
+        try:
+            norm = self._train(plan, data, spans) if train else self._validate(plan, spans)
+        except (Interrupted, NonFinite):
+            self._report_work(spans, dropped=True)
+            raise
+        heard = self.post.circle.outer.heard if train else {}
+        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, heard=heard)
+        self.post.patience.learn(time.monotonic() - began)
+        self._report_work(spans)
+        if train and self.config.fleet.diagnose != "off":
+            self._measure(time.monotonic() - began, spans)
+
+    def _measure(self, seconds: float, spans: Iterable[e.Span]) -> None:
+        """Take down what a step has taken, and tell it now and then."""
+        arrived = self.post.links.newly_arrived()
+        waited, read = self.post.waited, self.desk.reading.step_s
+        if told := self.gauge.stepped(self.here.step, seconds, spans, waited, arrived, read):
+            self.here.report(e.Gauged, **told)
+
+    def _straggle(self, round: int) -> None:
+        """Where computing is emulated: be as slow as is drawn for this node's replica, in a round of a coded step."""
+        if not isinstance(self.runner, SleepingRunner):
+            return
+        lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.post.circle.rounds
+        if self.itinerary.at_once > 1:
+            replica = self.here.number
+            number = self.here.step * (self.coded.coding.rounds if self.coded else 1) + round
+        if lasts_s is None:
+            self.runner.slow_down(straggling(self.config, replica, number))
+        else:
+            self.runner.slowness = self.runner.slowness or Slowness(self.config, replica, lasts_s)
+
+    def _train(self, plan: Plan, data: Data, spans: list[e.Span]) -> float | None:
+        """This stage's part of a step and of what is kept for others; the gradient's norm."""
+        step, keeping = self.here.step, self.keeping
+        assert keeping is not None
+        self._send_copies(keeping.before(step, self.runner), spans)
+        if self.coded is not None:
+            CodedRounds(self.coded, self.post, self.runner, data, spans).run(self._straggle)
+        else:
+            perform(plan, self.post, self.runner, spans, keeping.passed)
+            agree(self.config, self.post, self.runner, spans)
+        norm = self.runner.finish()
+        self._send_copies(keeping.after(step, self.runner), spans)
+        self.post.take_parcels(keeping)
+        return norm
+
+    def _send_copies(self, parcels: Iterable[tuple[int, Parcel, Tensor]], spans: list[e.Span]) -> None:
+        """Make what keeps copies of this stage, and hand it over."""
+        start, sent = time.monotonic(), 0
+        for parcel in parcels:
+            self.post.send_parcel(*parcel)
+            sent += 1
+        if sent:
+            spans.append(e.Span(action="copy", start=start, end=time.monotonic()))
+
+    def _validate(self, plan: Plan, spans: list[e.Span]) -> float | None:
+        perform(plan, self.post, self.runner, spans)
+        return self.runner.finish()
+
+    def _drop(self) -> None:
+        """Forget the step under way."""
+        self.runner.drop()
+        self.post.circle.outer.drop()
+        if self.keeping is not None:
+            self.keeping.drop()
+
+    def _commit(self, order: d.Commit) -> None:
+        self.desk.at("commit", order.step)
+        start = time.monotonic()
+        assert self.keeping is not None
+        self.runner.commit(order.progress)
+        self.keeping.commit(order.step)
+        first = self.here.node == min(self.here.present.peers(self.here.node))
+        self.post.report(self.post.circle.outer.commit(), order.step, first)
+        self.here.report(e.StageCommitted, step=order.step)
+        if self.outliving is not None:
+            self.outliving.look(self.keeping, order.generation)
+        self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
+
+    def _settle(self, order: d.Settle) -> None:
+        """Go on with what a round of the exchange comes to."""
+        self.desk.at("settle", self.here.step)
+        start, replica = time.monotonic(), self.here.replica
+        nodes = self.itinerary.arrangement.nodes(self.here.stage)
+        peers = {other: nodes[other] for other in order.members if other != replica}
+        weighed = Counted(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
+        made = self.post.circle.settle(order.round, replica, peers, self.runner, weighed)
+        self.post.links.part()
+        verdict = replace(made.verdict, refused=order.left_out)
+        self.post.report(verdict, order.round, first=replica == order.members[0])
+        told = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
+        self.here.report(e.RoundMade, round=order.round, **told)
+        self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
+
+    def _lend(self, order: d.Donate) -> None:
+        """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
+        self.desk.at("give", self.here.step)
+        succeeded, state = order.donor == d.BEFORE, self.runner.state()
+        if not succeeded:  # a copy draws its own random numbers
+            state = state.trained
+        state.outer = self.post.circle.outer.given(to_successor=succeeded)
+        self.post.links.lend(order, pack(state))
+
+    def _save(self, order: d.Save) -> None:
+        self._drop()
+        store, replicas = CheckpointStore(self.setup.checkpoints), self.itinerary.replicas
+        folder, here = store.part(order.step, replicas, order.replica, order.generation), self.here
+        state, keeps = self.runner.state(), kept(order, here.node)
+        if self.config.exchange.replicas > 1:
+            state.outer = self.post.circle.outer.settled.state()
+        state = kept_of(state, keeps, here.node in order.compared)
+        place = here.number if keeps == "outer" else 0
+        part = Part(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
+        span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
+        self._report_work([span])
+
+    def _struck(self, blow: d.Blow) -> None:
+        signal = SIGNALS.get(blow.signal, blow.signal)
+        self.here.report(e.FaultInjected, signal=signal, moment=blow.moment, number=blow.number)
+
+    def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
+        """Tell what was done since the last such report, the bytes sent to each neighbour meanwhile, and peaks."""
+        own = peaks()._asdict()
+        self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.post.links.newly_sent(), **own)
+
+    def _plan(self, order: d.RunStep) -> Plan:
+        if order.mode == "evaluate":
+            return self.itinerary.validation(self.here.absent, self.here.replica)
+        if self.coded is not None:
+            return next(self.coded.work(order.step, (), self.here.number)).plan
+        return self.itinerary.training(order.step, self.here.absent, self._detour, self.here.replica)

@@ -1,0 +1,153 @@
+"""The fork server: a process that has imported what workers need, and forks one for every request.
+
+Each newborn is handed over to the server's own parent: it is forked by a process in the middle, which ends at once, and
+the kernel gives the orphan to the nearest ancestor that adopts orphans (``runtime/fleet/births.py``). So workers die
+with the process that wanted them, and survive the server that bore them. The next middle waits for a request before it
+comes: a birth then costs one fork, not two.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.reduction import ForkingPickler
+from typing import NamedTuple, NoReturn
+
+from planaria.common.signals import STOPS, ignore
+from planaria.config import consent
+from planaria.config.consent import Consent
+from planaria.runtime.fleet.birth import be_called, die_with_parent
+
+LENGTH = struct.Struct("!I")
+PID = struct.Struct("!i")
+READY = b"r"
+"""sent to the parent once all is imported"""
+MOST_REASON = 1000
+"""bytes of what is sent instead if a module cannot be imported: the reason"""
+MAX_FDS = 8
+_LOOK_S = 0.0005
+_PAUSE_S = 0.1
+_OVER = 3
+"""exit code of a middle that nobody will ask for anything any more"""
+
+
+class Request(NamedTuple):
+    """What is asked for: pickled by the server's parent, on a socket that nobody else has."""
+
+    name: str
+    parent: int
+    """process id of whoever wants the newborn"""
+    cwd: str
+    path: list[str]
+    """``sys.path``"""
+    run: bytes
+    """a pickled callable; it gets the file descriptors that came with it, but for the first"""
+    consent: Consent
+    """the parent's permission to import modules that a recipe names"""
+
+
+def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
+    """Serve until the other end closes ``door``. Every worker runs below this call."""
+    die_with_parent()
+    ignore()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    be_called("planaria births")
+    for module in preload:
+        try:
+            importlib.import_module(module)
+        except ImportError:  # the worker that needs it reports it
+            continue
+        except Exception as error:  # a module may raise anything
+            with suppress(OSError):
+                door.sendall(f"{module}: {type(error).__name__}: {error}".splitlines()[0].encode()[:MOST_REASON])
+            os._exit(1)
+    with suppress(OSError):
+        door.sendall(READY)
+    gc.freeze()  # else the first collection of each newborn copies all that it shares with this process
+    code = 0
+    while code != _OVER:
+        try:
+            middle = os.fork()
+        except OSError:  # the machine is short of processes, or of memory
+            time.sleep(_PAUSE_S)
+            continue
+        if middle == 0:
+            _live(*_be_the_middle(door))
+        code = _end_of(middle)
+    os._exit(0)
+
+
+def _end_of(middle: int) -> int:
+    """Wait for it; its exit code. One that is stopped would never end."""
+    _, status = os.waitpid(middle, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        os.kill(middle, signal.SIGKILL)
+        _, status = os.waitpid(middle, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _be_the_middle(door: socket.socket) -> tuple[Request, list[int]]:
+    """Wait for a request, fork and end; returns in the newborn. A birth that fails shows so: its leash is dropped."""
+    die_with_parent()
+    request, (leash, *fds) = _receive(door)
+    middle = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    door.close()
+    while os.getppid() == middle:  # whose end would be the signal to die
+        time.sleep(_LOOK_S)
+    die_with_parent()
+    if sys.platform == "linux" and os.getppid() != request.parent:
+        os._exit(0)  # the parent is dead already
+    with socket.socket(fileno=leash) as line, suppress(OSError):
+        line.sendall(PID.pack(os.getpid()))
+        if line.recv(1):
+            return request, fds
+    os._exit(0)  # given up meanwhile
+
+
+def _receive(door: socket.socket) -> tuple[Request, list[int]]:
+    head, fds, _, _ = socket.recv_fds(door, LENGTH.size, MAX_FDS)
+    if len(head) < LENGTH.size:
+        os._exit(_OVER)
+    (length,), body = LENGTH.unpack(head), bytearray()
+    while len(body) < length:
+        if not (more := door.recv(length - len(body))):
+            os._exit(_OVER)
+        body += more
+    return ForkingPickler.loads(body), fds
+
+
+def _live(request: Request, fds: list[int]) -> NoReturn:
+    """Be what the request says, then end at once: a process with torch imported takes a second to leave politely."""
+    code: object = 1
+    try:
+        be_called(request.name)
+        sys.path = request.path
+        os.chdir(request.cwd)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        consent.inherit(request.consent)
+        run: Callable[..., None] = ForkingPickler.loads(request.run)
+        run(*fds)
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:  # nobody above would tell of it
+        traceback.print_exc()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)

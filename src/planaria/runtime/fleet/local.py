@@ -1,0 +1,173 @@
+"""Workers as processes of this machine, forked from a server that has torch imported already.
+
+A worker leaves no orphan: it exits when its control connection closes, and the kernel kills it with this process, even
+while it is frozen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Literal
+
+from planaria.runtime.fleet.activity import activity
+from planaria.runtime.fleet.base import Entry, Gone, Notice, Said
+from planaria.runtime.fleet.births import START_S, births
+from planaria.runtime.fleet.child import Child
+from planaria.runtime.fleet.devices import Device, device_of
+from planaria.runtime.fleet.inventory import see_only
+from planaria.runtime.fleet.silence import Silence
+
+MAX_REPORT_BYTES = 1 << 24
+_THAW_LIMIT_S = 60.0
+
+
+@dataclass(eq=False)
+class _Process:
+    worker: str
+    incarnation: int
+    process: Child
+    connection: Connection
+    device: str = ""
+    """empty where workers compute on CPUs"""
+    heard: float = field(default_factory=time.monotonic)
+    awaited: bool = False
+    """it has been born, or has spoken: from then on it must not be silent"""
+    gone: bool = False
+
+
+class LocalFleet:
+    """The fleet protocol on one machine. ``entry`` must be importable (it is called in the worker process)."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        preload: list[str],
+        heartbeat_s: float,
+        missed: int,
+        devices: Sequence[Device] = (),
+        start_s: float = START_S,
+    ) -> None:
+        """With ``devices``, each worker sees one of them alone. ``start_s``: limit for a worker's start."""
+        self._entry, self._preload, self._devices, self._start_s = entry, preload, devices, start_s
+        self._silence: Silence[_Process] = Silence(heartbeat_s, missed, start_s=start_s)
+        self._births = births()
+        self._births.prepare(preload)
+        self._workers: dict[str, _Process] = {}
+        self._everyone: list[_Process] = []
+
+    def spawn(self, worker: str, incarnation: int) -> None:
+        self._bury()
+        ours, theirs = Pipe()
+        device = self._device(worker)
+        run, fd = partial(_enter, self._entry, device, worker, incarnation), os.dup(theirs.fileno())
+        theirs.close()
+        called, start_s = f"planaria {worker}.{incarnation}", self._start_s
+        process = self._births.bear(called, run, self._preload, [fd], start_s=start_s)
+        self._workers[worker] = _Process(worker, incarnation, process, ours, device)
+        self._everyone.append(self._workers[worker])
+
+    def _device(self, worker: str) -> str:
+        """Empty where there are none."""
+        living = [p for p in self._everyone if p.process.exitcode is None]
+        homes = {(p.worker, p.incarnation): p.device for p in living}
+        return device_of(worker, self._devices, homes) if self._devices else ""
+
+    def send(self, worker: str, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # poll sees the closed connection and says so once
+            self._workers[worker].connection.send_bytes(text)
+
+    def ears(self) -> list[Connection]:
+        return [p.connection for p in self._everyone if not p.connection.closed]
+
+    def poll(self, timeout_s: float) -> list[Notice]:
+        listening = {p.connection: p for p in self._everyone if not p.connection.closed}
+        notices: list[Notice] = []
+        wait(list(listening), timeout_s)
+        self._silence.look(timeout_s)
+        for ready in wait(list(listening), 0.0):
+            notices += self._read(listening[ready])  # type: ignore[index]
+        for process in self._everyone:
+            if not (process.awaited or process.gone or process.process.pid is None):
+                process.awaited = True
+                self._silence.expect(process)
+        for process, seconds in self._silence.too_long(lambda process: activity(process.process.pid)):
+            notices += self._lose(process, "heartbeat", f"silent for {seconds:.2f} s")
+        return notices
+
+    def _read(self, process: _Process) -> list[Said | Gone]:
+        """Everything that lies ready on one connection."""
+        notices: list[Said | Gone] = []
+        try:
+            while process.connection.poll():
+                text = process.connection.recv_bytes(MAX_REPORT_BYTES)
+                notices.append(Said(process.worker, process.incarnation, text))
+                process.heard = time.monotonic()
+                if not process.gone:
+                    process.awaited = True
+                    self._silence.hear(process)
+        except (EOFError, OSError):
+            process.connection.close()
+            if failure := process.process.failure:
+                notices += self._lose(process, "exit", f"could not be born: {failure}")
+            else:
+                notices += self._lose(process, "connection", f"pid {process.process.pid}")
+        return notices
+
+    def _lose(self, process: _Process, cause: Literal["connection", "exit", "heartbeat"], detail: str) -> list[Gone]:
+        """The notice, unless one was given before."""
+        if process.gone:
+            return []
+        process.gone = True
+        self._silence.forget(process)
+        return [Gone(process.worker, process.incarnation, cause, detail)]
+
+    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+        process = self._find(worker, incarnation)
+        if process is not None and not process.connection.closed:
+            with contextlib.suppress(OSError):
+                process.connection.send_bytes(text)
+
+    def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
+        process = self._find(worker, incarnation)
+        if process is not None:
+            process.process.signal(number)
+
+    def _bury(self) -> None:
+        """Give back what dead incarnations hold, and end those frozen for so long that nobody will thaw them.
+
+        A run may see thousands of deaths.
+        """
+        for process in [p for p in self._everyone if p.gone]:
+            if not process.connection.closed and time.monotonic() - process.heard > _THAW_LIMIT_S:
+                process.process.signal(signal.SIGKILL)
+                process.connection.close()
+            if process.connection.closed and process.process.exitcode is not None:
+                self._everyone.remove(process)
+
+    def _find(self, worker: str, incarnation: int) -> _Process | None:
+        return next((p for p in self._everyone if (p.worker, p.incarnation) == (worker, incarnation)), None)
+
+    def close(self, patience_s: float = 2.0) -> None:
+        deadline = time.monotonic() + patience_s
+        for process in self._everyone:
+            if not process.gone and process.process.pid is not None:  # what has not started is killed at once
+                process.process.join(max(0.0, deadline - time.monotonic()))
+            process.process.signal(signal.SIGKILL)
+            process.connection.close()
+        for process in self._everyone:
+            process.process.kill(1.0)
+
+
+def _enter(entry: Entry, device: str, worker: str, incarnation: int, fd: int) -> None:
+    """What a new process runs."""
+    if device:
+        see_only(device)
+    entry(Connection(fd), worker, incarnation)

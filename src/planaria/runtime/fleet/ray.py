@@ -1,0 +1,238 @@
+"""Workers on the nodes of a Ray cluster.
+
+Ray decides where workers are (placement groups, spread over the nodes) and on which of a node's GPUs, holds one actor
+on every node that has some (its process pool, which forks them), and tells of nodes that come, drain and die. Nothing
+that a step waits for goes through Ray: orders and reports travel on lines of their own
+(``runtime/fleet/switchboard.py``), tensors on edges.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any, cast
+
+from planaria.common.errors import UserError, install
+from planaria.common.signals import STOPS
+from planaria.config import consent
+from planaria.config.schema import FleetConfig
+from planaria.runtime.fleet.birth import die_with_parent
+from planaria.runtime.fleet.cluster_errors import explain, no_room, reach
+from planaria.runtime.fleet.files import FileServer
+from planaria.runtime.fleet.inventory import VISIBLE
+from planaria.runtime.fleet.placement import LOOK_S, Placement
+from planaria.runtime.fleet.process_pool import Orders, ProcessPool
+from planaria.runtime.fleet.remote import Ears, RemoteFleet
+from planaria.runtime.fleet.request import Work
+from planaria.runtime.fleet.seats import Seat
+from planaria.runtime.fleet.switchboard import Switchboard
+
+try:
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+except ImportError as error:
+    raise UserError(
+        f"fleet.kind = 'ray': Ray cannot be imported ({error}); install it with: {install('ray')}"
+    ) from None
+
+_ROOM_S = 30
+"""how long a cluster may take to find room for the whole workers"""
+_READY_S = 120
+"""how long each of the first nurseries may take to start"""
+_CALLS = 16
+"""of one process pool at the same time; one of them watches its node, and births may have to wait for imports"""
+SETTINGS = {
+    "worker_niceness": 0,
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+"""for a cluster that is started here; by Ray's own values workers give way to all else on a busy machine, and a minute
+passes until a node is known to be gone"""
+_ALL_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""an actor without a GPU of its own is to see all of the node's, of which each child gets one; some versions of Ray
+would show it none"""
+_OBJECT_STORE_BYTES = 80 << 20
+"""about the least that Ray allows: nothing of ours goes there"""
+
+
+class Cluster:
+    """A Ray cluster that this process has joined, or has started for itself."""
+
+    def __init__(self, config: FleetConfig, workers: int) -> None:
+        """:raises UserError: when there is none at the address, or it is of another version."""
+        self._config = config
+        reach(config.address)
+        self.host = config.host
+        try:
+            with _own_handlers():
+                if config.address == "embedded":
+                    _start(workers * config.threads)
+                else:
+                    ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
+            if config.address != "embedded" and config.host in ("127.0.0.1", "localhost"):
+                self.host = ray.util.get_node_ip_address()  # the workers may be elsewhere
+        except (RuntimeError, ValueError, OSError, RayError) as error:
+            raise explain(error, config.address) from None
+
+    def fleet(self, work: Work) -> RayFleet:
+        """:raises UserError: when a node is not fit, or the cluster too small."""
+        return RayFleet(self.host, self._config, work)
+
+    def leave(self) -> None:
+        """Actors and reservations that are left go with this process's job."""
+        ray.shutdown()
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Keep this process's signal handlers. Ray installs its own, which exit at once without saving the run."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None:  # not installed by Python
+                    signal.signal(number, handler)
+
+
+def _start(cpus: int) -> None:
+    """Start Ray on this machine. It dies with this process, and like its workers it is deaf to what service managers
+    and terminals send to all processes of a run: only the controller is to act on it. (Ray itself sees to Ctrl-C.)
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPS} - {signal.SIGINT})
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _system_config=SETTINGS,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class RayFleet(RemoteFleet):
+    """The fleet protocol on a Ray cluster."""
+
+    def __init__(self, host: str, config: FleetConfig, work: Work) -> None:
+        """:raises UserError: when a node is not fit, or the cluster too small; no worker has started then."""
+
+        def places(ears: Ears, board: Switchboard) -> Placement:
+            board.asked = FileServer(work.files).serve
+            orders = Orders(
+                work.settle, work.preload, board.address, board.key, work.needs,
+                consent=consent.current(), start_s=config.start_timeout_s,
+            )  # fmt: skip
+            found = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), ears, work.needs)
+            found.prepare(_READY_S)
+            return found
+
+        beats = config.heartbeat_s, config.missed
+        super().__init__(host, 0, work.key, *beats, places, start_s=config.start_timeout_s)
+
+
+def bundle(config: FleetConfig, cuda: bool) -> dict[str, float]:
+    """What Ray reserves for one worker."""
+    return {"CPU": config.threads} | ({"GPU": config.gpu_share} if cuda else {})
+
+
+class _DrainAware(ProcessPool):
+    """A process pool that knows its node's fate."""
+
+    def __init__(self, orders: Orders) -> None:
+        die_with_parent()  # nobody may outlive its node
+        super().__init__(orders)
+
+    def until_drained(self) -> int:
+        """Return when the node begins to drain: the deadline in milliseconds since 1970, 0 if there is none."""
+        me = ray.get_runtime_context().get_node_id()
+        while True:
+            draining: dict[str, int] = ray._private.state.state.get_draining_nodes()
+            if me in draining:
+                return draining[me]
+            time.sleep(LOOK_S)
+
+
+class _Ray:
+    """Ray as :class:`planaria.runtime.fleet.placement.Machines`: placement groups and actors."""
+
+    errors: tuple[type[Exception], ...] = (RayError,)
+
+    def __init__(self, orders: Orders, workers: int, bundle: dict[str, float]) -> None:
+        """Reserve seats for the workers, each with this ``bundle`` of resources.
+
+        :raises UserError: when there is no room for it.
+        """
+        self._orders, self._bundle = orders, bundle
+        self._devices: dict[tuple[Seat, str], Future[str]] = {}
+        """of every seat, at the node where it was then"""
+        self._groups: dict[int, PlacementGroup] = {}
+        self._numbers = count()
+        if not self._groups[self.reserve(workers)].wait(_ROOM_S):
+            raise UserError(no_room(workers, bundle, ray.cluster_resources(), ray.available_resources()))
+
+    def reserve(self, seats: int) -> int:
+        number = next(self._numbers)
+        self._groups[number] = placement_group([self._bundle] * seats, strategy="SPREAD")
+        return number
+
+    def where(self) -> Mapping[int, Mapping[int, str | None]]:
+        tables = {number: placement_group_table(group) for number, group in self._groups.items()}
+        return {n: {seat: node or None for seat, node in t["bundles_to_node_id"].items()} for n, t in tables.items()}
+
+    def give_back(self, group: int) -> None:
+        remove_placement_group(self._groups.pop(group))
+
+    def device(self, seat: Seat, node: str) -> Future[str] | None:
+        """A bundle keeps its GPU for as long as it is on a node; a task in it sees which one that is."""
+        if "GPU" not in self._bundle:
+            return None
+        known = self._devices.get((seat, node))
+        if known is None or (known.done() and known.exception() is not None):
+            where = PlacementGroupSchedulingStrategy(self._groups[seat.group], placement_group_bundle_index=seat.bundle)
+            options = {"num_cpus": 0, "num_gpus": self._bundle["GPU"], "max_retries": 0, "scheduling_strategy": where}
+            known = cast("Future[str]", ray.remote(_given).options(**options).remote().future())
+            self._devices[seat, node] = known
+        return known
+
+    def open(self, node: str) -> Any:
+        """An actor on the node. No restarts: who is born again, and where, is the controller's to decide."""
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": _CALLS}
+        if "GPU" in self._bundle:
+            options["runtime_env"] = {"env_vars": _ALL_DEVICES}
+        options["scheduling_strategy"] = where
+        return ray.remote(_DrainAware).options(**options).remote(replace(self._orders, machine=node[:8]))
+
+    def ask(self, pool: Any, method: str, *arguments: object) -> Future[Any]:
+        return cast("Future[Any]", getattr(pool, method).remote(*arguments).future())
+
+    def kill(self, pool: Any) -> None:
+        ray.kill(pool)
+
+    def called(self, node: str) -> str:
+        """Its address, and the beginning of Ray's name for it."""
+        address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node), "unknown")
+        return f"{address} ({node[:8]})"
+
+
+def _given() -> str:
+    """The device that Ray lets the task see that calls this; empty where it chooses none."""
+    return os.environ.get(VISIBLE, "")

@@ -1,0 +1,292 @@
+"""An authenticated connection as bytes in and bytes out: plain text within one host, TLS between hosts.
+
+One thread may read while another writes, and closing a channel wakes both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import ssl
+import threading
+import time
+from typing import Protocol
+
+from torch import Tensor
+
+from planaria.runtime.transport.ring import Reader, Ring, Rings, Share
+from planaria.runtime.transport.secure import meet_here
+from planaria.runtime.transport.wire import Header, WireError
+
+_RECORD = 1 << 14
+"""bytes of a TLS record; OpenSSL gives one at a time"""
+_PIECE = 8 * _RECORD
+_AT_ONCE = 1 << 20
+"""bytes that are encrypted in one go"""
+_WORTH_READING = 1 << 17
+"""of a large frame; fewer bytes at a time would cost more in waking up than in reading"""
+_SLICE_S = 1.0
+SILENT_PEER_S = 60
+"""what was sent and nobody has acknowledged for so long breaks the connection: a host that vanishes says nothing"""
+
+
+class Closed(Exception):
+    """The other end has closed the channel, or vanished."""
+
+
+class Channel(Protocol):
+    """What edges are built on. Nothing here waits, but for another thread that is at it."""
+
+    def fileno(self) -> int:
+        """What to ask the system whether there is something to read, or room to write."""
+        ...
+
+    def read_some(self, view: memoryview) -> int | None:
+        """Read what is there, at most ``view`` (bytes); None when nothing is.
+
+        :raises Closed: when the other end has closed.
+        :raises OSError: when the connection breaks.
+        """
+        ...
+
+    def expect(self, size: int) -> None:
+        """Say how much is still to come, at least: the system need not tell of every bit of it."""
+        ...
+
+    def unseen(self) -> bool:
+        """Has something been taken from the socket that nobody has read yet? The system tells of the socket only."""
+        ...
+
+    def write_some(self, view: memoryview, then: memoryview) -> int:
+        """Send as much of these two (bytes), one after the other, as there is room for; how many bytes.
+
+        :raises OSError: when the connection breaks, or is closed here.
+        """
+        ...
+
+    def share(self, tensor: Tensor) -> Share | None:
+        """Share the slot of this process's ring that holds a tensor, if the other end can read it."""
+        ...
+
+    def shared(self, header: Header) -> Tensor:
+        """Return the tensor of a frame that names a slot of the other end's ring.
+
+        :raises WireError: if the other end shares no such slot.
+        """
+        ...
+
+    def expire(self) -> None:
+        """Free what is shared after a while, whether the other end has read it or not: the edge is given up."""
+        ...
+
+    def hang_up(self) -> None:
+        """End the connection for both ends, which find out; :meth:`close` is still to come."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Plain:
+    """A channel between processes of one machine; large tensors may be in shared memory."""
+
+    def __init__(self, raw: socket.socket, ring: Ring | None = None, theirs: Reader | None = None) -> None:
+        """``ring``: this process's, if the other end reads it; ``theirs``: the other end's."""
+        raw.setblocking(False)
+        self._raw, self._threshold = raw, 1
+        self._ring, self._theirs = ring, theirs
+        self._shares = dict[int, Share]()
+        self.fileno = raw.fileno
+
+    def read_some(self, view: memoryview) -> int | None:
+        try:
+            got = self._raw.recv_into(view)
+        except BlockingIOError:
+            return None
+        if not got:
+            raise Closed("closed by the other end")
+        return got
+
+    def expect(self, size: int) -> None:
+        if (threshold := _threshold(size)) != self._threshold:
+            self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, threshold)
+            self._threshold = threshold
+
+    def unseen(self) -> bool:
+        return False
+
+    def write_some(self, view: memoryview, then: memoryview) -> int:
+        try:
+            return self._raw.sendmsg((view, then))
+        except BlockingIOError:
+            return 0
+
+    def share(self, tensor: Tensor) -> Share | None:
+        share = None if self._ring is None else self._ring.share(tensor)
+        if share is not None:
+            self._shares[share.slot] = share
+        return share
+
+    def shared(self, header: Header) -> Tensor:
+        if self._theirs is None:
+            raise WireError(f"a frame names slot {header.slot} of a ring that is not shared")
+        return self._theirs.tensor(header)
+
+    def expire(self) -> None:
+        for share in list(self._shares.values()):
+            if self._ring is not None:
+                self._ring.expire(share)
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # it may be broken already
+            self._raw.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.hang_up()
+        self._raw.close()
+        self.expire()
+
+
+class Secured:
+    """A channel between machines. OpenSSL allows one thread at a time, and none of them waits inside it."""
+
+    def __init__(self, tls: ssl.SSLSocket) -> None:
+        tls.setblocking(False)
+        self._tls, self._turn, self._threshold = tls, threading.Lock(), 1
+
+    def fileno(self) -> int:
+        return self._tls.fileno()
+
+    def read_some(self, view: memoryview) -> int | None:
+        """Read what is there, at most ``view``; None when nothing is.
+
+        :raises Closed: when the other end has closed.
+        :raises OSError: when the connection breaks.
+        """
+        with self._turn:
+            try:
+                got = self._tls.recv_into(view)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return None
+            except ssl.SSLEOFError:
+                raise Closed("the connection broke off") from None
+        if not got:
+            raise Closed("closed by the other end")
+        return got
+
+    def expect(self, size: int) -> None:
+        # Of the record that comes now OpenSSL may already have a part.
+        if (threshold := _threshold(size - _RECORD)) != self._threshold:
+            self._tls.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, threshold)
+            self._threshold = threshold
+
+    def unseen(self) -> bool:
+        with self._turn:
+            return self._tls.pending() > 0
+
+    def write(self, *views: memoryview, patience_s: float | None = None) -> None:
+        """Send these views (bytes), one after the other, waiting for room.
+
+        :raises TimeoutError: when nothing could be sent for ``patience_s``.
+        :raises OSError: when the connection breaks, or is closed here.
+        """
+        for view in views:
+            while view:
+                sent = self._write_some(view)
+                if not sent and not self.wait(select.POLLOUT, patience_s):
+                    raise TimeoutError(f"nothing could be sent for {patience_s:g} s")
+                view = view[sent:]
+
+    def write_some(self, view: memoryview, then: memoryview) -> int:
+        """As :meth:`Channel.write_some`, but not all of a large one: encrypting takes its time.
+
+        A header and what follows it go out as one record: two would take twice the system calls of a small frame.
+        """
+        sent = 0
+        if 0 < len(view) < _RECORD and then:
+            sent = self._write_some(memoryview(b"".join((view, then[: _RECORD - len(view)]))))
+            if not sent:
+                return 0
+            view, then = view[sent:], then[max(0, sent - len(view)) :]
+        for rest in (view, then):
+            while rest and sent < _AT_ONCE:
+                sent += (size := self._write_some(rest))
+                if not size:
+                    return sent
+                rest = rest[size:]
+        return sent
+
+    def _write_some(self, view: memoryview) -> int:
+        with self._turn:
+            try:
+                # What finds no room is offered again just as it was, as OpenSSL demands.
+                return self._tls.send(view[:_PIECE])
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return 0
+
+    def wait(self, what: int, patience_s: float | None = None) -> bool:
+        """Wait until the socket can be read or written; False when that took longer than ``patience_s``.
+
+        :raises OSError: when it is closed here.
+        """
+        until = math.inf if patience_s is None else time.monotonic() + patience_s
+        while (left := until - time.monotonic()) > 0:
+            if (handle := self._tls.fileno()) < 0:
+                raise OSError("closed here")
+            poll = select.poll()
+            poll.register(handle, what)
+            # In slices: between the look and the wait another thread may close the socket.
+            if poll.poll(1000 * min(left, _SLICE_S)):
+                return True
+        return False
+
+    def share(self, tensor: Tensor) -> Share | None:
+        return None
+
+    def expire(self) -> None:
+        """No ring reaches another machine."""
+
+    def shared(self, header: Header) -> Tensor:
+        raise WireError(f"a frame names slot {header.slot} of a ring on another machine")
+
+    def hang_up(self) -> None:
+        """End the connection; :meth:`close` is still to come."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._tls, socket.SHUT_RDWR)  # its own method would forget that there was TLS
+
+    def close(self) -> None:
+        self.hang_up()
+        self._tls.close()
+
+
+def _threshold(size: int) -> int:
+    """So many bytes must be there before the system tells of them, when ``size`` are to come."""
+    return _WORTH_READING if size >= _WORTH_READING else 1
+
+
+def keep_alive(tls: ssl.SSLSocket) -> None:
+    """Have the system notice that the other end's host has vanished, also while nobody sends."""
+    if tls.family != socket.AF_UNIX:
+        tls.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 3)):
+            tls.setsockopt(socket.IPPROTO_TCP, option, seconds)
+        tls.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_PEER_S)
+
+
+def channel(tls: ssl.SSLSocket, rings: Rings | None = None) -> Plain | Secured:
+    """Return the channel that an authenticated connection continues with; both ends call this at the same point.
+
+    The connection has a timeout, within which the other end has to do its part. ``rings``: of this process.
+
+    :raises OSError: when the connection breaks.
+    """
+    keep_alive(tls)
+    meeting = meet_here(tls)
+    if meeting is None:
+        return Secured(tls)
+    with meeting:
+        meeting.settimeout(tls.gettimeout())
+        exchanged = (rings or Rings()).exchange(meeting)
+    tls.unwrap()
+    return Plain(socket.socket(fileno=tls.detach()), *exchanged)

@@ -1,0 +1,191 @@
+"""One queue for everything that reaches a process, and who reads and writes its edges.
+
+The thread that waits for the queue serves the edges itself: handing a frame from thread to thread would cost more than
+a small frame takes. While that thread is busy with other things, one of the inbox's own serves them in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import Empty
+from typing import Any, NamedTuple, Protocol
+
+from planaria.runtime.transport.alarm import Alarm
+
+_GRACE_S = 0.002
+"""how long the owner may be busy before the inbox's own thread takes over, which takes longer than a small frame"""
+
+
+class Served(Protocol):
+    """What an inbox serves: something with a socket."""
+
+    def fileno(self) -> int: ...
+
+    def serve(self) -> None:
+        """Read and write what can be read and written now. Only one thread at a time calls this."""
+        ...
+
+
+class _Act(NamedTuple):
+    """Something to do, in place of something to hand over."""
+
+    act: Callable[[], None]
+
+
+class Inbox:
+    """A queue with one owner, the thread that takes out; any thread may put in."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._held: list[tuple[float, int, Any]] = []
+        """a heap of what is not due yet"""
+        self._count = itertools.count()
+        self._served: dict[int, Served] = {}
+        self._epoll, self._wakeup = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wakeup, select.EPOLLIN)
+        self._serving = threading.Lock()
+        """held by who serves the edges"""
+        self._waiting, self._closed = False, False
+        self.rounds = 0
+        """how often somebody has looked after the edges"""
+        self._busy = Alarm(_GRACE_S)
+        """goes off when the owner has been busy for a while"""
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        """serves while the owner is busy; there is none before there are edges"""
+
+    def put(self, item: Any) -> None:
+        """Add an item. Any thread may."""
+        self._items.append(item)
+        if self._waiting:
+            self._wake()
+
+    def deliver(self, item: Any, due: float = 0.0) -> None:
+        """Add what was read, or hold it until ``due`` (monotonic seconds). Only while being served."""
+        if due > time.monotonic() or (due and self._held):  # never past one that was to come before
+            heapq.heappush(self._held, (due, next(self._count), item))
+        else:
+            self._items.append(item)
+
+    def call(self, act: Callable[[], None], due: float) -> None:
+        """Do something when it is ``due`` (monotonic seconds), or now. Only while being served."""
+        if due > time.monotonic():
+            heapq.heappush(self._held, (due, next(self._count), _Act(act)))
+        else:
+            act()
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The next item. Called by the owner only.
+
+        :raises Empty: when there is none after ``timeout`` seconds.
+        """
+        if not self._items:
+            self._wait(math.inf if timeout is None else time.monotonic() + timeout)
+        try:
+            return self._items.popleft()
+        except IndexError:
+            raise Empty from None
+
+    def empty(self) -> bool:
+        """Is there nothing to take without waiting? Called by the owner only."""
+        if not self._items and self._serving.acquire(blocking=False):
+            try:
+                self._serve(0.0)
+            finally:
+                self._serving.release()
+        return not self._items
+
+    def unheard(self) -> bool:
+        """Is there something that the owner could take, or read, if it ran? Any thread may ask."""
+        return bool(self._items) or bool(self._epoll.poll(0))
+
+    def watch(self, served: Served) -> None:
+        """Serve this, from now on. Any thread may ask."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve_meanwhile, name="edges", daemon=True)
+                self._thread.start()
+                self._busy.set()
+        self._served[served.fileno()] = served
+        self._epoll.register(served.fileno(), select.EPOLLIN)
+
+    def want_room(self, served: Served, wanted: bool) -> None:
+        """Whether to serve this also when there is room to write."""
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            self._epoll.modify(served.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+
+    def forget(self, served: Served) -> None:
+        """Serve this no more; it is about to be closed."""
+        handle = served.fileno()
+        self._served.pop(handle, None)
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(handle)
+
+    def close(self) -> None:
+        """End the inbox's own thread."""
+        self._closed = True
+        self._wake()
+        self._busy.set()
+
+    def _wait(self, until: float) -> None:
+        """Serve the edges until there is an item, or it is ``until``."""
+        self._waiting = True  # from here on who puts an item wakes it
+        self._busy.clear()
+        try:
+            if not self._serving.acquire(blocking=False):
+                self._wake()
+                self._serving.acquire()
+            try:
+                while not self._items:
+                    self._serve(max(0.0, left := until - time.monotonic()))
+                    if left <= 0:
+                        break
+            finally:
+                self._serving.release()
+        finally:
+            self._waiting = False
+            if self._thread is not None:
+                self._busy.set()
+
+    def _serve_meanwhile(self) -> None:
+        """Serve the edges whenever the owner has been busy for a while."""
+        while not self._closed:
+            # Looking every now and then whether it is would cost more than all else that a small step does.
+            self._busy.wait()
+            if not self._waiting:
+                with self._serving:
+                    while not self._waiting and not self._closed:
+                        self._serve(math.inf)
+
+    def _serve(self, patience_s: float) -> None:
+        """Wait for something to do, at most so long, and do it."""
+        due_s = self._held[0][0] - time.monotonic() if self._held else math.inf
+        if due_s < patience_s:  # epoll itself counts in whole milliseconds
+            select.select([self._epoll], [], [], max(0.0, due_s))
+            patience_s = 0.0
+        self.rounds += 1
+        for handle, _ in self._epoll.poll(None if patience_s == math.inf else patience_s):
+            if handle == self._wakeup:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wakeup)
+            elif (served := self._served.get(handle)) is not None:
+                served.serve()
+        while self._held and self._held[0][0] <= time.monotonic():
+            item = heapq.heappop(self._held)[2]
+            if isinstance(item, _Act):
+                item.act()
+            else:
+                self._items.append(item)
+
+    def _wake(self) -> None:
+        """Wake who serves the edges."""
+        os.eventfd_write(self._wakeup, 1)

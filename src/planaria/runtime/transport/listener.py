@@ -1,0 +1,264 @@
+"""Where others call: a socket that hands over a connection once its caller has proved the run's key.
+
+Strangers can reach the port. Connections that have not proved the key are few and short-lived, the oldest makes room
+for the newest, and an error ends the connection, never the listener.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+from planaria.common.errors import UserError
+from planaria.runtime.transport.address import joined
+from planaria.runtime.transport.secure import StrangerError, begin, prove
+
+GREETING_S = 10.0
+"""in which a caller must have proved the key and said why it calls"""
+MOST_UNPROVEN = 32
+"""connections at once; a proof takes milliseconds, so ends of the run find room beside any number of idle strangers"""
+MAX_GREETING_BYTES = 1 << 10
+PROBE_S = 3.0
+"""for an answer from a machine that may not be reachable; it is said once, when a machine joins"""
+_AGAIN_S = 0.05
+"""between two tries when no descriptor is free"""
+
+Heard = Callable[[bytes, ssl.SSLSocket], None]
+"""Is given a caller's greeting and its connection, in a thread of the caller's own."""
+
+
+class Listener:
+    """Listens from the beginning to :meth:`close`."""
+
+    def __init__(self, host: str, port: int, key: bytes, heard: Heard) -> None:
+        """Listen at ``host``:``port`` (0: any free port), and there only.
+
+        :raises UserError: when the port is taken or the host is not an address of this machine.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._server = socket.create_server((host, port), family=family, backlog=128)
+        except (OSError, OverflowError) as error:
+            raise UserError(f"fleet.host = {host!r}, fleet.port = {port}: cannot listen there {_fix(error)}") from None
+        self.host, self.port = self._server.getsockname()[:2]
+        self._key, self._heard = key, heard
+        self._unproven: dict[ssl.SSLSocket, float] = {}
+        self._guarded = threading.Lock()
+        self._reserve: socket.socket | None = socket.socket()
+        """a descriptor to let go of when there is no other: with it a caller can be accepted and turned away"""
+        self._over = False
+        threading.Thread(target=self._serve, name="listener", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, where :func:`connect` finds it."""
+        return joined(self.host, self.port)
+
+    def close(self) -> None:
+        """Listen no more; connections that were handed over stay."""
+        self._over = True
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        with self._guarded:
+            strangers = list(self._unproven)
+        for stranger in strangers:
+            _cut(stranger)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                raw, _ = self._server.accept()
+            except OSError:
+                if self._over:
+                    break
+                self._short_of_descriptors()
+                continue
+            self._admit(raw)
+        if self._reserve is not None:
+            self._reserve.close()
+
+    def _admit(self, raw: socket.socket) -> None:
+        try:
+            threading.Thread(target=self._greet, args=(self._let_in(raw),), name="greeting", daemon=True).start()
+        except (OSError, RuntimeError):  # broken already; or no thread can be had
+            raw.close()
+
+    def _short_of_descriptors(self) -> None:
+        """No descriptor is free, or a caller left before it was accepted: turn one caller away, and keep listening.
+
+        The caller is let in if descriptors are free again meanwhile.
+        """
+        if self._reserve is not None:
+            self._reserve.close()
+            self._reserve = None
+        raw = None
+        with contextlib.suppress(OSError):
+            self._server.settimeout(_AGAIN_S)
+            raw = self._server.accept()[0]
+        with contextlib.suppress(OSError):
+            self._server.settimeout(None)
+        with contextlib.suppress(OSError):
+            self._reserve = socket.socket()
+        if raw is not None and self._reserve is not None:
+            self._admit(raw)
+            return
+        if raw is not None:
+            raw.close()
+        with contextlib.suppress(OSError):
+            self._reserve = self._reserve or socket.socket()
+        time.sleep(_AGAIN_S)
+
+    def _let_in(self, raw: socket.socket) -> ssl.SSLSocket:
+        """A new connection among the few that have not proved the key; the oldest of them may have to go."""
+        stranger = begin(raw, self._key, calling=False)
+        with self._guarded:
+            if len(self._unproven) >= MOST_UNPROVEN:
+                oldest = min(self._unproven, key=self._unproven.__getitem__)
+                del self._unproven[oldest]
+                _cut(oldest)
+            self._unproven[stranger] = time.monotonic()
+        return stranger
+
+    def _greet(self, caller: ssl.SSLSocket) -> None:
+        """Hear who calls and why, and hand it over."""
+        try:
+            until = time.monotonic() + GREETING_S
+            prove(caller, self._key, GREETING_S)
+            greeting = read_greeting(caller, until)
+        except (StrangerError, OSError, ValueError):  # ValueError: it was cut off meanwhile
+            caller.close()
+            return
+        finally:
+            with self._guarded:
+                self._unproven.pop(caller, None)
+        self._heard(greeting, caller)
+
+
+def _fix(error: OSError | OverflowError) -> str:
+    """Describe why the system refuses an address, and what to change: the host or the port."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, socket.gaierror) or number in (errno.EADDRNOTAVAIL, errno.EINVAL):
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(number or 0)
+        return f"({reason}); give fleet.host an address of this machine, or 0.0.0.0 for all, with fleet.advertise"
+    if number == errno.EACCES:
+        return f"({os.strerror(number)}); choose a port above 1023"
+    reason = str(error) if number is None else os.strerror(number)
+    return f"({reason}); choose another port, or 0 for any free one"
+
+
+def listen(host: str, key: bytes, ports: tuple[int, int] | None, heard: Heard) -> Listener:
+    """A listener at any free port, or at the first free one from ``ports[0]`` to ``ports[1]``.
+
+    :raises UserError: when the host is not this machine's, or none of the ports is free.
+    """
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        try:
+            return Listener(host, port, key, heard)
+        except UserError:
+            if port == last and ports is None:
+                raise
+    raise UserError(f"fleet.ports: none of {first} to {last} is free at {host}; give one for each worker there")
+
+
+def _cut(stranger: ssl.SSLSocket) -> None:
+    """End a connection on which another thread waits; that thread closes it."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(stranger, socket.SHUT_RDWR)
+
+
+def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SSLSocket:
+    """Return an authenticated connection to the listener at ``address`` (HOST:PORT), with the ``greeting`` sent.
+
+    :raises StrangerError: when the listener is not of this run.
+    :raises OSError: when the address is invalid, or no listener answers in ``seconds``.
+    """
+    raw = _reached(address, seconds)
+    try:
+        tls = begin(raw, key, calling=True)
+    except OSError:
+        raw.close()
+        raise
+    try:
+        prove(tls, key, seconds)
+        tls.sendall(len(greeting).to_bytes(2, "big") + greeting)
+    except BaseException:
+        tls.close()
+        raise
+    return tls
+
+
+def _reached(address: str, seconds: float) -> socket.socket:
+    """Return a connection to ``address``, which may come from another machine.
+
+    :raises OSError: as :func:`connect`.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_connection((host.strip("[]"), int(port)), seconds)
+    except (ValueError, OverflowError) as error:  # no number, or beyond range; no host name
+        raise OSError(f"{address[:100]!r} is not HOST:PORT ({error})") from None
+
+
+def answers(address: str, key: bytes, seconds: float = PROBE_S) -> bool:
+    """Does an end of the run listen at ``address`` (HOST:PORT), as seen from here?"""
+    return not no_answer(address, key, seconds)
+
+
+def no_answer(address: str, key: bytes, seconds: float = PROBE_S) -> str:
+    """Why no end of the run answers at ``address`` (HOST:PORT), as seen from here; empty if one does."""
+    return _failure(lambda: connect(address, key, b"probe", seconds).close())
+
+
+def unreachable(address: str, seconds: float = 1.0) -> str:
+    """Why no connection to ``address`` (HOST:PORT) can be opened from here; empty if one can. Sends nothing."""
+    failure = _failure(lambda: _reached(address, seconds).close())
+    return failure and f"cannot connect to {address}: {failure}"
+
+
+def _failure(attempt: Callable[[], None]) -> str:
+    """Why an attempt fails; empty if it succeeds."""
+    try:
+        attempt()
+    except (OSError, StrangerError) as error:
+        return str(getattr(error, "strerror", None) or error) or type(error).__name__
+    return ""
+
+
+def hung_up(tls: ssl.SSLSocket) -> bool:
+    """Has an end gone that has nothing to say yet? Nothing else makes its connection readable, which must not block."""
+    try:
+        return not socket.socket.recv(tls, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def read_greeting(tls: ssl.SSLSocket, until: float) -> bytes:
+    """What a caller says first: two bytes of length, then as many bytes.
+
+    :raises OSError: when it is too long, or not there in time (monotonic seconds).
+    """
+    length = int.from_bytes(_read(tls, 2, until), "big")
+    if length > MAX_GREETING_BYTES:
+        raise OSError(f"a greeting of {length} bytes")
+    return _read(tls, length, until)
+
+
+def _read(tls: ssl.SSLSocket, count: int, until: float) -> bytes:
+    got = b""
+    while len(got) < count:
+        tls.settimeout(max(0.001, until - time.monotonic()))
+        more = tls.recv(count - len(got))
+        if not more:
+            raise ConnectionError("it hung up")
+        got += more
+    return got

@@ -1,0 +1,259 @@
+"""Shared memory for tensors between processes of one machine.
+
+A process that sends large tensors owns a ring: slots of equal size in an anonymous file (``memfd_create``), which
+exists as long as a process maps it. The two ends of an edge exchange descriptors when they connect (``secure.py``). A
+frame then names a slot instead of carrying its payload (``wire.py``), and the receiver reads the slot in place.
+
+The first page has one byte per slot. The owner sets it to a ticket when it shares the slot; the receiver clears it, if
+it still holds that ticket, when it no longer uses the tensor. A slot whose edge was closed meanwhile is free after
+:data:`GRACE_S`. After the owner's death the receiver's mapping remains valid.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import math
+import mmap
+import os
+import socket
+import stat
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from planaria.runtime.transport.wire import Header, WireError
+
+MOST_SLOTS, MOST_BYTES = 255, 64 << 30
+"""limits of a ring; a slot's number and its ticket are one byte each of a frame's header"""
+GRACE_S = 30.0
+"""before a slot is reused whose edge closed while the slot was shared: its receiver may still be reading"""
+_PAGE = mmap.PAGESIZE
+_SIZES = struct.Struct("<QQ")
+"""number of slots, bytes per slot"""
+_MAPPED, _NOT_MAPPED = b"\x01", b"\x00"
+
+PageLock = Callable[[int, int], Callable[[], None]]
+"""Page-locks memory, given its address and size, and returns a function that unlocks it."""
+
+
+class Size(NamedTuple):
+    """Size of a ring."""
+
+    slots: int
+    slot_bytes: int
+
+    @property
+    def whole(self) -> int:
+        """Bytes of the whole file."""
+        return _PAGE + self.slots * self.slot_bytes
+
+
+class Share(NamedTuple):
+    """A slot as a frame names it, counted from 1, and the ticket under which it is shared."""
+
+    slot: int
+    ticket: int
+
+
+class _Pages:
+    """A mapping of a ring."""
+
+    def __init__(self, fd: int, size: Size, lock: PageLock | None) -> None:
+        self.size, self.map = size, mmap.mmap(fd, size.whole)
+        self.first = ctypes.addressof(ctypes.c_char.from_buffer(self.map)) + _PAGE
+        self._lock, self._locked = lock, set[int]()
+
+    def lock(self, slot: int) -> None:
+        """Page-lock a slot, once."""
+        if self._lock is not None and slot not in self._locked:
+            self._locked.add(slot)
+            weakref.finalize(self, self._lock(self.first + slot * self.size.slot_bytes, self.size.slot_bytes))
+
+    def tensor(self, slot: int, size: int, released: Callable[[Share], None], ticket: int) -> Tensor:
+        """Return a slot as uint8 [size]; call ``released`` when the tensor's memory is no longer used."""
+        self.lock(slot)
+        lease = (ctypes.c_char * size).from_buffer(self.map, _PAGE + slot * self.size.slot_bytes)
+        weakref.finalize(lease, released, Share(slot + 1, ticket)).atexit = False
+        return torch.frombuffer(lease, dtype=torch.uint8)
+
+
+class Ring:
+    """The ring that this process owns. Its methods may be called by several threads."""
+
+    def __init__(self, slots: int, slot_bytes: int, lock: PageLock | None = None) -> None:
+        """Reserve the memory, and page-lock it.
+
+        :raises OSError: if the memory cannot be had.
+        """
+        self.size = Size(min(slots, MOST_SLOTS), -(-slot_bytes // _PAGE) * _PAGE)
+        if self.size.whole > (free := available()):
+            raise OSError(errno.ENOMEM, f"{free / 1e6:,.0f} MB of memory are available")
+        self.fd = os.memfd_create("planaria-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self.fd)
+        os.posix_fallocate(self.fd, 0, self.size.whole)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _seals())
+        self._pages = _Pages(self.fd, self.size, lock)
+        for slot in range(self.size.slots):
+            self._pages.lock(slot)
+        self._allocated = set[int]()
+        self._tickets = [0] * self.size.slots
+        self._expiring = dict[int, tuple[int, float]]()
+        """slot → its ticket, and monotonic seconds from which it is free even if its byte is set"""
+        self._changing = threading.Lock()
+
+    def allocate(self, size: int) -> Tensor | None:
+        """Return a free slot as uint8 [size], or None if all are in use or too small."""
+        if not 0 < size <= self.size.slot_bytes:
+            return None
+        with self._changing:
+            for slot in range(self.size.slots):
+                if slot not in self._allocated and self._free(slot):
+                    self._allocated.add(slot)
+                    return self._pages.tensor(slot, size, self._released, 0)
+        return None
+
+    def _free(self, slot: int) -> bool:
+        """Is a slot not shared, or has its time expired?"""
+        held = self._pages.map[slot]
+        ticket, until = self._expiring.get(slot, (held, math.inf))
+        if held and (ticket != held or time.monotonic() < until):
+            return False
+        self._expiring.pop(slot, None)
+        self._pages.map[slot] = 0
+        return True
+
+    def _released(self, share: Share) -> None:
+        """This process uses a slot no more. Runs in any thread at any moment, so it takes no lock."""
+        self._allocated.discard(share.slot - 1)
+
+    def share(self, tensor: Tensor) -> Share | None:
+        """Mark the slot in which a contiguous tensor begins as shared; None if there is none, or it is already."""
+        if tensor.is_cuda or not tensor.is_contiguous():
+            return None
+        slot, beyond = divmod(tensor.data_ptr() - self._pages.first, self.size.slot_bytes)
+        if beyond or not 0 <= slot < self.size.slots or not 0 < tensor.nbytes <= self.size.slot_bytes:
+            return None
+        with self._changing:
+            if self._pages.map[slot]:
+                return None
+            self._tickets[slot] = self._tickets[slot] % 255 + 1
+            self._pages.map[slot] = self._tickets[slot]
+            return Share(slot + 1, self._tickets[slot])
+
+    def shared(self, share: Share) -> bool:
+        """Is the slot still shared under this ticket?"""
+        return self._pages.map[share.slot - 1] == share.ticket
+
+    def expire(self, share: Share) -> None:
+        """Reuse the slot after :data:`GRACE_S`: the edge has closed over which it was shared."""
+        with self._changing:
+            if self.shared(share):
+                self._expiring[share.slot - 1] = share.ticket, time.monotonic() + GRACE_S
+
+
+class Reader:
+    """A mapping of another process's ring."""
+
+    def __init__(self, fd: int, size: Size, lock: PageLock | None = None) -> None:
+        """Map the ring. Slots are page-locked at their first use: all at once would delay a recovery.
+
+        :raises OSError: if the file is not a sealed ring of this size.
+        """
+        found = os.fstat(fd)
+        if not (0 < size.slots <= MOST_SLOTS and size.slot_bytes > 0 and size.whole <= MOST_BYTES):
+            raise OSError(f"a ring of {size.slots} slots of {size.slot_bytes} bytes")
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size.whole:
+            raise OSError(f"a ring of {found.st_size} bytes, not {size.whole}")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _seals() != _seals():
+            raise OSError("a ring that could shrink")
+        self._pages = _Pages(fd, size, lock)
+
+    def tensor(self, header: Header) -> Tensor:
+        """Return the tensor that a frame describes; its slot is free when the tensor's memory is no longer used.
+
+        :raises WireError: if the slot does not exist, is too small, or is not shared under the frame's ticket.
+        """
+        slot, size = header.slot - 1, self._pages.size
+        if not 0 <= slot < size.slots or not 0 < header.nbytes <= size.slot_bytes:
+            raise WireError(f"frame {header.shape} cannot be in slot {header.slot} of {size}")
+        if not header.ticket or self._pages.map[slot] != header.ticket:
+            raise WireError(f"slot {header.slot} of a ring is not shared under ticket {header.ticket}")
+        found = self._pages.tensor(slot, header.nbytes, self._release, header.ticket)
+        return found.view(header.dtype).view(header.shape)
+
+    def _release(self, share: Share) -> None:
+        if self._pages.map[share.slot - 1] == share.ticket:
+            self._pages.map[share.slot - 1] = 0
+
+
+class Rings:
+    """The ring that this process owns, if any, and the rings that it reads; each is mapped once."""
+
+    def __init__(self, own: Ring | None = None, lock: PageLock | None = None) -> None:
+        self.own, self._lock = own, lock
+        self._known: weakref.WeakValueDictionary[tuple[int, int], Reader] = weakref.WeakValueDictionary()
+        self._mapping = threading.Lock()
+
+    def exchange(self, meeting: socket.socket) -> tuple[Ring | None, Reader | None]:
+        """Exchange descriptors over a Unix socket; return our ring if the other end has mapped it, and the other's.
+
+        If a step fails or times out, that direction uses the socket.
+        """
+        theirs: Reader | None = None
+        try:
+            self._send(meeting)
+            theirs = self._receive(meeting)
+            meeting.sendall(_NOT_MAPPED if theirs is None else _MAPPED)
+            return (self.own if meeting.recv(1) == _MAPPED else None), theirs
+        except OSError:
+            return None, theirs
+
+    def _send(self, meeting: socket.socket) -> None:
+        if self.own is None:
+            meeting.sendall(_SIZES.pack(0, 0))
+        else:
+            socket.send_fds(meeting, [_SIZES.pack(*self.own.size)], [self.own.fd])
+
+    def _receive(self, meeting: socket.socket) -> Reader | None:
+        raw, fds, _, _ = socket.recv_fds(meeting, _SIZES.size, 1)
+        try:
+            if not fds or len(raw) != _SIZES.size:
+                return None
+            found = os.fstat(fds[0])
+            key = found.st_dev, found.st_ino
+            with self._mapping:
+                known = self._known.get(key)
+                if known is None:
+                    self._known[key] = known = Reader(fds[0], Size(*_SIZES.unpack(raw)), self._lock)
+                return known
+        except (OSError, ValueError):
+            return None
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+def available() -> float:
+    """Bytes of memory that can be had without swapping; infinite if the system does not report it.
+
+    Reserving more would have the system kill processes.
+    """
+    try:
+        report = Path("/proc/meminfo").read_text()
+        return 1024.0 * int(report.split("MemAvailable:")[1].split()[0])
+    except (OSError, IndexError, ValueError):
+        return math.inf
+
+
+def _seals() -> int:
+    """Reading beyond the end of a file that shrank would kill the reader (SIGBUS)."""
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

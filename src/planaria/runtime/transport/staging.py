@@ -1,0 +1,194 @@
+"""Tensors on their way between a device and its host: copied beside what is computed, handed over once they are there.
+
+Nothing waits for a copy but those that need it. A copy's two ends are in use until its event has passed, wanted or not:
+the device writes and reads them until then. Copies are handed over in the order in which they began.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from planaria.runtime.transport.buffers import take_from
+from planaria.runtime.transport.ring import Ring, Rings
+
+DEPTH = 4
+"""copies under way at once, each way; more would only hold memory"""
+SLOTS = 8
+"""of a worker's ring; a tensor that finds none goes through the socket"""
+
+
+class Event(Protocol):
+    """A point in a device's work."""
+
+    def query(self) -> bool:
+        """Has it passed?"""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+        ...
+
+
+class Copier(Protocol):
+    """What copies. All but :meth:`down` and :meth:`up` themselves goes on beside the caller."""
+
+    def down(self, tensor: Tensor) -> tuple[Tensor, Event]:
+        """Begin to copy a device's tensor, once it is computed: where it will be on the host, and when it is there."""
+        ...
+
+    def up(self, host: Tensor) -> tuple[Tensor, Event]:
+        """Begin to copy to the device: where it will be, and when it is there."""
+        ...
+
+    def join(self, tensor: Tensor) -> None:
+        """What the caller computes on the device from now on, waits for ``tensor``, which is a copy of :meth:`up`."""
+        ...
+
+
+class _Down(NamedTuple):
+    tensor: Tensor
+    host: Tensor
+    event: Event
+    then: Callable[[Tensor], None]
+
+
+class Staging:
+    """The copies of one worker. Its main thread calls all of this; a thread of its own hands over."""
+
+    def __init__(self, copier: Copier, depth: int = DEPTH) -> None:
+        self._copier, self._depth = copier, depth
+        self._down: deque[_Down] = deque()
+        self._dropped = 0
+        """of these, so many at the left, which nobody wants any more"""
+        self._up: deque[tuple[Tensor, Event]] = deque()
+        self._changed = threading.Condition()
+        self._failed: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def send(self, tensor: Tensor, then: Callable[[Tensor], None]) -> None:
+        """Copy to the host, then call ``then`` with the copy, in another thread. Waits while ``depth`` are under way.
+
+        :raises RuntimeError: when the device has failed, at this copy or an earlier one.
+        """
+        with self._changed:
+            while len(self._down) >= self._depth and self._failed is None:
+                self._changed.wait()
+            if self._failed is not None:
+                raise RuntimeError("a copy from the device failed") from self._failed
+            self._down.append(_Down(tensor, *self._copier.down(tensor), then))
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._hand_over, name="staging", daemon=True)
+                self._thread.start()
+
+    def receive(self, host: Tensor) -> Tensor:
+        """Begin to copy to the device; :meth:`join` it before it is computed with."""
+        while self._up and (len(self._up) >= self._depth or self._up[0][1].query()):
+            self._up[0][1].synchronize()
+            self._up.popleft()
+        tensor, event = self._copier.up(host)
+        self._up.append((host, event))
+        return tensor
+
+    def join(self, tensor: Tensor) -> Tensor:
+        """What was received: what is computed from now on waits for it."""
+        self._copier.join(tensor)
+        return tensor
+
+    def drop(self) -> None:
+        """Nobody wants what is under way: it is handed over no more, and goes when its copy is through."""
+        with self._changed:
+            self._dropped = len(self._down)
+
+    @property
+    def under_way(self) -> int:
+        """Copies to the host that have not been handed over, or dropped, yet."""
+        return len(self._down)
+
+    def _hand_over(self) -> None:
+        while True:
+            with self._changed:
+                while not self._down:
+                    self._changed.wait()
+                first = self._down[0]
+            try:
+                first.event.synchronize()
+                with self._changed:
+                    self._down.popleft()
+                    if self._dropped:
+                        self._dropped -= 1
+                    else:
+                        first.then(first.host)
+                    del first
+                    self._changed.notify_all()
+            except BaseException as error:
+                with self._changed:
+                    self._failed = error
+                    self._changed.notify_all()
+                return
+
+
+def with_cuda(size: int) -> tuple[Staging, Rings]:
+    """What a worker with a CUDA device sends and receives tensors of ``size`` bytes with.
+
+    Those for workers of this machine are copied to a ring, those from others received into page-locked memory.
+    """
+    take_from(pinned, size)
+    try:
+        ring = Ring(SLOTS, size, page_locked)
+    except OSError as error:
+        print(f"{SLOTS * size / 1e6:,.0f} MB of shared memory: {error}; activations go through sockets", flush=True)
+        return Staging(Cuda()), Rings(None, page_locked)
+    return Staging(Cuda(ring.allocate)), Rings(ring, page_locked)
+
+
+class Cuda:
+    """Copies between a CUDA device and pinned memory of its host, each way on a stream of its own."""
+
+    def __init__(self, room: Callable[[int], Tensor | None] = lambda _: None) -> None:
+        """``room``: gives page-locked memory for what goes to the host, uint8 [size], as long as it has some."""
+        self._room = room
+        self._down, self._up = (torch.cuda.Stream() for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def down(self, tensor: Tensor) -> tuple[Tensor, Event]:
+        room = self._room(tensor.nbytes)
+        host = (pinned(tensor.nbytes) if room is None else room).view(tensor.dtype).view(tensor.shape)
+        self._down.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._down):
+            host.copy_(tensor, non_blocking=True)
+            return host, self._down.record_event()
+
+    def up(self, host: Tensor) -> tuple[Tensor, Event]:
+        with torch.cuda.stream(self._up):  # its memory is this stream's: nothing that is computed now still uses it
+            return host.to("cuda", non_blocking=True), self._up.record_event()
+
+    def join(self, tensor: Tensor) -> None:
+        stream = torch.cuda.current_stream()
+        stream.wait_stream(self._up)
+        tensor.record_stream(stream)
+
+
+def page_locked(address: int, size: int) -> Callable[[], None]:
+    """Page-lock memory that torch has not allocated; return a function that unlocks it.
+
+    Copies to and from the device are then asynchronous. If the system refuses, copies are synchronous.
+    """
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(cuda.cudaHostRegister(address, size, 0)):
+        print(f"{size / 1e6:.0f} MB of shared memory could not be page-locked; copies are synchronous", flush=True)
+        with suppress(RuntimeError):  # the next launch reports the refusal, once
+            torch.zeros((), device="cuda").add_(1)
+        return lambda: None
+    return lambda: cuda.cudaHostUnregister(address)
+
+
+def pinned(size: int) -> Tensor:
+    """Memory that a device reads by itself, uint8 [size]; torch recycles it once no copy uses it any more."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)

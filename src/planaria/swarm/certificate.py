@@ -1,0 +1,88 @@
+"""A certificate beside an exported model: so many named peers ended a run with these very weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.common import digests, documents
+from planaria.common.errors import RunStopped, UserError
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.message import BadMessage
+from planaria.swarm.board.receipts import Certificate, Certified, Committee, agreed, check
+from planaria.swarm.policy.fingerprints import weights_digest
+from planaria.swarm.policy.policies import open_policy
+
+CERTIFICATE = "certificate.json"
+MOST = 1 << 21
+"""bytes of a certificate: 256 receipts and the rules"""
+
+
+class NotCertified(RunStopped):
+    """A certificate, or the model beside it, is not what it says."""
+
+
+def attach(board: str, round: int, model: Path) -> str:
+    """Put the certificate of an exported model's weights after ``round`` rounds beside it, if there is one: a line."""
+    place = Board.open(board)
+    committee = Committee.named(place.rules.rules)
+    if committee is None:
+        return "no certificate: the run's rules name no committee"
+    read = {peer: found for peer in committee.members if (found := place.receipt(peer, "weights", round))}
+    said = [receipt for receipt, _ in read.values()]
+    digest = agreed(said, committee)
+    if digest is None:
+        kinds = len({receipt.digest for receipt in said})
+        return f"no certificate: {kinds} fingerprints among {len(said)} of {len(committee.members)} peers that signed"
+    if digest != weights_digest(open_policy(str(model)).module):
+        return "no certificate: what the peers signed are other weights, such as adapters before they are added"
+    envelopes = tuple(raw.decode() for receipt, raw in read.values() if receipt.digest == digest)
+    rules = place.founding.decode()
+    made = Certificate(about="weights", round=round, digest=digest, rules=rules, receipts=envelopes)
+    digests.put(model, {CERTIFICATE: made.model_dump_json(indent=2).encode()})
+    return f"certificate   {len(envelopes)} of {len(committee.members)} peers signed these weights"
+
+
+def verify(model: Path, board: str | None = None) -> list[str]:
+    """Check the certificate beside a model, without the run: what it proves, in lines.
+
+    ``board``: that it is of the run which was founded there.
+
+    :raises UserError: when there is no certificate.
+    :raises NotCertified: naming what does not hold.
+    """
+    file = model / CERTIFICATE
+    if not file.is_file():
+        raise UserError(
+            f"{file}: is not there; `planaria export RUN --peer NAME` writes it, if the run has a committee"
+        )
+    certificate, found = _checked(file)
+    try:
+        weights = weights_digest(open_policy(str(model)).module)
+    except UserError as error:
+        raise NotCertified(str(error)) from None
+    if weights != certificate.digest:
+        raise NotCertified(f"{model}: has other weights than were signed ({weights[:12]}…, {certificate.digest[:12]}…)")
+    run = found.rules.run
+    if board is not None and (there := Board.open(board).rules.run) != run:
+        raise NotCertified(f"{board}: there is the run {there}; the certificate is of {run}")
+    signed = [f"signed by      {peer}" for peer in found.signers]
+    return [
+        f"{len(found.signers)} of {len(found.committee.members)} named peers had these very weights after "
+        f"{certificate.round} rounds; at most {found.committee.faulty} of them may lie",
+        f"run            {run}, founded by {found.rules.peer}, rules {found.rules.fingerprint}",
+        f"weights        {weights}",
+        *signed,
+    ]
+
+
+def _checked(file: Path) -> tuple[Certificate, Certified]:
+    try:
+        certificate = documents.model(file, Certificate, MOST)
+    except UserError as error:
+        raise NotCertified(str(error)) from None
+    if certificate.about != "weights":
+        raise NotCertified(f"{file}: is about {certificate.about}, not weights")
+    try:
+        return certificate, check(certificate)
+    except BadMessage as error:
+        raise NotCertified(f"{file}: {error.reason}") from None

@@ -1,0 +1,257 @@
+"""What a swarm came to: did collaborating help each peer, and what was refused of whom; a table and a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from planaria.report import page
+from planaria.report.tables import Table, show
+from planaria.report.theme import SERIES, TICKS, figure, label, stroke, whole
+from planaria.report.theme import share as share_axis
+from planaria.report.words import counted
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.records.kept import rounds_kept
+from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
+from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.outcome import Outcome, PeerOutcome
+from planaria.swarm.report import agreement
+from planaria.swarm.report.swarm_verdict import verdict
+
+LAST = 4
+"""evaluations at the end whose mean counts: single ones drift"""
+PATTERNS = ("", "/", ".", "x")
+"""of bars, once their colours are used up"""
+HEAD = ["peer", "model", "start", "now", "alone", "collaborating brought"]
+
+
+def show_outcome(outcome: Outcome, config: SwarmConfig) -> None:
+    """Print whether collaborating helped, peer by peer."""
+    rows = [_row(peer) for peer in _examined(outcome)]
+    show([Table(f"{config.name}: did collaborating help?", HEAD, rows, numbers_from=2)])
+
+
+def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome, to: Path | None = None) -> Path:
+    """Write the report of the run in ``folder``, there unless ``to`` says where; its path.
+
+    :raises UserError: when that is impossible.
+    """
+    return page.write(
+        to or folder / "report.html", page.document(f"{config.name} · planaria", body(folder, config, outcome))
+    )
+
+
+def _examined(outcome: Outcome) -> list[PeerOutcome]:
+    """The peers that came as far as their first evaluation."""
+    return [peer for peer in outcome.peers if peer.points]
+
+
+def _row(peer: PeerOutcome) -> list[str]:
+    start, now = peer.points[0].accuracy, peer.last(LAST)
+    gain = "–"
+    if now.alone is not None and now.alone.rate is not None and now.accuracy.rate is not None:
+        gain = f"{now.accuracy.rate - now.alone.rate:+.3f}"
+    name = peer.name if peer.honest else f"{peer.name} (attacks: {peer.attack})"
+    return [name, peer.model, _rate(start), str(now.accuracy), "–" if now.alone is None else str(now.alone), gain]
+
+
+def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
+    """The report's sections, as HTML."""
+    summary = (
+        f"{counted(len(outcome.peers), 'peer')}, {counted(outcome.rounds, 'round')} of "
+        f"{counted(config.rounds.prompts, 'problem')} with {counted(config.rounds.group, 'completion')} each "
+        f"({config.rounds.mode}), in {outcome.seconds:.0f} s."
+    )
+    yield page.heading(config.name, verdict(outcome, LAST), summary)
+    yield _cards(config, outcome)
+    yield page.section(
+        "Did collaborating help me?",
+        f"Held-out problems solved, one draw each, the last {LAST} evaluations together with Wilson's 95 % interval. "
+        "Alone: a copy that started from the same weights and learned from as many completions of its own, and from "
+        "nobody else's. It is trained beside the peer if the recipe says `shadow = true`.",
+        page.table("peers", HEAD, [_row(peer) for peer in _examined(outcome)], numbers_from=2),
+    )
+    yield page.section(
+        "Accuracy over rounds",
+        "Solid: in the swarm. Dotted: the same peer, had it stayed alone.",
+        page.chart(accuracy_figure(outcome), "accuracy"),
+    )
+    logs = {
+        peer.name: [r for r in read_log(folder / PEERS / peer.name / LOG) if isinstance(r, RoundDone)]
+        for peer in outcome.honest
+    }
+    yield from agreement.section(config, logs)
+    yield from _refusals(logs, outcome)
+    if config.receipts.committee:
+        yield _receipts(folder, outcome)
+    yield page.section(
+        "Taking a model out",
+        f"planaria export {folder} --peer NAME --to FOLDER writes what a peer learned as a Hugging Face folder: after "
+        "the newest round kept, or the one that --round says. The settings rounds.keep and rounds.kept choose which "
+        "are kept.",
+        page.table("kept", ["peer", "kept after rounds"], _kept(folder, outcome), numbers_from=1),
+    )
+    yield page.section("Settings", "All of the recipe.", page.settings(_settings(config)))
+    yield page.footer(f"Written by planaria swarm; planaria swarm explain {folder} tells of every completion.")
+
+
+def _cards(config: SwarmConfig, outcome: Outcome) -> str:
+    gains = [
+        (p.last(LAST).accuracy.rate or 0.0) - (p.points[0].accuracy.rate or 0.0) for p in outcome.honest if p.points
+    ]
+    gained = f"{min(gains):+.2f} … {max(gains):+.2f}" if gains else "–"
+    return page.cards(
+        [
+            ("accuracy gained", gained, "honest peers, since the start"),
+            ("accuracy", f"{outcome.accuracy(LAST):.2f}", f"honest peers' mean, last {LAST} evaluations"),
+            ("rounds", str(outcome.rounds), config.rounds.mode),
+            ("loss", config.loss.kind, "what completions of others count as"),
+        ]
+    )
+
+
+def _settings(config: SwarmConfig) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+    """All tables of the recipe but those of single peers, as the page shows settings."""
+    return [
+        (name, [(key, str(value), False) for key, value in section.items()])
+        for name, section in config.model_dump(mode="json").items()
+        if isinstance(section, dict) and section and name != "peers"
+    ]
+
+
+def _kept(folder: Path, outcome: Outcome) -> list[list[str]]:
+    places = {peer.name: folder / PEERS / peer.name for peer in outcome.peers}
+    return [[name, ", ".join(map(str, rounds_kept(place))) or "–"] for name, place in places.items()]
+
+
+def _receipts(folder: Path, outcome: Outcome) -> str:
+    """Which rounds each peer knew to be certified when it learned from them, and whose receipts it had not seen."""
+    names, rows = {peer.id: peer.name for peer in outcome.peers}, []
+    for peer in outcome.peers:
+        log = [r for r in read_log(folder / PEERS / peer.name / LOG) if isinstance(r, RoundDone)]
+        known = [record for record in log if record.certified]
+        missing = Counter(
+            names[other]
+            for record in known
+            for other in sorted(record.sent)
+            if other in names.keys() - {*record.certified}
+        )
+        unsigned = ", ".join(f"{name} in {count}" for name, count in sorted(missing.items())) or "–"
+        rows.append([peer.name, f"{len(known)} of {len(log)}", unsigned])
+    return page.section(
+        "Receipts",
+        "Rounds of which a quorum of the committee had signed whom it heard when the peer learned from them, and peers "
+        "heard in these whose receipts were not among those seen by then. A certificate says that so many named peers "
+        "found the same, not that the work is good. planaria swarm credits counts what lies on the board; planaria "
+        "export puts a certificate of the weights beside the model.",
+        page.table("receipts", ["peer", "rounds certified", "had not signed, in rounds"], rows, numbers_from=3),
+    )
+
+
+def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: Outcome) -> Iterator[str]:
+    names = {peer.id: peer.name for peer in outcome.peers}
+    yield page.section(
+        "Refused, and by whom",
+        "Completions that honest peers refused, by layer and by who sent them, over rounds. Layers that were off count "
+        "for nothing.",
+        page.chart(refusals_figure(logs, names), "refused"),
+    )
+    yield page.section(
+        "Influence",
+        "Each peer's part of the sum of all |advantages| that honest peers learned from: the most that it could turn "
+        "their updates by.",
+        page.chart(influence_figure(logs, names), "influence"),
+    )
+    rows = [
+        [layer, share(found.stopped), share(found.misjudged), "; ".join(f"{n} × {why}" for why, n in found.off.items())]
+        for layer, found in outcome.layers.items()
+    ]
+    yield page.section(
+        "What each layer did",
+        "Of other peers' completions that reached it. Poison is known only in drills.",
+        page.table(
+            "layers", ["layer", "poison stopped", "honest refused", "switched off, in rounds"], rows, numbers_from=1
+        ),
+    )
+
+
+def _rate(found: Tally) -> str:
+    return "–" if found.rate is None else f"{found.rate:.2f}"
+
+
+def share(found: Tally) -> str:
+    """A rate, and of how many; a dash where there is none."""
+    return f"{found.rate:.1%} of {found.eligible}" if found.rate is not None else "–"
+
+
+def accuracy_figure(outcome: Outcome) -> go.Figure:
+    """Held-out accuracy of every peer over rounds, and, dotted with hollow marks, of its copy that learns alone."""
+    fig = figure(400, x="round", y="problems solved", hovermode="x unified")
+    rates: list[float | None] = []
+    for place, peer in enumerate(outcome.peers):
+        style, rounds = stroke(place, len(outcome.peers)), [point.round for point in peer.points]
+        alone = [point.alone.rate if point.alone else None for point in peer.points]
+        hollow = {"line": style["line"] | {"dash": "dot", "width": 1.5},
+                  "marker": style["marker"] | {"symbol": f"{style['marker']['symbol']}-open"}}  # fmt: skip
+        solid = style | {"line": style["line"] | {"dash": "solid"}}
+        for name, values, drawn in (
+            (peer.name, [point.accuracy.rate for point in peer.points], solid),
+            (f"{peer.name} alone", alone, hollow),
+        ):
+            if any(value is not None for value in values):
+                rates += values
+                hover = "%{y:.3f}"
+                fig.add_scatter(
+                    x=rounds, y=values, name=label(name), mode="lines+markers", hovertemplate=hover, **drawn
+                )
+    return whole(share_axis(fig, rates), [point.round for peer in outcome.peers for point in peer.points])
+
+
+def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
+    """Refused completions by layer and sender, all honest peers' refusals together, stacked over rounds."""
+    counts: dict[tuple[str, str], Counter[int]] = {}
+    for log in logs.values():
+        for record in log:
+            for layer, peers in record.layers.items():
+                for peer, found in peers.items():
+                    if layer not in record.off and found.refused:
+                        key = (layer, names.get(peer, peer[:8]))
+                        counts.setdefault(key, Counter())[record.round] += found.refused
+    rounds = sorted({record.round for log in logs.values() for record in log})
+    fig = figure(340, x="round", y="completions refused", barmode="stack", bargap=0.05, showlegend=True)
+    for place, ((layer, peer), by_round) in enumerate(sorted(counts.items())):
+        fig.add_bar(
+            x=rounds,
+            y=[by_round[number] for number in rounds],
+            name=label(f"{layer}: {peer}"),
+            marker={
+                "color": SERIES[place % len(SERIES)],
+                "line": {"width": 0},
+                "pattern": {"shape": PATTERNS[place // len(SERIES) % len(PATTERNS)]},
+            },
+        )
+    most = max((sum(by[number] for by in counts.values()) for number in rounds), default=0)
+    if most <= TICKS:
+        fig.update_yaxes(dtick=1, range=[0, most + 0.5])
+    return whole(fig, rounds, bars=True)
+
+
+def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
+    """Each peer's part of the gradient over rounds, and strangers' together: means over honest peers that learned."""
+    fig = figure(340, x="round", y="share of the update", hovermode="x unified", showlegend=True)
+    if any(NEWCOMERS in record.influence for log in logs.values() for record in log):
+        names = {**names, NEWCOMERS: NEWCOMERS}
+    rounds = sorted({record.round for log in logs.values() for record in log})
+    by_round = {number: [r for log in logs.values() for r in log if r.round == number] for number in rounds}
+    every: list[float] = []
+    for place, (peer, name) in enumerate(sorted(names.items(), key=lambda item: item[1])):
+        shares = [sum(r.influence.get(peer, 0.0) for r in by_round[n]) / len(by_round[n]) for n in rounds]
+        every += shares
+        fig.add_scatter(
+            x=rounds, y=shares, name=label(name), mode="lines+markers", hovertemplate="%{y:.3f}",
+            **stroke(place, len(names)),
+        )  # fmt: skip
+    return whole(share_axis(fig, every), rounds)

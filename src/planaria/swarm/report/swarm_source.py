@@ -1,0 +1,135 @@
+"""A swarm as a page shows it: its peers side by side, their rounds, rewards, and whom they refuse or set aside.
+
+Read from the peers' own logs (``swarm/records/lines.py``), which its report is drawn from, in the order of their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from planaria.common.errors import UserError
+from planaria.report.live.tally import Tally
+from planaria.report.live_page.frames import Frame, Json
+from planaria.report.live_page.source import Seen, age_s
+from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Record, RoundDone, Started, follow
+
+MOST_PEERS = 64
+"""that are shown; the report has all"""
+
+
+class SwarmSource:
+    """A swarm's folder."""
+
+    tally: Tally | None = None
+
+    @staticmethod
+    def fits(folder: Path) -> bool:
+        """Whether ``folder`` holds a swarm."""
+        return (folder / PEERS).is_dir()
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._seen = folder, Seen("swarm", folder.name)
+        self.began = False
+        self._readers: dict[str, Callable[[], list[Record]]] = {}
+        self._names: dict[str, str] = {}
+        """the peer's id on the board → its name"""
+        self._waiting: list[tuple[float, str, Record]] = []
+
+    @property
+    def state(self) -> Json:
+        return self._seen.state
+
+    @property
+    def age_s(self) -> float:
+        return age_s([self._folder / PEERS / name / LOG for name in self._readers])
+
+    def opening(self) -> Frame:
+        return self._seen.opening()
+
+    def read(self, most: int) -> Iterator[Frame | None]:
+        """What peers have noted since, by their clocks."""
+        if not self._waiting:
+            self._waiting = self._news()
+        now, self._waiting = self._waiting[:most], self._waiting[most:]
+        for when, name, record in now:
+            self.began = True
+            yield self._take(when, name, record)
+
+    def _news(self) -> list[tuple[float, str, Record]]:
+        for place in sorted((self._folder / PEERS).iterdir())[:MOST_PEERS]:
+            if place.name not in self._readers:
+                self._readers[place.name] = follow(place / LOG)
+        found = []
+        for name, reader in self._readers.items():
+            try:
+                found += [(record.time, name, record) for record in reader()]
+            except (ValidationError, OSError) as error:
+                raise UserError(f"{self._folder / PEERS / name / LOG}: cannot be read ({_first(error)})") from None
+        return sorted(found, key=lambda item: item[:2])
+
+    def _take(self, when: float, name: str, record: Record) -> Frame | None:
+        peers = dict(self.state.get("peers", {}))
+        before = peers.get(name, {"round": 0, "rewards": {}, "accuracies": {}, "refused": {}, "aside": {}})
+        told = None
+        match record:
+            case Started():
+                self._names[record.id] = name
+                peers[name] = {**before, "is": "learning", "model": record.model, "attack": record.attack}
+                told = 0, "note", f"{name} begins ({record.model})"
+            case Evaluated():
+                peers[name] = {**before, **_evaluated(record, before)}
+            case RoundDone():
+                peers[name], told = self._round(name, record, before)
+            case Finished():
+                how = {"is": "stopped", "why": record.reason} if record.reason else {"is": "finished"}
+                peers[name] = {**before, **how}
+                tone = "loss" if record.reason else "rebirth"
+                said = f"stopped: {record.reason}" if record.reason else "is done"
+                told = before["round"], tone, f"{name} {said}"
+        over = all(peer.get("is") in ("finished", "stopped") for peer in peers.values()) and len(peers) >= self._begun
+        return self._seen.turn(when, {"peers": peers, "over": "finished" if over else ""}, told)
+
+    @property
+    def _begun(self) -> int:
+        return len(self._readers)
+
+    def _round(self, name: str, done: RoundDone, before: Json) -> tuple[Json, tuple[int, str, str] | None]:
+        refused = dict(before["refused"])
+        for layer, peers in done.layers.items():
+            for peer, found in peers.items():
+                if layer not in done.off and found.refused:
+                    who = self._called(peer)
+                    refused[who] = refused.get(who, 0) + found.refused
+        aside = {self._called(peer): why for peer, why in done.aside.items()}
+        new = [f"{peer} ({why})" for peer, why in aside.items() if peer not in before["aside"]]
+        after = {
+            "is": "learning",
+            "round": done.round + 1,
+            "reward": round(done.reward, 4),
+            "rewards": {**before["rewards"], str(done.round): round(done.reward, 4)},
+            "refused": refused,
+            "aside": aside,
+            "missing": len(done.missing),
+            "lessons": done.lessons,
+        }
+        told = (done.round, "fault", f"{name} sets aside {', '.join(new)}") if new else None
+        return {**before, **after}, told
+
+    def _called(self, peer: str) -> str:
+        return self._names.get(peer, peer[:8])
+
+
+def _evaluated(record: Evaluated, before: Json) -> Json:
+    rate, alone = record.accuracy.rate, record.alone.rate if record.alone else None
+    found: Json = {} if alone is None else {"alone": round(alone, 4)}
+    if rate is not None:
+        found |= {"accuracy": round(rate, 4)}
+        found |= {"accuracies": {**before["accuracies"], str(record.round): round(rate, 4)}}
+    return found
+
+
+def _first(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,43 @@
+"""What a swarm learns: a registry of tasks, each one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planaria.common.errors import UserError
+from planaria.config.registry import Registry
+from planaria.swarm.tasks.base import Task
+from planaria.swarm.tasks.codes import Codes
+from planaria.swarm.tasks.gym import Gym
+from planaria.swarm.tasks.jsonl import Gsm8k, Questions
+from planaria.swarm.tasks.programs import Programs
+from planaria.swarm.tasks.snippets import Snippets
+from planaria.swarm.tasks.sums import Sums
+
+TASKS: Registry[Task] = Registry(
+    "task",
+    "task.name",
+    Task,  # type: ignore[type-abstract]
+    {
+        "sums": Sums,
+        "codes": Codes,
+        "gym": Gym,
+        "gsm8k": Gsm8k,
+        "jsonl": Questions,
+        "programs": Programs,
+        "snippets": Snippets,
+    },
+)
+
+
+def open_task(name: str, options: Mapping[str, Any]) -> Task:
+    """The task that a recipe chooses, with everything read that it is made of.
+
+    :raises UserError: naming the task or option that is unknown, or what else keeps the task from being opened.
+    """
+    kind, colon, rest = name.partition(":")
+    if colon and kind in TASKS.shipped:
+        known = ", ".join(TASKS.find(kind).model_fields)
+        raise UserError(f"task.name = {name!r}: write {kind!r}, and {rest!r} as one of its options: {known}")
+    return TASKS.make(name, options)

@@ -1,0 +1,167 @@
+"""Problems from JSON Lines files, plain or gzipped: read whole, within bounds, with errors that name file and line."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, BinaryIO, cast
+
+import pydantic
+
+from planaria.common.errors import UserError, nearest
+from planaria.data.records import is_jsonl
+
+MAX_BYTES = 64 << 20
+MAX_LINE_BYTES = 1 << 20
+Field = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
+"""names of fields, as :meth:`Record.joined` reads them"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line's object, and where it stands, for errors."""
+
+    place: str
+    fields: Mapping[str, object]
+
+    def joined(self, spec: str) -> str:
+        """The texts of fields, such as "Body+Question", with a space between; "a.b" is field b of field a, "a.0" the
+        first of a list. Numbers are written out: 8.0 is 8, and 1e3 is 1000.
+
+        :raises UserError: when one of them is not there, or holds neither text nor a number.
+        """
+        parts = [spec] if spec in self.fields else spec.split("+")  # a name may happen to have a plus in it
+        return " ".join(self._written(part) for part in parts)
+
+    def at(self, spec: str) -> object:
+        """The value of a single field; None where it is not there, or ``spec`` names several."""
+        found: object = self.fields
+        for name in [spec] if spec in self.fields else spec.split("."):
+            found = _within(found, name)
+        return found
+
+    def text(self, field: str) -> str:
+        """The text of a field; UserError when there is none."""
+        if field not in self.fields:
+            raise UserError(
+                f"{self.place}: no field {field!r} ({nearest(field, self.fields)}); mend or remove the line"
+            )
+        value = self.fields[field]
+        if not isinstance(value, str):
+            raise UserError(f"{self.place}: field {field!r} holds {type(value).__name__}, not text; mend the line")
+        return whole(value)
+
+    def _written(self, spec: str) -> str:
+        found = self.at(spec)
+        if found is None:
+            first = spec.partition(".")[0]
+            known = [first] if first in self.fields else self.fields
+            raise UserError(f"{self.place}: no field {spec!r} ({nearest(spec, known)}); mend or remove the line")
+        if isinstance(found, str):
+            return whole(found)
+        if isinstance(found, int | float) and not isinstance(found, bool) and (number := decimal(found)):
+            return number
+        kind = type(found).__name__
+        raise UserError(f"{self.place}: field {spec!r} holds {kind}, neither text nor a number; mend the line")
+
+
+def decimal(number: float) -> str:
+    """A number in plain digits, without zeros that say nothing; empty if it is not finite."""
+    if isinstance(number, int):
+        return str(number)
+    if not math.isfinite(number):
+        return ""
+    digits = format(Decimal(repr(number)), "f")
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def _within(held: object, name: str) -> object:
+    """What a part of an object or a list holds; None if it has none of that name."""
+    if isinstance(held, Mapping):
+        return held.get(name)
+    if isinstance(held, list) and name.isdecimal() and int(name) < len(held):
+        return held[int(name)]
+    return None
+
+
+def whole(text: str) -> str:
+    """A text without halves of surrogate pairs, which JSON can spell but which are no characters."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def read_split(path: Path) -> tuple[list[Record], list[Record]]:
+    """The training and the held-out records of a file, or of a folder with train*.jsonl and, perhaps, test*.jsonl.
+
+    Without test files the last tenth is held out, one record at least. Raises UserError for what is missing, too large
+    (64 MiB in all, 1 MiB a line), no JSON Lines, or leaves either part empty.
+    """
+    if path.is_dir():
+        files = [p for p in sorted(path.iterdir()) if is_jsonl(p)]
+        train, test = ([p for p in files if p.name.startswith(kind)] for kind in ("train", "test"))
+    else:
+        train, test = [path], []
+    if not train:
+        raise UserError(f"{path}: holds no train*.jsonl; give a JSON Lines file, or a folder with one of that name")
+    training, held_out = read(train), read(test)
+    if not test:
+        cut = len(training) - max(1, len(training) // 10)
+        training, held_out = training[: max(cut, 0)], training[max(cut, 0) :]
+    if not training or not held_out:
+        raise UserError(f"{path}: too few problems, {len(training)} to train on and {len(held_out)} held out; add some")
+    return training, held_out
+
+
+def read(paths: Iterable[Path]) -> list[Record]:
+    """All records of some files, in order; UserError as in :func:`read_split`."""
+    records: list[Record] = []
+    left = MAX_BYTES
+    for path in paths:
+        number = 0
+        try:
+            with _open(path) as lines:
+                while line := lines.readline(MAX_LINE_BYTES + 1):
+                    number += 1
+                    left -= len(line)
+                    _bound(len(line), left, f"{path}:{number}")
+                    if line.strip():
+                        records.append(_record(line, f"{path}:{number}"))
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path}:{number + 1}: cannot be read ({error}); mend the file or its name") from error
+    return records
+
+
+def fingerprint(kind: str, parts: Iterable[str]) -> str:
+    """16 hex digits of all that a task's problems and scores are made of, in order."""
+    digest = hashlib.blake2b(kind.encode(), digest_size=8)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
+
+
+def _bound(line: int, left: int, place: str) -> None:
+    if line > MAX_LINE_BYTES:
+        raise UserError(f"{place}: longer than {MAX_LINE_BYTES} bytes; remove the line, or give a JSON Lines file")
+    if left < 0:
+        raise UserError(f"{place}: more than {MAX_BYTES} bytes so far; give fewer problems")
+
+
+def _record(line: bytes, place: str) -> Record:
+    try:
+        fields = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: not a JSON record ({error}); mend or remove the line") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{place}: holds a JSON {type(fields).__name__}, not an object; mend or remove the line")
+    return Record(place, fields)
