@@ -112,7 +112,8 @@ def left_out(given: argparse.Namespace) -> list[Row]:
     return [Row(name, [], how.get(name, "not measured: not among --arms")) for name in absent]
 
 
-def main() -> int:
+def flags_of() -> argparse.ArgumentParser:
+    """Every flag that the arms read."""
     flags = parser(NAME, __doc__)
     flags.add_argument("--python", type=Path, default=ROOT.parent / "venv-torchft/bin/python", help="that has torchft")
     flags.add_argument("--torchrun", type=Path, default=Path(sys.executable), help="that runs the arm torchrun")
@@ -131,7 +132,11 @@ def main() -> int:
     flags.add_argument("--context", type=int, default=64, help="tokens of a sample")
     flags.add_argument("--batch", type=int, default=16, help="samples of an update, in all processes together")
     flags.add_argument("--lr", type=float, default=1e-3)
-    given = flags.parse_args()
+    return flags
+
+
+def main() -> int:
+    given = flags_of().parse_args()
     refuse_senseless(given)
     import torch
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 import torch
 from benchmarks import field_arms, field_runs
 from benchmarks.common import ROOT
-from benchmarks.field import FIRST, first_losses, refuse_senseless, require_alike
-from benchmarks.field_arms import ARMS, OURS, PIPELINE, PLACES, REPLICAS, THEIRS, TORCHFT, TORCHRUN, TUNED, systems
+from benchmarks.field import FIRST, first_losses, flags_of, refuse_senseless, require_alike
+from benchmarks.field_arms import OURS, PIPELINE, PLACES, REPLICAS, THEIRS, TORCHFT, TORCHRUN, TUNED, systems
 from benchmarks.field_ledger import (
     SMOOTHED,
     Line,
@@ -46,24 +45,21 @@ BATCH = 8
 
 
 def flags(**more: object) -> argparse.Namespace:
-    plain = {
+    """The benchmark's flags at their defaults, but for a small model and few kills."""
+    small = {
         "python": PYTHON,
-        "torchrun": Path(sys.executable),
-        "arms": list(ARMS),
         "kills": 2,
         "every": 8.0,
         "free": 4.0,
+        "join_ms": 2000,
         "heartbeat_ms": 1000,
-        "save_every": 100,
         "interval": 5,
         "source": __file__,
         "dim": 32,
-        "layers": 3,
         "context": 16,
         "batch": BATCH,
-        "lr": 1e-3,
     }
-    return argparse.Namespace(**plain | more)
+    return argparse.Namespace(**vars(flags_of().parse_args([])) | small | more)
 
 
 def told(t: float, step: int, ranks: int = 4, took: float = 0.5, loss: float = 1.0, used: int = BATCH) -> list[Line]:
