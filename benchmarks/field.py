@@ -112,7 +112,7 @@ def left_out(given: argparse.Namespace) -> list[Row]:
     return [Row(name, [], how.get(name, "not measured: not among --arms")) for name in absent]
 
 
-def flags_of() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
     """Every flag that the arms read."""
     flags = parser(NAME, __doc__)
     flags.add_argument("--python", type=Path, default=ROOT.parent / "venv-torchft/bin/python", help="that has torchft")
@@ -136,7 +136,7 @@ def flags_of() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    given = flags_of().parse_args()
+    given = command_line().parse_args()
     refuse_senseless(given)
     import torch
 

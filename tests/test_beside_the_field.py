@@ -12,7 +12,7 @@ import pytest
 import torch
 from benchmarks import field_arms, field_runs
 from benchmarks.common import ROOT
-from benchmarks.field import FIRST, first_losses, flags_of, refuse_senseless, require_alike
+from benchmarks.field import FIRST, command_line, first_losses, refuse_senseless, require_alike
 from benchmarks.field_arms import OURS, PIPELINE, PLACES, REPLICAS, THEIRS, TORCHFT, TORCHRUN, TUNED, systems
 from benchmarks.field_ledger import (
     SMOOTHED,
@@ -59,7 +59,7 @@ def flags(**more: object) -> argparse.Namespace:
         "context": 16,
         "batch": BATCH,
     }
-    return argparse.Namespace(**vars(flags_of().parse_args([])) | small | more)
+    return argparse.Namespace(**vars(command_line().parse_args([])) | small | more)
 
 
 def told(t: float, step: int, ranks: int = 4, took: float = 0.5, loss: float = 1.0, used: int = BATCH) -> list[Line]:

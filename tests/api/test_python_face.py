@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ def test_importing_it_imports_nothing_else() -> None:
 def test_everything_it_offers_is_there_and_documented() -> None:
     assert {"train", "compare", "load", "Run", "InlineEngine", "UserError", "RunStopped"} <= set(planaria.__all__)
     assert set(planaria.__all__) <= set(dir(planaria))
+    modules = {module.name for module in pkgutil.iter_modules(planaria.__path__)}
+    assert not modules & set(planaria.__all__), "importing such a module would replace what has its name"
     for name in planaria.__all__:
         if name != "__version__":
             assert getattr(planaria, name).__doc__, name
