@@ -107,6 +107,22 @@ def test_importing_the_core_loads_no_other_part() -> None:
     assert not [name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))]
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import planaria",
+        "import planaria; planaria.train, planaria.load, planaria.Run",
+        "from planaria.cli.entry import run; run(['train', 'demo', '--dry-run'])",
+    ],
+)
+def test_training_loads_no_other_part(code: str) -> None:
+    code = f"import sys; {code}; print('loaded:', *sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = shown.rpartition("loaded:")[2].split()
+    assert "planaria" in loaded
+    assert not [name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))]
+
+
 def test_no_import_leads_back_to_where_it_came_from() -> None:
     try:
         graphlib.TopologicalSorter({module: neighbours(module) for module in modules()}).prepare()

@@ -10,9 +10,8 @@ from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 
-SWARMS = ("arithmetic_swarm.toml", "code_swarm.toml", "drills.toml")
-"""recipes of swarms: `tests/swarm/test_setting.py` reads them"""
-RECIPES = sorted(p for p in shipped.FOLDER.glob("*.toml") if p.name not in SWARMS)
+RECIPES = [path for path in shipped.shipped().values() if not recipe.kinds_of(recipe.read(path)) & {"swarm", "drill"}]
+"""of one model; `tests/swarm/test_setting.py` reads the others"""
 
 
 @pytest.fixture

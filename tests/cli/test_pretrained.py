@@ -21,7 +21,7 @@ from planaria.api.recipes import configure
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig, ModelConfig
-from planaria.config.shipped import FOLDER
+from planaria.config.shipped import shipped
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.stages import Llama
@@ -153,7 +153,7 @@ def test_a_recipe_for_pretrained_weights_says_that_it_begins_without(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each shipped recipe that asks for weights is marked as one."""
-    asking = [path for path in FOLDER.rglob("*.toml") if "--train.start" in path.read_text()]
+    asking = [path for path in shipped().values() if "--train.start" in path.read_text()]
     assert asking
     for path in asking:
         assert cli.run(["train", str(path), "--dry-run"]) == 0

@@ -11,11 +11,12 @@ from planaria.cli.commands.advise import experience
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset
-from planaria.lab.compare.clock import STATE, Clock, clock_of, step_bytes_and_memory
+from planaria.lab.compare.clock import Clock, clock_of
 from planaria.lab.compare.predict import Failures, predict, ways
 from planaria.lab.compare.race import Course, race
 from planaria.models.families import stage_parameters
 from planaria.recovery.checkpoint import best_steps, rollback, rollback_mean
+from planaria.runtime.engine.copy_costs import STATE, step_bytes_and_memory
 
 NETWORK = {
     "forward_s": [1.0], "backward_s": [2.0], "bandwidth": 1e9, "store_bandwidth": 1e5, "memory_bandwidth": 1e7,

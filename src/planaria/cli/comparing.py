@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
 
 
 def _add_comparisons(commands: Any) -> None:
-    compare = command(commands, "compare", "compare strategies on the same failures; resumable", _compare)
+    compare = command(commands, "compare", "compare strategies on the same failures; resumable", _compare, lasting=True)
     add_recipe(compare, " with a [compare] table, or any with --arms")
     compare.add_argument(
         "--arms", metavar="A,B", help="these of its arms alone, and strategies by name or as module:Class"

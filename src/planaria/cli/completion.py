@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,13 +38,11 @@ def _completion(given: argparse.Namespace) -> int:
     return 0
 
 
-def complete(parser: argparse.ArgumentParser, second_words: tuple[str, ...]) -> None:
-    """Answer the shell that asks, and end the process.
-
-    ``second_words``: the commands of two words, of which the shell knows only the first as one.
-    """
+def complete(parser: argparse.ArgumentParser, commands: Collection[str]) -> None:
+    """Answer the shell that asks, and end the process. A shell knows only the first word of a command of two."""
     from argcomplete import autocomplete
 
+    second_words = tuple(name for name in commands if " " in name)
     line, point = joined(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]), second_words)
     os.environ |= {"COMP_LINE": line, "COMP_POINT": str(point)}
     _teach(parser, [], second_words, line)

@@ -18,23 +18,24 @@ def add(commands: Any) -> None:
         "experts",
         "train one expert per domain and combine them into one model; also: add, remove, weigh, fuse, merge",
         _experts,
+        lasting=True,
     )
     add_recipe(experts, " with an [experts] table")
     experts.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     experts.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(experts, RunConfig)
 
-    adding = command(commands, "experts add", "add an expert to an ensemble", _add)
+    adding = command(commands, "experts add", "add an expert to an ensemble", _add, lasting=True)
     adding.add_argument("run", type=Path)
     adding.add_argument("model", type=Path, help="a run or an exported model with the ensemble's tokenizer")
     adding.add_argument("--as", dest="called", metavar="NAME", help="its name (default: its folder's name)")
     adding.add_argument("--domain", default="", help="its domain, for reports")
 
-    removing = command(commands, "experts remove", "remove an expert from an ensemble", _remove)
+    removing = command(commands, "experts remove", "remove an expert from an ensemble", _remove, lasting=True)
     removing.add_argument("run", type=Path)
     removing.add_argument("name", help="its name in experts.json")
 
-    fusing = command(commands, "experts fuse", "put an ensemble's experts together as one model", _fuse)
+    fusing = command(commands, "experts fuse", "put an ensemble's experts together as one model", _fuse, lasting=True)
     fusing.add_argument("run", type=Path)
     fusing.add_argument("--to", type=Path, required=True, metavar="FOLDER")
     ways = "weighted sum of what each learned, TIES, or DARE (default %(default)s)"
@@ -50,7 +51,7 @@ def add(commands: Any) -> None:
 def _add_merge(commands: Any) -> None:
     """One model that keeps every expert's blocks; and such a model with an expert more, or one fewer."""
     merging = command(
-        commands, "experts merge", "merge an ensemble's experts into one mixture-of-experts model", _merge
+        commands, "experts merge", "merge an ensemble's experts into one mixture-of-experts model", _merge, lasting=True
     )
     merging.add_argument("run", type=Path, help="an ensemble; with --add or --remove, a merged model")
     merging.add_argument("--to", type=Path, required=True, metavar="FOLDER")
@@ -73,7 +74,9 @@ def _add_merge(commands: Any) -> None:
 
 def _add_weigh(commands: Any) -> None:
     """Weights by what they are for."""
-    weighing = command(commands, "experts weigh", "find the best weights for an ensemble's worst domain", _weigh)
+    weighing = command(
+        commands, "experts weigh", "find the best weights for an ensemble's worst domain", _weigh, lasting=True
+    )
     weighing.add_argument("run", type=Path)
     told = "weights for the domain it does worst on, with a certificate and prices of domains; changes nothing"
     weighing.add_argument("--worst", action="store_true", required=True, help=told)

@@ -11,23 +11,11 @@ import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from typing import NoReturn
 
 from planaria import __version__
-from planaria.cli import (
-    checkpoints,
-    codes,
-    comparing,
-    completion,
-    ensembles,
-    faults,
-    models,
-    recipes,
-    releases,
-    swarms,
-    training,
-    watching,
-)
+from planaria.cli import completion
 from planaria.cli.flags import SET, Parser, take_options
 from planaria.common.errors import LedgerError, RunStopped, UserError, nearest
 from planaria.common.outlet import ensure, lasting
@@ -37,67 +25,40 @@ from planaria.config.options import NAME
 from planaria.config.schema import Section
 from planaria.config.section import section_of
 
-SECOND_WORDS = (
-    "swarm join",
-    "swarm explain",
-    "swarm settle",
-    "swarm credits",
-    "experts add",
-    "experts remove",
-    "experts fuse",
-    "experts merge",
-    "experts weigh",
-    "checkpoint show",
-    "checkpoint verify",
-    "checkpoint convert",
-    "checkpoint export",
-    "checkpoint import",
+GROUPS = (
+    "planaria.cli.training",
+    "planaria.cli.watching",
+    "planaria.cli.models",
+    "planaria.cli.releases",
+    "planaria.cli.checkpoints",
+    "planaria.cli.codes",
+    "planaria.cli.faults",
+    "planaria.cli.recipes",
+    "planaria.cli.completion",
 )
-"""commands that consist of two words"""
-ROOMS = (
-    training,
-    watching,
-    comparing,
-    models,
-    releases,
-    checkpoints,
-    codes,
-    faults,
-    ensembles,
-    swarms,
-    recipes,
-    completion,
-)
+"""modules whose ``add`` adds the commands of the core"""
+PARTS = ("planaria.cli.comparing", "planaria.cli.ensembles", "planaria.cli.swarms")
+"""the same for the parts beside it; loaded only for their own commands and for lists of all commands"""
 PLACES = ("--port", "--host", "--live-port", "--live-host")
 """flags of other servers for what is --at or --live-at here"""
 LONGEST = 2000
 """maximum characters of an error message"""
 NO_THREAD = "can't start new thread"
 """Python's message for a RuntimeError of which there is no class"""
-LASTING = ("train", "join", "compare", "drill", "experts", "swarm")
-"""commands that continue when their output is closed"""
-FORKING = ("train", "join", "swarm", "drill")
-"""commands that fork their workers from themselves"""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of ``planaria``."""
     ensure()
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    lasts = bool(given) and given[0] in LASTING
-    if given[:1] and given[0] in FORKING and arguments is None and "torch" not in sys.modules:
-        from planaria.runtime.fleet import births
-
-        births.expect_fork()
-    with interrupted(), lasting() if lasts else nullcontext():
-        code = _code(given)
+    with interrupted():
+        code = _code(sys.argv[1:] if arguments is None else list(arguments), may_fork=arguments is None)
     sys.exit(code)
 
 
-def _code(arguments: list[str]) -> int:
+def _code(arguments: list[str], may_fork: bool) -> int:
     """Run a command and report its failure; returns the exit code."""
     try:
-        return run(arguments)
+        return run(arguments, may_fork)
     except UserError as error:
         print(f"planaria: {one_line(str(error))}", file=sys.stderr)
         return 2
@@ -133,18 +94,21 @@ def one_line(message: str) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
 
 
-def run(arguments: list[str]) -> int:
-    """Parse and run one command; returns the exit code."""
-    parser, known = make_parser()
+def run(arguments: list[str], may_fork: bool = False) -> int:
+    """Parse and run one command; returns the exit code.
+
+    :param may_fork: the command may fork its workers from this process.
+    """
+    parser, known = make_parser(arguments[0] if arguments else "")
     if completion.ASKED in os.environ:
-        completion.complete(parser, SECOND_WORDS)
+        completion.complete(parser, known)
     _require_utf8(arguments)
     if not arguments:
         parser.print_help()
         return 0
-    if " ".join(arguments[:2]) in SECOND_WORDS:
+    if " ".join(arguments[:2]) in known:
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
+    if not arguments[0].startswith("-") and arguments[0] not in known:
         raise UserError(f"{arguments[0]}: unknown command; {nearest(arguments[0], known)}")
     arguments, options = take_options(arguments)
     given, rest = parser.parse_known_args(arguments)
@@ -152,7 +116,11 @@ def run(arguments: list[str]) -> int:
     if rest:
         raise UserError(f"{rest[0]}: {_unknown(rest[0], given)}")
     _require_utf8_places()
-    with consent.allowing(given.allow_code):
+    if given.forks and may_fork and "torch" not in sys.modules:
+        from planaria.runtime.fleet import births
+
+        births.expect_fork()
+    with consent.allowing(given.allow_code), lasting() if given.lasting else nullcontext():
         code: int = given.action(given)
     return code
 
@@ -226,12 +194,17 @@ def _set_options(given: argparse.Namespace, options: Mapping[str, str]) -> None:
         setattr(given, f"{SET}{name}", text)
 
 
-def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
-    """The parser of all commands, and their names."""
+def make_parser(first: str = "") -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """Return a parser and the names of its commands: those of the core if ``first`` is one of them, else all.
+
+    :param first: first word of the command line.
+    """
     parser = Parser(prog="planaria", description="Trains language models on machines that fail, lag and lie.")
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    for room in ROOMS:
-        room.add(commands)
+    for group in GROUPS:
+        import_module(group).add(commands)
+    if first not in {name.partition(" ")[0] for name in commands.choices} or completion.ASKED in os.environ:
+        for part in PARTS:
+            import_module(part).add(commands)
     return parser, commands.choices

@@ -26,13 +26,24 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def command(commands: Any, name: str, what: str, action: Any, code: bool = True) -> argparse.ArgumentParser:
+def command(
+    commands: Any,
+    name: str,
+    what: str,
+    action: Any,
+    code: bool = True,
+    lasting: bool = False,
+    forks: bool = False,
+) -> argparse.ArgumentParser:
     """Add a command that calls ``action`` with the parsed arguments; ``action`` returns the exit code.
 
-    ``code``: the command reads recipes or runs, which may name classes of modules to import.
+    :param name: one word, or two, such as ``checkpoint show``.
+    :param code: the command reads recipes or runs, which may name classes of modules to import.
+    :param lasting: the command continues when its output is closed.
+    :param forks: the command forks its workers from its own process.
     """
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
-    parser.set_defaults(action=action, parser=parser, root=None, allow_code=False)
+    parser.set_defaults(action=action, parser=parser, root=None, allow_code=False, lasting=lasting, forks=forks)
     if code:
         parser.add_argument(
             consent.FLAG,

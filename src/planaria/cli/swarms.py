@@ -11,7 +11,14 @@ from planaria.swarm.config import SwarmConfig
 
 
 def add(commands: Any) -> None:
-    swarm = command(commands, "swarm", "train peers on each other's completions; also: join, explain, credits", _swarm)
+    swarm = command(
+        commands,
+        "swarm",
+        "train peers on each other's completions; also: join, explain, credits",
+        _swarm,
+        lasting=True,
+        forks=True,
+    )
     add_recipe(swarm)
     swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     swarm.add_argument("--quiet", action="store_true", help="no progress display")
@@ -24,7 +31,9 @@ def add(commands: Any) -> None:
     verify.add_argument("model", type=Path)
     verify.add_argument("--board", metavar="URL", help="also that it is of the run that was founded here")
 
-    drill = command(commands, "drill", "attack your own swarm, with and without defences", _drill)
+    drill = command(
+        commands, "drill", "attack your own swarm, with and without defences", _drill, lasting=True, forks=True
+    )
     add_recipe(drill, " with a [drill] table")
     drill.add_argument("--quiet", action="store_true", help="no progress display")
     drill.add_argument("--repair", action="store_true", help="repair what was poisoned (drill.repair), in every way")
@@ -32,7 +41,7 @@ def add(commands: Any) -> None:
 
 
 def _add_join(commands: Any) -> None:
-    join = command(commands, "swarm join", "join a swarm as one peer", _swarm_join)
+    join = command(commands, "swarm join", "join a swarm as one peer", _swarm_join, lasting=True, forks=True)
     add_recipe(join, "; the rules on the board take precedence", needed=False)
     join.add_argument(
         "--model", metavar="PATH", help="a pretrained policy: sets --policy.kind and --policy.options.path"
@@ -46,7 +55,9 @@ def _add_join(commands: Any) -> None:
 
 
 def _add_explain(commands: Any) -> None:
-    explain = command(commands, "swarm explain", "trace the origin of a peer's training completions", _swarm_explain)
+    explain = command(
+        commands, "swarm explain", "trace the origin of a peer's training completions", _swarm_explain, lasting=True
+    )
     explain.add_argument("run", type=Path)
     explain.add_argument("--peer", default="p0", help="peer whose records to read (default %(default)s)")
     explain.add_argument("--round", type=int, metavar="N", help="only this round")
@@ -56,14 +67,18 @@ def _add_explain(commands: Any) -> None:
 
 
 def _add_credits(commands: Any) -> None:
-    settle = command(commands, "swarm settle", "simulate credits that are settled along a route, with liars", _settle)
+    settle = command(
+        commands, "swarm settle", "simulate credits that are settled along a route, with liars", _settle, lasting=True
+    )
     settle.add_argument("--hops", type=int, default=4, metavar="N", help="channels of the route (default %(default)s)")
     settle.add_argument(
         "--faulty", type=int, default=1, metavar="F", help="f: committees have 3f+1 members (default %(default)s)"
     )
     settle.add_argument("--seeds", type=int, default=50, metavar="N", help="runs of each case (default %(default)s)")
 
-    credits = command(commands, "swarm credits", "whose completions were accepted, and who owes whom", _swarm_credits)
+    credits = command(
+        commands, "swarm credits", "whose completions were accepted, and who owes whom", _swarm_credits, lasting=True
+    )
     credits.add_argument("run", type=Path)
 
 

@@ -14,7 +14,7 @@ from planaria.config.schema import RunConfig
 
 
 def add(commands: Any) -> None:
-    train = command(commands, "train", "train a recipe, or resume a run", _train)
+    train = command(commands, "train", "train a recipe, or resume a run", _train, lasting=True, forks=True)
     add_recipe(train, needed=False)
     train.add_argument(
         "--resume",
@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 
 def _add_join(commands: Any) -> None:
-    join = command(commands, "join", "add this machine to a live run, until Ctrl-C", _join)
+    join = command(commands, "join", "add this machine to a live run, until Ctrl-C", _join, lasting=True, forks=True)
     join.add_argument("run", metavar="RUN", help="the run's folder, or HOST:PORT of its controller")
     join.add_argument("--key-file", type=Path, metavar="FILE", help="with HOST:PORT: a copy of the run's key")
     join.add_argument("--workers", type=int, metavar="N", help="worker processes (default: as many as one replica has)")

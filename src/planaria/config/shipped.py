@@ -1,23 +1,34 @@
-"""The recipes that come with planaria: found by name, from any folder."""
+"""The recipes of the package, found by name from any folder: each part keeps its own in ``recipes/``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+PACKAGE = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "recipes"
+"""the recipes and topologies of the core"""
 _TOPOLOGIES = "topologies"
 
 
+def shipped() -> dict[str, Path]:
+    """Return the file of each shipped recipe by its name, such as ``demo`` and ``drills/alone``."""
+    found = {
+        path.relative_to(folder).with_suffix(""): path
+        for folder in PACKAGE.glob("*/recipes")
+        for path in folder.rglob("*.toml")
+    }
+    return {name.as_posix(): path for name, path in sorted(found.items()) if name.parts[0] != _TOPOLOGIES}
+
+
 def names() -> list[str]:
-    """What :func:`find` knows, such as ``demo`` and ``drills/alone``."""
-    found = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.toml"))
-    return sorted(name.as_posix() for name in found if name.parts[0] != _TOPOLOGIES)
+    """Return the names that :func:`find` knows, in order."""
+    return list(shipped())
 
 
 def find(text: str) -> Path:
-    """The recipe that ``text`` means: a file, or else the shipped recipe of that name.
+    """Return the recipe that ``text`` names: a file if there is one, else the shipped recipe of this name.
 
-    The path that was given, when it is neither: reading it says so.
+    If there is neither, return the given path; reading it fails with a message.
     """
-    given, ours = Path(text), FOLDER / f"{text}.toml"
-    return ours if not given.is_file() and text in names() else given
+    given = Path(text)
+    return given if given.is_file() else shipped().get(text, given)

@@ -10,7 +10,7 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.faults.trace import Trace, digest
 from planaria.lab.arm_clocks import clock_config
-from planaria.lab.compare.clock import Clock, activation_bytes, exchanged_bytes, of_weights, step_bytes_and_memory
+from planaria.lab.compare.clock import Clock, activation_bytes, exchanged_bytes, of_weights
 from planaria.lab.compare.race import Course
 from planaria.lab.compare.race_job import Race
 from planaria.lab.compare.race_results import Compared, Failures, Given, Run, Scored, against_reset, curve, score
@@ -18,6 +18,7 @@ from planaria.lab.compare.race_spec import TUNED, Arm, Comparison
 from planaria.models.families import stage_parameters
 from planaria.pipeline.network.costs import message_bytes
 from planaria.recovery import recovery
+from planaria.runtime.engine.copy_costs import step_bytes_and_memory
 
 
 def compared(

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.faults.generating import per_step_probability
-from planaria.lab.compare.clock import clock_of, step_bytes_and_memory
+from planaria.lab.compare.clock import clock_of
 from planaria.lab.compare.experience import Experience, Range
 from planaria.lab.compare.predict import Failures, Prediction, doubt, far, predict, ways
 from planaria.models.families import parameters
+from planaria.runtime.engine.copy_costs import step_bytes_and_memory
 
 SPAN = 100.0
 """break-evens are looked for within this factor of the recipe's own number, either way"""

@@ -16,12 +16,9 @@ from planaria.models.stages import parameter_count
 from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
-from planaria.runtime.engine.copy_costs import costs_of_copies, shapes_of
+from planaria.runtime.engine.copy_costs import STATE, costs_of_copies, shapes_of
 from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.simulate import Simulated, simulate
-
-STATE = 3 * FP32_BYTES
-"""bytes of a parameter's durable state: its weight and two moments"""
 
 
 @dataclass(frozen=True)
@@ -161,30 +158,6 @@ def exchanged_bytes(config: RunConfig) -> float:
     every = exchange(config.exchange).interval
     sent = config.exchange.replicas * sum(cost.total for cost in exchange_costs(config))
     return 0.0 if every is None else sent / max(1, every)
-
-
-def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
-    """Bytes that copies add to a step, and the memory they take over all stages' weights and moments.
-
-    A checkpoint in the background is written from a copy of everything.
-    """
-    costs = costs_of_copies(config)
-    memory = sum(cost.host_memory + cost.own_memory for _, cost in costs)
-    share = memory / (STATE * parameter_count(config.model)) + config.checkpoint.background
-    return sum(len(copy.pairs) * cost.step_bytes for copy, cost in costs), share
-
-
-def copies_stated(config: RunConfig) -> list[str]:
-    """What the copies of a recipe cost while nothing fails, and what a failure costs then, in a line or two."""
-    chain = recovery(config.recovery, config.pipeline.stages)
-    if not chain.slots:
-        return []
-    sent, held = step_bytes_and_memory(config)
-    lines = [f"copies: {sent / 1e6:,.2f} MB sent in a step, all stages together; {held:.3f} of the model's state held"]
-    if chain.retaining is not None:
-        name, rule = chain.retaining
-        lines.append(f"{name}: {rule.steps_lost():g} steps lost in a failure, on average")
-    return lines
 
 
 def _links(copies: Sequence[tuple[Copy, CopyCost]]) -> list[set[int]]:

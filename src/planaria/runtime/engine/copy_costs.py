@@ -9,8 +9,13 @@ import torch
 
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.families import build_stage
+from planaria.models.stages import parameter_count
+from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
+
+STATE = 3 * FP32_BYTES
+"""bytes of a parameter's durable state: its weight and two moments"""
 
 
 def costs_of_copies(config: RunConfig) -> list[tuple[Copy, CopyCost]]:
@@ -29,3 +34,27 @@ def shapes_of(config: RunConfig, stage: int) -> Mapping[str, torch.Size]:
 def _stage_shapes(model: ModelConfig, stages: int, stage: int) -> Mapping[str, torch.Size]:
     built = build_stage(model, stages, stage, 0, "meta")
     return {name: parameter.shape for name, parameter in built.named_parameters()}
+
+
+def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
+    """Bytes that copies add to a step, and the memory they take over all stages' weights and moments.
+
+    A checkpoint in the background is written from a copy of everything.
+    """
+    costs = costs_of_copies(config)
+    memory = sum(cost.host_memory + cost.own_memory for _, cost in costs)
+    share = memory / (STATE * parameter_count(config.model)) + config.checkpoint.background
+    return sum(len(copy.pairs) * cost.step_bytes for copy, cost in costs), share
+
+
+def copies_stated(config: RunConfig) -> list[str]:
+    """What the copies of a recipe cost while nothing fails, and what a failure costs then, in a line or two."""
+    chain = recovery(config.recovery, config.pipeline.stages)
+    if not chain.slots:
+        return []
+    sent, held = step_bytes_and_memory(config)
+    lines = [f"copies: {sent / 1e6:,.2f} MB sent in a step, all stages together; {held:.3f} of the model's state held"]
+    if chain.retaining is not None:
+        name, rule = chain.retaining
+        lines.append(f"{name}: {rule.steps_lost():g} steps lost in a failure, on average")
+    return lines
