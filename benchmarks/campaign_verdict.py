@@ -52,8 +52,8 @@ def judge(run: Run, outcome: str, seconds: float) -> Plain:
 def first_opinion(folder: Path) -> list[str]:
     """What planaria's own ledger and replay find wrong with the log."""
     from planaria.common.errors import UserError
+    from planaria.control.logs import read_run
     from planaria.control.replay import replay
-    from planaria.record.logs import read_run
     from planaria.report.run.ledger import prove_exactly_once
 
     try:

@@ -46,7 +46,7 @@ def recipe(name: str, seed: int, coded: Any, steps: int, microbatches: int, netw
 def step_seconds(config: Any, faults: Any = ()) -> tuple[float, Any]:
     """The mean step of a run, from the order to work to its commit, the first one left out; and the run's record."""
     from benchmarks.fleet_run import bytes_data, require_finished, run_fleet
-    from planaria.record import decisions as d
+    from planaria.control import decisions as d
 
     record = run_fleet(config.model_copy(update={"data": bytes_data()}), tuple(faults))
     require_finished(record)

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.common import ROOT, Claim, Row, conclude, parser, start
 
 if TYPE_CHECKING:
-    from planaria.record.decisions import Decision
-    from planaria.record.events import Event, RunStarted
-    from planaria.record.state import RunState
+    from planaria.control.decisions import Decision
+    from planaria.control.events import Event, RunStarted
+    from planaria.control.state import RunState
 
 NAME = "controller"
 STAGES = 8
@@ -40,7 +40,7 @@ LARGE = 1000
 
 
 def started(**layout: Any) -> RunStarted:
-    from planaria.record.events import RunStarted
+    from planaria.control.events import RunStarted
 
     plain = {
         "name": NAME, "seed": 1, "stages": STAGES - 1, "steps": 10**6, "first_step": 0, "wall_time": 0.0, "spares": 2,
@@ -82,7 +82,7 @@ LAYOUTS: dict[str, Callable[[int], RunStarted]] = {"one replica": on_schedule, "
 
 def done() -> Callable[[RunState], RunState]:
     """What is to be said of a run once nothing more is to be decided; an older planaria does not ask to be told."""
-    from planaria.record import fold
+    from planaria.control import apply_base as fold
 
     return getattr(fold, "decided", lambda run: run)
 
@@ -91,7 +91,7 @@ class Obedient:
     """The controller's pure half, and workers that do as they are told; what happens is written down."""
 
     def __init__(self, settings: RunStarted) -> None:
-        from planaria.record.state import RunState
+        from planaria.control.state import RunState
 
         self.run = RunState.start(settings)
         self.facts: list[Event | Decision] = []
@@ -104,8 +104,8 @@ class Obedient:
 
     def happened(self, event: Event) -> None:
         """What the controller's loop does with an event."""
+        from planaria.control.apply import apply
         from planaria.control.decide import decide
-        from planaria.record.apply import apply
 
         self.facts.append(event)
         self.run = apply(event, self.run)
@@ -131,7 +131,7 @@ class Obedient:
 
     def loss(self) -> list[Event | Decision]:
         """A worker in the middle dies; its replica alone reports until it has an order of its new generation."""
-        from planaria.record import events as e
+        from planaria.control import events as e
 
         first, replica = len(self.facts), self.run.replicas[len(self.run.replicas) // 2]
         members = self._members[replica.number]
@@ -155,8 +155,8 @@ class Obedient:
         return self.facts[first:]
 
     def _obey(self, decision: Decision) -> None:
-        from planaria.record import decisions as d
-        from planaria.record import events as e
+        from planaria.control import decisions as d
+        from planaria.control import events as e
 
         match decision:
             case d.Spawn():
@@ -199,8 +199,8 @@ class Folded:
 
     def __call__(self) -> float:
         """Seconds of CPU time."""
+        from planaria.control.apply import apply
         from planaria.control.decide import decide
-        from planaria.record.apply import apply
 
         run, ended, began = self._before, done(), time.process_time()
         for fact in self._facts:

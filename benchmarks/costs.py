@@ -31,9 +31,9 @@ from planaria.config.schema import (
     RunConfig,
     TrainConfig,
 )
+from planaria.control.decisions import Decision
+from planaria.control.events import Event, Worked
 from planaria.pipeline.network.costs import FP32_BYTES
-from planaria.record.decisions import Decision
-from planaria.record.events import Event, Worked
 
 if TYPE_CHECKING:
     from planaria.control.protocols import Observer
@@ -122,9 +122,10 @@ def small(given: argparse.Namespace, way: RecoveryConfig) -> RunConfig:
 def stated(config: RunConfig) -> Statement:
     """What the strategy says of itself."""
     from planaria.runtime.engine.copy_costs import costs_of_copies
+    from planaria.runtime.engine.resolved import ResolvedRun
 
     memory: dict[int, int] = defaultdict(int)
-    copies = costs_of_copies(config)
+    copies = costs_of_copies(ResolvedRun(config))
     for copy, cost in copies:
         memory[copy.host] += cost.host_memory
         for stage in copy.sources:

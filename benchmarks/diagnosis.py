@@ -112,9 +112,9 @@ def _faults(
 def carry_out(episode: Episode) -> Outcome:
     """Train, and look at what was blamed."""
     from benchmarks.fleet_run import require_finished, run_fleet
+    from planaria.control import decisions as d
     from planaria.control.replay import replay
     from planaria.faults.trace import Fault
-    from planaria.record import decisions as d
 
     config = recipe(f"{NAME}-{episode.number}", episode.onset + episode.tail, "act", spares=1)
     record = run_fleet(config, tuple(Fault.model_validate(fault) for fault in episode.faults))

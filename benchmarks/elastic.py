@@ -30,12 +30,12 @@ from benchmarks.linked_run import add_flags, final_loss, recipe
 from benchmarks.unrest import GUESTS, Deed, Driver, deeds
 from planaria.config.options import Options
 from planaria.config.schema import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 if TYPE_CHECKING:
+    from planaria.control.logs import RunRecord
     from planaria.control.protocols import Observer
-    from planaria.record.logs import RunRecord
 
 NAME = "elastic"
 STRIKING = 0.85

@@ -43,9 +43,9 @@ from planaria.config.schema import (
 )
 
 if TYPE_CHECKING:
+    from planaria.control.logs import RunRecord
+    from planaria.control.statefile import StateFile
     from planaria.faults.trace import Trace
-    from planaria.record.logs import RunRecord
-    from planaria.record.statefile import StateFile
 
 NAME = "endurance"
 STAGES = 3
@@ -138,7 +138,7 @@ def trained(given: argparse.Namespace) -> tuple[Path, list[Sample], list[tuple[i
 def state_of(folder: Path) -> StateFile | None:
     """What the run says of itself; None before its first step and after it is over."""
     from planaria.common.errors import UserError
-    from planaria.record.statefile import read_state
+    from planaria.control.statefile import read_state
 
     try:
         state = read_state(folder)
@@ -298,7 +298,7 @@ def main() -> int:
     flags.add_argument("--every", type=float, default=2.0, help="seconds between two looks at the processes")
     flags.add_argument("--out", type=Path, default=RUNS, help="folder for the run")
     given = flags.parse_args()
-    from planaria.record.logs import read_run
+    from planaria.control.logs import read_run
 
     began = time.monotonic()
     folder, samples, logs = trained(given)

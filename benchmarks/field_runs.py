@@ -18,7 +18,7 @@ from benchmarks.field_ledger import Strike, Update, next_steps, updates_of
 from benchmarks.field_systems import System, alive
 from benchmarks.trl_runs import bury, children
 from planaria.common.errors import RunStopped
-from planaria.record.statefile import born
+from planaria.control.statefile import born
 
 NAME = "field"
 FIRST_S, END_S = 180.0, 40.0

@@ -18,7 +18,7 @@ from benchmarks.field_ledger import Line
 if TYPE_CHECKING:
     from benchmarks.field_peer import Job
     from planaria.config.schema import RunConfig
-    from planaria.record.logs import RunRecord
+    from planaria.control.logs import RunRecord
 
 RESTARTS = 10_000
 """that torch's elastic agent may make: more than anybody strikes"""
@@ -76,7 +76,7 @@ class Planaria(System):
         return [Command([sys.executable, "-m", "planaria", "train", str(file), "--quiet"])]
 
     def living(self, folder: Path) -> list[int | None]:
-        from planaria.record.statefile import born, read_state
+        from planaria.control.statefile import born, read_state
 
         workers = read_state(folder / "run").workers
         there = {w.node: w.pid for w in workers if w.node is not None and w.born == born(w.pid) and alive(w.pid)}
@@ -95,14 +95,14 @@ class Planaria(System):
         return prove_exactly_once(self._record(folder))
 
     def _record(self, folder: Path) -> RunRecord:
-        from planaria.record.logs import read_run
+        from planaria.control.logs import read_run
 
         return read_run(folder / "run")
 
 
 def lines_of(record: RunRecord) -> Iterator[Line]:
     """Each replica's commits. Replicas that average the gradients of every step take the same update together."""
-    from planaria.record import decisions as d
+    from planaria.control import decisions as d
 
     losses = {metric.step: metric.loss for metric in record.metrics if metric.kind == "step"}
     batch, began = record.config.samples, dict[int, float]()

@@ -24,8 +24,8 @@ def run(diagnose: str, repeat: int, given: argparse.Namespace) -> tuple[float, i
     """Seconds from the first order to the last commit; how often one worker was relieved at most."""
     from benchmarks.diagnosis import recipe
     from benchmarks.fleet_run import first_step_t, require_finished, run_fleet
+    from planaria.control import decisions as d
     from planaria.faults.trace import Fault
-    from planaria.record import decisions as d
 
     onsets = range(20, given.steps, PERIOD)
     faults = [Fault(step=step, stage=2, signal="slow", strength=3.0, resume_after_s=20.0) for step in onsets]

@@ -24,14 +24,14 @@ from planaria.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 if TYPE_CHECKING:
+    from planaria.control.logs import RunRecord
     from planaria.control.protocols import Observer
+    from planaria.control.statefile import LiveWorker
     from planaria.faults.trace import Fault
-    from planaria.record.logs import RunRecord
-    from planaria.record.statefile import LiveWorker
 
 VOCAB = 512
 """rows of the embedding table that ids of bytes need, and some"""
@@ -91,8 +91,8 @@ def run_fleet(
     ``around`` may wrap the observer; it is given the run's folder, and its observer is told everything. The recipe's
     trackers hear of the run only where it is ``tracked``.
     """
+    from planaria.control.logs import read_run
     from planaria.faults.trace import Trace
-    from planaria.record.logs import read_run
     from planaria.report.live.progress import Quiet
     from planaria.report.live.trackers import trackers
     from planaria.report.live.watch import Watch
@@ -150,7 +150,7 @@ def thaw_later(worker: LiveWorker, seconds: float) -> None:
     """SIGCONT after so many seconds, unless the process is gone by then and its number is another's."""
 
     def thaw() -> None:
-        from planaria.record import statefile
+        from planaria.control import statefile
 
         if worker.born is not None and statefile.born(worker.pid) == worker.born:
             os.kill(worker.pid, signal.SIGCONT)

@@ -29,11 +29,11 @@ from benchmarks.fleet_run import (
     thaw_later,
 )
 from planaria.common.errors import UserError
-from planaria.record import decisions as d
+from planaria.control import decisions as d
 
 if TYPE_CHECKING:
+    from planaria.control.logs import RunRecord
     from planaria.control.protocols import Observer
-    from planaria.record.logs import RunRecord
 
 NAME = "goodput"
 ARMS: dict[str, tuple[str, ...]] = {"fault-free": (), "kills": ("kill",), "kills and freezes": ("kill", "stop")}
@@ -64,7 +64,7 @@ class Striker(threading.Thread):
     def _strike(self, action: str, stage: int) -> bool:
         """One blow; False when nobody holds the stage just now."""
         from planaria.cli.commands.chaos import strike
-        from planaria.record.statefile import read_state
+        from planaria.control.statefile import read_state
 
         held = next((w for w in read_state(self._folder).workers if w.stage == stage), None)
         try:

@@ -21,8 +21,8 @@ from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.stages import flops_per_token, parameter_count, stage_layers
 from planaria.pipeline.network.costs import Prices, message_bytes
 from planaria.pipeline.plan.clock import Clock
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.needs import needs
+from planaria.runtime.engine.resolved import ResolvedRun
 
 NAME = "gpu_predicted"
 PRESETS = ("llama_124m", "llama_500m", "llama_1_5b")
@@ -74,8 +74,8 @@ def rate(given: argparse.Namespace) -> float:
 def step_s(config: RunConfig, clock: type[Clock], overlap: bool) -> float:
     """Seconds of a simulated step."""
     network = config.network.model_copy(update={"overlap": overlap})
-    itinerary = Itinerary(config.model_copy(update={"network": network}))
-    return Prices.seconds(clock(itinerary.training(0), itinerary.prices).run())
+    resolved = ResolvedRun(config.model_copy(update={"network": network}))
+    return Prices.seconds(clock(resolved.training(0), resolved.prices).run())
 
 
 def rows_of(name: str, given: argparse.Namespace) -> list[Row]:

@@ -25,7 +25,7 @@ from benchmarks.watched_run import training
 
 if TYPE_CHECKING:
     from planaria.config.schema import RunConfig
-    from planaria.record.logs import RunRecord
+    from planaria.control.logs import RunRecord
 
 NAME = "hardships"
 PARTS = ("busy", "paused", "strangers", "stuck", "disk")
@@ -55,8 +55,8 @@ def recipe(name: str, steps: int, **sections: dict[str, Any]) -> RunConfig:
 
 def busy(given: argparse.Namespace) -> list[Row]:
     """Stages of the 135M-parameter shape (width 576, 30 layers in 6 stages), two microbatches of 32 tokens."""
+    from planaria.control import events as e
     from planaria.faults.trace import Fault
-    from planaria.record import events as e
 
     shape = {"vocab": 512, "dim": 576, "layers": 30, "heads": 9, "kv_heads": 3, "hidden": 1536, "context": 32}
     config = recipe(
@@ -81,7 +81,7 @@ def busy(given: argparse.Namespace) -> list[Row]:
 
 def noticed(record: RunRecord) -> list[float]:
     """Seconds from each fault to the loss of its worker."""
-    from planaria.record import events as e
+    from planaria.control import events as e
 
     struck, found = {}, []
     for t, fact in record.history:
@@ -94,7 +94,7 @@ def noticed(record: RunRecord) -> list[float]:
 
 def paused(given: argparse.Namespace) -> list[Row]:
     """``planaria train`` in a process of its own, stopped again and again."""
-    from planaria.record import events as e
+    from planaria.control import events as e
 
     found = dict.fromkeys(PAUSES_S, 0)
     with training(recipe(f"{NAME}-paused", 10**6)) as run:
@@ -114,7 +114,7 @@ def paused(given: argparse.Namespace) -> list[Row]:
 
 def strangers(given: argparse.Namespace) -> list[Row]:
     """Windows with and without them take turns in one run."""
-    from planaria.record import events as e
+    from planaria.control import events as e
     from planaria.runtime.fleet.door import read_door
 
     ratios, lost = [], 0
@@ -166,7 +166,7 @@ def stuck(given: argparse.Namespace) -> list[Row]:
 
 def noticed_stuck(record: RunRecord) -> list[float]:
     """Seconds from each main thread's fault to the loss of its worker."""
-    from planaria.record import events as e
+    from planaria.control import events as e
 
     struck, found = {}, []
     for t, fact in record.history:
@@ -179,9 +179,9 @@ def noticed_stuck(record: RunRecord) -> list[float]:
 
 def disk(given: argparse.Namespace) -> list[Row]:
     """The stage file that one worker of a run is about to write is a pipe, again and again."""
-    from planaria.record import decisions as d
-    from planaria.record import events as e
-    from planaria.record.statefile import read_state
+    from planaria.control import decisions as d
+    from planaria.control import events as e
+    from planaria.control.statefile import read_state
     from planaria.runtime.checkpoint.stage_file import stage_file
     from planaria.runtime.checkpoint.store import CheckpointStore
 
@@ -216,7 +216,7 @@ def disk(given: argparse.Namespace) -> list[Row]:
 
 
 def _is_lost(fact: object, worker: str, incarnation: int) -> bool:
-    from planaria.record import events as e
+    from planaria.control import events as e
 
     return isinstance(fact, e.WorkerLost) and (fact.worker, fact.incarnation) == (worker, incarnation)
 

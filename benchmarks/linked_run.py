@@ -29,7 +29,7 @@ from planaria.config.schema import (
 )
 
 if TYPE_CHECKING:
-    from planaria.record.logs import RunRecord
+    from planaria.control.logs import RunRecord
 
 WORKERS = 2
 """of a replica: the ends and one block stage"""

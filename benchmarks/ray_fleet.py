@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.common import Claim, Row, conclude, milliseconds, parser, start
 from benchmarks.fleet_run import Relay, add_model_flags, real_stages, require_finished, run_fleet, step_seconds
 from planaria.config.schema import FleetConfig, NetworkConfig, RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 if TYPE_CHECKING:
+    from planaria.control.logs import RunRecord
     from planaria.control.protocols import Observer
-    from planaria.record.logs import RunRecord
 
 NAME = "ray_fleet"
 SETTINGS = {

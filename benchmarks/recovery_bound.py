@@ -13,11 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.pair import opened
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 if TYPE_CHECKING:
-    from planaria.record.logs import RunRecord
+    from planaria.control.logs import RunRecord
     from planaria.runtime.fleet.base import ControlLine
 
 _PASSES = 5

@@ -21,8 +21,8 @@ from benchmarks.fleet_run import add_model_flags, ending, real_stages, run_fleet
 
 if TYPE_CHECKING:
     from planaria.config.schema import RunConfig
+    from planaria.control.logs import RunRecord
     from planaria.faults.trace import Fault
-    from planaria.record.logs import RunRecord
     from planaria.report.run.recovery_timeline import RecoveryTiming
 
 NAME = "recovery_time"

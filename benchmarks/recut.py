@@ -151,7 +151,7 @@ def recipe(given: argparse.Namespace, shape: Shape, place: Path) -> RunConfig:
 
 def cross(given: argparse.Namespace, source: Shape, target: Shape, unbroken: Mapping[Shape, Unbroken]) -> Pair:
     """Take the source's state up at the target's shape: once to save it at once, and once to train on."""
-    from planaria.record.logs import read_run
+    from planaria.control.logs import read_run
     from planaria.report.run.ledger import prove_exactly_once
 
     was, last = unbroken[source], given.before + given.after
@@ -224,7 +224,7 @@ def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
 
 def losses(folder: Path) -> Losses:
     """By step; of a step that was done again, the last one."""
-    from planaria.record.logs import read_run
+    from planaria.control.logs import read_run
 
     return {metric.step: metric.loss for metric in read_run(folder).trained}
 

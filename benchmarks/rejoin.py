@@ -32,13 +32,13 @@ from benchmarks.linked_run import WORKERS, Guest, add_flags, final_loss, recipe
 from planaria.common.errors import RunStopped
 from planaria.config.options import Options
 from planaria.config.schema import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
-from planaria.record import decisions as d
+from planaria.control import decisions as d
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from planaria.control.logs import RunRecord
     from planaria.control.protocols import Observer
-    from planaria.record.logs import RunRecord
     from planaria.runtime.checkpoint.store import Saved
 
 NAME = "rejoin"

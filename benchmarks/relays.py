@@ -21,11 +21,11 @@ from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import Relay, add_model_flags, real_stages, require_finished, run_fleet
 from planaria.config.fleet_config import RelayConfig
 from planaria.config.schema import FleetConfig
-from planaria.record import decisions as d
+from planaria.control import decisions as d
 
 if TYPE_CHECKING:
+    from planaria.control.logs import RunRecord
     from planaria.control.protocols import Observer
-    from planaria.record.logs import RunRecord
 
 NAME = "relays"
 RELAYS = ("a", "b", "c")

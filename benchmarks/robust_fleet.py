@@ -76,8 +76,8 @@ def ended(config: Any, faults: tuple[Any, ...]) -> Ended:
     :raises AssertionError: when a worker has failed, or another than the liar was refused.
     """
     from benchmarks.fleet_run import require_finished, run_fleet
-    from planaria.record import decisions as d
-    from planaria.record import events as e
+    from planaria.control import decisions as d
+    from planaria.control import events as e
 
     record = run_fleet(config, faults)
     require_finished(record)

@@ -89,7 +89,7 @@ def recipe(name: str, seed: int, rounds: int, mute: int, pass_s: float) -> Any:
 def settled(config: Any, faults: Sequence[Any] = ()) -> tuple[dict[int, float], Sequence[tuple[float, Any]]]:
     """(round → when the last of the replicas that speak and live had settled it; the run's history), by its clock."""
     from benchmarks.fleet_run import require_finished, run_fleet
-    from planaria.record import decisions as d
+    from planaria.control import decisions as d
 
     record = run_fleet(config, tuple(faults))
     require_finished(record)
@@ -108,9 +108,9 @@ def round_s(config: Any) -> float:
 
 def after_deaths(config: Any, dead: int) -> tuple[float, list[str]]:
     """Seconds from the last of the deaths to the end of the next round, and the lines that name who is gone."""
+    from planaria.control import decisions as d
+    from planaria.control import events as e
     from planaria.faults.trace import Fault
-    from planaria.record import decisions as d
-    from planaria.record import events as e
 
     faults = [Fault(step=2 * EVERY + 2, stage=2 * (1 + k) + stage) for k in range(dead) for stage in (0, 1)]
     at, history = settled(config, faults)

@@ -28,10 +28,10 @@ from planaria.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from planaria.record import decisions as d
+from planaria.control import decisions as d
 
 if TYPE_CHECKING:
-    from planaria.record.logs import RunRecord
+    from planaria.control.logs import RunRecord
 
 NAME = "saves"
 LITTLE = Claim(high=0.1)

@@ -131,6 +131,7 @@ def _recipe(
 
 def _steps(given: argparse.Namespace, link: str, bandwidth: float) -> list[Row]:
     from planaria.runtime.engine.copy_costs import costs_of_copies
+    from planaria.runtime.engine.resolved import ResolvedRun
 
     best, plain, large, share, bound = [], [], [], [], []
     for repeat in range(given.repeats):
@@ -144,11 +145,11 @@ def _steps(given: argparse.Namespace, link: str, bandwidth: float) -> list[Row]:
         step_s = statistics.mean(step_seconds(alone, SKIP))
         plain.append(step_s)
         best.append(statistics.mean(step_seconds(beside, warm)) / step_s)
-        sent = max(cost.step_bytes for _, cost in costs_of_copies(config)) * every
+        sent = max(cost.step_bytes for _, cost in costs_of_copies(ResolvedRun(config))) * every
         bound.append(sent / slices / (bandwidth * step_s))
         full = _recipe(given, f"large-{repeat}", bandwidth, {"every": 1}, SKIP + STEPS)
         large.append(statistics.mean(step_seconds(run_fleet(full), SKIP)) / step_s)
-        share.append(max(cost.step_bytes for _, cost in costs_of_copies(full)) / (bandwidth * step_s))
+        share.append(max(cost.step_bytes for _, cost in costs_of_copies(ResolvedRun(full))) / (bandwidth * step_s))
     told: dict[str, float | int | str] = {"link": link, "step": f"{1e3 * statistics.median(plain):.0f} ms"}
     return [
         Row("step with snapshots / without, best interval", best, "1", Claim(high=1.02), told),
@@ -224,9 +225,9 @@ def _plain(name: str) -> RunConfig:
 def _resumed(folder: Path) -> tuple[float, float, str]:
     """Go on for a few steps: seconds to the first step from the last worker that was waited for and from the command,
     and from where it went on."""
-    from planaria.record import decisions as d
-    from planaria.record import events as e
-    from planaria.record.logs import read_run
+    from planaria.control import decisions as d
+    from planaria.control import events as e
+    from planaria.control.logs import read_run
 
     before = max(fact.step for _, fact in read_run(folder).history if isinstance(fact, d.Commit))
     called = time.monotonic()

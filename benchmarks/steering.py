@@ -22,8 +22,8 @@ def seconds(given: argparse.Namespace, name: str, diagnose: str, slow: bool) -> 
     """From the first order to the last commit."""
     from benchmarks.diagnosis import recipe
     from benchmarks.fleet_run import first_step_t, require_finished, run_fleet
+    from planaria.control import decisions as d
     from planaria.faults.trace import Fault
-    from planaria.record import decisions as d
 
     config = recipe(f"{NAME}-{name.replace(' ', '-')}", given.steps, diagnose, 1, given.microbatches)
     fault = Fault(step=given.onset, stage=2, signal="slow", strength=given.times)

@@ -23,7 +23,7 @@ from planaria.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from planaria.record import decisions as d
+from planaria.control import decisions as d
 
 NAME = "stragglers"
 CLAIM = Claim(low=1.10)

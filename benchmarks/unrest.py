@@ -98,7 +98,7 @@ class Driver(threading.Thread):
     def _strike(self, action: str) -> bool:
         """A blow at any worker that stands in a replica."""
         from planaria.cli.commands.chaos import strike
-        from planaria.record.statefile import read_state
+        from planaria.control.statefile import read_state
 
         try:
             held = [worker for worker in read_state(self._folder).workers if worker.node is not None]

@@ -25,7 +25,7 @@ class Training:
 
     def history(self) -> Sequence[tuple[float, Any]]:
         """Events and decisions so far, each with its moment."""
-        from planaria.record.logs import read_run
+        from planaria.control.logs import read_run
 
         return read_run(self.folder).history
 
@@ -33,7 +33,7 @@ class Training:
         return [fact for _, fact in self.history()]
 
     def commits(self) -> int:
-        from planaria.record import decisions as d
+        from planaria.control import decisions as d
 
         return sum(isinstance(fact, d.Commit) for fact in self.facts())
 

@@ -32,8 +32,8 @@ from planaria.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 if TYPE_CHECKING:
     from planaria.control.protocols import Observer

@@ -71,7 +71,7 @@ def test_mistakes_are_one_line(arguments: list[str], line: str, capsys: pytest.C
 def test_what_the_system_lacks_is_one_line(
     error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def short(given: object) -> None:
+    def short(*given: object) -> None:
         raise error
 
     monkeypatch.setattr(entry, "run", short)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from planaria.cli.commands.watch import token_in
 from planaria.common import documents
 from planaria.common.errors import UserError
-from planaria.record.identity import identity
+from planaria.control.logs import identity
 from planaria.runtime.fleet.door import read_door, read_key
 
 

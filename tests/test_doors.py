@@ -19,9 +19,10 @@ LEVELS = (
     ("pipeline.routing", "recovery", "exchange", "faults", "swarm.tasks"),
     ("pipeline.plan",),
     ("planner",),
-    ("record",),
-    ("runtime.fleet", "runtime.transport", "runtime.checkpoint"),
-    ("runtime.engine", "control"),
+    ("runtime.transport",),
+    ("control",),
+    ("runtime.fleet", "runtime.checkpoint"),
+    ("runtime.engine", "control.controller", "control.relay_watch"),
     ("lab.trials",),
     ("lab.compare", "lab.experts", "swarm"),
     ("report", "lab.report", "swarm.report"),
@@ -35,6 +36,24 @@ LEVELS = (
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 PARTS = ("lab", "swarm")
 """what the core never imports"""
+FACTS = ("decisions", "events", "gauges", "logs", "replica", "roster", "run_record", "segments", "started", "verdicts")
+"""modules of ``control`` that reports read"""
+DECIDING = (
+    "coded",
+    "controller",
+    "decide",
+    "diagnosis",
+    "formation",
+    "relay_watch",
+    "replay",
+    "rounds",
+    "saving",
+    "staffing",
+    "steering",
+    "waits",
+    "witnesses",
+)
+"""modules of ``control`` that decide"""
 
 
 @cache
@@ -137,7 +156,7 @@ def test_no_import_leads_back_to_where_it_came_from() -> None:
         "models",
         "runtime.transport",
         "runtime.fleet",
-        "control",
+        "control.controller",
         "runtime.checkpoint",
         "pipeline.plan",
     ],
@@ -145,6 +164,23 @@ def test_no_import_leads_back_to_where_it_came_from() -> None:
 def test_reports_read_events_only(forbidden: str) -> None:
     observers = [m for m in modules() if room(m) in ("report", "lab.report", "swarm.report")]
     assert not [f"{m} imports {n}" for m in observers for n in neighbours(m) if room(n) == forbidden]
+
+
+def test_reports_read_facts_of_control_only() -> None:
+    observers = [m for m in modules() if room(m) in ("report", "lab.report", "swarm.report")]
+    read = {n for m in observers for n in neighbours(m) if room(n).startswith("control")}
+    assert read == {f"planaria.control.{name}" for name in FACTS}
+
+
+def test_what_happened_is_applied_without_a_decision() -> None:
+    """All that ``apply`` imports, directly or not."""
+    seen, left = set(), ["planaria.control.apply", *(f"planaria.control.{name}" for name in FACTS)]
+    while left:
+        module = left.pop()
+        seen.add(module)
+        left += neighbours(module) - seen
+    assert "planaria.control.apply_base" in seen
+    assert not seen & {f"planaria.control.{name}" for name in DECIDING}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +219,7 @@ def test_ray_is_known_to_one_file_which_is_imported_only_when_it_is_asked_for() 
 def test_strategies_know_no_process_socket_clock_or_file() -> None:
     outside = {"time", "threading", "subprocess", "socket", "queue", "os", "shutil", "signal"}
     pure = [m for m in modules() if room(m) in ("pipeline.routing", "recovery", "exchange", "pipeline.plan")]
-    pure += ["planaria.record.apply", "planaria.control.decide", "planaria.record.state", "planaria.control.replay"]
+    pure += [f"planaria.control.{name}" for name in ("apply", "decide", "state", "replay")]
     assert not [f"{m} imports {n}" for m in pure for n in imported(modules()[m]) if n.partition(".")[0] in outside]
 
 

@@ -13,7 +13,7 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.stages import flops_per_token
 from planaria.pipeline.plan.clock import Clock
-from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.resolved import ResolvedRun
 
 GIVEN = predicted.flags().parse_args([])
 
@@ -39,8 +39,8 @@ def test_passes_take_what_the_utilisation_says(config: RunConfig) -> None:
 
 
 def test_one_device_computes_for_one_process_at_a_time_and_copies_once_each_way(config: RunConfig) -> None:
-    itinerary = Itinerary(config)
-    prices, plan = itinerary.prices, itinerary.training(0)
+    resolved = ResolvedRun(config)
+    prices, plan = resolved.prices, resolved.training(0)
     clock = predicted.OneDevice(plan, prices)
     step = clock.run()
     spans = sorted((clock.starts[n], clock.ends[n]) for ran in clock.ran.values() for n in ran)

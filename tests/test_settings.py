@@ -13,6 +13,7 @@ from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault, Trace
 from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import RULES, idle, require_used
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
@@ -66,15 +67,17 @@ def test_one_process_refuses_more_replicas_in_time() -> None:
 
 def test_what_is_said_for_other_runs_is_named() -> None:
     quiet, trace = config(), Trace(faults=(Fault(step=1, stage=1, signal="slow"), Fault(step=2, stage=1)))
-    assert list(idle(quiet, trace)) == []
+    assert list(idle(ResolvedRun(quiet), trace)) == []
     alone = config(exchange={"kind": "noloco", "options": {"every": 5}}, fleet={"spares": 3}, engine="inline")  # type: ignore[arg-type]
-    lines = list(idle(alone, trace))
+    lines = list(idle(ResolvedRun(alone), trace))
     assert [line.partition(":")[0] for line in lines] == [
         "exchange.kind, exchange.options",
         "fleet.spares",
         "faults left out",
     ]
     assert "1 slow" in lines[2] and "kill" not in lines[2]
-    assert list(idle(alone.model_copy(update={"engine": "fleet"}), trace)) == lines[:1]
+    assert list(idle(ResolvedRun(alone.model_copy(update={"engine": "fleet"})), trace)) == lines[:1]
     beside = config(checkpoint={"background": True, "every": 5}, engine="inline")  # type: ignore[arg-type]
-    assert list(idle(beside, Trace(faults=()))) == ["checkpoint.background: for workers; engine 'inline' has none"]
+    assert list(idle(ResolvedRun(beside), Trace(faults=()))) == [
+        "checkpoint.background: for workers; engine 'inline' has none"
+    ]

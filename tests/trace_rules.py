@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from planaria.record import events as e
-from planaria.record.run_record import RunRecord
+from planaria.control import events as e
+from planaria.control.run_record import RunRecord
 from planaria.report.run.recovery_timeline import recoveries
 
 Event = dict[str, Any]

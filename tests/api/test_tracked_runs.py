@@ -15,8 +15,7 @@ import pytest
 from tiny_recipe import written
 
 import planaria
-from planaria.record.identity import identity
-from planaria.record.logs import read_run
+from planaria.control.logs import identity, read_run
 
 Curve = list[tuple[int, float]]
 

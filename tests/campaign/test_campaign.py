@@ -14,8 +14,8 @@ from benchmarks.campaign_verdict import facts
 from benchmarks.second_ledger import Fact, Ledger
 
 from planaria.config.schema import RunConfig
+from planaria.control.logs import read_run
 from planaria.faults.trace import Trace
-from planaria.record.logs import read_run
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.engine.prepare import check
 

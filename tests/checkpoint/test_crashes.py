@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from planaria.config.schema import ExchangeConfig, ModelConfig
+from planaria.control.events import Standing
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
-from planaria.record.events import Standing
 from planaria.runtime.checkpoint.holdings import copies_of, cut_of, require_file
 from planaria.runtime.checkpoint.recut import require_whole
 from planaria.runtime.checkpoint.stage_file import reading, write_stage

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
+from planaria.control.started import SnapshotLabel
 from planaria.models.state import StageState
-from planaria.record.started import SnapshotLabel
 from planaria.runtime.checkpoint.memory import MemoryFolder
 from planaria.runtime.checkpoint.stage_file import (
     Label,

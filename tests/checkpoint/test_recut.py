@@ -20,11 +20,11 @@ from torch import Tensor
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control.events import Standing
 from planaria.exchange import exchange
 from planaria.models.families import build_stage
 from planaria.models.packing import digest
 from planaria.models.state import StageState
-from planaria.record.events import Standing
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import Cut, atom_name
 from planaria.runtime.checkpoint.loading import check_stages, stage_for

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.command import carry_out
 
 import planaria
-from planaria.record.logs import read_run
+from planaria.control.logs import read_run
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 RECIPE = """

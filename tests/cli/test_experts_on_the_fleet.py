@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from planaria import cli
+from planaria.control.events import StageReady
+from planaria.control.logs import read_run
 from planaria.lab.experts.experts_results import Results
-from planaria.record.events import StageReady
-from planaria.record.logs import read_run
 
 pytestmark = pytest.mark.timeout(300)
 """a dozen processes are started one after the other, on whatever else the machine does"""

@@ -17,10 +17,10 @@ import torch
 from benchmarks.command import Said, carry_out
 
 import planaria
+from planaria.control.logs import read_run
 from planaria.faults.trace import Fault, Trace
 from planaria.faults.trace import text as trace_text
 from planaria.models.huggingface import import_model
-from planaria.record.logs import read_run
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.foreign import universal
 from planaria.runtime.checkpoint.loading import Atom, load_model

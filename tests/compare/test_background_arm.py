@@ -17,6 +17,7 @@ from planaria.lab.compare.race import Course, race
 from planaria.models.families import stage_parameters
 from planaria.recovery.checkpoint import best_steps, rollback, rollback_mean
 from planaria.runtime.engine.copy_costs import STATE, step_bytes_and_memory
+from planaria.runtime.engine.resolved import ResolvedRun
 
 NETWORK = {
     "forward_s": [1.0], "backward_s": [2.0], "bandwidth": 1e9, "store_bandwidth": 1e5, "memory_bandwidth": 1e7,
@@ -35,7 +36,10 @@ def test_training_stands_still_for_the_copy_alone_and_is_so_many_steps_ahead() -
     assert (beside.save_s, beside.write_s) == (pytest.approx(size / 1e7), pytest.approx(size / 1e5))
     assert (beside.behind - 1) * beside.step_s < beside.write_s <= beside.behind * beside.step_s
     assert beside.load_s == waiting.load_s
-    assert step_bytes_and_memory(recipe(True))[1] == step_bytes_and_memory(recipe(False))[1] + 1.0
+    assert (
+        step_bytes_and_memory(ResolvedRun(recipe(True)))[1]
+        == step_bytes_and_memory(ResolvedRun(recipe(False)))[1] + 1.0
+    )
 
 
 def test_the_prediction_has_an_interval_that_is_possible_and_what_is_lost_by_being_behind() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria.control.decide import decide
-from planaria.record.decisions import Decision
-from planaria.record.replicas import Replicas
-from planaria.record.state import RunState
+from planaria.control.decisions import Decision
+from planaria.control.state import Replicas, RunState
 
 
 def fresh(run: RunState) -> RunState:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from herd_worker import Content, HerdWorker
 
+from planaria.control import decisions as d
+from planaria.control.replica import ReplicaState
 from planaria.control.staffing import MAX_STILLBORN
-from planaria.record import decisions as d
-from planaria.record.replica import ReplicaState
-from planaria.record.state import RunState
+from planaria.control.state import RunState
 
 if TYPE_CHECKING:
     from open_herd import OpenHerd

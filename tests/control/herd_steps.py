@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from pretend_herd import PretendHerd
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.state import RunState
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.state import RunState
 
 F = TypeVar("F", bound=e.Fact)
 

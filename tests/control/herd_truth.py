@@ -9,13 +9,13 @@ import pytest
 import torch
 from herd_worker import Content, HerdWorker, vector
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.events import Standing
+from planaria.control.replica import ReplicaState
+from planaria.control.state import RunState
 from planaria.exchange import exchange
 from planaria.exchange.robust.combining import combine
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.events import Standing
-from planaria.record.replica import ReplicaState
-from planaria.record.state import RunState
 
 Ledger = dict[int, list[int]]
 """replica → the blocks that count as committed by it, in order"""

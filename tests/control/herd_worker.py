@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from planaria.control import decisions as d
+from planaria.control.events import Standing
 from planaria.exchange.base import Outer
 from planaria.exchange.weighing import Weighing
-from planaria.record import decisions as d
-from planaria.record.events import Standing
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pretend_fleet import PretendFleet
 
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 
 class OpenFleet(PretendFleet):

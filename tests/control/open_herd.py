@@ -8,9 +8,9 @@ from guest_truth import GuestTruth
 from herd_worker import HerdWorker
 from pretend_herd import PretendHerd
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.state import RunState
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.state import RunState
 
 
 @dataclass

@@ -14,18 +14,18 @@ from itertools import pairwise
 from fresh import decided_alike
 from pretender import DISK, Gift, Pretender, is_whole
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
+from planaria.control.apply_base import decided
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_STILLBORN
-from planaria.control.obstacles import held_up
+from planaria.control.gauges import Passes
+from planaria.control.replica import ReplicaState
+from planaria.control.rollback import first_origin
 from planaria.control.saving import LAST_TRIES, resting
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.apply import apply
-from planaria.record.fold import decided
-from planaria.record.gauges import Passes
-from planaria.record.replica import ReplicaState
-from planaria.record.rollback import first_origin
-from planaria.record.state import RunState
+from planaria.control.state import RunState
+from planaria.control.waits import held_up
 from planaria.recovery import recovery
 from planaria.recovery.chain import Plan
 from planaria.recovery.retention import Retention

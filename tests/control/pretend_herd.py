@@ -12,15 +12,15 @@ from herd_truth import Truth
 from herd_worker import Content, HerdWorker, Loan, Part, lends
 from pretender import DISK
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
+from planaria.control.apply_base import decided
 from planaria.control.decide import decide
-from planaria.control.obstacles import held_up
 from planaria.control.rounds import waiting
 from planaria.control.saving import resting
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.apply import apply
-from planaria.record.fold import decided
-from planaria.record.state import RunState
+from planaria.control.state import RunState
+from planaria.control.waits import held_up
 
 MOST_DECISIONS = 80
 """in a row without anything happening; starting all workers and spares is the longest honest chain"""

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from planaria.config.schema import RecoveryConfig
-from planaria.record import decisions as d
+from planaria.control import decisions as d
 from planaria.recovery.echo import Echo
 
 Gift = tuple[int, int, int]

@@ -10,11 +10,11 @@ from pretender import DISK
 from test_decide import STAGES, fleet, last, seals, work_until
 
 from planaria.config.schema import RunConfig
-from planaria.control.cadence import Cadence
-from planaria.control.deadlines import Deadlines
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.apply import apply
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
+from planaria.control.saving import Cadence
+from planaria.control.waits import Deadlines
 from planaria.recovery.checkpoint import best_steps
 
 

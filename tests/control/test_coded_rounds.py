@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from planaria.config.schema import ExchangeConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
+from planaria.control.apply_base import freeze
 from planaria.control.coded import LEAST_S, Stragglers, close_round
 from planaria.control.decide import decide
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.apply import apply
-from planaria.record.coded import CodedStep
-from planaria.record.fold import freeze
-from planaria.record.state import RunState
-from planaria.record.waiting import Waiting
+from planaria.control.replica import CodedStep, Waiting
+from planaria.control.state import RunState
 
 MSGC = {"scheme": "msgc", "burst": 1, "window": 2, "stragglers": 1, "jobs": 2}
 NODES = [[0, 2, 4, 6], [1, 3, 5, 7]]

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from hostile_json import hostile
 from planaria.config.schema import RunConfig
 from planaria.control import controller as module
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply_base import anew
 from planaria.control.controller import Controller
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
+from planaria.control.state import RunState
 from planaria.control.waits import AGAIN_S, Wait, Waits
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.fold import anew
-from planaria.record.state import RunState
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.base import Gone, Said

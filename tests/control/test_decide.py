@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from pretend_fleet import PretendFleet
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_STILLBORN
-from planaria.control.obstacles import held_up, underlying
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.apply import apply
-from planaria.record.state import RunState
+from planaria.control.state import RunState
+from planaria.control.waits import held_up, underlying
 
 STAGES = 4
 

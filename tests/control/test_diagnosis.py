@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.diagnosis import verdicts
-from planaria.control.steering import after
-from planaria.control.suspicion import Verdict
-from planaria.record.gauges import EVERY, Flow, Gauged, Gauges, Pair, Passes
+from planaria.control.gauges import EVERY, Flow, Gauged, Gauges, Pair, Passes
+from planaria.control.steering import Verdict, after
 
 STAGES = 5
 """the ends among them"""

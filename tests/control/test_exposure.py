@@ -8,9 +8,9 @@ from typing import Any
 from herd_steps import started, work_until
 from open_herd import OpenHerd
 
-from planaria.control.exposure import exposed
-from planaria.record.fold import set_workers
-from planaria.record.state import RunState
+from planaria.control.apply_base import set_workers
+from planaria.control.staffing import exposed
+from planaria.control.state import RunState
 
 
 def spread(strategy: str, guests: int, **options: Any) -> RunState:

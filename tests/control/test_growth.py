@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from benchmarks.controller import LAYOUTS, Obedient
 
+from planaria.control.apply import apply
+from planaria.control.apply_base import decided
 from planaria.control.decide import decide
-from planaria.record.apply import apply
-from planaria.record.fold import decided
 
 FEW, MANY = 16, 128
 

@@ -7,10 +7,10 @@ from typing import Any
 from herd_steps import finished, said, started, work_until
 from open_herd import OpenHerd
 
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.control.staffing import MAX_STILLBORN, lacking
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.state import RunState
+from planaria.control.state import RunState
 
 
 def open_herd(replicas: int, kind: str = "local", stages: int = 1, **changed: Any) -> OpenHerd:

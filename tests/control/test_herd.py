@@ -13,12 +13,12 @@ from open_herd import OpenHerd
 from pretender import DISK
 
 from examples import examples
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
 from planaria.control.replay import replay
 from planaria.control.saving import resting
 from planaria.exchange import exchange
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.apply import apply
 
 pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they take their time
 

@@ -9,10 +9,10 @@ import pytest
 from test_membership import troubled
 
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.apply import apply
-from planaria.record.state import RunState
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
+from planaria.control.state import RunState
 from planaria.report.live_page.frames import Frames, Json, patched
 from planaria.report.live_page.limits import MOST_LOST
 from planaria.report.live_page.story import Story

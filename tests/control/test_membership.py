@@ -9,11 +9,11 @@ import pytest
 from herd_steps import started
 from open_herd import OpenHerd
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.apply import apply
-from planaria.record.membership import Membership
-from planaria.record.state import RunState
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
+from planaria.control.state import RunState
+from planaria.report.membership import Membership
 
 KINDS = [("noloco", 1), ("diloco", 2), ("local", None)]
 

@@ -6,11 +6,10 @@ import pytest
 from test_decide import fleet, last, told, work_until
 
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.control.relay_watch import Probed, RelayWatch
-from planaria.control.starts import Starts
-from planaria.control.waits import Waits
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control.waits import Starts, Waits
 
 REFUSED = "127.0.0.1:7: Connection refused"
 FRESH_S = 120.0

@@ -6,8 +6,8 @@ import pytest
 from herd_steps import finished, herd, relink, said, work_until
 from pretend_herd import PretendHerd
 
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 
 def test_no_two_replicas_have_a_generation_in_common() -> None:

@@ -10,12 +10,12 @@ from fresh import decided_alike
 from herd_steps import finished, herd, relink, said, work_until
 from pretend_herd import PretendHerd
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.allotment import Used
-from planaria.record.events import Standing
-from planaria.record.fold import decided, with_replica
-from planaria.record.state import RunState
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.allotment import Used
+from planaria.control.apply_base import decided, with_replica
+from planaria.control.events import Standing
+from planaria.control.state import RunState
 
 STREAMING = {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}}
 

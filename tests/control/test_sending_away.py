@@ -10,10 +10,10 @@ from pretend_herd import PretendHerd
 from pydantic import ValidationError
 
 from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.control import decisions as d
+from planaria.control.apply import apply
+from planaria.control.apply_base import decided
 from planaria.control.decide import decide
-from planaria.record import decisions as d
-from planaria.record.apply import apply
-from planaria.record.fold import decided
 from planaria.runtime.engine.unused import unused
 
 

@@ -8,7 +8,7 @@ import pytest
 from test_decide import fleet, work_until
 
 from planaria.common.errors import UserError
-from planaria.record.statefile import PROGRESS_S, SHARE, StateWriter, describe, read_state
+from planaria.control.statefile import PROGRESS_S, SHARE, StateWriter, describe, read_state
 
 
 def test_the_state_file_tells_who_holds_what(tmp_path: Path) -> None:

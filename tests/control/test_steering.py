@@ -9,10 +9,10 @@ import pytest
 from open_fleet import OpenFleet
 from test_machine import SHARED, started
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.gauges import Flow, Passes
 from planaria.control.steering import PAUSE_S
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.gauges import Flow, Passes
 
 SLOW = 2
 """a stage"""

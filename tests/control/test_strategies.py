@@ -8,7 +8,7 @@ import pytest
 from pretend_fleet import PretendFleet
 from test_decide import STAGES, fleet, last, work_until
 
-from planaria.record import decisions as d
+from planaria.control import decisions as d
 from planaria.recovery import RECOVERIES
 
 

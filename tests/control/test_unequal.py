@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria.control import decisions as d
 from planaria.control.saving import unequal
-from planaria.record import decisions as d
 
 
 def test_of_two_nobody_knows_which_is_wrong() -> None:

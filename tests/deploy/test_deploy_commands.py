@@ -17,8 +17,8 @@ from clusters import DEPLOY, KEY, Call, environment, noted, noting, pod, read, s
 from planaria import cli
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.join import AddressEntrance, Offer
+from planaria.runtime.engine.resolved import ResolvedRun
 
 SRUN = """#!/bin/sh
 while [ "${1#--}" != "$1" ]; do shift; done
@@ -135,7 +135,7 @@ def test_what_leads_and_what_joins_fit_together(
     assert config.fleet.host == "0.0.0.0" and offer.first_s >= 600 and offer.cache is not None
     assert config.fleet.own is not None
     if called is not called_in_slurm:
-        needed = len(Itinerary(config).arrangement.stage) + config.fleet.spares
+        needed = len(ResolvedRun(config).arrangement.stage) + config.fleet.spares
         assert config.fleet.own + machines * offer.workers == needed, "the recipe finds room, and no more is rented"
     else:
         assert config.train.steps == 500 and config.fleet.own == offer.workers == 1

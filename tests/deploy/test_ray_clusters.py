@@ -11,7 +11,7 @@ import pytest
 
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.resolved import ResolvedRun
 
 yaml = pytest.importorskip("yaml")
 ray_constants = pytest.importorskip("ray._private.ray_constants")
@@ -33,7 +33,7 @@ def trained(file: str) -> RunConfig:
 
 
 def own_workers(config: RunConfig) -> int:
-    return len(Itinerary(config).arrangement.stage) + config.fleet.spares
+    return len(ResolvedRun(config).arrangement.stage) + config.fleet.spares
 
 
 @pytest.mark.parametrize("file", sorted(FILES))

@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.replica import ReplicaState, Waiting
+from planaria.control.roster import Roster, WorkerState
+from planaria.control.state import Replicas, RunState
 from planaria.faults.trace import Fault, Trace
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.replica import ReplicaState
-from planaria.record.replicas import Replicas
-from planaria.record.roster import Roster, WorkerState
-from planaria.record.state import RunState
-from planaria.record.waiting import Waiting
 from planaria.runtime.engine.injector import TraceChaos
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)

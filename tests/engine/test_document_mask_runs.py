@@ -15,10 +15,10 @@ import planaria
 from planaria.cli.commands.evaluate import evaluate
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control.logs import read_run
 from planaria.data.stream import Stream
 from planaria.models.llama import document_mask
 from planaria.models.stages import Llama
-from planaria.record.logs import read_run
 from planaria.runtime.engine.batches import batches, masks
 from planaria.runtime.engine.prepare import check
 

@@ -18,8 +18,8 @@ from planaria.pipeline.routing import routes
 from planaria.recovery.chain import Plan
 from planaria.recovery.merging import merge
 from planaria.runtime.engine.inline import InlineEngine
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.optimizer import learning_rate
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 from schedules import on_schedule, shape
 
@@ -296,9 +296,9 @@ def test_gradients_of_a_schedule_are_those_of_backpropagation_on_its_routes(
     """Ten nodes, two for each stage, which add up what they have; skipping and swapping, or neither."""
     plain = config(model={"tied": tied}, optim={"clip": 0.0}, **shape(skip))
     recipe = on_schedule(plain, tmp_path, disorderly=skip > 0)
-    itinerary = Itinerary(recipe)
-    stage = itinerary.arrangement.stage
-    orders = [[stage[node] for node in route[1:-1]] for route in itinerary.routes(0)]
+    resolved = ResolvedRun(recipe)
+    stage = resolved.arrangement.stage
+    orders = [[stage[node] for node in route[1:-1]] for route in resolved.routes(0)]
     assert {len(order) for order in orders} == {4 if not skip else 2}
     assert any(order != sorted(order) for order in orders) == bool(skip)
     loss, expected = plain_gradients(recipe, orders)

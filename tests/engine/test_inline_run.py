@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault, Trace
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore

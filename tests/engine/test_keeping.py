@@ -18,6 +18,7 @@ from planaria.pipeline.routing import routes
 from planaria.recovery.chain import Plan
 from planaria.runtime.engine.copy_costs import costs_of_copies
 from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.resolved import ResolvedRun
 
 Recipe = Callable[..., RunConfig]
 CLOCKED = {"warmup": 5, "schedule": "cosine", "weight_decay": 0.1, "clip": 0.5}
@@ -289,6 +290,6 @@ def test_what_is_sent_is_what_is_stated_and_headers(recovery: dict[str, Any], me
     first = engine.parcel_bytes
     losses(engine, 6)
     sent = (engine.parcel_bytes - first) / 6
-    stated = sum(len(copy.sources) * cost.step_bytes for copy, cost in costs_of_copies(recipe))
+    stated = sum(len(copy.sources) * cost.step_bytes for copy, cost in costs_of_copies(ResolvedRun(recipe)))
     tensors = 3 * max(len(runner.parameters) for runner in engine.runners.values()) + 3
     assert round(stated) <= sent <= round(stated) + 200 * tensors * messages

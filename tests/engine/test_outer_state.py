@@ -12,11 +12,11 @@ import torch
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
+from planaria.control.events import MessageCompressed
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
 from planaria.models.packing import pack, unpack
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.record.events import MessageCompressed
 from planaria.runtime.engine.exchange_round import RoundMember
 from planaria.runtime.engine.gradients import exchange_gradients
 from planaria.runtime.engine.inline_replicas import InlineReplicas

@@ -7,11 +7,11 @@ from pydantic import ValidationError
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
-from planaria.record import events as e
-from planaria.record.decisions import BEFORE, Form, Keep, Meet, Member
-from planaria.record.events import Fact
-from planaria.runtime.engine.itinerary import Itinerary
+from planaria.control import events as e
+from planaria.control.decisions import BEFORE, Form, Keep, Meet, Member
+from planaria.control.events import Fact
 from planaria.runtime.engine.position import Position
+from planaria.runtime.engine.resolved import ResolvedRun
 
 RECIPE = RunConfig(
     engine="fleet",
@@ -31,7 +31,7 @@ def said() -> list[Fact]:
 def here(said: list[Fact]) -> Position:
     """Of stage 1 in replica 1, whose stage 2 is absent."""
     members = [Member(node=node, stage=node - 3, worker=f"w{node}", source=Keep()) for node in (3, 4)]
-    made = Position("w4", Itinerary(RECIPE), said.append)
+    made = Position("w4", ResolvedRun(RECIPE), said.append)
     made.move(4, Form(replica=1, generation=7, step=9, outcome="recovered", members=members, links=[]))
     return made
 

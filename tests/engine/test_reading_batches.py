@@ -15,14 +15,15 @@ from tiny import config_in
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.roster import Roster, WorkerState
+from planaria.control.state import RunState
 from planaria.faults.trace import Fault, Trace, write
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.roster import Roster, WorkerState
-from planaria.record.state import RunState
 from planaria.runtime.engine.blows import Blows
 from planaria.runtime.engine.prepare import read_faults
 from planaria.runtime.engine.reading import Reading
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import idle
 
 LATE_S = 0.02
@@ -111,12 +112,12 @@ def struck(folder: Path, fault: Fault, **sections: Any) -> RunConfig:
 
 
 def test_data_can_be_late_only_where_data_are_read(tmp_path: Path) -> None:
-    assert read_faults(struck(tmp_path, Fault(step=0, stage=0, signal="slow_data"))).faults
+    assert read_faults(ResolvedRun(struck(tmp_path, Fault(step=0, stage=0, signal="slow_data")))).faults
     block = Fault(step=0, stage=2, signal="slow_data")
     with pytest.raises(UserError, match=r"'slow_data' at 2, which reads no batches; name one of these: 0$"):
-        read_faults(struck(tmp_path, block))
+        read_faults(ResolvedRun(struck(tmp_path, block)))
     config = struck(tmp_path, block, data={"document_mask": True})
-    assert read_faults(config).faults, "every stage keeps documents apart"
+    assert read_faults(ResolvedRun(config)).faults, "every stage keeps documents apart"
 
 
 @pytest.mark.parametrize(
@@ -137,5 +138,5 @@ def test_one_process_has_no_machines_and_says_so(tmp_path: Path) -> None:
     config = config_in(tmp_path).model_copy(update={"engine": "inline"})
     faults = (Fault(step=1, stage=0, signal="slow_data"), Fault(step=1, stage=2, signal="slow_host"))
     assert "faults left out: 1 slow_data, 1 slow_host; they strike workers, and engine 'inline' has none" in list(
-        idle(config, Trace(faults=faults))
+        idle(ResolvedRun(config), Trace(faults=faults))
     )

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from planaria.config.schema import RunConfig
-from planaria.record.decisions import Replan
-from planaria.record.events import Replanned
+from planaria.control.decisions import Replan
+from planaria.control.events import Replanned
 from planaria.runtime.engine import replanner
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.replanner import Replanner
+from planaria.runtime.engine.resolved import ResolvedRun
 from schedules import on_schedule, shape
 
 
 def made(config: Callable[..., RunConfig], folder: Path) -> Replanner:
-    schedule = Itinerary(on_schedule(config(**shape(0.5)), folder)).schedule
+    schedule = ResolvedRun(on_schedule(config(**shape(0.5)), folder)).schedule
     assert schedule is not None
     return Replanner(schedule, seed=1)
 

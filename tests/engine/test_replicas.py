@@ -12,9 +12,9 @@ import torch
 from tiny import engine_of, losses
 
 from planaria.config.schema import RunConfig
+from planaria.control.events import ReplicasEvaluated, RoundSettled
+from planaria.control.logs import RunRecord, read_run
 from planaria.faults.trace import Fault, Trace
-from planaria.record.events import ReplicasEvaluated, RoundSettled
-from planaria.record.logs import RunRecord, read_run
 from planaria.report.live.progress import Quiet
 from planaria.report.live.watch import Watch
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
@@ -101,11 +101,11 @@ def test_pairs_meet_when_due_and_are_the_nearer_for_it(config: Recipe) -> None:
 
 def test_mixing_routes_brings_replicas_together_without_sending_weights(config: Recipe) -> None:
     engine = engine_of(replicas(config, 4, mixed=True, kind="local"))
-    found = {route for step in range(8) for route in engine.itinerary.routes(step)}
+    found = {route for step in range(8) for route in engine.resolved.routes(step)}
     assert any(len({node // 3 for node in route}) > 1 for route in found)
     for step in range(8):
         for stage in (1, 2):
-            visits = [node for route in engine.itinerary.routes(step) for node in route[1:-1] if node % 3 == stage]
+            visits = [node for route in engine.resolved.routes(step) for node in route[1:-1] if node % 3 == stage]
             assert sorted(visits) == sorted([*range(stage, 12, 3)] * 2), "a permutation loads all alike"
     assert losses(engine, 8)[-1] < losses(engine_of(replicas(config, 4, kind="local")), 1)[0]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from planaria.config.schema import RunConfig
+from planaria.control import events as e
 from planaria.models.packing import pack
 from planaria.models.state import StageState
-from planaria.record import events as e
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.engine import saver, stage_files
 from planaria.runtime.engine.saver import Buffer, Part, Saver

@@ -19,6 +19,7 @@ from planaria.recovery.base import Replica
 from planaria.recovery.snapshot import Snapshot
 from planaria.runtime.engine.inline import InlineEngine
 from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import idle
 
 Recipe = Callable[..., RunConfig]
@@ -199,7 +200,7 @@ def test_a_group_too_small_for_what_it_is_to_survive_is_refused(config: Recipe) 
 def test_in_one_process_nothing_outlives_and_that_is_said(config: Recipe) -> None:
     options = {"every": 2, "outlive": True}
     made = config(recovery={"strategy": "snapshot", "options": options}).model_copy(update={"engine": "inline"})
-    said = list(idle(made, Trace(faults=())))
+    said = list(idle(ResolvedRun(made), Trace(faults=())))
     assert any(line.startswith("recovery.options.outlive: ") for line in said)
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from planaria.cli import main
 from planaria.common.errors import RunStopped
+from planaria.control.events import Fact
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import read
-from planaria.record.events import Fact
 from planaria.report.live.bars import SurveyProgress
 from planaria.runtime.engine.survey import Leader
 from planaria.runtime.engine.surveyor import Failed

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from planaria.config.schema import RunConfig
+from planaria.control.logs import read_run
 from planaria.lab.experts.training import Training, configured, train_all
 from planaria.lab.trials.jobs import Processes
-from planaria.record.logs import read_run
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from planaria.record.events import Span, Worked
+from planaria.control.events import Span, Worked
 from planaria.runtime.engine.desk import Desk
 
 HEARTBEAT_S, BUSY_S = 0.25, 2.0

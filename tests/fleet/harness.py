@@ -17,14 +17,14 @@ from typing import Any
 from planaria.cli.commands import train as command
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord, read_run
 from planaria.control.replay import replay
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault, Trace
 from planaria.models.state import StageState
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.live.progress import Quiet
 from planaria.report.live.watch import Watch

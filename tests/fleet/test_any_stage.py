@@ -9,9 +9,9 @@ import pytest
 import torch
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
+from planaria.control import decisions as d
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record.logs import RunRecord
 from planaria.runtime.checkpoint.stage_file import read_stage
 
 TOLERANCE = 1e-5

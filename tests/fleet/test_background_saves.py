@@ -29,13 +29,13 @@ from harness import (
 from test_same_trace import in_one_process
 
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord, read_run
+from planaria.control.statefile import read_state
 from planaria.faults import trace as traces
 from planaria.faults.trace import Fault, Trace
 from planaria.models.packing import pack
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord, read_run
-from planaria.record.statefile import read_state
 from planaria.recovery.checkpoint import best_steps
 from planaria.report.run.saves import saves as measured
 from planaria.runtime.checkpoint.stage_file import read_stage

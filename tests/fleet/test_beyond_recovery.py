@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from harness import ending, facts, inline, losses, outcomes, reason, resume, tiny, train
 
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 DONOR_DIES = [Fault(step=5, stage=2, moment="forward"), Fault(step=5, stage=3, moment="transfer")]

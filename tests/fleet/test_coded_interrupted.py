@@ -12,8 +12,8 @@ import pytest
 from harness import LiveWorkers, ending, facts, losses, outcomes, train
 from test_coded_steps import REPLICAS, STEPS, coded, counted, inline_losses
 
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 GC = {"scheme": "gc", "stragglers": 1, "jobs": 6}
 MSGC = {"scheme": "msgc", "burst": 3, "window": 4, "stragglers": REPLICAS, "jobs": 2}

@@ -10,12 +10,12 @@ from harness import facts, losses, tiny, train
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.data.shards import prepare
 from planaria.exchange.coded.coding import coding_of
 from planaria.faults.trace import Fault, Trace
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from planaria.runtime.engine.inline import InlineEngine
 from planaria.runtime.engine.prepare import check, streams
 from schedules import on_schedule, shape

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from planaria.cli.commands import train as command
 from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord, read_run
 from planaria.exchange import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord, read_run
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Saved

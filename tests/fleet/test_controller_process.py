@@ -12,8 +12,8 @@ from harness import RunRecord, ending, facts, live, living, losses, outcomes, re
 
 from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.door import FILE
 from processes import planaria

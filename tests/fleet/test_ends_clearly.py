@@ -9,8 +9,8 @@ import pytest
 from harness import ending, facts, folder_of, reason, tiny, train
 
 from planaria.common.errors import UserError
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 
 def test_a_port_that_is_taken_is_refused_before_any_worker_starts(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from planaria.api import export, training
 from planaria.cli import main
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import read_run
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import read_run
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import inline_run
 

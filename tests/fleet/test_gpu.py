@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from harness import apart, ending, facts, folder_of, inline, losses, outcomes, resume, tiny, train
 
+from planaria.control import events as e
 from planaria.faults.trace import Fault
-from planaria.record import events as e
 from planaria.runtime.engine import inline_run
 from planaria.runtime.fleet.devices import Device
 from planaria.runtime.fleet.inventory import VISIBLE, inventory

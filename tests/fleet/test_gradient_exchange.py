@@ -15,14 +15,14 @@ from harness import assert_no_orphans, checked, ending, facts, folder_of, inline
 
 from planaria.cli.commands import train as command
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord, read_run
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.exchange import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord, read_run
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import fleet, inline_run

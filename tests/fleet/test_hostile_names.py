@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.record.decisions import ORDER, Form, Load, Member
+from planaria.control.decisions import ORDER, Form, Load, Member
 from planaria.runtime.engine import provision
 from planaria.runtime.engine.setup import SETUP, Setup
 from planaria.runtime.engine.stage_files import StageFiles

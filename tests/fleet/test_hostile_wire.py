@@ -19,13 +19,13 @@ from harness import ending, facts, tiny, train
 from hostile_kinds import LIAR, SAYS
 from torch import Tensor
 
-from planaria.record.decisions import Form, Keep, Link, Meet, Member, Settle
-from planaria.record.events import REPORT, OfferHeard, OfferRefused, StageReady, WorkerFailed
-from planaria.record.logs import RunRecord
+from planaria.control.decisions import Form, Keep, Link, Meet, Member, Settle
+from planaria.control.events import REPORT, OfferHeard, OfferRefused, StageReady, WorkerFailed
+from planaria.control.logs import RunRecord
 from planaria.runtime.engine.desk import Desk
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.position import Position
 from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.transport.buffers import as_bytes
@@ -56,12 +56,12 @@ class Victim:
         config = tiny(folder, stages=1, exchange={"replicas": 2, "kind": "noloco", "options": {"every": 2}})
         setup = Setup(config, folder, folder, "127.0.0.1", new_key())
         self.port, self.stranger = Port("127.0.0.1", setup.key), Port("127.0.0.1", setup.key)
-        itinerary, self.desk = Itinerary(config), Desk(line, heartbeat_s=1.0)
-        here = Position("w1", itinerary, self.desk.report)
-        self.post = Post(setup, itinerary, here, self.desk, self.port, lambda order: None)
-        nodes = itinerary.arrangement.nodes(1)
+        resolved, self.desk = ResolvedRun(config), Desk(line, heartbeat_s=1.0)
+        here = Position("w1", resolved, self.desk.report)
+        self.post = Post(setup, resolved, here, self.desk, self.port, lambda order: None)
+        nodes = resolved.arrangement.nodes(1)
         self.low, self.high = nodes[0], nodes[1]
-        column = itinerary.column(0)
+        column = resolved.column(0)
         members = [Member(node=n, stage=column.stage[n], worker=f"w{n}", source=Keep()) for n in column.stage]
         self.post.move(self.low, Form(generation=1, step=7, outcome="started", members=members, links=[]))
         self.runner, self.controller, self.round = StageRunner(config, 1), controller, 0

@@ -13,11 +13,11 @@ import pytest
 from harness import Live, apart, checked, ending, facts, live, losses, tiny, training
 
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from planaria.runtime.engine.inline import InlineEngine
 from processes import Command
 

@@ -13,10 +13,10 @@ from harness import ending, facts, losses, reason, tiny, train
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault, Trace
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from planaria.report.run.narrate import story
 from planaria.runtime.engine import inline_run
 from planaria.runtime.engine.prepare import prepare

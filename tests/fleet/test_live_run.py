@@ -15,8 +15,8 @@ import pytest
 from harness import assert_no_orphans, folder_of, tiny
 
 from planaria.config import recipe
-from planaria.record import events as e
-from planaria.record.logs import read_run
+from planaria.control import events as e
+from planaria.control.logs import read_run
 from planaria.report.live_page.frames import patched
 from processes import Command
 

@@ -19,8 +19,8 @@ from stranger import FRAME
 
 from planaria.cli.commands.replay import replay_run
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.door import read_door
 

@@ -13,8 +13,8 @@ from test_same_trace import BLOWS, STEPS, STRATEGIES, in_one_process, shas
 import planaria
 from planaria.api.export import export_run, export_state
 from planaria.common.errors import UserError
+from planaria.control import events as e
 from planaria.faults.trace import Fault
-from planaria.record import events as e
 from planaria.runtime.checkpoint.loading import load_model, stage_for
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.branch import starting_weights

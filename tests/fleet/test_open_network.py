@@ -16,9 +16,9 @@ from harness import Live, apart, checked, ending, facts, inline, live, losses, r
 from netns import Host, NotAllowedError, network
 
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 
 pytestmark = pytest.mark.timeout(400)
 PORT = 7001

@@ -14,9 +14,9 @@ from harness import LiveWorkers, RunRecord, ending, facts, folder_of, live, loss
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.faults.trace import Fault, Trace, write
-from planaria.record import decisions as d
-from planaria.record import events as e
 from planaria.runtime.checkpoint.memory import SHARED, MemoryFolder
 from planaria.runtime.checkpoint.store import CheckpointStore
 

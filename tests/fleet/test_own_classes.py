@@ -12,8 +12,8 @@ from planaria import load
 from planaria import train as run_of
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
 from planaria.runtime.engine import inline_run
 from planaria.runtime.engine.own_classes import own_classes
 from planaria.runtime.engine.prepare import check

@@ -20,9 +20,9 @@ from slow_family import SLOWER
 import planaria
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.runtime.engine.profiling import machines, with_layers
 
 pytestmark = pytest.mark.timeout(240)

@@ -29,10 +29,10 @@ from harness import (
 from process_tree import descendants, parents
 
 from planaria.config.schema import FleetConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.seats import Seat
 

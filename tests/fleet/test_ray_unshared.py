@@ -31,8 +31,8 @@ from process_tree import descendants
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.door import FILE, open_door

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from harness import apart, ending, facts, inline, losses, once, outcomes, tiny, train, validation_losses
 
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
 from planaria.report.run.stage_peaks import stage_peaks
 
 TOLERANCE = 1e-5

@@ -23,11 +23,11 @@ from harness import (
 from planaria.cli.commands import train as command
 from planaria.cli.commands.replay import replay_run
 from planaria.config.schema import RunConfig
+from planaria.control import events as e
+from planaria.control.logs import read_run
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault
-from planaria.record import events as e
-from planaria.record.logs import read_run
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.store import CheckpointStore

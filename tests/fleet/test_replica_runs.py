@@ -13,12 +13,12 @@ import torch
 from harness import apart, ending, facts, folder_of, once, outcomes, resume, tiny, train
 
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from planaria.report.run.narrate import story
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore

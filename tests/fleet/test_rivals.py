@@ -9,10 +9,10 @@ import pytest
 import torch
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from planaria.recovery.checkpoint import best_steps
 from planaria.runtime.checkpoint.stage_file import read_stage
 

@@ -11,11 +11,11 @@ import pytest
 from harness import ending, facts, folder_of, outcomes, tiny, train
 
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.faults.generating import generate
 from planaria.faults.trace import Fault, Trace
 from planaria.models.packing import pack
-from planaria.record import decisions as d
-from planaria.record import events as e
 from planaria.report.live.progress import Quiet
 from planaria.report.live.watch import Watch
 from planaria.runtime.checkpoint.stage_file import read_stage

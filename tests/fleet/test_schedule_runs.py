@@ -11,14 +11,14 @@ import pytest
 from harness import LiveWorkers, apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
 
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
 from planaria.planner.guidelines import broken
 from planaria.planner.parts import remaining
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.schedule import Schedule, read
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from schedules import ONE_EACH, on_schedule, shape
 
 TOLERANCE = 1e-5

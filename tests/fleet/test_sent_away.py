@@ -9,10 +9,10 @@ import pytest
 from harness import ending, facts, losses, tiny, train
 
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from planaria.report.run.narrate import story
 
 LIAR = 1

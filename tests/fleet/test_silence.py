@@ -10,10 +10,10 @@ import busy_worker
 import pytest
 from harness import LiveWorkers, apart, ending, facts, inline, living, losses, once, outcomes, tiny, train
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.events import REPORT, Worked
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.events import REPORT, Worked
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.base import Gone, Said

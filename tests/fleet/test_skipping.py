@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
+from planaria.control import decisions as d
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
 
 TOLERANCE = 1e-5
 

@@ -10,9 +10,9 @@ from test_join import guest, stopped
 from test_slow_workers import ONSET, PRICES, sleeping
 
 from planaria.cli.commands.diagnose import diagnose
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.faults.trace import Fault, Trace, write
-from planaria.record import decisions as d
-from planaria.record import events as e
 
 
 def test_data_that_come_late_are_named_and_no_worker_is(tmp_path: Path) -> None:

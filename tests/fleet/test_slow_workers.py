@@ -12,10 +12,10 @@ from harness import tiny, train
 from planaria.cli.commands.diagnose import diagnose
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
 from planaria.report.run.diagnosis import diagnosis_of, section
 
 SLOW_STAGE, ONSET, STEPS = 2, 14, 44

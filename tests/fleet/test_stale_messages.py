@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fake_device import FakeCopier
+from planaria.control.decisions import Form, Keep, Link, Member, Rebuild, Source
+from planaria.control.events import REPORT, EdgeBroken
 from planaria.pipeline.plan.actions import Action
-from planaria.record.decisions import Form, Keep, Link, Member, Rebuild, Source
-from planaria.record.events import REPORT, EdgeBroken
 from planaria.runtime.engine import links
 from planaria.runtime.engine import post as post_office
 from planaria.runtime.engine.desk import Desk
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.mail import Awaited, Mail
 from planaria.runtime.engine.patience import Patience
 from planaria.runtime.engine.position import Position
 from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.transport.edge import Arrived, Broken, EdgeSpec, Opened
 from planaria.runtime.transport.inbox import Inbox
@@ -132,9 +132,9 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iter
     ours, theirs = Pipe()
     setup = Setup(tiny(tmp_path, train={"device": device}), tmp_path, tmp_path, "127.0.0.1", new_key())
     port = Port("127.0.0.1", setup.key)
-    itinerary, desk = Itinerary(setup.config), Desk(theirs, heartbeat_s=1.0)
-    here = Position("w2", itinerary, desk.report)
-    post = Post(setup, itinerary, here, desk, port, lambda order: pytest.fail(f"nobody asked for a copy: {order}"))
+    resolved, desk = ResolvedRun(setup.config), Desk(theirs, heartbeat_s=1.0)
+    here = Position("w2", resolved, desk.report)
+    post = Post(setup, resolved, here, desk, port, lambda order: pytest.fail(f"nobody asked for a copy: {order}"))
     post.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
     yield post, ours
     port.close()

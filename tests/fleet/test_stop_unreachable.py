@@ -11,8 +11,8 @@ import pytest
 from harness import checked, ending, facts, live, tiny
 from netns import NotAllowedError, own_loopback
 
-from planaria.record import decisions as d
-from planaria.record.logs import read_run
+from planaria.control import decisions as d
+from planaria.control.logs import read_run
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 

@@ -18,8 +18,8 @@ import pytest
 import stranger
 from harness import checked, ending, facts, live, tiny
 
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.runtime.fleet.door import read_door
 from planaria.runtime.transport.listener import MOST_UNPROVEN, Listener, connect
 from planaria.runtime.transport.secure import new_key

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from harness import ending, facts, losses, outcomes, tiny, train
 
+from planaria.control import events as e
 from planaria.faults.trace import Fault
-from planaria.record import events as e
 
 LIMIT_S = 2.0
 

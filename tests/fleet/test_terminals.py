@@ -17,8 +17,8 @@ from harness import Live, checked, ending, facts, folder_of, live, losses, outco
 
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.record import events as e
-from planaria.record.logs import read_run
+from planaria.control import events as e
+from planaria.control.logs import read_run
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.door import FILE
 

@@ -9,9 +9,9 @@ import pytest
 from harness import facts, tiny, train
 
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.report.run.narrate import story
 from planaria.report.run.run_verdict import facts_of, verdict
 from planaria.runtime.checkpoint.store import CheckpointStore

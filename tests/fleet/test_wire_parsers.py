@@ -24,9 +24,9 @@ from pydantic import ValidationError
 from hostile_json import NUMBERS, hostile
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
 from planaria.runtime.engine import surveyor
 from planaria.runtime.engine.join import _setup
 from planaria.runtime.engine.needs import needs

@@ -16,9 +16,9 @@ from test_followed import folder
 from test_live_server import run_in
 from trials_made import comparison_in, swarm_in
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunLog
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunLog
 
 pytestmark = [
     pytest.mark.slow,

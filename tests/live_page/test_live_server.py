@@ -21,11 +21,11 @@ from test_followed import folder
 from hostile_json import hostile
 from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunLog
-from planaria.record.run_record import StepMetric
-from planaria.record.statefile import LiveWorker, StateFile, born
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunLog
+from planaria.control.run_record import StepMetric
+from planaria.control.statefile import LiveWorker, StateFile, born
 from planaria.report.live.tally import Tally
 from planaria.report.live_page import limits, serving
 from planaria.report.live_page.frames import patched

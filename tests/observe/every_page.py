@@ -11,16 +11,16 @@ import synthetic_replicas as replicas
 from synthetic_comparison import compared
 from synthetic_run import Synthesis
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord, read_run
+from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.lab.experts.budget import SYNCHRONISED, Job
 from planaria.lab.experts.experts_results import ArmResult, Results, Score, SeedResult, Speech
 from planaria.lab.report import audit_report, comparison, drill_report, experts_report
 from planaria.planner.problem import Problem
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
 from planaria.planner.start import random_routes
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord, read_run
-from planaria.record.run_record import StepMetric, ValidationMetric
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.audit.leakage import estimate

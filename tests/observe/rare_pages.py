@@ -14,14 +14,14 @@ import test_trust
 from synthetic_comparison import HELD, Manner, compared
 
 from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.gauges import Flow, Passes
+from planaria.control.run_record import RunRecord
+from planaria.control.started import Recut, Shape
 from planaria.lab.experts.experts_results import Weighing
 from planaria.lab.report import comparison, drill_report, experts_report
 from planaria.planner.schedule import Carried, SeveralPaths
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.gauges import Flow, Passes
-from planaria.record.run_record import RunRecord
-from planaria.record.started import Recut, Shape
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.config import SwarmConfig

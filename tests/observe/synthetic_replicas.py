@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.decisions import Decision, Keep, Member, Rebuild
-from planaria.record.events import Event
-from planaria.record.run_record import Metric, RunRecord
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.decisions import Decision, Keep, Member, Rebuild
+from planaria.control.events import Event
+from planaria.control.run_record import Metric, RunRecord
 
 SAMPLES = 8
 """of a replica's step"""

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planaria.config.schema import PipelineConfig, RunConfig, TrainConfig
-from planaria.pipeline.plan.actions import Key, Plan
-from planaria.pipeline.plan.build import plan_for
-from planaria.record.decisions import Commit, Finish, Form, Keep, Link, Member, Rebuild, RunStep
-from planaria.record.events import (
+from planaria.control.decisions import Commit, Finish, Form, Keep, Link, Member, Rebuild, RunStep
+from planaria.control.events import (
     EdgeBroken,
     FaultInjected,
     Linked,
@@ -24,9 +22,11 @@ from planaria.record.events import (
     WorkerJoined,
     WorkerLost,
 )
-from planaria.record.logs import RunLog
-from planaria.record.run_record import StepMetric, ValidationMetric
-from planaria.record.segments import FULL
+from planaria.control.logs import RunLog
+from planaria.control.run_record import StepMetric, ValidationMetric
+from planaria.control.segments import FULL
+from planaria.pipeline.plan.actions import Key, Plan
+from planaria.pipeline.plan.build import plan_for
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 40
 ACTIVATION = 4 * 128 * 128 * 4  # bytes: samples x tokens x dim x fp32

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.planner.problem import Solution
 from planaria.planner.search import Budget, Found
-from planaria.record.run_record import StepMetric, ValidationMetric
 from planaria.report.live import bars
 from planaria.report.live.bars import BarDisplay, CountProgress, SearchProgress, SurveyProgress
 from planaria.report.live.jobs_progress import JobsProgress

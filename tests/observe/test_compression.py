@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
-from planaria.record.offers import Full
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
+from planaria.control.offers import Full
 from planaria.report import page
 from planaria.report.run import compression
 from planaria.report.run.summary import summary

@@ -11,11 +11,11 @@ from synthetic_run import Synthesis
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.record import logs
-from planaria.record.decisions import Commit, Form
-from planaria.record.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
-from planaria.record.logs import RunLog, read_run
-from planaria.record.run_record import ROUTINE, StepMetric, Streamed, ValidationMetric, sparse
+from planaria.control import logs
+from planaria.control.decisions import Commit, Form
+from planaria.control.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
+from planaria.control.logs import RunLog, read_run
+from planaria.control.run_record import ROUTINE, StepMetric, Streamed, ValidationMetric, sparse
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import summary
 

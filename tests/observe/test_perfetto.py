@@ -14,10 +14,10 @@ from synthetic_run import Synthesis
 
 from planaria.cli.entry import run as command
 from planaria.common.errors import UserError
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunLog, read_run
-from planaria.record.run_record import RunRecord, StepMetric
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunLog, read_run
+from planaria.control.run_record import RunRecord, StepMetric
 from planaria.report.run.perfetto import trace_events, write_trace
 from trace_rules import checked, named, told_as_logged
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from synthetic_run import Synthesis
 
-from planaria.record.decisions import (
+from planaria.control.decisions import (
     Blamed,
     Cannot,
     Cleared,
@@ -18,7 +18,7 @@ from planaria.record.decisions import (
     Seal,
     Spawn,
 )
-from planaria.record.events import (
+from planaria.control.events import (
     EdgeBroken,
     Event,
     FaultInjected,
@@ -34,8 +34,8 @@ from planaria.record.events import (
     WorkersStarting,
     ZombieIgnored,
 )
-from planaria.record.logs import RunRecord, read_run
-from planaria.record.run_record import ValidationMetric
+from planaria.control.logs import RunRecord, read_run
+from planaria.control.run_record import ValidationMetric
 from planaria.report.live.progress import Progress, Quiet
 from planaria.report.live.tally import Tally
 from planaria.report.run.narrate import Line, Narrator, story

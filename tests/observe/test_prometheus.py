@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import Synthesis
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import read_run
-from planaria.record.run_record import RunRecord, StepMetric
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import read_run
+from planaria.control.run_record import RunRecord, StepMetric
 from planaria.report.live import prometheus
 from planaria.report.live.tally import RECOVERY_S, Tally, tally_of
 from planaria.report.run.recovery_timeline import recoveries

@@ -6,8 +6,8 @@ import pytest
 from synthetic_run import DECIDE, LINK, NOTICE, REBUILD, TRANSFER, Synthesis
 
 from planaria.config.schema import RunConfig
-from planaria.record.decisions import Cannot, Commit, Decision, Form, Keep, Member, Rebuild, RunStep
-from planaria.record.events import (
+from planaria.control.decisions import Cannot, Commit, Decision, Form, Keep, Member, Rebuild, RunStep
+from planaria.control.events import (
     EdgeBroken,
     Event,
     FaultInjected,
@@ -18,7 +18,7 @@ from planaria.record.events import (
     WorkerJoined,
     WorkerLost,
 )
-from planaria.record.logs import RunRecord, read_run
+from planaria.control.logs import RunRecord, read_run
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.stays import Holding, holdings
 

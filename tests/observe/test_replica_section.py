@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.config.schema import RunConfig
-from planaria.record.decisions import Decision
-from planaria.record.events import Event, ReplicasEvaluated, RoundSettled
-from planaria.record.logs import RunRecord
+from planaria.control.decisions import Decision
+from planaria.control.events import Event, ReplicasEvaluated, RoundSettled
+from planaria.control.logs import RunRecord
 from planaria.report.run.replica_report import losses_figure, meetings_figure, replica_section, spread_figure
 
 LOOKS = [

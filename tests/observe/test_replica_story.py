@@ -6,11 +6,11 @@ import io
 
 import synthetic_replicas as r
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.decisions import Decision
-from planaria.record.events import Event
-from planaria.record.run_record import StepMetric
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.decisions import Decision
+from planaria.control.events import Event
+from planaria.control.run_record import StepMetric
 from planaria.report.live.progress import Progress
 from planaria.report.run.gantt import death_figure, ordinary_step
 from planaria.report.run.naming import Naming

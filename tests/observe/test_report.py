@@ -11,9 +11,9 @@ from synthetic_run import MICROBATCHES, STAGES, Synthesis
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.record.decisions import Blamed, Cleared
-from planaria.record.events import RunStarted
-from planaria.record.logs import RunRecord, read_run
+from planaria.control.decisions import Blamed, Cleared
+from planaria.control.events import RunStarted
+from planaria.control.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.run import diagnosis, report
 from planaria.report.run.figures import bytes_figure, loss_figure, recovery_figure

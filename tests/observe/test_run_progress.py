@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_replicas import commit, form, run_step, started
 
-from planaria.record.events import Standing
-from planaria.record.membership import Membership
+from planaria.control.events import Standing
+from planaria.report.membership import Membership
 
 
 @given(st.integers(2, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=40))))

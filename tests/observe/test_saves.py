@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.run_record import RunRecord
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.run_record import RunRecord
 from planaria.report.run.saves import Saves, saves
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import synthetic_replicas as r
 
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.report.live import prometheus
 from planaria.report.live_page.frames import patched
 from planaria.report.live_page.story import Story

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import synthetic_replicas as r
 
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.report.run.naming import naming_of
 from planaria.report.run.narrate import Narrator
 from planaria.report.run.stays import Machine, machine_section, machines

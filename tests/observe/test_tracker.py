@@ -47,7 +47,7 @@ def test_what_is_chosen_is_known_and_named_once() -> None:
 def test_the_room_does_without_torch() -> None:
     run = "narrate, recovery_timeline, ledger, stays, report, perfetto"
     code = (
-        "import sys; from planaria.record import logs; "
+        "import sys; from planaria.control import logs; "
         "from planaria.report.live import trackers, progress, prometheus; "
         f"from planaria.report.run import {run}; sys.exit('torch' in sys.modules)"
     )

@@ -8,9 +8,9 @@ import pytest
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
-from planaria.record.offers import rounded
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
+from planaria.control.offers import rounded
 from planaria.report import page
 from planaria.report.run import trust
 from planaria.report.run.narrate import Narrator

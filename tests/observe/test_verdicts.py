@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from synthetic_comparison import MANNERS, MISSING, compared
 from synthetic_run import Synthesis
 
+from planaria.control.logs import read_run
 from planaria.lab.report.comparison_verdict import verdict as of_comparison
 from planaria.lab.report.drill_verdict import verdict as of_drill
 from planaria.lab.report.experts_verdict import verdict as of_experts
 from planaria.planner.guidelines import broken
-from planaria.record.logs import read_run
 from planaria.report.run.report import wall_time
 from planaria.report.run.run_verdict import NO_END, RunFacts, facts_of
 from planaria.report.run.run_verdict import verdict as of_run

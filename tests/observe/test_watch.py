@@ -10,12 +10,12 @@ from pydantic import PrivateAttr
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from planaria.config.schema import ObserveConfig, RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.decisions import Decision
-from planaria.record.events import Event
-from planaria.record.logs import read_run
-from planaria.record.run_record import Metric, StepMetric, ValidationMetric
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.decisions import Decision
+from planaria.control.events import Event
+from planaria.control.logs import read_run
+from planaria.control.run_record import Metric, StepMetric, ValidationMetric
 from planaria.report.live.progress import Quiet
 from planaria.report.live.tracker import Tracker
 from planaria.report.live.trackers import trackers

@@ -14,6 +14,7 @@ from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.prepare import check, read_faults
+from planaria.runtime.engine.resolved import ResolvedRun
 
 
 def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None = None) -> tuple[Path, list[str]]:
@@ -31,17 +32,18 @@ def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None =
         raise UserError(f"{what}: has no weights of one model to begin from")
     if config.train.start is not None:
         raise UserError(f"train.start = {config.train.start!r}: the weights are those of {folder}; leave it out")
-    check(config)
+    resolved = check(config)
     replies: list[Reply] = []
-    made = runs.create_filled(config, lambda run: replies.append(_fill(run, folder, config, kind, names)))
+    made = runs.create_filled(config, lambda run: replies.append(_fill(run, folder, resolved, kind, names)))
     (reply,) = replies
     counted = [] if reply.samples is not None else ["samples used are not said: counted as the recipe's of each step"]
     return made, [f"{folder}: {line}" for line in (f"step {reply.step}", *reply.said, *counted)]
 
 
-def _fill(run: Path, folder: Path, config: RunConfig, kind: Kind, names: Path | None) -> Reply:
+def _fill(run: Path, folder: Path, resolved: ResolvedRun, kind: Kind, names: Path | None) -> Reply:
     """Put the folder's state into a run's folder, as its first checkpoint."""
-    store, stages = CheckpointStore(run / "checkpoints"), config.pipeline.stages
+    config, store = resolved.config, CheckpointStore(run / "checkpoints")
+    stages = config.pipeline.stages
     parts = store.folder / "foreign.unfinished"
     job = Job(
         folder=str(folder),
@@ -52,7 +54,7 @@ def _fill(run: Path, folder: Path, config: RunConfig, kind: Kind, names: Path | 
         to=str(parts),
     )
     reply = read_apart(job)
-    runs.keep_plans(run, config, read_faults(config))
+    runs.keep_plans(run, config, read_faults(resolved))
     parts.rename(store.unfinished(reply.step))
     digests = {stage_file(Path(), stage).name: sha256 for stage, sha256 in enumerate(reply.digests)}
     manifest = Manifest(

@@ -12,7 +12,7 @@ from planaria.api.export import export_run
 from planaria.api.table import Table, figure_of, tabulated
 from planaria.config.consent import allowing
 from planaria.config.schema import RunConfig
-from planaria.record.logs import RunRecord, read_run
+from planaria.control.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.report.run.report import body, write_report

@@ -22,15 +22,13 @@ from planaria.config.consent import allowing
 from planaria.config.registry import blame
 from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
+from planaria.control.decisions import Finish
+from planaria.control.logs import EVENTS, ID, identity, read_run
+from planaria.control.segments import Reserve
+from planaria.control.statefile import STATE
 from planaria.models.families import family
 from planaria.models.foreign import Weights
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.record.decisions import Finish
-from planaria.record.identity import ID, identity
-from planaria.record.logs import EVENTS, read_run
-from planaria.record.reserve import Reserve
-from planaria.record.statefile import STATE
-from planaria.recovery import names, recovery
 from planaria.report.live.listener import Listener, Step
 from planaria.report.live.progress import Progress, Quiet
 from planaria.report.live.settings import settings as told_settings
@@ -46,6 +44,7 @@ from planaria.runtime.engine.origin import START, Origin
 from planaria.runtime.engine.own_classes import own_classes
 from planaria.runtime.engine.prepare import Prepared, on_schedule, prepare
 from planaria.runtime.engine.profiling import sized, sized_anew
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import require_same_data, take_up
 from planaria.runtime.engine.stopping import REQUEST
 from planaria.runtime.engine.worker_log import last_error
@@ -152,13 +151,13 @@ def _begin(config: RunConfig, told: Listening, again: bool) -> Run:
     for line in prepared.notes:
         told.say(line)
     config = sized(config, prepared.dataset, told.say, told.stopped)
-    prepared = replace(prepared, config=config)
+    prepared = prepared.with_config(config)
     folder, origin = _created(config, prepared.parent)
     mirror = None
     try:
         if config.routing.schedule is not None:
             digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
-            prepared = replace(prepared, config=on_schedule(config, (folder / runs.SCHEDULE).absolute()))
+            prepared = prepared.with_config(on_schedule(config, (folder / runs.SCHEDULE).absolute()))
         mirror = _mirror(config, folder, again)
         with runs.held(folder):
             return _train(replace(prepared, parent=None), folder, origin, mirror, told)
@@ -221,7 +220,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
         given, kept = config.routing.schedule, (folder / runs.SCHEDULE).absolute()
         if given is not None and Path(given) != kept:
             digests.put(folder, {runs.SCHEDULE: documents.data(Path(given), SCHEDULE_BYTES)})
-            prepared = replace(prepared, config=on_schedule(config, kept))
+            prepared = prepared.with_config(on_schedule(config, kept))
         there.store.discard_unfinished()
         if saved is not None:
             there.store.set_aside_after(saved)
@@ -276,7 +275,7 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | No
         wrong = UserError(ending.reason)
     else:
         said = f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason
-        wrong = RunStopped("; ".join(filter(None, (said, ending.detail, _remedy(config, ending)))))
+        wrong = RunStopped("; ".join(filter(None, (said, ending.detail, _remedy(prepared.run, ending)))))
     wrong.folder = folder
     raise wrong
 
@@ -295,18 +294,14 @@ def _proved(folder: Path) -> Run:
     return run
 
 
-def _remedy(config: RunConfig, ending: Finish) -> str:
+def _remedy(run: ResolvedRun, ending: Finish) -> str:
     """Return the strategy that would have continued a run whose own could not rebuild a stage; empty if none would."""
     refused = ending.outcome == "cannot" and " cannot, " in ending.reason
-    if (
-        not refused
-        or "checkpoint" in names(config.recovery)
-        or recovery(config.recovery, config.pipeline.stages).control
-    ):
+    if not refused or "checkpoint" in run.recovery.strategies or run.recovery.control:
         return ""
     return (
         "to roll back to the newest checkpoint instead, add ', checkpoint': "
-        f"--recovery.strategy '{config.recovery.strategy}, checkpoint'"
+        f"--recovery.strategy '{run.config.recovery.strategy}, checkpoint'"
     )
 
 

@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.replica import ReplicaState
-from planaria.record.state import RunState
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.replica import ReplicaState
+from planaria.control.state import RunState
 
 LEAST_S = 0.005
 """that stragglers are given beyond the fastest: less is the way of a report"""

@@ -15,22 +15,19 @@ from pydantic import ValidationError
 from planaria.common.atomic import refused
 from planaria.common.documents import first
 from planaria.config.schema import RunConfig
-from planaria.control.broken_edge import BrokenEdges
-from planaria.control.cadence import Cadence
-from planaria.control.deadlines import Deadlines
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
+from planaria.control.apply_base import decided
 from planaria.control.decide import decide
-from planaria.control.exposure import exposed
-from planaria.control.obstacles import underlying
+from planaria.control.decisions import state_link
 from planaria.control.protocols import FaultSource, Observer, Planner
 from planaria.control.relay_watch import RelayWatch
-from planaria.control.waits import Waits
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.apply import apply
-from planaria.record.decisions import state_link
-from planaria.record.fold import decided
-from planaria.record.state import RunState
-from planaria.record.statefile import STATE, StateWriter
+from planaria.control.saving import Cadence
+from planaria.control.staffing import exposed
+from planaria.control.state import RunState
+from planaria.control.statefile import STATE, StateWriter
+from planaria.control.waits import BrokenEdges, Deadlines, Waits, underlying
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
 from planaria.runtime.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
 

@@ -1,18 +1,28 @@
-"""``decide(state)``: what is to be done next, or nothing until something happens. Pure.
+"""``decide(state)``: the next decision, or None until something happens. Pure.
 
-Every decision changes the state it was made from (through ``apply``), so asking again never repeats one. Here: what a
-replica does next, and how a run ends. When it is saved is in ``control/saving.py``, how lost stages are replaced in
-``control/formation.py``, when replicas meet in ``control/rounds.py``, when a step goes on without stragglers in
-``control/coded.py``, and when without those who tell others different things in ``control/witnesses.py``, who is sent
-away in ``control/sending_away.py``, who is hired in ``control/staffing.py``, who is slow in ``control/diagnosis.py``
-and what is done about it in ``control/steering.py``.
+Every decision changes the state it was made from (through ``apply``), so ``decide`` never repeats one. This module
+decides a replica's next phase, the end of a run, and the removal of members whose updates are repeatedly invalid.
+Other modules decide:
+
+- ``control/saving.py``: when to save, seal and give up a checkpoint;
+- ``control/formation.py``: new generations, with lost stages replaced;
+- ``control/rounds.py``: when replicas meet, and which;
+- ``control/coded.py``: when a step continues without stragglers;
+- ``control/witnesses.py``: when a step continues without Byzantine replicas;
+- ``control/staffing.py``: which workers to start and to release;
+- ``control/diagnosis.py``, ``control/steering.py``: who is slow, and what to do about it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
+from planaria.control import decisions as d
 from planaria.control.coded import close_round
 from planaria.control.diagnosis import diagnose, stuck_link
 from planaria.control.formation import form, hopeless, relieve, too_late, without_worker
+from planaria.control.replica import ReplicaState
+from planaria.control.roster import MAX_STILLBORN
 from planaria.control.rounds import behind, due, meet, next_block
 from planaria.control.saving import (
     all_saved,
@@ -27,14 +37,10 @@ from planaria.control.saving import (
     unchanged,
     wind_up,
 )
-from planaria.control.sending_away import going, send_away
-from planaria.control.spares import fit_spares
-from planaria.control.staffing import let_go, reopen, staff
+from planaria.control.staffing import fit_spares, giving, leaving, let_go, reopen, staff
+from planaria.control.state import RunState
 from planaria.control.steering import reroute, steer
 from planaria.control.witnesses import disagreement, left_out
-from planaria.record import decisions as d
-from planaria.record.replica import ReplicaState
-from planaria.record.state import RunState
 
 MAX_ATTEMPTS = 20
 
@@ -146,3 +152,47 @@ def _stopped(run: RunState) -> d.Finish:
     """Return the end of a run that is stopped, with what prevented progress, if anything did."""
     trouble = next((replica.trouble for replica in run.live.values() if replica.trouble), "")
     return d.Finish(outcome="stopped", reason=run.stopping, detail=(run.overdue or trouble) if run.prompt else "")
+
+
+def send_away(run: RunState, replica: ReplicaState) -> d.SendAway | None:
+    """Send the workers of a replica away, or those of one of several that make each step together."""
+    enough = run.settings.exchange.strikes
+    if not enough or not run.suspicion.refusals or replica.meeting or run.stopping or run.allotment.done:
+        return None
+    for member, nodes in _members(run, replica):
+        strikes, workers = run.suspicion.strikes(member, run.rule), {replica.holders[node] for node in nodes}
+        if strikes >= enough and not workers & giving(run) and (_others(run, workers) or _dispensable(run)):
+            reason = (
+                f"what replica {member} says was of no use in {strikes} {'rounds' if run.rule.interval else 'steps'}"
+            )
+            return d.SendAway(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
+    return None
+
+
+def going(run: RunState, replica: ReplicaState) -> bool:
+    """Are workers of it on their way out? Until they are gone, nothing new is begun with it."""
+    released = run.with_status("released")
+    return bool(released) and any(run.replicas.standing.get(worker) == replica.number for worker in released)
+
+
+def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collection[int]]]:
+    """Those that agree, by number, and the nodes of each: replicas that meet, or those that make a step together."""
+    if run.rule.interval:
+        yield replica.number, replica.arrangement.stage
+        return
+    columns = [replica.arrangement.nodes(stage) for stage in replica.arrangement.stages]
+    yield from enumerate(zip(*columns, strict=True))
+
+
+def _others(run: RunState, workers: Collection[str]) -> bool:
+    """Are there others to stand where these do: spares, or new ones that are started for them?"""
+    if fit_spares(run) - run.vacancies - leaving(run) >= len(workers):
+        return True
+    at_home = not any(run.workers[worker].host for worker in workers)
+    return run.settings.replace and at_home and run.stillborn < MAX_STILLBORN
+
+
+def _dispensable(run: RunState) -> bool:
+    """Can the others go on with a replica less? Those that make each step together need all."""
+    left = len(run.live) - 1
+    return bool(run.rule.interval) and left > 0 and not run.rule.misfit(left)

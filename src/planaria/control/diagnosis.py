@@ -7,7 +7,7 @@ receivers always read. A pass is counted from when its batch is there, so that s
 
 An edge is slow whose activations take more than three times as long as at first and as the others', by more than
 scatter; if all that a node sends, or receives, are, it is that side of the node. Workers, machines and data:
-``control/slow_workers.py``. The thresholds are our own.
+``control/steering.py``. The thresholds are our own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from planaria.control.slow_workers import slow_data, slow_workers
-from planaria.control.suspicion import Known, Verdict, ease
-from planaria.record import decisions as d
-from planaria.record.gauges import RECENT, Gauge, Gauges, Pair
-from planaria.record.replica import ReplicaState
-from planaria.record.state import RunState
-from planaria.record.verdicts import Fault
+from planaria.control import decisions as d
+from planaria.control.gauges import RECENT, Gauge, Gauges, Pair
+from planaria.control.replica import ReplicaState
+from planaria.control.state import RunState
+from planaria.control.steering import Known, Verdict, ease, slow_data, slow_workers
+from planaria.control.verdicts import Fault
 
 HOT = 3.0
 """times as long as at first, and as the others: activations over a slow edge"""

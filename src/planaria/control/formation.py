@@ -1,25 +1,26 @@
-"""New generations of a replica: who stands at which node, and where its state comes from. Pure.
+"""New generations of a replica: which worker holds which node, from where it gets its state, over which relays. Pure.
 
-Also what becomes of a replica for which there is nobody.
+A replica without enough workers is disbanded here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
-from planaria.control.lending import can_be_copied, lenders
-from planaria.control.links import link
-from planaria.control.relays import over_relays
+from planaria.control import decisions as d
+from planaria.control.events import Standing
+from planaria.control.members import link
+from planaria.control.replica import ReplicaState
+from planaria.control.rollback import RollbackPoint
+from planaria.control.roster import MAX_STILLBORN
 from planaria.control.saving import on_its_way
-from planaria.control.spares import filled, has_room, taken_over
-from planaria.control.staffing import final, more_to_come
-from planaria.record import decisions as d
-from planaria.record.events import Standing
-from planaria.record.replica import ReplicaState
-from planaria.record.rollback import RollbackPoint
-from planaria.record.roster import MAX_STILLBORN
-from planaria.record.state import RunState
-from planaria.recovery import recovery
+from planaria.control.staffing import can_be_copied, filled, final, has_room, lenders, more_to_come, taken_over
+from planaria.control.state import RunState
+from planaria.pipeline.network.multipath import Path, Ways
+from planaria.pipeline.routing.arrangement import Pair
+from planaria.planner.paths import Flow, plan, shifted
 from planaria.recovery.chain import Plan, ages_by_stage
 
 
@@ -39,10 +40,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     lent = lenders(run, replica, gone)
     if lent is None:
         return None
-    synchronised, plan = (
-        run.rule.synchronised,
-        recovery(run.settings.recovery, run.settings.stages).plan,
-    )
+    synchronised, plan = run.rule.synchronised, run.settings.chain.plan
     if synchronised and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
     answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages), _remember(replica))
@@ -283,3 +281,44 @@ def without_worker(run: RunState, replica: ReplicaState, reason: str, lost: list
     if replica.formed < 0:
         return d.Finish(outcome="failed", reason=reason)
     return d.Cannot(replica=replica.number, lost=lost, reason=reason)
+
+
+_ENDS = ("one end", "the other")
+
+
+def over_relays(
+    replica: ReplicaState,
+    pairs: Collection[Pair],
+    kept: Collection[Pair],
+    routes: Sequence[Sequence[int]],
+    silent: Collection[str] = (),
+) -> dict[Pair, str]:
+    """Return the relay of each of ``pairs``; those in ``kept`` stay where they are. Empty if the run has no relays.
+
+    A relay that is ``silent`` or shunned is avoided as long as there is another.
+    """
+    relays = replica.settings.relays
+    if not relays:
+        return {}
+    avoided = next((a for a in (replica.shunned | {*silent}, frozenset(silent)) if not a >= relays.keys()), frozenset())
+    ways, flows = relay_ways(relays, avoided), edge_flows(pairs, routes)
+    paths = {path.id: path for path in ways.paths[_ENDS]}
+    before = [paths.get(replica.over.get(pair, "")) if pair in kept else None for pair in flows]
+    sizes = list(flows.values())
+    chosen = shifted(sizes, ways, before, ()) if any(before) else plan(sizes, ways)
+    return {pair: path.id for pair, path in zip(flows, chosen, strict=True)}
+
+
+def relay_ways(relays: Mapping[str, float], shunned: Collection[str] = ()) -> Ways:
+    """The paths over relays that carry so many bytes per second; those that are ``shunned`` carry none."""
+    paths = tuple(Path(name, *_ENDS, (name,)) for name in relays)
+    return Ways({_ENDS: paths}, {name: 0.0 if name in shunned else rate for name, rate in relays.items()})
+
+
+def edge_flows(pairs: Collection[Pair], routes: Sequence[Sequence[int]], size: int = 1) -> dict[Pair, Flow]:
+    """Edge → what it carries, ``size`` for every time that a microbatch crosses it; in order of the edges.
+
+    One on no route carries copies of a state now and then, and counts as if it were crossed once.
+    """
+    crossings = Counter((min(hop), max(hop)) for route in routes for hop in pairwise(route))
+    return {pair: Flow(*_ENDS, size * max(1, crossings[pair])) for pair in sorted(pairs)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.state import RunState
 from planaria.faults.trace import Fault
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.state import RunState
 
 
 class Observer(Protocol):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from planaria.control import events as e
+from planaria.control.apply import apply
+from planaria.control.apply_base import decided
 from planaria.control.decide import decide
-from planaria.record import events as e
-from planaria.record.apply import apply
-from planaria.record.decisions import Decision
-from planaria.record.fold import decided
-from planaria.record.state import RunState
+from planaria.control.decisions import Decision
+from planaria.control.state import RunState
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from planaria.control.lending import can_be_copied, settled
-from planaria.control.links import link
-from planaria.control.weighing import counted
-from planaria.control.witnesses import remembered, suspects
-from planaria.record import decisions as d
-from planaria.record.replica import Group, ReplicaState
-from planaria.record.state import RunState
+from planaria.control import decisions as d
+from planaria.control.members import link
+from planaria.control.replica import Group, ReplicaState
+from planaria.control.staffing import can_be_copied, settled
+from planaria.control.state import RunState
+from planaria.control.witnesses import counted, remembered, suspects
 
 LENIENCE = 50
 """steps that a replica may lag behind before others help it, where no rounds give a measure"""

@@ -1,16 +1,117 @@
-"""Workers: how many are started and where, who is let go, and when a replica may begin. Pure.
+"""Workers: how many to start and where, which to release, which spare takes over a node, which replica lends a stage.
 
-The run's own machines have room for its crew: the workers of the replicas that it begins with, and spares. Machines
-that join have room of their own, which is used at once; whoever dies is born again where it was.
+Pure. The run's own machines have room for the workers of its first replicas and for spares. Machines that join have
+room of their own, which is used at once. A worker that dies is replaced on its own machine.
 """
 
 from __future__ import annotations
 
-from planaria.control.lending import can_be_copied
-from planaria.control.spares import fit_spares
-from planaria.record import decisions as d
-from planaria.record.roster import MAX_STILLBORN
-from planaria.record.state import RunState
+from collections import defaultdict
+from collections.abc import Iterable, Set
+
+from planaria.control import decisions as d
+from planaria.control.replica import ReplicaState
+from planaria.control.roster import MAX_STILLBORN
+from planaria.control.state import RunState
+from planaria.recovery.chain import Chain
+
+
+def lenders(run: RunState, replica: ReplicaState, gone: Set[int]) -> dict[int, ReplicaState] | None:
+    """Stage → who lends its state, if anybody has what is ``gone``; None while those who will are not ready.
+
+    A replica that is whole lends all; each attempt asks the next one. Where every one has lost something, they help one
+    another. Without a stage of its own, a replica waits for a whole one to copy.
+    """
+    synchronised, hollow = run.rule.synchronised, gone == set(replica.arrangement.stages)
+    others = [r for n, r in run.live.items() if n != replica.number and not r.hollow]
+    if synchronised:
+        furthest = max((settled(r) for r in others), default=0) if hollow else replica.rounds
+        others = [r for r in others if settled(r) >= furthest]
+    ready = [r for r in others if r.phase != "link" and not r.origins and not (synchronised and r.meeting)]
+    turn = replica.number + replica.attempts
+    if whole := [r for r in ready if not r.broken]:
+        return dict.fromkeys(sorted(gone), whole[turn % len(whole)])
+    if hollow:
+        return None if others else {}
+    if not all(any(_will_have(r, stage, synchronised) for r in others) for stage in gone):
+        return {}
+    ready = [r for r in ready if not synchronised or r.rounds == replica.rounds]
+    having = {stage: [r for r in ready if stage in r.stateful.stages] for stage in sorted(gone)}
+    if any(r.phase == "link" for r in others) or not all(having.values()):
+        return None
+    return {stage: found[turn % len(found)] for stage, found in having.items()}
+
+
+def settled(replica: ReplicaState) -> int:
+    """Rounds of the exchange that its state has behind it."""
+    return replica.meeting.round if replica.meeting else replica.rounds
+
+
+def can_be_copied(replica: ReplicaState) -> bool:
+    """Is all of it there, and in no round?"""
+    return not (replica.broken or replica.meeting or replica.origins or replica.phase == "link")
+
+
+def _will_have(replica: ReplicaState, stage: int, synchronised: bool) -> bool:
+    """Will the stage be had there soon? Those that must stay synchronised do not both make up what both have lost."""
+    kept = set(replica.arrangement.nodes(stage)) - (replica.lost - replica.leavers.keys())
+    return bool(kept) or (synchronised and replica.phase == "link")
+
+
+def filled(run: RunState, replica: ReplicaState) -> dict[int, str]:
+    """Spares for vacant nodes; where there are too few, who was to leave one stands there again."""
+    vacant = sorted(replica.vacant, key=lambda node: node in replica.leavers)
+    again = {node: worker for node, worker in replica.leavers.items() if node in vacant}
+    return {**replica.holders, **again, **taken_over(run, replica, vacant)}
+
+
+def taken_over(run: RunState, replica: ReplicaState, nodes: Iterable[int]) -> dict[int, str]:
+    """Spares for these nodes, for the first ones where there are too few."""
+    spares, stage_of, work = at_hand(run, replica), replica.arrangement.stage, run.settings.work
+    if not work:
+        return dict(zip(nodes, spares, strict=False))
+    taken: dict[int, str] = {}
+    spares.sort(key=lambda worker: run.workers[worker].layer_s)
+    for node in sorted([*nodes][: len(spares)], key=lambda node: -work[stage_of[node]]):
+        fit = next((worker for worker in spares if has_room(run, worker, stage_of[node])), None)
+        if fit is not None:
+            taken[node] = fit
+            spares.remove(fit)
+    return taken
+
+
+def has_room(run: RunState, worker: str, stage: int) -> bool:
+    """Can a worker's device hold a stage, as far as is known?"""
+    needed, memory = run.settings.memory_needs, run.workers[worker].memory
+    return not needed or not memory or needed[stage] <= memory
+
+
+def at_hand(run: RunState, replica: ReplicaState) -> list[str]:
+    """Spares for a replica: those of the run's own machines first, or last if it is there because machines joined.
+
+    Those that have been slow, or whose machine is, come behind all others.
+    """
+    later, known = replica.number >= run.settings.replicas, run.workers
+    return sorted(run.spares, key=lambda worker: (is_slow(run, worker), bool(known[worker].host) != later))
+
+
+def is_slow(run: RunState, worker: str) -> bool:
+    """Has a worker been relieved because it was slow, or is its machine slow?"""
+    machines = {
+        run.workers[there].host
+        for (fault, _), told in run.blamed.items()
+        if fault == "slow host"
+        for there in told.workers
+    }
+    return run.workers[worker].slow or run.workers[worker].host in machines
+
+
+def fit_spares(run: RunState) -> int:
+    """Spares that can take over any node that lacks a worker."""
+    if not run.settings.memory_needs:
+        return len(run.spares)
+    stages = {r.arrangement.stage[node] for r in run.live.values() for node in r.vacant}
+    return sum(all(has_room(run, worker, stage) for stage in stages) for worker in run.spares)
 
 
 def staff(run: RunState) -> d.Spawn | None:
@@ -112,3 +213,35 @@ def reopen(run: RunState) -> d.Found | None:
         return None
     whole = any(can_be_copied(replica) for replica in run.live.values())
     return d.Found(replica=min(gone)) if whole else None
+
+
+_OLD = 1 << 30
+"""commits after which every copy is complete"""
+
+
+def exposed(run: RunState) -> dict[str, str]:
+    """Machine that has joined → what its loss would cost, where each of its stages alone could be had from others.
+
+    Not the run's own machine: with that, the run ends.
+    """
+    chain = run.settings.chain
+    held: defaultdict[str, set[int]] = defaultdict(set)
+    for replica in run.live.values():
+        for node, worker in replica.holders.items():
+            held[run.workers[worker].host].add(replica.arrangement.stage[node])
+    found = {}
+    for host in sorted(held.keys() - {""}):
+        elsewhere = {stage for other, stages in held.items() if other != host for stage in stages}
+        lost = frozenset(held[host] - elsewhere)
+        alone = [_cost(chain, frozenset({stage})) for stage in lost]
+        if len(lost) > 1 and not any(alone) and (cost := _cost(chain, lost)):
+            found[host] = f"machine {host} holds stages {', '.join(map(str, sorted(lost)))}: were it lost, {cost}"
+    return found
+
+
+def _cost(chain: Chain, lost: frozenset[int]) -> str:
+    """What the loss of these stages together costs beside time; empty: nothing."""
+    plan = chain.plan(lost, dict.fromkeys(range(chain.stages + 1), _OLD))
+    if plan.reason:
+        return f"the run could not go on ({plan.reason})"
+    return "all would go back to the newest checkpoint" if plan.rollback == "disk" else ""

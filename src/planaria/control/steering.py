@@ -1,21 +1,140 @@
-"""What is done about slow workers and links: hand a stage to a spare, or go around, where that pays. Pure.
+"""Slow workers, machines, links and data: find them by their measurements, and act where it pays. Pure.
 
-The rule: the seconds that are saved until the run's end are more than twice those that handing over takes. Nothing is
-handed to and fro: there are 30 seconds of training between two such deeds, a worker is relieved once, and from then on
-it is the last of the spares, who takes over only what would else be lost.
+A slow worker hands its stage over to a spare; a slow link is routed around. The thresholds are planaria's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
-from planaria.control.slow_workers import SLOW
-from planaria.control.spares import is_slow, taken_over
-from planaria.record import decisions as d
-from planaria.record.gauges import Gauge
-from planaria.record.replica import ReplicaState
-from planaria.record.state import RunState
+from planaria.control import decisions as d
+from planaria.control.gauges import RECENT, Gauge
+from planaria.control.replica import ReplicaState
+from planaria.control.staffing import is_slow, taken_over
+from planaria.control.state import RunState
+from planaria.control.verdicts import Fault
+
+EASE = 0.7
+"""thresholds are lower by this once something is blamed, or it would be cleared and blamed in turn"""
+
+Known = frozenset[tuple[str, tuple[int, ...]]]
+"""(fault, nodes) of what is blamed already"""
+
+
+class Verdict(NamedTuple):
+    """What is slow; the fields are those of :class:`planaria.control.verdicts.Blamed`."""
+
+    fault: Fault
+    nodes: tuple[int, ...]
+    seconds: float
+    past: float
+    usual: float
+
+
+def ease(known: Known, fault: Fault, nodes: Iterable[int]) -> float:
+    """What thresholds are multiplied by."""
+    blamed = any(kind == fault and set(nodes) <= {*of} for kind, of in known)
+    return EASE if blamed else 1.0
+
+
+SLOW = 1.5
+"""times as long as at first, and as its peers' median: a slow worker's passes"""
+ALWAYS = 2.0
+"""times as long as its peers' median: of a worker that has been slow from the first"""
+LEAST_PASS_S = 0.02
+"""what passes take at least that are worth a verdict"""
+LATE = 3.0
+"""times as long as at first: batches that come late"""
+LEAST_READ_S = 0.02
+"""what a step's batches take longer, at least"""
+OF_STEP = 0.05
+"""of a step: what they take, at least"""
+
+
+def slow_workers(
+    own: Mapping[int, Gauge], work: Sequence[float], known: Known, hosts: Mapping[int, str]
+) -> list[Verdict]:
+    """Workers whose passes take too long, or their machines; the ends are compared with their own past alone.
+
+    ``work``: of a pass, by stage; empty where block stages are alike. ``hosts``: node → its worker's machine.
+    """
+    judged = {node: gauge for node, gauge in own.items() if len(gauge.recent) == RECENT}
+    per_work = {n: g.pass_s / _work(g, work) for n, g in judged.items() if g.last.stage}
+    slow, lately = dict[int, Verdict](), set[int]()
+    for node, gauge in judged.items():
+        peers = _peers(node, per_work.keys(), hosts)
+        usual = median(per_work[peer] for peer in peers) * _work(gauge, work) if peers and node in per_work else 0.0
+        if not usual and _all_slower(own, peers or per_work.keys()):
+            continue
+        limit = _limit(gauge.past_s, usual, min(ease(known, "slow worker", [node]), ease(known, "slow host", [node])))
+        if gauge.pass_s > limit:
+            slow[node] = Verdict("slow worker", (node,), gauge.pass_s, gauge.past_s, usual)
+        if gauge.last.pass_s > limit:
+            lately.add(node)
+    return _by_host(slow, lately, hosts, known)
+
+
+def _work(gauge: Gauge, work: Sequence[float]) -> float:
+    return work[gauge.last.stage] if work else 1.0
+
+
+def _peers(node: int, blocks: Collection[int], hosts: Mapping[int, str]) -> list[int]:
+    """The block stages that a node is compared with."""
+    others = [other for other in blocks if other != node]
+    return [other for other in others if hosts[other] != hosts[node]] or others
+
+
+def _limit(past: float, usual: float, eased: float) -> float:
+    """What passes take that are slow; ``usual`` is 0 where there is nobody to compare with.
+
+    Passes that took no time at first only hand on, and are no measure.
+    """
+    over_past = SLOW * past if past > 0 else math.inf
+    if not usual:
+        return eased * max(over_past, LEAST_PASS_S)
+    return eased * max(SLOW * usual, min(over_past, ALWAYS * usual), LEAST_PASS_S)
+
+
+def _all_slower(own: Mapping[int, Gauge], blocks: Collection[int]) -> bool:
+    """Are the block stages' passes slower than at first, by and large? Then the machine is busy, and nobody's fault."""
+    ratios = [own[node].pass_s / own[node].past_s if own[node].past_s > 0 else 1.0 for node in blocks]
+    return bool(ratios) and median(ratios) > (1 + SLOW) / 2
+
+
+def _by_host(slow: Mapping[int, Verdict], lately: set[int], hosts: Mapping[int, str], known: Known) -> list[Verdict]:
+    """Where all workers of one machine of several are slow, it is the machine.
+
+    Nobody is blamed anew while all others of the machine have just become slow: the machine may be.
+    """
+    left, machines = dict(slow), list[Verdict]()
+    for host in sorted(set(hosts.values())):
+        nodes = sorted(node for node, at in hosts.items() if at == host)
+        if not 1 < len(nodes) < len(hosts):
+            continue
+        if left.keys() >= {*nodes}:
+            worst = max((left.pop(node) for node in nodes), key=lambda verdict: verdict.seconds)
+            machines.append(worst._replace(fault="slow host", nodes=tuple(nodes)))
+        elif left.keys() | lately >= {*nodes}:
+            new = [node for node in nodes if ("slow worker", (node,)) not in known]
+            left = {node: verdict for node, verdict in left.items() if node not in new}
+    return [*machines, *left.values()]
+
+
+def slow_data(own: Mapping[int, Gauge], known: Known) -> list[Verdict]:
+    """Nodes whose batches come late: compared with their own past alone, for few nodes read any."""
+    found = []
+    for node, gauge in own.items():
+        now, past = gauge.read_s, gauge.past_read_s
+        eased = ease(known, "slow data", [node])
+        limit = eased * max(LATE * past, past + LEAST_READ_S, OF_STEP * gauge.step_s)
+        if len(gauge.recent) == RECENT and now > limit:
+            others = [other.read_s for peer, other in own.items() if peer != node and other.read_s > 0]
+            found.append(Verdict("slow data", (node,), now, past, median(others) if others else 0.0))
+    return found
+
 
 PAYS = 2.0
 """times what handing over costs: what it has to save"""

@@ -1,23 +1,114 @@
-"""How long a run has waited: for others in a round, stragglers, machines that join, a disk with room.
+"""Deadlines of the controller: rounds, stragglers, joining machines, full disks, slow starts, stuck workers, edges.
 
-Pure but for what it remembers; moments are monotonic seconds, and the caller's.
+Each class remembers since when it waits. It reads no clock: times are monotonic seconds given by the caller.
+
+A broken edge is handled in this order:
+
+1. Both ends notice it on their sockets (``runtime/transport/edge.py``) and report ``EdgeBroken``.
+2. Usually one of them is dead. The fleet has :data:`GRACE_S` to report ``WorkerLost``.
+3. If it does not, the edge itself failed: ``GraceExpired``.
+4. Either event changes the run's state (``control/apply_membership.py``).
+5. A new generation is decided (``control/formation.py``): ``Form``.
+6. The workers connect again (``runtime/engine/links.py``), and the step is repeated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from planaria.config.schema import RunConfig
+from planaria.control import events as e
 from planaria.control.coded import Stragglers
-from planaria.control.obstacles import held_up
+from planaria.control.events import EdgeBroken, GraceExpired, Heartbeat, Worked
+from planaria.control.replica import ReplicaState
+from planaria.control.roster import identity_order
 from planaria.control.rounds import quorate, waiting
 from planaria.control.saving import resting
 from planaria.control.staffing import lacking
-from planaria.control.starts import Starts
-from planaria.record import events as e
-from planaria.record.state import RunState
+from planaria.control.state import RunState
+from planaria.runtime.transport.address import parse
+from planaria.runtime.transport.listener import unreachable
+
+_MOST_PROBES = 3
+"""addresses that are tried; each may take a moment"""
+
+
+def held_up(run: RunState) -> str:
+    """What a stop still waits for; empty if nothing, or only for files that are being written. Pure."""
+    return "; ".join(filter(None, (_held_up(run, replica) for replica in run.live.values())))
+
+
+def _held_up(run: RunState, replica: ReplicaState) -> str:
+    whose = f" of replica {replica.number}" if run.settings.replicas > 1 else ""
+    of = replica.arrangement.stage
+    late = ", ".join(str(of[node]) for node, worker in sorted(replica.holders.items()) if worker in replica.waiting)
+    match replica.phase:
+        case "run" | "evaluate":
+            return f"step {replica.step}{whose} was dropped: no result from stages {late}"
+        case "link":
+            return f"the edges{whose} were not open: no report from stages {late}"
+        case "idle" | "replan" if not replica.whole and not replica.cannot:
+            return f"no worker had the state of stages {', '.join(map(str, _missing(replica)))}{whose}"
+    return f"round {replica.meeting.round}{whose} was not settled" if replica.meeting else ""
+
+
+def _missing(replica: ReplicaState) -> list[int]:
+    return sorted(set(replica.arrangement.stages) - set(replica.stateful.stages))
+
+
+def underlying(run: RunState, reported: Mapping[str, str], probe: Callable[[str], str] = unreachable) -> str:
+    """The error underneath, if one is known: as a worker ``reported`` it, as an edge broke, or as a connection from
+    here to a worker that has not answered fails."""
+    for worker in _awaited(run):
+        if reported.get(worker):
+            return f"worker {worker}: {reported[worker]}"
+    if trouble := next((replica.trouble for replica in run.live.values() if replica.trouble), ""):
+        return trouble
+    addresses = [at for worker in _awaited(run) if (at := parse(run.workers[worker].at).outside)]
+    return next(filter(None, map(probe, addresses[:_MOST_PROBES])), "")
+
+
+def _awaited(run: RunState) -> Iterator[str]:
+    for replica in run.live.values():
+        yield from sorted(replica.waiting)
+
+
+_FIRST_S, _MOST_S = 10.0, 60.0
+"""from a worker's start to the first report, and the longest pause between two; each pause is twice the one before"""
+
+
+class Starts:
+    """The starts of one run's workers."""
+
+    def __init__(self, limit_s: float) -> None:
+        """``limit_s``: ``fleet.start_timeout_s``."""
+        self._limit_s, self._since = limit_s, dict[str, float]()
+        self.due, self._pause_s = math.inf, _FIRST_S
+        """when :meth:`report` has something to report"""
+
+    def note(self, now: float, run: RunState) -> None:
+        """Take down which workers are starting."""
+        starting = run.roster.starting if run.vacancies and not run.over else ()
+        if self._since.keys() == set(starting):
+            return
+        if not self._since.keys() & set(starting):
+            self.due, self._pause_s = now + _FIRST_S, _FIRST_S
+        self._since = {worker: self._since.get(worker, now) for worker in starting}
+        if not self._since:
+            self.due = math.inf
+
+    def report(self, now: float, run: RunState) -> e.WorkersStarting | None:
+        """Return the workers that the run waits for, if a report is due."""
+        if now < self.due:
+            return None
+        self._pause_s = min(2 * self._pause_s, _MOST_S)
+        self.due = now + self._pause_s
+        waited_s = now - min(self._since.values())
+        names, ready = sorted(self._since, key=identity_order), len(run.spares)
+        return e.WorkersStarting(workers=names, ready=ready, waited_s=waited_s, limit_s=self._limit_s)
+
 
 AGAIN_S = 2.0
 """after the last save of a run has failed, until it is tried again"""
@@ -130,3 +221,107 @@ class Waits:
         limit = f"for {self._join_s:g} s (fleet.join_s)"
         told = f"{wanted} workers are lacking; waiting {limit} for machines to join (`planaria join`)"
         return e.Trouble(detail=told)
+
+
+DISK = ("read", "write")
+_SPANS = {"optimizer": "commit", "save": "write", "rebuild": "rebuild"}
+"""what a span is called where a place is called otherwise"""
+_TIMES = 10
+"""how many times as long as its longest an action may take"""
+_IDLE = 0.02
+"""a main thread that has used less of a processor than this share of the time is not computing"""
+_FADES = 0.995
+"""what is remembered of the longest, from one span of its kind to the next: a run may become faster"""
+_COMPILING_S = 600.0
+"""for a stage's first passes where they are compiled"""
+
+
+class Deadlines:
+    """The deadlines of one run's workers."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._fleet, self._compiles = config.fleet, config.train.compile
+        self._longest: dict[str, float] = {}
+        self._asked: dict[str, tuple[float, frozenset[str]]] = {}
+        """worker → when it was given its last order, and those that were given it too"""
+        self._writers: dict[str, frozenset[str]] = {}
+        """worker → those that were told with it to write while training goes on, the last time"""
+
+    def ask(self, t: float, workers: Collection[str], to_write: bool = False) -> None:
+        """These workers have been given an order that they are to answer; to write beside, what may take longer."""
+        together = frozenset(workers)
+        self._asked |= dict.fromkeys(workers, (t, together))
+        if to_write:
+            self._writers |= dict.fromkeys(workers, together)
+
+    def learn(self, worked: Worked) -> None:
+        """What a worker's actions have taken, in seconds."""
+        for span in worked.spans:
+            name = _SPANS.get(span.action, span.action)
+            self._longest[name] = max(span.end - span.start, _FADES * self._longest.get(name, 0.0))
+
+    def limit_s(self, doing: str) -> float:
+        """How long a main thread may be ``doing`` this without using a processor."""
+        floor = self._fleet.disk_timeout_s if doing in DISK else self._fleet.timeout_s
+        if self._compiles and doing in ("forward", "backward") and doing not in self._longest:
+            floor = max(floor, _COMPILING_S)
+        return max(floor, _TIMES * self._longest.get(doing, 0.0))
+
+    def unwritten(self, worker: str, beat: Heartbeat, writing: Collection[str]) -> str:
+        """Why ``worker``, which writes for a checkpoint while it trains, counts as dead, or nothing; ``writing`` are
+        all that do. A disk that answers nobody is waited for, as :meth:`overdue` does."""
+        together = self._writers.get(worker, frozenset())
+        limit = self.limit_s("write") * (_TIMES if together and together <= set(writing) else 1)
+        if beat.writing < 0 or worker not in writing or beat.writing_s <= limit:
+            return ""
+        return (
+            f"its file of checkpoint {beat.writing} has not been written for {beat.writing_s:.1f} s (limit {limit:g} s)"
+        )
+
+    def overdue(self, t: float, worker: str, beat: Heartbeat, awaited: Collection[str]) -> str:
+        """Why ``worker`` counts as dead, or nothing; ``awaited`` are the workers of its replica that owe an answer."""
+        asked_at, together = self._asked.get(worker, (t, frozenset()))
+        took, limit = beat.for_s, self._fleet.timeout_s
+        if beat.waiting:  # for others, who may be stuck; or for orders, although it has one
+            took = min(took, t - asked_at) if beat.doing == "orders" and worker in awaited else 0.0
+        else:
+            # A disk that answers nobody is waited for: to count all that wait as dead would lose what only they have.
+            together_stuck = beat.doing in DISK and together <= set(awaited)
+            patient = together_stuck or beat.cpu_s > _IDLE * beat.for_s
+            limit = self.limit_s(beat.doing) * (_TIMES if patient else 1)
+        if took <= limit:
+            return ""
+        where = beat.doing if beat.microbatch < 0 else f"{beat.doing} of microbatch {beat.microbatch}"
+        return f"its main thread has been in {where}, step {beat.step}, for {took:.1f} s (limit {limit:g} s)"
+
+
+GRACE_S = 0.5
+"""after a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed"""
+
+
+class BrokenEdges:
+    """Edges that are not blamed yet. It keeps no clock: times are given, in seconds."""
+
+    def __init__(self) -> None:
+        self._until: dict[int, tuple[float, int]] = {}
+        """replica → when an edge is to be blamed, and of which generation"""
+
+    def heard(self, t: float, broken: EdgeBroken, run: RunState) -> None:
+        """An edge broke at ``t``; ``run`` knows of it."""
+        replica = run.replica_of(broken.worker)
+        if replica is not None and replica.suspects:
+            _, generation = self._until.get(replica.number, (0.0, -1))
+            if generation != replica.generation:
+                self._until[replica.number] = (t + GRACE_S, replica.generation)
+
+    @property
+    def due(self) -> list[float]:
+        """When :meth:`blamed` is to be asked."""
+        return [until for until, _ in self._until.values()]
+
+    def blamed(self, now: float, run: RunState) -> list[GraceExpired]:
+        """The replicas whose time is over, each told of once; not if they have a new generation since."""
+        over = [(number, generation) for number, (until, generation) in self._until.items() if now >= until]
+        for number, _ in over:
+            del self._until[number]
+        return [GraceExpired(replica=n, generation=g) for n, g in over if g == run.replicas[n].generation]

@@ -1,21 +1,16 @@
-"""Replicas that lie: found by what all say they have heard, or by what all have refused, and left out. Pure.
-
-All-reduced replicas settle a step at once and tell what they have heard with the result. If that differs, the step is
-made again without those who are found out: it has not been committed. Replicas that meet now and then tell it before
-they settle; whoever is found out is not of the party. What follows from what is ``exchange/equivocation.py``. An offer
-that is of no use is refused by everybody at once, and needs no decision; whose are again and again is in
-``record/suspicion.py``, and so it is with rounds. Who is sent away for it is in ``control/sending_away.py``.
-"""
+"""Updates in a round: their weight over all stages of a replica, and which replicas are left out as Byzantine. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from planaria.control import decisions as d
+from planaria.control.offers import rounded
+from planaria.control.replica import ReplicaState
+from planaria.control.state import RunState
+from planaria.control.suspicion import distrusted
+from planaria.exchange.base import Counted
 from planaria.exchange.equivocation import Findings, Heard, findings, joined
-from planaria.record import decisions as d
-from planaria.record.replica import ReplicaState
-from planaria.record.state import RunState
-from planaria.record.suspicion import distrusted
 
 
 def remembered(run: RunState) -> dict[int, str]:
@@ -67,3 +62,24 @@ def suspects(run: RunState, party: Collection[int]) -> Findings:
         nodes = (replica.arrangement.nodes(stage)[0] for stage in replica.arrangement.stages)
         heard[number] = joined(by_node.get(node, {}) for node in nodes)
     return findings(heard, party, distrusted(run.rule))
+
+
+Coefficients = dict[int, dict[int, float]]
+Rivals = dict[str, dict[int, float]]
+
+
+def counted(run: RunState, round: int, party: Sequence[int]) -> tuple[Coefficients, Rivals]:
+    """What is in :class:`~planaria.control.members.Settle` of a ``round`` that this ``party`` settles together."""
+    weighing = run.rule.weighing
+    if weighing is None or len(party) < 2:
+        return {}, {}
+    members, coefficients, first = sorted(party), Coefficients(), Counted()
+    for me in members:
+        meeting, arrangement = run.replicas[me].meeting, run.replicas[me].arrangement
+        assert meeting is not None
+        stages = [meeting.told(arrangement.nodes(stage)[0]) for stage in arrangement.stages]
+        if (found := weighing.counted(stages, members, me, round)) is None:  # they are too few
+            return {}, {}
+        first = first if coefficients else found
+        coefficients[me] = dict(found.coefficients)
+    return coefficients, {rule: rounded(of) for rule, of in first.rivals().items()}

@@ -19,6 +19,7 @@ from planaria.models.families import stage_parameters
 from planaria.pipeline.network.costs import message_bytes
 from planaria.recovery import recovery
 from planaria.runtime.engine.copy_costs import step_bytes_and_memory
+from planaria.runtime.engine.resolved import ResolvedRun
 
 
 def compared(
@@ -90,7 +91,7 @@ def _scored(
     scale: float,
 ) -> Scored:
     """An arm's runs, and what its copies cost in the model that the clock is for; further replicas are copies too."""
-    copies, memory = step_bytes_and_memory(clocked) if arm.faults else (0.0, 0.0)
+    copies, memory = step_bytes_and_memory(ResolvedRun(clocked)) if arm.faults else (0.0, 0.0)
     memory += arm.config.exchange.replicas / base.exchange.replicas - 1.0
     sent = copies + exchanged_bytes(clocked)
     chain = recovery(arm.config.recovery, arm.config.pipeline.stages)

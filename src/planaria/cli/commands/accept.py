@@ -8,8 +8,8 @@ from pathlib import Path
 from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.config import recipe
+from planaria.control.logs import ID
 from planaria.models.huggingface import is_exported
-from planaria.record.identity import ID
 from planaria.runtime.engine import runs
 from planaria.swarm.records.lines import PEERS
 

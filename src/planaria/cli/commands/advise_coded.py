@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control.logs import read_run
 from planaria.exchange.coded.choose import Chosen, choose
 from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.simulate import Profile
-from planaria.record.logs import read_run
 from planaria.report.run.straggling import LEAST_ROUNDS, profile_of
 from planaria.report.tables import Table, show
 

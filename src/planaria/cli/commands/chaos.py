@@ -12,14 +12,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
+from planaria.control.events import FaultInjected
+from planaria.control.statefile import LiveWorker, born, read_state
 from planaria.faults.trace import Fault
-from planaria.record.events import FaultInjected
-from planaria.record.statefile import LiveWorker, born, read_state
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.liar import require_listeners
 from planaria.runtime.engine.neighbours import require_edges
 from planaria.runtime.engine.reading import require_readers
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.fleet.door import read_door
 from planaria.runtime.fleet.switchboard import call
 from planaria.runtime.fleet.visit import Strike
@@ -82,9 +82,9 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
         problem = error.errors(include_url=False)[0]
         raise UserError(f"planaria chaos: {problem['msg'].removeprefix('Value error, ')}") from None
     require_listeners(config, [fault], "planaria chaos")
-    itinerary = Itinerary(config)
-    require_edges(itinerary, [fault], "planaria chaos")
-    require_readers(itinerary, [fault], "planaria chaos")
+    resolved = ResolvedRun(config)
+    require_edges(resolved, [fault], "planaria chaos")
+    require_readers(resolved, [fault], "planaria chaos")
     door = read_door(folder)
     try:
         line = call(door.at, bytes.fromhex(door.key), "the owner", VISITOR, _PATIENCE_S)

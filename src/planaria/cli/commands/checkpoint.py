@@ -12,7 +12,7 @@ from planaria.api.importing import import_run
 from planaria.api.recipes import configure
 from planaria.common.errors import UserError
 from planaria.config.schema import ChaosConfig, RunConfig
-from planaria.record.events import Standing
+from planaria.control.events import Standing
 from planaria.report.tables import Table
 from planaria.runtime.checkpoint.cut import atom_name, require_known
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
@@ -22,8 +22,8 @@ from planaria.runtime.checkpoint.recut import MOMENTS, Copy, equal_copies, requi
 from planaria.runtime.checkpoint.stage_file import Contents, write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.prepare import on_schedule
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import choose, take_up
 
 DIGITS = 12
@@ -111,7 +111,7 @@ def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: P
         digests=_written(store, there.saved.folder, config, step),
         model=config.model,
         exchange=config.exchange,
-        block=Itinerary(config, together=config.engine == "inline").block,
+        block=ResolvedRun(config).block,
     )
     return [*said, str(store.seal(there.saved.folder.name, made, config.checkpoint.keep).folder)]
 

@@ -62,8 +62,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     if base.train.schedule_steps:
         raise UserError(f"{path}: train.schedule_steps: parents and probes have their own; give experts.schedule_steps")
     base = placed(base, path)  # each model gets a recipe that lies elsewhere
-    check(base)
-    read_faults(base)
+    read_faults(check(base))
     require_even(expanded(spec), base)
     if dry_run:
         print(recipe.dump(base, experts=spec), end="")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from planaria.config.schema import RunConfig
-from planaria.control.relays import edge_flows, over_relays, relay_ways
+from planaria.control.formation import edge_flows, over_relays, relay_ways
+from planaria.control.replica import ReplicaState
 from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.draw import draw
 from planaria.planner.cuts import tightest_cut
 from planaria.planner.paths import loads
-from planaria.record.replica import ReplicaState
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.origin import START, run_started
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.simulate import simulate
 
 
@@ -20,15 +20,15 @@ def describe(config: RunConfig, width: int = 100) -> str:
 
     A recipe without costs is drawn with a forward pass as the unit of time; one on a schedule has its page for a chart.
     """
-    pipeline, itinerary = config.pipeline, Itinerary(config)
-    if (schedule := itinerary.schedule) is not None:
+    pipeline, resolved = config.pipeline, ResolvedRun(config, together=False)
+    if (schedule := resolved.schedule) is not None:
         total = config.train.steps * schedule.step_s
         return (
             f"{config.routing.schedule}: {len(schedule.routes)} microbatches over {len(schedule.nodes)} nodes, step "
             f"{schedule.step_s:.4g} s, bound {schedule.bound.step_s:.4g} s\nrun of {config.train.steps} steps: "
-            f"{total:.4g} s{_relays(itinerary)}"
+            f"{total:.4g} s{_relays(resolved)}"
         )
-    plan = itinerary.training(0)
+    plan = resolved.training(0)
     priced = bool(config.network.forward_s or config.network.backward_s)
     costs = Costs(config.network) if priced else UNIT
     size = message_bytes(config.model, pipeline)
@@ -36,21 +36,21 @@ def describe(config: RunConfig, width: int = 100) -> str:
     unit = "s" if priced else "forward passes"
     total = config.train.steps * simulated.step_s
     chart = draw(simulated, lower_bound(plan, costs, size), width, unit)
-    return f"{chart}\nrun of {config.train.steps} steps: {total:.4g} {unit}{_relays(itinerary)}"
+    return f"{chart}\nrun of {config.train.steps} steps: {total:.4g} {unit}{_relays(resolved)}"
 
 
-def _relays(itinerary: Itinerary) -> str:
+def _relays(resolved: ResolvedRun) -> str:
     """Lines on which edge goes over which relay at first, and how even that is; none without relays."""
-    config = itinerary.config
+    config = resolved.config
     if not config.fleet.relays or config.engine != "fleet":
         return ""
-    replica = ReplicaState.start(run_started(itinerary, START))
+    replica = ReplicaState.start(run_started(resolved, START))
     nodes = replica.arrangement.stage
     pairs, walked = replica.pairs_of(nodes), replica.routes_over(nodes) or []
     over = over_relays(replica, pairs, (), walked)
     ways = relay_ways(replica.settings.relays)
     paths = {path.id: path for found in ways.paths.values() for path in found}
-    here = [route for route in itinerary.routes(0) if route[0] in nodes]
+    here = [route for route in resolved.routes(0) if route[0] in nodes]
     flows = edge_flows(pairs, here, 2 * message_bytes(config.model, config.pipeline))  # activation, and its gradient
     busy = loads(list(flows.values()), ways, [paths[over[pair]] for pair in flows])
     least = tightest_cut(list(flows.values()), ways)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.common.errors import RunStopped, UserError
+from planaria.control.logs import EVENTS, read_run
 from planaria.control.replay import replay
-from planaria.record.logs import EVENTS, read_run
-from planaria.record.statefile import StateFile, describe, read_state
+from planaria.control.statefile import StateFile, describe, read_state
 from planaria.runtime.engine import runs
 
 

@@ -55,7 +55,7 @@ def reported(run: Path) -> Reported:
 
 
 def _run(run: Path) -> Reported:
-    from planaria.record.logs import read_run
+    from planaria.control.logs import read_run
     from planaria.report.run.ledger import require_exactly_once
     from planaria.report.run.report import body, write_page
 

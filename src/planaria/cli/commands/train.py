@@ -59,12 +59,12 @@ def start(
     if dry_run or config.engine == "simulate":
         if config.engine != "simulate":
             require_used(config)
-        check(config)
+        run = check(config)
         if config.engine != "simulate":
-            read_faults(config)
+            read_faults(run)
         trackers(config.observe)
         print(recipe.dump(config).rstrip("\n") if dry_run else describe(config))
-        for line in (*unfit(config, starting_weights(config)), *copies_stated(config)) if dry_run else ():
+        for line in (*unfit(run, starting_weights(config)), *copies_stated(run)) if dry_run else ():
             print(f"# {line}")
         if auto:
             print(f"# --resume auto: {f'continues {earlier}' if (earlier := begun(config)) else 'begins a new run'}")

@@ -15,6 +15,7 @@ from planaria.lab.compare.experience import Experience, Range
 from planaria.lab.compare.predict import Failures, Prediction, doubt, far, predict, ways
 from planaria.models.families import parameters
 from planaria.runtime.engine.copy_costs import step_bytes_and_memory
+from planaria.runtime.engine.resolved import ResolvedRun
 
 SPAN = 100.0
 """break-evens are looked for within this factor of the recipe's own number, either way"""
@@ -69,7 +70,7 @@ def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
     for name, way in ways(config).items():
         expected = _expected(name, way, experience)
         if isinstance(expected, Prediction):
-            costs, beside = step_bytes_and_memory(way), way.checkpoint.background
+            costs, beside = step_bytes_and_memory(ResolvedRun(way)), way.checkpoint.background
             found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
     return sorted(found, key=lambda w: w.prediction.hours.mean)
 

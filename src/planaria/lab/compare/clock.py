@@ -17,7 +17,7 @@ from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_byt
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
 from planaria.runtime.engine.copy_costs import STATE, costs_of_copies, shapes_of
-from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.simulate import Simulated, simulate
 
 
@@ -69,10 +69,10 @@ def clock_of(config: RunConfig) -> Clock:
     :raises UserError: when uploads in the background take time and steps take none.
     """
     pipeline, network = config.pipeline, config.network
-    plan = Itinerary(_one_replica(config)).training(0)
+    plan = ResolvedRun(_one_replica(config)).training(0)
     size, costs = message_bytes(config.model, pipeline), Costs(network)
     plain = simulate(plan, costs, size)
-    copies = costs_of_copies(config)
+    copies = costs_of_copies(ResolvedRun(config))
     shadowed = {copy.host: stage for copy, cost in copies if cost.forward for stage in copy.sources}
     busy = simulate(plan, Costs(network, shadowed), size).step_s if shadowed else plain.step_s
     between = [(pair, cost.step_bytes) for copy, cost in copies if not cost.beside for pair in copy.pairs]
@@ -105,7 +105,7 @@ def activation_bytes(config: RunConfig) -> int:
 
     Counted for one and multiplied: the plan of some exchanges is of all replicas, that of others of one.
     """
-    plan = Itinerary(_one_replica(config)).training(0)
+    plan = ResolvedRun(_one_replica(config)).training(0)
     sent = simulate(plan, UNIT, message_bytes(config.model, config.pipeline)).sent_bytes
     return config.exchange.replicas * sum(sent.values())
 

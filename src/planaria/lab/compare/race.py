@@ -13,10 +13,10 @@ import torch
 
 from planaria.common.documents import Record
 from planaria.config.schema import RunConfig
+from planaria.control.decisions import PEER
 from planaria.data.shards import Data
 from planaria.data.stream import Stream
 from planaria.models.state import StageState
-from planaria.record.decisions import PEER
 from planaria.recovery.checkpoint import Behind
 from planaria.runtime.engine.inline import InlineEngine
 

@@ -21,9 +21,9 @@ import tomli_w
 from planaria.common import atomic
 from planaria.config import consent, recipe
 from planaria.config.schema import RunConfig
+from planaria.control.logs import METRICS
 from planaria.lab.experts.manifest import WEIGHTS
 from planaria.lab.trials.jobs import Job, Processes, Watcher, run_jobs
-from planaria.record.logs import METRICS
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planaria.record.decisions import Decision
-from planaria.record.events import Event
-from planaria.record.run_record import Metric, ValidationMetric
+from planaria.control.decisions import Decision
+from planaria.control.events import Event
+from planaria.control.run_record import Metric, ValidationMetric
 from planaria.report.live.progress import Quiet
 
 

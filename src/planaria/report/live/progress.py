@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from planaria.record.decisions import Decision, Form
-from planaria.record.events import Event
-from planaria.record.run_record import Metric, StepMetric
+from planaria.control.decisions import Decision, Form
+from planaria.control.events import Event
+from planaria.control.run_record import Metric, StepMetric
 from planaria.report.live.bars import columns
 from planaria.report.run.narrate import Line, Narrator, Tone
 

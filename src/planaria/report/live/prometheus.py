@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.verdicts import Fault
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.verdicts import Fault
 from planaria.report.live.tally import RECOVERY_S, Durations, Tally
 from planaria.report.run.recovery_timing import Outcome
 

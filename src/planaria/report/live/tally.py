@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.run_record import Metric, RunRecord, ValidationMetric
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.run_record import Metric, RunRecord, ValidationMetric
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.recovery_fold import Recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming

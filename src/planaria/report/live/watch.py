@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from planaria.common.outlet import lost
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunLog
-from planaria.record.reserve import Reserve
-from planaria.record.run_record import Metric, StepMetric
-from planaria.record.sample import Sample
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunLog
+from planaria.control.run_record import Metric, StepMetric
+from planaria.control.segments import Reserve
 from planaria.report.live.beside import END_S, Beside
 from planaria.report.live.progress import Quiet
 from planaria.report.live.settings import Setting
@@ -25,6 +24,7 @@ from planaria.report.live.tracker import Tracker
 from planaria.report.run.metrics import StepMetrics
 from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_timing import RecoveryTiming
+from planaria.report.run.sample import Sample
 
 SWITCH_S = 0.0005
 """After so long a tracker's thread that computes leaves the interpreter to the run's thread, if that waits for it.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.membership import Membership
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming, replicas, stages
 from planaria.report.run.narrate import SLOWNESS
 from planaria.report.run.verdict_lines import line

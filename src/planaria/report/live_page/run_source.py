@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from planaria.record.events import RunStarted
-from planaria.record.logs import EVENTS, IN_MEMORY, Followed, News
-from planaria.record.run_record import REPORTS
+from planaria.control.events import RunStarted
+from planaria.control.logs import EVENTS, IN_MEMORY, Followed, News
+from planaria.control.run_record import REPORTS
 from planaria.report.live.tally import Tally
 from planaria.report.live_page.frames import Frame, Json
 from planaria.report.live_page.source import age_s

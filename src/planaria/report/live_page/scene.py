@@ -1,6 +1,6 @@
 """Who is where at a moment: nodes, workers, machines and links as the page shows them, from a run's facts. Pure.
 
-A worker's status is the record's (``record/membership.py``). What is added is what the log says besides: which nodes
+A worker's status is the record's (``report/membership.py``). What is added is what the log says besides: which nodes
 wait for their stage's state, who was struck by a fault, and what edges carried.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.membership import Membership
-from planaria.record.roster import identity_order
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.roster import identity_order
 from planaria.report.live_page.frames import Json
 from planaria.report.live_page.limits import MOST_LOST
+from planaria.report.membership import Membership
 
 STRIKING = {
     "SIGKILL": "killed",

@@ -6,7 +6,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from planaria.common.errors import UserError
-from planaria.record.logs import EVENTS
+from planaria.control.logs import EVENTS
 from planaria.report.live_page.run_source import RunSource
 from planaria.report.live_page.source import Source
 

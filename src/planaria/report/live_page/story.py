@@ -7,7 +7,7 @@ The same fold serves a run that goes on and one that is over. The state is plain
     loss, validation                  the newest ones
     replicas    number → phase, own step, generation, routes of its microbatches, stages that are done with the step
     nodes       number → replica, stage, worker, and whether it holds its stage's state or waits for it, and from whom
-    workers     name → status (``record/roster.py``), incarnation, pid, node, machine, memory, faults
+    workers     name → status (``control/roster.py``), incarnation, pid, node, machine, memory, faults
     machines    those that have joined
     links       "low-high" → open, opening or broken, and the bytes that went over it
     rounds      "r.r" → replicas that meet
@@ -22,10 +22,10 @@ Where microbatches are within a step the log does not tell; a page that moves th
 from __future__ import annotations
 
 from planaria.config.schema import RunConfig
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import News
-from planaria.record.run_record import StepMetric, ValidationMetric
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import News
+from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.report.live.tally import Tally
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Frame, Json, difference, patched

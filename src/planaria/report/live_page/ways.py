@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from planaria.config.schema import RunConfig
+from planaria.control.decisions import RunStep
 from planaria.pipeline.routing import ROUTINGS, change, routes, without
-from planaria.record.decisions import RunStep
-from planaria.record.membership import Membership
+from planaria.report.membership import Membership
 
 
 class Ways:

@@ -10,8 +10,8 @@ from statistics import median
 
 import plotly.graph_objects as go
 
-from planaria.record.events import MessageCompressed
-from planaria.record.run_record import RunRecord
+from planaria.control.events import MessageCompressed
+from planaria.control.run_record import RunRecord
 from planaria.report import page
 from planaria.report.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, stroke, symbol, whole
 from planaria.report.words import counted

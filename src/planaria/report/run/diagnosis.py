@@ -8,10 +8,10 @@ from statistics import median
 
 import plotly.graph_objects as go
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.gauges import Gauge, Pair
-from planaria.record.run_record import RunRecord
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.gauges import Gauge, Pair
+from planaria.control.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.verdict_lines import ms, sentence

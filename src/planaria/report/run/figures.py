@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
-from planaria.record.run_record import Metric, RunRecord, StepMetric
+from planaria.control.run_record import Metric, RunRecord, StepMetric
 from planaria.report import theme
 from planaria.report.run.naming import naming_of
 from planaria.report.run.narrate import SIGNS, Line

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planaria.common.errors import LedgerError
-from planaria.record.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
-from planaria.record.events import CONTROLLER, Event, RunStarted, SaveFailed, Standing
-from planaria.record.logs import RunRecord
+from planaria.control.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
+from planaria.control.events import CONTROLLER, Event, RunStarted, SaveFailed, Standing
+from planaria.control.logs import RunRecord
 
 SHOWN = 3
 """problems that an error message names"""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.run_record import Metric, StepMetric, ValidationMetric
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.run_record import Metric, StepMetric, ValidationMetric
 
 STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
 """of several replicas: what is remembered of their steps until it is saved, and of their validations"""

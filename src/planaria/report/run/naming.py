@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from planaria.record.events import RunStarted
-from planaria.record.logs import RunRecord
+from planaria.control.events import RunStarted
+from planaria.control.logs import RunRecord
 
 
 class Naming:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
-from planaria.record.membership import Membership
-from planaria.record.repeats import Repeats
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
+from planaria.report.live.repeats import Repeats
+from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming, naming_of, replicas, stages
 from planaria.report.run.round_history import RoundHistory, Rounds
 from planaria.report.run.verdict_lines import differing, line

@@ -2,7 +2,7 @@
 
 A process for each machine and a thread for each worker, with slices for what it did; one for the run, with decisions,
 recoveries and their phases, and counters. Of a long run the log keeps the spans of some steps only
-(``record/sample.py``). The trace is written as the log is read: nothing is held in memory that grows with steps.
+(``report/run/sample.py``). The trace is written as the log is read: nothing is held in memory that grows with steps.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, TextIO
 
 from planaria.common.atomic import refused, replacing
 from planaria.common.errors import UserError
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import read_run
-from planaria.record.run_record import RunRecord
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import read_run
+from planaria.control.run_record import RunRecord
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.perfetto_clock import Clock
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries

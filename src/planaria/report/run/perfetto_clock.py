@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from planaria.record.events import RunStarted
-from planaria.record.run_record import RunRecord
+from planaria.control.events import RunStarted
+from planaria.control.run_record import RunRecord
 
 SAME_S = 1.0
 """by so much the time of day and the monotonic clock may drift apart, and the clock be the same"""

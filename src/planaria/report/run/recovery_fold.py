@@ -7,9 +7,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.membership import Membership
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_timing import SENT_AWAY, Outcome, RecoveryTiming
 

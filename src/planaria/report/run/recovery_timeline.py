@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
 from planaria.report.run.naming import naming_of
 from planaria.report.run.recovery_fold import Recoveries
 from planaria.report.run.recovery_timing import Outcome as Outcome

@@ -9,9 +9,9 @@ from itertools import combinations
 
 import plotly.graph_objects as go
 
-from planaria.record.decisions import Disband, Form, Found
-from planaria.record.events import ReplicasEvaluated, RoundSettled
-from planaria.record.logs import RunRecord
+from planaria.control.decisions import Disband, Form, Found
+from planaria.control.events import ReplicasEvaluated, RoundSettled
+from planaria.control.logs import RunRecord
 from planaria.report import page
 from planaria.report.run.ledger import sample_ledger
 from planaria.report.run.recovery_timeline import recoveries

@@ -10,8 +10,8 @@ from statistics import median
 from pydantic import BaseModel
 
 from planaria.config.schema import RunConfig
-from planaria.record.events import RunStarted
-from planaria.record.logs import RunRecord, read_run
+from planaria.control.events import RunStarted
+from planaria.control.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.run import compression, diagnosis, snapshots, stage_peaks, trust
 from planaria.report.run.figures import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.logs import RunRecord
-from planaria.record.membership import Membership
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
+from planaria.report.membership import Membership
 from planaria.report.words import counted
 
 

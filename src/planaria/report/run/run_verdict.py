@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from planaria.record.decisions import Finish
-from planaria.record.events import RunStarted
-from planaria.record.logs import RunRecord
+from planaria.control.decisions import Finish
+from planaria.control.events import RunStarted
+from planaria.control.logs import RunRecord
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.round_history import gatherings, totals

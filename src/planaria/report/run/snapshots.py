@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from planaria.record import decisions as d
-from planaria.record.logs import RunRecord
-from planaria.record.started import RunStarted
+from planaria.control import decisions as d
+from planaria.control.logs import RunRecord
+from planaria.control.started import RunStarted
 from planaria.report import page
 from planaria.report.run.recovery_timeline import RecoveryTiming
 from planaria.report.words import counted

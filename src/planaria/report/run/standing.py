@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from planaria.record import decisions as d
-from planaria.record import events as e
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 Key = tuple[str, tuple[int, ...]]
 """class and nodes"""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planaria.record.decisions import Decision, Finish, Form, TurnAway
-from planaria.record.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
-from planaria.record.logs import RunRecord
-from planaria.record.membership import Membership
+from planaria.control.decisions import Decision, Finish, Form, TurnAway
+from planaria.control.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
+from planaria.control.logs import RunRecord
 from planaria.report import page
+from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming
 
 

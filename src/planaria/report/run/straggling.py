@@ -10,14 +10,14 @@ from statistics import median
 import numpy as np
 import plotly.graph_objects as go
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.replica import CodedStep
+from planaria.control.run_record import RunRecord
 from planaria.exchange.coded.choose import Chosen, choose
 from planaria.exchange.coded.coding import Coding, coding_of
 from planaria.exchange.coded.simulate import Profile
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.coded import CodedStep
-from planaria.record.run_record import RunRecord
 from planaria.report import page
 from planaria.report.theme import BLUE, INK, ORANGE, PAPER, figure, lanes, whole
 from planaria.report.words import counted

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from planaria.record.run_record import RunRecord, StepMetric, ValidationMetric
+from planaria.control.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.report.run.compression import told as told_compression
 from planaria.report.run.diagnosis import told as told_diagnosis
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries

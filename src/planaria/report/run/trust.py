@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
-from planaria.record.events import OfferRefused, OffersCounted
-from planaria.record.logs import RunRecord
+from planaria.control.events import OfferRefused, OffersCounted
+from planaria.control.logs import RunRecord
 from planaria.report import page
 from planaria.report.theme import BLUE, MUTED, PAPER, RED, figure, whole
 from planaria.report.words import counted

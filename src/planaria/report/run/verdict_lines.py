@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.record import decisions as d
+from planaria.control import decisions as d
 from planaria.report.run.naming import Naming, replicas, stages
 from planaria.report.words import counted
 

@@ -7,7 +7,7 @@
 Files of a memory file system stay when their writer is killed, and are lost with the machine's power. Each appears
 whole, with digests, as a checkpoint's does. A snapshot has a folder for each label (part of the run, generation, step),
 and every file carries the label: a worker that writes late, after a rollback, cannot mix histories. Which labels may be
-used is decided by the run's log (``record/surviving.py``). A worker keeps its two newest snapshots: others may not have
+used is decided by the run's log (``control/logs.py``). A worker keeps its two newest snapshots: others may not have
 written theirs yet.
 """
 
@@ -28,8 +28,8 @@ from torch import Tensor
 from planaria.common import atomic, documents
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control.started import RunStarted, SnapshotLabel
 from planaria.models.state import StageState
-from planaria.record.started import RunStarted, SnapshotLabel
 from planaria.runtime.checkpoint.stage_file import Label, read_labelled, write_labelled
 
 SHARED = Path("/dev/shm")

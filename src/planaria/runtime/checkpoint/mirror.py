@@ -18,9 +18,9 @@ from planaria.common import documents
 from planaria.common.atomic import new_folder
 from planaria.common.errors import UserError
 from planaria.common.filesystems import fetch, filesystem, reached, required, shown
+from planaria.control.logs import ID, draw
 from planaria.models.packing import HEADROOM
 from planaria.models.stages import parameter_count
-from planaria.record.identity import ID, draw
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, Saved, read_manifest, step_of
 
 _CHECKPOINTS = "checkpoints"

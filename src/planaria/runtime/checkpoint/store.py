@@ -25,7 +25,7 @@ from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Replicas, Stages
 from planaria.config.names import STAGE_FILE
 from planaria.config.schema import ExchangeConfig, ModelConfig
-from planaria.record.events import Standing
+from planaria.control.events import Standing
 from planaria.runtime.checkpoint.stage_file import stage_file
 
 FORMAT = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from planaria.record.decisions import Blow
+from planaria.control.decisions import Blow
 from planaria.runtime.engine.liar import Liar, lie_of
 from planaria.runtime.engine.links import Links
 

@@ -10,7 +10,7 @@ from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import RECOVERIES, names
 from planaria.recovery.base import Machines, numel
 from planaria.runtime.engine.copy_costs import shapes_of
-from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.simulate import simulate
 
 
@@ -24,7 +24,7 @@ def settle(config: RunConfig) -> RunConfig:
         return config
     alone = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 1})})
     size = message_bytes(config.model, config.pipeline)
-    step_s = simulate(Itinerary(alone).training(0), Costs(config.network), size).step_s
+    step_s = simulate(ResolvedRun(alone).training(0), Costs(config.network), size).step_s
     stages = range(config.pipeline.stages + 1)
     largest = max(3 * FP32_BYTES * numel(shapes_of(config, stage)) for stage in stages)
     network = config.network

@@ -12,8 +12,8 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from planaria.control.decisions import Blow
 from planaria.pipeline.plan.actions import Action
-from planaria.record.decisions import Blow
 
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
 """what the log calls a fault, unless it is its own name"""

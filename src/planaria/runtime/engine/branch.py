@@ -15,13 +15,13 @@ from planaria.data.shards import Data
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.foreign import Weights
 from planaria.pipeline.routing import ROUTINGS
-from planaria.recovery import recovery
 from planaria.runtime.checkpoint.cut import atom_name, declared
 from planaria.runtime.checkpoint.holdings import cut_for
 from planaria.runtime.checkpoint.stage_file import stream_weights
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.origin import Origin
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.weights import FIXED, open_weights, require_dense, require_same
 
 
@@ -72,8 +72,9 @@ def _digest(tokenizer: Path) -> str:
     return digests.of(Tokenizer.open(tokenizer).to_json().encode())
 
 
-def unfit(config: RunConfig, weights: Weights | None) -> Iterator[str]:
+def unfit(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
     """Yield a warning for each setting that does not suit the weights that the recipe starts from."""
+    config = run.config
     if weights is None:
         if config.train.pretrained:
             yield (
@@ -84,7 +85,7 @@ def unfit(config: RunConfig, weights: Weights | None) -> Iterator[str]:
     known, context = weights.config.context, config.model.context
     if context > known:
         yield f"warning: model.context = {context}: the weights know positions up to {known}, and learn the others anew"
-    for name, strategy in recovery(config.recovery, config.pipeline.stages).strategies.items():
+    for name, strategy in run.recovery.strategies.items():
         if strategy.unfit:
             yield f"warning: recovery {name!r} is unfit for trained weights: {strategy.unfit}; see docs/pretrained.md"
     if config.routing.schedule is None:

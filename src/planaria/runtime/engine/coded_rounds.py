@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from planaria.control import events as e
+from planaria.control.decisions import CloseRound
 from planaria.exchange.coded.coding import Counted, Sent
-from planaria.record import events as e
-from planaria.record.decisions import CloseRound
 from planaria.runtime.engine.coded_step import CodedSteps, Data, Sums
 from planaria.runtime.engine.desk import Interrupted
 from planaria.runtime.engine.perform import perform

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.config.schema import RunConfig
-from planaria.exchange import exchange
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.coded.base import Task
 from planaria.exchange.coded.coding import Coding, Counted, Sent, coding_of
 from planaria.pipeline.plan.actions import Plan
 from planaria.runtime.engine.batches import Batch, Masks
-from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 
 T = TypeVar("T")
@@ -54,7 +52,7 @@ class CodedSteps:
     """The coded steps of a run."""
 
     coding: Coding
-    itinerary: Itinerary
+    resolved: ResolvedRun
     microbatches: int
     """of a step, those of all replicas together"""
 
@@ -64,7 +62,7 @@ class CodedSteps:
         for number, duty in enumerate(self.coding.duties(counted, replica), first):
             passes = [(chunk * size + i, weight) for chunk, weight in duty.chunks for i in range(size)]
             microbatches = [microbatch for microbatch, _ in passes]
-            plan = self.itinerary.alone(step, replica, microbatches)
+            plan = self.resolved.alone(step, replica, microbatches)
             yield Work(number, duty.task, plan, microbatches, [weight for _, weight in passes])
 
     def begin(self, runner: StageRunner, work: Work, data: Data) -> None:
@@ -113,15 +111,16 @@ class Sums:
         self._new.clear()
 
 
-def coded_steps(config: RunConfig, itinerary: Itinerary) -> CodedSteps | None:
+def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
     """The coded steps of a run; None if it waits for every replica.
 
     :raises UserError: naming what does not go together with a code, and the mend.
     """
+    config = resolved.config
     coding = coding_of(config.exchange)
     if coding is None:
         return None
-    rule = exchange(config.exchange)
+    rule = resolved.exchange
     rounded = isinstance(rule, Averaging) and not rule.compression.exact
     reasons = (
         (rule.interval != 0, "is for the gradients of every step; take kind = 'allreduce'"),
@@ -135,7 +134,7 @@ def coded_steps(config: RunConfig, itinerary: Itinerary) -> CodedSteps | None:
             raise UserError(f"exchange.coded: a code {why}")
     replicas, microbatches = config.exchange.replicas, config.pipeline.microbatches
     coding.coded.require(replicas, microbatches)
-    return CodedSteps(coding, itinerary, microbatches * replicas)
+    return CodedSteps(coding, resolved, microbatches * replicas)
 
 
 def _of(given: Callable[[int], T] | None, places: Sequence[int]) -> Callable[[int], T] | None:

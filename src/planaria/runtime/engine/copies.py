@@ -17,9 +17,9 @@ from planaria.models.families import build_stage
 from planaria.models.state import Shapes, StageState
 from planaria.pipeline.plan.actions import Action
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.recovery import recovery
 from planaria.recovery.base import Copy, Holder, Moment, RestoredHolder, Sender
 from planaria.runtime.engine.batches import Masks
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 
 MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
@@ -69,10 +69,10 @@ class _Original:
 class Keeping:
     """The sending sides of the copies of a node's stage, and the copies that the node hosts."""
 
-    def __init__(self, config: RunConfig, node: int, there: Arrangement, make: MakeRunner) -> None:
+    def __init__(self, run: ResolvedRun, node: int, there: Arrangement, make: MakeRunner) -> None:
         """``there``: all nodes of the node's replica, whether anybody stands there or not."""
         self.node, self._stage = node, there.stage
-        self._chain = recovery(config.recovery, config.pipeline.stages)
+        config, self._chain = run.config, run.recovery
         self._placed = [slot.copy for slot in self._chain.placed(there)]
         self._masks: Masks | None = None
         masks = self._mask if config.data.document_mask else None

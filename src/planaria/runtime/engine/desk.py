@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from planaria.record.decisions import ORDER, Blow, CloseRound, Disband, Form, Leave, Order, Save
-from planaria.record.events import Fact, Heartbeat
+from planaria.control.decisions import ORDER, Blow, CloseRound, Disband, Form, Leave, Order, Save
+from planaria.control.events import Fact, Heartbeat
 from planaria.runtime.engine.blows import Blows
 from planaria.runtime.engine.reading import Reading
 from planaria.runtime.fleet.base import ControlLine

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from planaria.config.schema import RunConfig
 from planaria.control.controller import Controller
+from planaria.control.decisions import Finish
 from planaria.control.protocols import Observer
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.saving import all_saved, unchanged
 from planaria.data.shards import Data
-from planaria.record.decisions import Finish
 from planaria.runtime.engine import surveyor, worker
 from planaria.runtime.engine.injector import TraceChaos
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.needs import needs
 from planaria.runtime.engine.network_checks import require_answers
 from planaria.runtime.engine.origin import START, Origin, run_started
@@ -51,11 +50,10 @@ def train(
 
     :raises UserError: when the port is taken or the cluster is not fit; no worker has started then.
     """
-    config = prepared.config
-    itinerary = Itinerary(config)
-    started = run_started(itinerary, origin)
-    planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
-    memory = prepare_memory(config, folder, started)
+    config, resolved = prepared.config, prepared.run
+    started = run_started(resolved, origin)
+    planner = None if resolved.schedule is None else Replanner(resolved.schedule, config.seed)
+    memory = prepare_memory(resolved, folder, started)
     with ExitStack() as ending:
         asked = ending.enter_context(stop_asked(stop))
         place = opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, get_args
 
-from planaria.record.events import Span
-from planaria.record.gauges import EVERY, Flow, Passes
-from planaria.record.offers import three_digits
+from planaria.control.events import Span
+from planaria.control.gauges import EVERY, Flow, Passes
+from planaria.control.offers import three_digits
 
 Pass = Literal["forward", "backward"]
 

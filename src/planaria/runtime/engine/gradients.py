@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from planaria.config.schema import ModelConfig, RunConfig
+from planaria.control import events as e
 from planaria.exchange.base import Offer
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.record import events as e
 from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.runner import StageRunner, added
 

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.state import RunState
 from planaria.faults.trace import Fault, Trace, awaits, before_commit, order
-from planaria.record import decisions as d
-from planaria.record import events as e
-from planaria.record.state import RunState
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
 from planaria.runtime.fleet.base import Fleet

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from planaria.common.memory_pool import keep_freed
 from planaria.config.schema import RunConfig
+from planaria.control.decisions import PEER
+from planaria.control.replica import after_commit
+from planaria.control.started import Memory
 from planaria.data.stream import Stream
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
 from planaria.pipeline.plan.actions import Action, Plan
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.record.ages import after_commit
-from planaria.record.decisions import PEER
-from planaria.record.memory import Memory
-from planaria.recovery import recovery
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
 from planaria.recovery.chain import ages_by_stage
@@ -29,9 +28,9 @@ from planaria.runtime.engine.gradients import adding
 from planaria.runtime.engine.inline_passes import carry_out
 from planaria.runtime.engine.inline_replicas import InlineReplicas, Round, Verdicts
 from planaria.runtime.engine.inline_rounds import InlineRounds
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.prepare import require_device, require_sound
 from planaria.runtime.engine.rebirth import workshop
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner, added
 
 
@@ -56,22 +55,22 @@ class InlineEngine:
     Who is who goes by node; where every stage has one node, that is the stage's number.
     """
 
-    def __init__(self, config: RunConfig, train: Stream, validation: Stream | None = None) -> None:
+    def __init__(self, run: RunConfig | ResolvedRun, train: Stream, validation: Stream | None = None) -> None:
         """``train`` and ``validation`` give the samples (``planaria.streams(config)``).
 
         From then on the process keeps what it frees (``planaria.common.memory_pool.keep_freed``).
 
         :raises UserError: when settings of the recipe do not go together.
         """
-        self.config = config
+        self.resolved = run if isinstance(run, ResolvedRun) else ResolvedRun(run, together=True)
+        self.config = config = self.resolved.config
         self.step = 0
         self.sample_offset = 0
         """added to the numbers of all training samples: earlier steps took more, or fewer"""
-        self.itinerary = Itinerary(config, together=True)
-        require_sound(config, self.itinerary)
+        require_sound(self.resolved)
         require_device(config)
         keep_freed()
-        self.stage = self.itinerary.arrangement.stage
+        self.stage = self.resolved.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
         self.keeping = {node: self._nothing_kept(node) for node in self.stage}
         self.parcel_bytes = 0
@@ -83,25 +82,25 @@ class InlineEngine:
         self.detour: Sequence[Sequence[int]] = ()
         """routes for the nodes that are left, in place of a schedule's own"""
         several = config.exchange.replicas > 1
-        self.replicas = InlineReplicas(config, self.itinerary.arrangement, self.runners) if several else None
-        coded = coded_steps(config, self.itinerary)
+        self.replicas = InlineReplicas(config, self.resolved.arrangement, self.runners) if several else None
+        coded = coded_steps(self.resolved)
         self.rounds = None if coded is None else InlineRounds(coded, self.runners)
         """of coded steps"""
         self._ages = dict.fromkeys(self.runners, 0)
         self._rested: frozenset[int] = frozenset()
         self._train, self._validation = train, validation
-        self._chain = recovery(config.recovery, config.pipeline.stages)
+        self._chain = self.resolved.recovery
         retaining = self._chain.retaining
         self._memory = None if retaining is None else Memory(*retaining)
 
     @property
     def there(self) -> Arrangement:
         """The nodes that train."""
-        return self.itinerary.arrangement.of(self.stage.keys() - self.skipped)
+        return self.resolved.arrangement.of(self.stage.keys() - self.skipped)
 
     def train_step(self) -> StepResult:
         """Run and commit one step."""
-        plan = self.itinerary.training(self.step, self.skipped, self.detour)
+        plan = self.resolved.training(self.step, self.skipped, self.detour)
         there = self.there
         if self._memory is not None:
             self._memory = self._memory.begun(self.step)
@@ -140,7 +139,7 @@ class InlineEngine:
     def evaluate_replicas(self) -> list[float]:
         """The validation loss of every replica by itself."""
         assert self.replicas is not None
-        everywhere = self.itinerary.arrangement
+        everywhere = self.resolved.arrangement
         return [self._evaluate(everywhere.of(self.replicas.nodes(r))) for r in range(self.replicas.count)]
 
     def evaluate_consensus(self) -> float:
@@ -148,18 +147,18 @@ class InlineEngine:
         assert self.replicas is not None
         nodes = self.replicas.nodes(0)
         before = {n: {name: w.clone() for name, w in self.runners[n].state().weights.items()} for n in nodes}
-        everywhere = self.itinerary.arrangement
+        everywhere = self.resolved.arrangement
         whole = {node: self.replicas.consensus(everywhere.peers(node)) for node in nodes}
         for node in nodes:
             self.runners[node].put(whole[node])
-        loss = self._evaluate(self.itinerary.arrangement.of(nodes))
+        loss = self._evaluate(self.resolved.arrangement.of(nodes))
         for node in nodes:
             self.runners[node].put(before[node])
         return loss
 
     def _evaluate(self, there: Arrangement) -> float:
         assert self._validation is not None, "the engine was made without a validation stream"
-        plan = self.itinerary.validation(self.stage.keys() - there.stage.keys())
+        plan = self.resolved.validation(self.stage.keys() - there.stage.keys())
         self._carry_out(plan, self._validation, 0, train=False)
         return self._loss(there)
 
@@ -176,7 +175,7 @@ class InlineEngine:
         the survivors are untouched. A checkpoint of a step (``durable``) that is newer than the memory is preferred.
         What is remembered at a node is looked at first: where it is damaged, the node counts as lost too.
         """
-        everywhere = self.itinerary.arrangement
+        everywhere = self.resolved.arrangement
         nodes = [*nodes, *(n for n, keeping in self.keeping.items() if n not in nodes and not keeping.intact())]
         alive = everywhere.of(self.stage.keys() - set(nodes) - self.skipped)
         gone, remember = frozenset(self.stage[node] for node in nodes) - set(alive.stages), None
@@ -258,12 +257,12 @@ class InlineEngine:
 
     def _grow_older(self) -> None:
         """One commit more for all that keep copies, by the rule that the record goes by."""
-        pairs = [pair for slot in self._chain.placed(self.itinerary.arrangement) for pair in slot.copy.pairs]
+        pairs = [pair for slot in self._chain.placed(self.resolved.arrangement) for pair in slot.copy.pairs]
         ages, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
         self._ages = dict(ages)
 
     def _nothing_kept(self, node: int) -> Keeping:
-        return Keeping(self.config, node, self.itinerary.arrangement, StageRunner)
+        return Keeping(self.resolved, node, self.resolved.arrangement, StageRunner)
 
     def _deliver(self, moment: Moment) -> None:
         """Hand over what is sent at this moment of the step."""
@@ -289,7 +288,7 @@ class InlineEngine:
     def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
         batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
         apart = masks(self.config.data, stream, batch)
-        own = len(plan.routes) // (self.itinerary.at_once if train else 1)
+        own = len(plan.routes) // (self.resolved.at_once if train else 1)
         for node, runner in self.runners.items():
             learned = batch if self.replicas is None or not train else self.replicas.learned(node, batch, self.step)
             runner.begin(learned if self.stage[node] == 0 else None, train, own, apart)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
+from planaria.control.suspicion import Suspicion, distrusted
 from planaria.exchange.base import Counted, Offer
 from planaria.exchange.consensus import consensus
 from planaria.exchange.equivocation import Findings, digest, findings, joined
@@ -20,7 +21,6 @@ from planaria.exchange.refusal import refused
 from planaria.exchange.weighing import Told
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.record.suspicion import Suspicion, distrusted
 from planaria.runtime.engine.batches import Batch
 from planaria.runtime.engine.liar import Liar, Lie, vectors
 from planaria.runtime.engine.outer_state import OuterState, Verdict

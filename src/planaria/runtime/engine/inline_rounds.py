@@ -25,7 +25,7 @@ class InlineRounds:
     def slowed(self, trace: Trace) -> None:
         """From now on a replica is late in all rounds of a step in which ``trace`` slows a node of it, or its data; of
         several, as many as must be are waited for."""
-        arrangement, coding = self._steps.itinerary.arrangement, self._steps.coding
+        arrangement, coding = self._steps.resolved.arrangement, self._steps.coding
         late = defaultdict[int, set[int]](set)
         for fault in trace.faults:
             if fault.signal in LAGGING:
@@ -40,7 +40,7 @@ class InlineRounds:
 
     def run(self, step: int, data: Callable[[int], Data]) -> None:
         """Let every node have the gradient of ``step``; ``data``: what it needs of the samples, by stage."""
-        arrangement, counted = self._steps.itinerary.arrangement, Counted()
+        arrangement, counted = self._steps.resolved.arrangement, Counted()
         sums = {node: Sums() for node in self._runners}
         while len(counted) < self._steps.coding.rounds:
             there = self.counts(step, counted)
@@ -59,7 +59,7 @@ class InlineRounds:
         self, step: int, replica: int, counted: Counted, sums: Mapping[int, Sums], data: Callable[[int], Data]
     ) -> None:
         """One replica's tasks of a round."""
-        arrangement = self._steps.itinerary.arrangement
+        arrangement = self._steps.resolved.arrangement
         column = {stage: arrangement.nodes(stage)[replica] for stage in arrangement.stages}
         for work in self._steps.work(step, counted, replica):
             for stage, node in column.items():

@@ -11,14 +11,14 @@ import torch
 
 from planaria.common.atomic import refused
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.control.protocols import Observer
 from planaria.control.saving import LAST_TRIES, folder_name, unequal
 from planaria.control.waits import AGAIN_S
 from planaria.faults.trace import BEFORE_COMMIT, Fault, before_commit
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.record import decisions as d
-from planaria.record import events as e
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
@@ -48,11 +48,11 @@ def train(
     """
     config = prepared.config
     with _one_thread():
-        engine = InlineEngine(config, *streams(config, prepared.dataset))
+        engine = InlineEngine(prepared.run, *streams(config, prepared.dataset))
         if engine.rounds is not None:
             engine.rounds.slowed(prepared.trace)
         run = _InlineRun(config, folder, engine, observer, origin)
-        observer.on_event(time.monotonic(), run_started(engine.itinerary, origin))
+        observer.on_event(time.monotonic(), run_started(engine.resolved, origin))
         engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)
         run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
         rounds = engine.replicas is not None and bool(engine.replicas.exchange.interval)
@@ -126,7 +126,7 @@ class _InlineRun:
     def _read(self, folder: Path, node: int) -> StageState:
         """A node's own state if the checkpoint is of as many replicas, otherwise its stage of the one model."""
         stage = self.engine.stage[node]
-        replica = self.engine.itinerary.arrangement.nodes(stage).index(node)
+        replica = self.engine.resolved.arrangement.nodes(stage).index(node)
         return stage_for(folder, self.config, stage, replica)
 
     def tell(self, decision: d.Decision) -> None:
@@ -275,7 +275,7 @@ class _InlineRun:
     def _save(self, nodes: list[int]) -> None:
         """:raises OSError: when a file cannot be written."""
         step, count = self.engine.step, self.config.pipeline.stages
-        there = self.engine.itinerary.arrangement.of(nodes)
+        there = self.engine.resolved.arrangement.of(nodes)
         stages, replicas, several = list(there.stages), self.engine.replicas, self.config.exchange.replicas
         digests: dict[str, str] = {}
         weights: dict[int, dict[int, str]] = {}

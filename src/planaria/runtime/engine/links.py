@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from planaria.control.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
 from planaria.exchange import exchange
 from planaria.models.families import stage_parameters
 from planaria.models.packing import HEADROOM
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
-from planaria.record.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
-from planaria.recovery import recovery
-from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.transport.edge import Edge, EdgeSpec
 from planaria.runtime.transport.inbox import Inbox
@@ -24,9 +23,9 @@ from planaria.runtime.transport.wire import State
 class Links:
     """A worker's edges by the node at the other end, and the short-lived ones that carry a lost stage's state."""
 
-    def __init__(self, setup: Setup, itinerary: Itinerary, port: Port, inbox: Inbox) -> None:
-        self._setup, self._itinerary, self.port, self._inbox = setup, itinerary, port, inbox
-        self._slots = recovery(setup.config.recovery, setup.config.pipeline.stages).slots
+    def __init__(self, setup: Setup, resolved: ResolvedRun, port: Port, inbox: Inbox) -> None:
+        self._setup, self._resolved, self.port, self._inbox = setup, resolved, port, inbox
+        self._slots = resolved.recovery.slots
         self.edges: dict[int, Edge] = {}
         self.transfers: dict[int, Edge] = {}
         self.meeting: dict[int, Edge] = {}
@@ -71,7 +70,7 @@ class Links:
         for peer, edge in list(self.meeting.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
                 self.meeting.pop(peer).abandon()
-        most = self._state_bytes(self._itinerary.arrangement.stage[node])
+        most = self._state_bytes(self._resolved.arrangement.stage[node])
         new = {
             peer: self._open(link.id, link.at_for(node), node, peer, most)
             for peer, link in wanted.items()
@@ -148,7 +147,7 @@ class Links:
 
     def _most_bytes(self, node: int, peer: int) -> int:
         """The largest frame between two nodes: an activation, a share of a gradient, or a copy that one keeps."""
-        config, stage = self._setup.config, self._itinerary.arrangement.stage
+        config, stage = self._setup.config, self._resolved.arrangement.stage
         pair = min(stage[node], stage[peer]), max(stage[node], stage[peer])
         copied = {source for slot in self._slots if pair in slot.copy.pairs for source in slot.copy.sources}
         if stage[node] == stage[peer] or config.model.one_array:
@@ -164,7 +163,7 @@ class Links:
     def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> Edge:
         config = self._setup.config
         emulated = config.network.emulate and BEFORE not in (node, peer)
-        latency_s, bandwidth = self._itinerary.link(peer, node) if emulated else (0.0, None)
+        latency_s, bandwidth = self._resolved.link(peer, node) if emulated else (0.0, None)
         spec = EdgeSpec(
             link_id=link_id,
             at=at,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig
-from planaria.record.started import RunStarted
+from planaria.control.started import RunStarted
 from planaria.runtime.transport.listener import answers
 from planaria.runtime.transport.secure import NO_PROC
 

@@ -10,8 +10,8 @@ from statistics import fmean
 
 import torch
 
+from planaria.control.events import Fact
 from planaria.models.stages import Llama
-from planaria.record.events import Fact
 from planaria.runtime.engine.batches import Batch, Masks
 
 

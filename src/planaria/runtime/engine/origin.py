@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from planaria.config.schema import RunConfig
-from planaria.control.cadence import PROBE
-from planaria.exchange import exchange
+from planaria.control.events import Recut, RunStarted, Standing
+from planaria.control.saving import PROBE
+from planaria.control.started import SnapshotLabel
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.routing import change, routes
-from planaria.record.events import Recut, RunStarted, Standing
-from planaria.record.started import SnapshotLabel
-from planaria.recovery import recovery
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.needs import needs, work
 from planaria.runtime.engine.provenance import provenance
+from planaria.runtime.engine.resolved import ResolvedRun
 
 
 @dataclass(frozen=True)
@@ -66,19 +64,19 @@ class Origin:
 START = Origin()
 
 
-def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
+def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
     """The first event of a run: all of the recipe that its decisions depend on."""
-    config, pipeline, replicas = itinerary.config, itinerary.config.pipeline, itinerary.replicas
-    ways = routes(config, 0) if itinerary.schedule is None and replicas > 1 else itinerary.routes(0)
+    config, pipeline, replicas = resolved.config, resolved.config.pipeline, resolved.replicas
+    ways = routes(config, 0) if resolved.schedule is None and replicas > 1 else resolved.routes(0)
     walked, stages = [list(route) for route in ways], range(pipeline.stages + 1)
-    shared = itinerary.schedule is not None or itinerary.column(0).shared
+    shared = resolved.schedule is not None or resolved.column(0).shared
     met = list(combinations(stages, 2)) if change(config) and not shared else []
-    if itinerary.at_once > 1 and exchange(config.exchange).interval == 0:  # each sends all others its gradient
-        met = [pair for stage in stages for pair in combinations(itinerary.arrangement.nodes(stage), 2)]
+    if resolved.at_once > 1 and resolved.exchange.interval == 0:  # each sends all others its gradient
+        met = [pair for stage in stages for pair in combinations(resolved.arrangement.nodes(stage), 2)]
     if config.model.one_array:  # any may be the one that is left to give to all
         met = list(combinations(stages, 2))
-    copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
-    columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(itinerary.most_replicas)]
+    copies = [slot.copy for slot in resolved.recovery.slots]
+    columns = [[resolved.arrangement.nodes(stage)[r] for stage in stages] for r in range(resolved.most_replicas)]
     return RunStarted(
         name=config.name,
         part=secrets.token_hex(8),
@@ -110,7 +108,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         own=config.fleet.own,
         replace=config.fleet.replace,
         routes=walked if shared else sorted(map(list, {tuple(route) for route in walked})),
-        arrangement=[list(itinerary.arrangement.nodes(s)) for s in stages] if shared else [],
+        arrangement=[list(resolved.arrangement.nodes(s)) for s in stages] if shared else [],
         pairs=sorted({*met, *(pair for copy in copies for pair in copy.pairs)}),
         recovery=config.recovery,
         diagnose=config.fleet.diagnose,

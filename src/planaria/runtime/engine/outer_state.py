@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
+from planaria.control import events as e
+from planaria.control.offers import Full, rounded, three_digits
 from planaria.exchange import exchange
 from planaria.exchange.base import Compressed, Counted, Offer, Outer, TooManyLiars, Weights
 from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import judge
-from planaria.record import events as e
-from planaria.record.offers import Full, rounded, three_digits
 from planaria.runtime.engine.liar import Liar
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 

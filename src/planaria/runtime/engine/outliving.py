@@ -5,39 +5,38 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from planaria.config.schema import RunConfig
-from planaria.record.started import RunStarted, SnapshotLabel
-from planaria.recovery import recovery
+from planaria.control.started import RunStarted, SnapshotLabel
 from planaria.runtime.checkpoint.memory import MemoryFolder, require_room, sweep
 from planaria.runtime.engine.copies import Keeping, Remembered
 from planaria.runtime.engine.copy_costs import costs_of_copies
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
 
 
-def memory_of(config: RunConfig, folder: Path) -> MemoryFolder | None:
+def memory_of(run: ResolvedRun, folder: Path) -> MemoryFolder | None:
     """Where snapshots of the run in ``folder`` outlive its workers; None where the recipe does not ask for that."""
-    retaining = recovery(config.recovery, config.pipeline.stages).retaining
+    retaining = run.recovery.retaining
     return MemoryFolder(folder) if retaining is not None and retaining[1].outlive else None
 
 
-def prepare_memory(config: RunConfig, folder: Path, started: RunStarted) -> MemoryFolder | None:
+def prepare_memory(run: ResolvedRun, folder: Path, started: RunStarted) -> MemoryFolder | None:
     """Make room for snapshots before any worker starts, and remove what other runs have left.
 
     :raises UserError: when there is none.
     """
     sweep()
-    memory = memory_of(config, folder)
+    memory = memory_of(run, folder)
     if memory is None:
         MemoryFolder(folder).remove()
         return None
-    memory.begin(config, started)
-    require_room(sum(cost.host_memory for _, cost in costs_of_copies(config)))
+    memory.begin(run.config, started)
+    require_room(sum(cost.host_memory for _, cost in costs_of_copies(run)))
     return memory
 
 
-def outliving(setup: Setup) -> Outliving | None:
+def outliving(setup: Setup, run: ResolvedRun) -> Outliving | None:
     """What a worker writes its snapshots with, if it does."""
-    folder = memory_of(setup.config, setup.folder)
+    folder = memory_of(run, setup.folder)
     return None if folder is None else Outliving(folder, setup.part)
 
 

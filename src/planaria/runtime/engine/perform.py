@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from planaria.control.events import Span
 from planaria.pipeline.plan.actions import Action, Key, Plan
-from planaria.record.events import Span
 from planaria.runtime.engine.mail import Awaited
 from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.runner import StageRunner

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from planaria.record import events as e
-from planaria.record.decisions import BEFORE, Form, Introduce, Meet, Settle
-from planaria.record.events import Fact
-from planaria.runtime.engine.itinerary import Itinerary
+from planaria.control import events as e
+from planaria.control.decisions import BEFORE, Form, Introduce, Meet, Settle
+from planaria.control.events import Fact
+from planaria.runtime.engine.resolved import ResolvedRun
 
 _TOLD = ("worker", "node", "stage", "replica", "generation", "step")
 
@@ -16,21 +16,21 @@ _TOLD = ("worker", "node", "stage", "replica", "generation", "step")
 class Position:
     """A worker's position, and its reports, which begin with it."""
 
-    def __init__(self, worker: str, itinerary: Itinerary, tell: Callable[[Fact], None]) -> None:
+    def __init__(self, worker: str, resolved: ResolvedRun, tell: Callable[[Fact], None]) -> None:
         """``tell`` takes a report to the controller."""
         self.worker, self.node, self.stage = worker, -1, -1
         self.replica, self.generation, self.step = 0, 0, 0
-        self.present = itinerary.arrangement
+        self.present = resolved.arrangement
         """the nodes of the present generation"""
         self.absent: set[int] = set()
         """nodes that the present generation does without"""
-        self._everywhere, self._itinerary, self._tell = itinerary.arrangement, itinerary, tell
+        self._everywhere, self._resolved, self._tell = resolved.arrangement, resolved, tell
 
     def move(self, node: int, form: Form) -> None:
         """Stand at ``node``, as ``form`` says."""
         self.node, self.stage = node, self._everywhere.stage[node]
         self.replica, self.generation, self.step = form.replica, form.generation, form.step
-        own = self._itinerary.column(form.replica)
+        own = self._resolved.column(form.replica)
         self.present = own.of([member.node for member in form.members])
         self.absent = own.stage.keys() - self.present.stage.keys()
 
@@ -52,8 +52,8 @@ class Position:
         if node == BEFORE:
             return f"{self.name_of(self.node)} before"
         stage = self._everywhere.stage.get(node, node)
-        if self._itinerary.replicas > 1:
-            return f"stage {stage} of replica {self._itinerary.replica_of(node)}"
+        if self._resolved.replicas > 1:
+            return f"stage {stage} of replica {self._resolved.replica_of(node)}"
         return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
 
     def report(self, kind: type[Fact], **said: Any) -> None:

@@ -10,19 +10,19 @@ from typing import Any
 
 from torch import Tensor
 
+from planaria.control import events as e
+from planaria.control.decisions import Donate, Form, Introduce, Meet
 from planaria.pipeline.plan.actions import Action, Key, Kind
-from planaria.record import events as e
-from planaria.record.decisions import Donate, Form, Introduce, Meet
 from planaria.recovery.base import Moment
 from planaria.runtime.engine.copies import Keeping, Parcel
 from planaria.runtime.engine.desk import Desk
 from planaria.runtime.engine.exchange_round import RoundMember
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.links import Links
 from planaria.runtime.engine.mail import Awaited, Mail
 from planaria.runtime.engine.outer_state import Verdict
 from planaria.runtime.engine.patience import Patience
 from planaria.runtime.engine.position import Position
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.transport import wire
@@ -41,7 +41,7 @@ class Post:
     def __init__(
         self,
         setup: Setup,
-        itinerary: Itinerary,
+        resolved: ResolvedRun,
         here: Position,
         desk: Desk,
         port: Port,
@@ -50,7 +50,7 @@ class Post:
         """``lend`` is called when another replica, or a successor, wants a copy of this stage."""
         self.here, self.desk, self.lend = here, desk, lend
         self.circle = RoundMember(setup.config.exchange)
-        self.links = Links(setup, itinerary, port, desk.inbox)
+        self.links = Links(setup, resolved, port, desk.inbox)
         model, pipeline = setup.config.model, setup.config.pipeline
         self.staging: Staging | None = None
         """where stages compute on a device"""
@@ -64,7 +64,7 @@ class Post:
         """what activations are numbered from: in a coded step, those of rounds that were broken off are never taken"""
         self.waited: dict[int, float] = {}
         """node → seconds that its frames have been waited for in this step"""
-        self._itinerary = itinerary
+        self._resolved = resolved
         self._broken: dict[Edge, Broken] = {}
         self._step_began = time.monotonic()
 
@@ -167,7 +167,7 @@ class Post:
 
     def meet(self, order: Meet, runner: StageRunner) -> None:
         """Make an offer to the same stage of the other members of a round."""
-        offer, me, replica_of = self.circle.offer(order.round, runner), self.here.replica, self._itinerary.replica_of
+        offer, me, replica_of = self.circle.offer(order.round, runner), self.here.replica, self._resolved.replica_of
         for edge in self.links.meet(order.links, self.here.node):
             self.circle.forget(edge.spec.peer)
             self._say(edge, Content.PREFETCHED, offer.prefetched)
@@ -202,7 +202,7 @@ class Post:
         self._tell_heard()
 
     def _tell_heard(self) -> None:
-        round, replica_of = self.circle.round, self._itinerary.replica_of
+        round, replica_of = self.circle.round, self._resolved.replica_of
         for peer, reason in self.circle.refused().items():
             self.here.report(e.OfferRefused, round=round, replica=replica_of(peer), reason=reason)
         for peer in self.circle.whole():

@@ -7,7 +7,7 @@ data and its first weights turn out to be. What passes is a :class:`Prepared` ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,12 +25,11 @@ from planaria.models.foreign import Weights
 from planaria.pipeline.plan.check import require
 from planaria.planner.guidelines import broken
 from planaria.planner.schedule import read as read_schedule
-from planaria.recovery import RECOVERIES, recovery
+from planaria.recovery import RECOVERIES
 from planaria.runtime.engine.best import settle
 from planaria.runtime.engine.branch import require_tokenizer, starting_weights, unfit
 from planaria.runtime.engine.coded_step import coded_steps
 from planaria.runtime.engine.epochs import epochs
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.liar import require_listeners
 from planaria.runtime.engine.messages import require_messages
 from planaria.runtime.engine.needs import needs
@@ -38,21 +37,30 @@ from planaria.runtime.engine.neighbours import require_edges
 from planaria.runtime.engine.network_checks import require_network
 from planaria.runtime.engine.origin import START, run_started
 from planaria.runtime.engine.reading import require_readers
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import idle, require_used
 from planaria.runtime.fleet.ground import devices_here
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run about which nothing is left to complain: all that an engine begins with."""
+    """A validated run: everything that an engine begins with."""
 
-    config: RunConfig
+    run: ResolvedRun
     dataset: Data
     trace: Trace
     parent: Weights | None = None
     """what ``train.start`` names, on its disk"""
     notes: tuple[str, ...] = ()
     """what to know before it begins, a line each: settings for other runs than this, epochs of a mixture's sources"""
+
+    @property
+    def config(self) -> RunConfig:
+        return self.run.config
+
+    def with_config(self, config: RunConfig) -> Prepared:
+        """Return the same run with another configuration."""
+        return self if config is self.config else replace(self, run=ResolvedRun(config))
 
 
 def prepare(
@@ -74,18 +82,18 @@ def prepare(
         raise UserError("engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'")
     if begins:
         require_used(config)
-    check(config)
+    run = check(config)
     if trace is not None:
         require_listeners(config, trace.faults, config.chaos.trace or "the trace")
-    faults = trace if trace is not None else read_faults(config)
+    faults = trace if trace is not None else read_faults(run)
     parent = starting_weights(config) if begins else None
     dataset = prepare_data(config.data, config.model.vocab, say)
     train, _ = streams(config, dataset)
     read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
     if parent is not None:
         require_tokenizer(parent, config, dataset)
-    warned = (*idle(config, faults), *unfit(config, parent)) if begins else ()
-    return Prepared(config, dataset, faults, parent, (*warned, *read))
+    warned = (*idle(run, faults), *unfit(run, parent)) if begins else ()
+    return Prepared(run, dataset, faults, parent, (*warned, *read))
 
 
 def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:
@@ -140,15 +148,15 @@ def beside(recipe: Path | None, name: str) -> Path:
     return file
 
 
-def check(config: RunConfig) -> None:
-    """Everything that can be wrong with a recipe by itself, before any data is touched.
+def check(config: RunConfig) -> ResolvedRun:
+    """Resolve a configuration, and check everything that can be wrong with it by itself, before any data is touched.
 
     :raises UserError: naming the setting, and what goes instead.
     """
-    itinerary = Itinerary(config, together=config.engine == "inline")
-    require_sound(config, itinerary)
-    require(itinerary.training(0))
-    control = recovery(config.recovery, config.pipeline.stages).control
+    resolved = ResolvedRun(config)
+    require_sound(resolved)
+    require(resolved.training(0))
+    control = resolved.recovery.control
     if control and config.engine == "fleet":
         does = RECOVERIES.find(control).control
         raise UserError(
@@ -158,16 +166,16 @@ def check(config: RunConfig) -> None:
     if config.engine == "inline":
         require_device(config)
     elif config.engine == "fleet" and config.fleet.kind == "local":
-        devices_here(needs(config), run_started(itinerary, START).own_workers)
+        devices_here(needs(config), run_started(resolved, START).own_workers)
     if config.exchange.replicas > 1:
-        _check_replicas(config, itinerary)
+        _check_replicas(config)
     if config.engine == "fleet":
-        require_network(config.fleet, run_started(itinerary, START))
+        require_network(config.fleet, run_started(resolved, START))
     if config.engine == "fleet" and config.pipeline.layers == "auto":
         _check_sized(config)
     if config.exchange.most is not None and config.engine == "inline":
         raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
-    if config.exchange.most is not None and itinerary.replicas == 1 and config.engine == "fleet":
+    if config.exchange.most is not None and resolved.replicas == 1 and config.engine == "fleet":
         raise UserError(
             f"exchange.most = {config.exchange.most}: replicas that come later agree with others now and then; begin "
             "with exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
@@ -178,6 +186,7 @@ def check(config: RunConfig) -> None:
         )
     if config.checkpoint.every == "best" and not config.network.hourly:
         raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
+    return resolved
 
 
 def _check_sized(config: RunConfig) -> None:
@@ -195,27 +204,27 @@ def _check_sized(config: RunConfig) -> None:
         )
 
 
-def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
+def require_sound(resolved: ResolvedRun) -> None:
     """What must hold for any engine, also for one that a program steps by itself.
 
     :raises UserError: naming the setting, and what goes instead.
     """
-    chain = recovery(config.recovery, config.pipeline.stages)
+    config, chain = resolved.config, resolved.recovery
     if chain.slots and config.exchange.replicas > 1:
         raise UserError(
             f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with "
             "exchange.replicas, a lost stage is copied from another replica: use 'checkfree' or 'checkpoint'"
         )
-    if exchange(config.exchange).weighing is not None and config.routing.mixed:
+    if resolved.exchange.weighing is not None and config.routing.mixed:
         raise UserError(
             "exchange.robust.scope = 'replica' beside routing.mixed = true: what a replica's stages say follows from "
             "passes through those of others, so that it is no unit of trust; leave one of them out"
         )
     require_messages(config)
-    coded_steps(config, itinerary)
-    if config.exchange.replicas > 1 and itinerary.schedule is not None:
+    coded_steps(resolved)
+    if config.exchange.replicas > 1 and resolved.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
-    kind = config.routing.kind if itinerary.schedule is None else "a schedule"
+    kind = config.routing.kind if resolved.schedule is None else "a schedule"
     for name, strategy in chain.strategies.items():
         needs, meanwhile = strategy.needs, config.recovery.meanwhile
         asked = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
@@ -231,7 +240,7 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
                 f"pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
             )
     _check_shared(config, [*chain.strategies])
-    if config.pipeline.unlike and itinerary.schedule is not None:
+    if config.pipeline.unlike and resolved.schedule is not None:
         raise UserError("routing.schedule: was planned for block stages of as many layers; leave pipeline.layers out")
     if config.data.document_mask and not family(config.model).masks:
         raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")
@@ -271,7 +280,7 @@ def require_device(config: RunConfig) -> None:
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
 
 
-def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
+def _check_replicas(config: RunConfig) -> None:
     """What replicas need of the engine that trains them."""
     if config.engine != "fleet":
         if config.exchange.inner:
@@ -299,23 +308,25 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
         )
 
 
-def read_faults(config: RunConfig) -> Trace:
+def read_faults(run: ResolvedRun) -> Trace:
     """The recipe's trace of faults; an empty one where it names none.
 
     :raises UserError: when it cannot be read, or strikes what this run does not have.
     """
+    config = run.config
     if config.chaos.trace is None:
         return Trace(faults=())
-    trace, itinerary = read_trace(Path(config.chaos.trace)), Itinerary(config)
-    last = len(itinerary.arrangement.stage) - 1
-    place = "stage" if last == config.pipeline.stages and itinerary.schedule is None else "node"
+    # Edges are those of a fleet, also where one process trains with the same trace.
+    trace, resolved = read_trace(Path(config.chaos.trace)), ResolvedRun(config, together=False)
+    last = len(resolved.arrangement.stage) - 1
+    place = "stage" if last == config.pipeline.stages and resolved.schedule is None else "node"
     for fault in trace.faults:
         if fault.stage > last:
             raise UserError(
                 f"{config.chaos.trace}: a fault at {place} {fault.stage}, but this run has {place}s 0..{last}; set "
                 "chaos.trace to none or to a trace for this pipeline (`planaria trace`)"
             )
-    require_edges(itinerary, trace.faults, str(config.chaos.trace))
-    require_readers(itinerary, trace.faults, str(config.chaos.trace))
+    require_edges(resolved, trace.faults, str(config.chaos.trace))
+    require_readers(resolved, trace.faults, str(config.chaos.trace))
     require_listeners(config, trace.faults, config.chaos.trace)
     return trace

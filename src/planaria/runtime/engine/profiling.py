@@ -19,16 +19,16 @@ from pydantic import ValidationError
 from planaria.common.documents import first
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
+from planaria.control.decisions import Leave
+from planaria.control.events import REPORT, WorkerFailed, WorkerJoined
 from planaria.data.shards import Data, prepare
-from planaria.record.decisions import Leave
-from planaria.record.events import REPORT, WorkerFailed, WorkerJoined
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.division import Machine, divide
 from planaria.runtime.engine.fleet import opened
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.needs import least, needs, work
 from planaria.runtime.engine.origin import START, run_started
 from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import changed
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.base import Gone, Joined, Said
@@ -99,7 +99,7 @@ def machines(config: RunConfig, timed: Sequence[Timed]) -> list[Machine]:
 
 def _timed(config: RunConfig, data: Data, say: Say, asked: Callable[[], str]) -> dict[str, Timed]:
     """Start the fleet, and hear from its workers."""
-    started = run_started(Itinerary(config), START)
+    started = run_started(ResolvedRun(config), START)
     out = Path(config.out)
     try:
         out.mkdir(parents=True, exist_ok=True)

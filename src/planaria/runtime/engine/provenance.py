@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from planaria import __version__
-from planaria.record.started import Provenance
+from planaria.control.started import Provenance
 
 
 def provenance() -> Provenance:

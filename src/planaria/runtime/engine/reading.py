@@ -10,7 +10,7 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.faults.trace import Fault
 from planaria.runtime.engine.batches import Batch
-from planaria.runtime.engine.itinerary import Itinerary
+from planaria.runtime.engine.resolved import ResolvedRun
 
 
 class Reading:
@@ -45,10 +45,10 @@ class Reading:
         return took
 
 
-def require_readers(itinerary: Itinerary, faults: Iterable[Fault], where: str) -> None:
+def require_readers(resolved: ResolvedRun, faults: Iterable[Fault], where: str) -> None:
     """:raises UserError: when one of the faults, from ``where``, delays batches of a node that reads none."""
-    stage_of = itinerary.arrangement.stage
-    readers = [node for node in sorted(stage_of) if not stage_of[node] or itinerary.config.data.document_mask]
+    stage_of = resolved.arrangement.stage
+    readers = [node for node in sorted(stage_of) if not stage_of[node] or resolved.config.data.document_mask]
     for fault in faults:
         if fault.signal == "slow_data" and fault.stage not in readers:
             raise UserError(

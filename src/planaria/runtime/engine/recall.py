@@ -8,15 +8,13 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.record.logs import turns_of
-from planaria.record.surviving import Surviving
-from planaria.recovery import recovery
+from planaria.control.logs import Surviving, turns_of
 from planaria.recovery.base import Replica
 from planaria.runtime.checkpoint.memory import MemoryFolder, Remembered
 from planaria.runtime.checkpoint.store import Saved
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.outliving import memory_of
+from planaria.runtime.engine.resolved import ResolvedRun
 
 SAME = ("seed", "model", "data", "pipeline", "routing", "recovery", "exchange")
 """what a snapshot in memory cannot be taken up without"""
@@ -24,23 +22,22 @@ SAME = ("seed", "model", "data", "pipeline", "routing", "recovery", "exchange")
 Say = Callable[[str], None]
 
 
-def recalled(origin: Origin, saved: Saved | None, config: RunConfig, folder: Path, say: Say) -> Origin:
+def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path, say: Say) -> Origin:
     """Return where a run continues if a snapshot in memory is newer than the checkpoint of ``origin``.
 
     The newest snapshot counts that the run has not undone since, and of which there is enough for all stages: each its
     own file, or the others' parities. A line is printed for each that cannot be used.
     """
-    memory = memory_of(config, folder)
+    memory = memory_of(run, folder)
     whose = None if memory is None else memory.whose()
     if memory is None or whose is None:
         if memory is not None and memory.folder.exists():
             say(f"{memory.folder}: not used, it is damaged or not of this user alone")
         return origin
-    if why := _unfit(whose, memory, saved, origin, config):
+    if why := _unfit(whose, memory, saved, origin, run.config):
         say(f"{memory.folder}: not used, {why}")
         return origin
-    nodes = Itinerary(config).arrangement
-    strategy, stages = recovery(config.recovery, config.pipeline.stages).remembering, range(config.pipeline.stages + 1)
+    nodes, strategy, stages = run.arrangement, run.recovery.remembering, range(run.config.pipeline.stages + 1)
     newer = [label for label in memory.newest_first() if label.step > origin.step]
     try:
         surviving = Surviving.of(turns_of(folder) if newer else ())
@@ -54,7 +51,7 @@ def recalled(origin: Origin, saved: Saved | None, config: RunConfig, folder: Pat
             continue
         there = memory.whole(label)
         lost = frozenset(stages) - there
-        answer = strategy.donors(lost, Replica(config.pipeline.stages, dict.fromkeys(stages, 0), there))
+        answer = strategy.donors(lost, Replica(run.config.pipeline.stages, dict.fromkeys(stages, 0), there))
         if answer.refused:
             say(f"{memory.folder}: snapshot of step {step} not used, {next(iter(answer.refused.values()))}")
             continue

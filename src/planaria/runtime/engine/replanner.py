@@ -6,11 +6,11 @@ import threading
 import time
 from queue import Empty, SimpleQueue
 
+from planaria.control.decisions import Replan
+from planaria.control.events import Replanned
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.replan import measured, replan
 from planaria.planner.schedule import Schedule
-from planaria.record.decisions import Replan
-from planaria.record.events import Replanned
 
 
 class Replanner:

@@ -13,23 +13,23 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import ChaosConfig, OptimConfig, RunConfig
+from planaria.control.events import Recut, Shape, Standing
+from planaria.control.logs import EVENTS
+from planaria.control.statefile import read_state
 from planaria.data.tokenizer import Tokenizer
 from planaria.exchange import exchange
-from planaria.record.events import Recut, Shape, Standing
-from planaria.record.logs import EVENTS
-from planaria.record.statefile import read_state
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import CUT, Cut, require_alike
 from planaria.runtime.checkpoint.holdings import cut_for, cut_of
 from planaria.runtime.checkpoint.loading import check_stages
 from planaria.runtime.checkpoint.store import CheckpointStore, Saved
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.messages import require_same_debts
 from planaria.runtime.engine.optimizer import learning_rate
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.prepare import Prepared, on_schedule, placed
 from planaria.runtime.engine.recall import recalled
+from planaria.runtime.engine.resolved import ResolvedRun
 
 FIXED = ("seed", "model", "data")
 """what cannot change without making it another run; how the model is cut, and its ``vocab``, can, how often a
@@ -68,14 +68,14 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
     config = changed(before, changes, folder)
     if differing := _differing(before, config):
         say(f"{folder}: goes on with {differing}")
-    store = CheckpointStore(folder / "checkpoints")
+    run, store = ResolvedRun(config), CheckpointStore(folder / "checkpoints")
     store.bring_back()
     saved = choose(store, checkpoint)
     with _naming_another(store, saved):
-        origin = _origin(store, folder, saved, config, say)
+        origin = _origin(store, folder, saved, run, say)
         check_stages(store.folder, origin.load, config)
     if checkpoint is None:
-        origin = recalled(origin, saved, config, folder, say)
+        origin = recalled(origin, saved, run, folder, say)
     if jump := rate_change(before, config, origin.step):
         say(f"{folder}: {jump}")
     return Resumption(config, store, saved, origin)
@@ -193,27 +193,27 @@ def rate_change(before: RunConfig, config: RunConfig, step: int) -> str:
     )
 
 
-def _first_block(saved: Saved, config: RunConfig, itinerary: Itinerary) -> int | None:
+def _first_block(saved: Saved, run: ResolvedRun) -> int | None:
     """The block before which all are used; None where that follows from the samples.
 
     :raises UserError: where some replicas were ahead of others, and those that go on step together, or take blocks of
         another size: samples would be used twice.
     """
-    manifest = saved.manifest
+    config, manifest = run.config, saved.manifest
     block = manifest.block or config.pipeline.samples
-    apart = config.engine == "fleet" and (itinerary.replicas > 1 or config.exchange.replicas == 1)
+    apart = config.engine == "fleet" and (run.replicas > 1 or config.exchange.replicas == 1)
     even = manifest.first_block is None or manifest.first_block == (manifest.samples or 0) // block
     if even and not manifest.blocks_ahead:
-        return manifest.first_block if block == itinerary.block else None
+        return manifest.first_block if block == run.block else None
     if not apart:
         raise UserError(
             f"{saved.folder}: its replicas were not all at one step, so they cannot go on step by step together; "
             "resume with --engine fleet and an exchange.kind other than 'allreduce'"
         )
-    if block != itinerary.block:
+    if block != run.block:
         raise UserError(
             f"{saved.folder}: its replicas were not all at one step, so the {block} samples of a replica's step cannot "
-            f"become {itinerary.block}; leave pipeline.microbatches and pipeline.microbatch_size as they were"
+            f"become {run.block}; leave pipeline.microbatches and pipeline.microbatch_size as they were"
         )
     return manifest.first_block
 
@@ -243,24 +243,25 @@ def _generation(folder: Path, saved: Saved | None, config: RunConfig) -> int:
     return read_state(folder).generation if path.exists() else 0
 
 
-def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: RunConfig, say: Say) -> Origin:
+def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, run: ResolvedRun, say: Say) -> Origin:
     """Where to take up; stages that a partial checkpoint lacks come from the newest whole one before it."""
+    config = run.config
     generation = _generation(folder, saved, config)
     if saved is None:
         say(f"{folder}: nothing was saved yet; starting again from step 0")
         return Origin(generation=generation)
     if not saved.manifest.digests or not digests.read(folder):
         say(f"{folder}: an older planaria wrote it, without digests; what is damaged may go unnoticed")
-    manifest, itinerary = saved.manifest, Itinerary(config, together=config.engine == "inline")
+    manifest = saved.manifest
     was, now = cut_of(manifest), cut_for(config)
     require_alike(was, now, str(saved.folder))
     load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), say)
-    first_block = _first_block(saved, config, itinerary)
+    first_block = _first_block(saved, run)
     rule = recut.rules(was, now, len(manifest.standings) if manifest.replicas > 1 else 1)
     told = _told(was, now, rule, config.optim)
     for line in told:
         say(f"{saved.folder.name}: {line}")
-    standings = manifest.standings if itinerary.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
+    standings = manifest.standings if run.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
     if rule.outer != "own":
         standings = {number: Standing(step=standing.step) for number, standing in standings.items()}
     return Origin(

@@ -16,12 +16,12 @@ from planaria.common.atomic import refused
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
+from planaria.control.logs import EVENTS, not_a_run
 from planaria.data.shards import Data
 from planaria.faults.trace import Trace
 from planaria.faults.trace import text as trace_text
 from planaria.models.usage import Usage
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.record.logs import EVENTS, not_a_run
 from planaria.runtime.checkpoint.memory import MemoryFolder
 from planaria.runtime.checkpoint.store import CheckpointStore, Saved
 

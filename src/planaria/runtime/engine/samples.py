@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from planaria.control import decisions as d
 from planaria.data.dataset import Split, open_data
 from planaria.data.stream import Stream
-from planaria.record import decisions as d
 from planaria.runtime.engine.batches import batches, masks
 from planaria.runtime.engine.coded_step import Data
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.liar import Liar
 from planaria.runtime.engine.reading import Reading
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
 
 
 class Samples:
     """A run's samples, opened once a step asks for them; ``reading`` tells how long they take."""
 
-    def __init__(self, setup: Setup, itinerary: Itinerary, reading: Reading) -> None:
+    def __init__(self, setup: Setup, resolved: ResolvedRun, reading: Reading) -> None:
         self._setup, self._config = setup, setup.config
-        self._itinerary, self._reading = itinerary, reading
+        self._resolved, self._reading = resolved, reading
         self._streams: dict[Split, Stream] = {}
 
     def of(self, order: d.RunStep, stage: int, liar: Liar) -> Data:
@@ -27,7 +27,7 @@ class Samples:
             return Data(None, None)
         train = order.mode == "train"
         stream = self._stream("train" if train else "validation")
-        first = self._setup.offset + order.block * self._itinerary.block if train else 0
+        first = self._setup.offset + order.block * self._resolved.block if train else 0
         batch = self._reading.of(batches(stream, first, self._config.pipeline.microbatch_size))
         apart = masks(self._config.data, stream, batch)
         if train:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.models.packing import digest, entries, weights_digest
 from planaria.models.state import StageState
-from planaria.record import decisions as d
-from planaria.record import events as e
 from planaria.runtime.checkpoint.stage_file import Written, stage_file
 from planaria.runtime.engine.desk import Desk
 from planaria.runtime.engine.stage_files import StageFiles

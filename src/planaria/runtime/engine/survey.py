@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from planaria.common.documents import first
 from planaria.common.errors import RunStopped
 from planaria.config.schema import FleetConfig
+from planaria.control.decisions import Leave
+from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.network.measuring import CAPACITY, Link, Pair, Samples, batches, estimate
-from planaria.record.decisions import Leave
-from planaria.record.events import Fact, Heartbeat
 from planaria.runtime.engine import surveyor
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.surveyor import REPORT, Failed, Meet, Met, Part, Place, Probe, Probed, Ready, Report

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 import torch
 from pydantic import Field, TypeAdapter
 
+from planaria.control.decisions import Leave
+from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.network.measuring import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, Samples, next_size
-from planaria.record.decisions import Leave
-from planaria.record.events import Fact, Heartbeat
 from planaria.runtime.engine.desk import Desk, Interrupted
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened

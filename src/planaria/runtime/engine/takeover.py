@@ -11,16 +11,16 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
 from planaria.models.packing import pack, unpack
 from planaria.models.stages import stage_layers
 from planaria.models.state import StageState
-from planaria.record import decisions as d
-from planaria.recovery import recovery
 from planaria.runtime.checkpoint.memory import MemoryFolder
 from planaria.runtime.engine.copies import Keeping, Remembered
 from planaria.runtime.engine.mail import Awaited
 from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.rebirth import workshop
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.engine.sleeper import new_runner
@@ -71,12 +71,11 @@ def _require_intact(keeping: Keeping) -> None:
         raise MemoryDamaged("what it remembers for others does not have its checksum any more; its memory is bad")
 
 
-def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
+def donate(run: ResolvedRun, post: Post, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
     """Send to every worker that rebuilds a lost stage what this one can give: of its own stage, or of what it kept.
 
     :raises MemoryDamaged: when that has changed since it was kept.
     """
-    chain = recovery(config.recovery, config.pipeline.stages)
     for member in form.members:
         source = member.source
         if isinstance(source, d.Rebuild) and post.here.node in source.donors:
@@ -87,12 +86,18 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
                 given.outer = post.circle.outer.given(to_successor=False)
             else:
                 _require_intact(keeping)
-                given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
+                given = run.recovery.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
             post.links.transfers[member.node].send(State(post.here.stage), pack(given))
 
 
 def take_state(
-    setup: Setup, post: Post, source: d.Source, runner: StageRunner, keeping: Keeping | None, rounds: int
+    setup: Setup,
+    run: ResolvedRun,
+    post: Post,
+    source: d.Source,
+    runner: StageRunner,
+    keeping: Keeping | None,
+    rounds: int,
 ) -> Taken:
     """The runner of this position's stage with the state that ``source`` says; ``runner`` is what the worker has now,
     and ``keeping`` what it remembers.
@@ -123,7 +128,7 @@ def take_state(
             return Taken(runner, Timing(rebuild_s=time.monotonic() - start), part=part)
         case d.Rebuild() | d.Handover():
             runner = _fitting(setup.config, runner, here.stage)
-            timing, outer, given = _receive(setup.config, post, source, runner)
+            timing, outer, given = _receive(run, post, source, runner)
             post.circle.begin(outer, runner, rounds)
             return Taken(runner, timing, given)
     post.circle.begin(outer, runner, rounds)
@@ -131,7 +136,7 @@ def take_state(
 
 
 def _receive(
-    config: RunConfig, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner
+    run: ResolvedRun, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner
 ) -> tuple[Timing, dict[str, Tensor], Mapping[int, StageState]]:
     """Wait for what is given, and take it as it is, or let the recovery strategy make the lost state of it; also the
     outer state, and what a strategy made the state of, by the donors' stages."""
@@ -148,8 +153,8 @@ def _receive(
         runner.load(given[here.stage])
         outer, given = given[here.stage].outer, {}
     else:
-        chain = recovery(config.recovery, config.pipeline.stages)
-        runner.load(chain.rebuild(source.by, here.stage, given, workshop(config, here.stage, here.step)))
+        at = workshop(run.config, here.stage, here.step)
+        runner.load(run.recovery.rebuild(source.by, here.stage, given, at))
     post.links.end_transfers()
     return Timing(arrived - start, size, time.monotonic() - arrived), outer, given
 

@@ -16,7 +16,7 @@ from planaria.config.schema import RunConfig
 from planaria.exchange import exchange
 from planaria.faults.trace import FATAL, LAGGING, Trace
 from planaria.models.families import build_stage
-from planaria.recovery import recovery
+from planaria.runtime.engine.resolved import ResolvedRun
 
 Used = Callable[[RunConfig], bool]
 
@@ -95,9 +95,9 @@ def unused(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield name, RULES[name][1]
 
 
-def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
+def idle(run: ResolvedRun, trace: Trace) -> Iterator[str]:
     """What a recipe and its trace say for other runs than this; a line for each reason."""
-    usual = RunConfig()
+    config, usual = run.config, RunConfig()
     names = [name for name, _ in fields() if _value(config, name) != _value(usual, name)]
     exchanged = [name for name in names if name.startswith("exchange.") and name != "exchange.most"]
     if exchanged and config.exchange.replicas == 1:
@@ -111,7 +111,7 @@ def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
         yield f"{', '.join(fleet)}: for workers; engine 'inline' has none"
     elif config.fleet.diagnose == "act" and not config.fleet.spares and config.fleet.own is None:
         yield "fleet.diagnose = 'act': there are no spares to hand a slow worker's stage to; such workers are only told"
-    retaining = recovery(config.recovery, config.pipeline.stages).retaining
+    retaining = run.recovery.retaining
     if config.engine == "inline" and retaining is not None and retaining[1].outlive:
         yield "recovery.options.outlive: for workers, which may die; engine 'inline' has none"
     kept = {*FATAL, "lie", *(LAGGING if config.exchange.coded else ())}

@@ -14,11 +14,11 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.common.memory_pool import keep_freed
 from planaria.config.registry import blame
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.exchange.base import Counted
 from planaria.models.packing import pack
 from planaria.pipeline.plan.actions import Plan
-from planaria.record import decisions as d
-from planaria.record import events as e
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine.afflictions import afflictions
 from planaria.runtime.engine.blows import SIGNALS, Blows
@@ -28,7 +28,6 @@ from planaria.runtime.engine.copies import Keeping, Parcel
 from planaria.runtime.engine.desk import Desk, Interrupted
 from planaria.runtime.engine.gauge import Gauge
 from planaria.runtime.engine.gradients import agree
-from planaria.runtime.engine.itinerary import Itinerary
 from planaria.runtime.engine.outliving import outliving
 from planaria.runtime.engine.own_classes import own_classes
 from planaria.runtime.engine.peaks import peaks
@@ -36,6 +35,7 @@ from planaria.runtime.engine.perform import perform
 from planaria.runtime.engine.position import Position
 from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.reading import Reading
+from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite
 from planaria.runtime.engine.samples import Samples
 from planaria.runtime.engine.saver import Part, Saver, kept, kept_of
@@ -65,15 +65,15 @@ class Worker:
     def __init__(self, setup: Setup, connection: ControlLine, worker: str) -> None:
         self.setup, self.config = setup, setup.config
         self.desk = Desk(connection, setup.config.fleet.heartbeat_s)
-        self.itinerary = Itinerary(self.config)
+        self.resolved = ResolvedRun(self.config)
         host = connection.own_address if isinstance(connection, WorkerLine) else setup.host
         self.port = Port(host, setup.key, setup.reach)
         self.desk.trouble = lambda: self.port.trouble
-        self.here = Position(worker, self.itinerary, self.desk.report)
-        self.post = Post(setup, self.itinerary, self.here, self.desk, self.port, self._lend)
+        self.here = Position(worker, self.resolved, self.desk.report)
+        self.post = Post(setup, self.resolved, self.here, self.desk, self.port, self._lend)
         self.desk.blows = blows = Blows(self._struck)
         self.desk.reading = Reading(lambda: blows.late_s)
-        self._samples = Samples(setup, self.itinerary, self.desk.reading)
+        self._samples = Samples(setup, self.resolved, self.desk.reading)
         self.desk.blows.effects = afflictions(self.post.links, self.post.circle.outer.liar, self.config.seed)
         began = time.monotonic()
         self.runner = warm_runner(setup.config)
@@ -81,10 +81,10 @@ class Worker:
         self._layer_s = layer_seconds(self.config, self.runner) if self.config.pipeline.unlike else 0.0
         self.keeping: Keeping | None = None
         """from the moment on that this worker has a stage"""
-        self.outliving = outliving(setup)
+        self.outliving = outliving(setup, self.resolved)
         self._saver = Saver(self.desk, StageFiles(setup, worker))
         self.gauge = Gauge()
-        self.coded = coded_steps(self.config, self.itinerary)
+        self.coded = coded_steps(self.resolved)
         self._detour: list[list[int]] = []
 
     def run(self, incarnation: int) -> NoReturn:
@@ -148,27 +148,27 @@ class Worker:
         self._drop()
         self._detour = form.routes
         self.post.move(me.node, form)
-        rounds = form.step if self.itinerary.at_once > 1 else form.rounds  # one in every step
+        rounds = form.step if self.resolved.at_once > 1 else form.rounds  # one in every step
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
-        taken = take_state(self.setup, self.post, me.source, self.runner, self.keeping, rounds)
+        taken = take_state(self.setup, self.resolved, self.post, me.source, self.runner, self.keeping, rounds)
         self.runner, timing = taken.runner, taken.timing
         if not isinstance(me.source, d.Keep):
             self.gauge.drop()
         if any(m.node in self.here.present.peers(me.node) for m in form.members if isinstance(m.source, d.Rebuild)):
             self.post.circle.outer.anew()
         if self.keeping is None or not isinstance(me.source, d.Keep):
-            self.keeping = Keeping(self.config, me.node, self.itinerary.column(form.replica), new_runner)
+            self.keeping = Keeping(self.resolved, me.node, self.resolved.column(form.replica), new_runner)
         if taken.given and isinstance(me.source, d.Rebuild):
             self.keeping.restore(me.source.by, self.runner.state(), taken.given, form.step)
         if taken.part is not None:
             self.keeping.recall(taken.part)
         if isinstance(self.runner, SleepingRunner):
-            self.runner.stand_at(self.itinerary.place(me.node), self.itinerary.prices)
+            self.runner.stand_at(self.resolved.place(me.node), self.resolved.prices)
         if form.goes_back and self.outliving is not None:
             self.outliving.rolled_back()
         reborn = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
         self.keeping.formed(reborn, self.here.absent)
-        donate(self.config, self.post, form, self.runner, self.keeping)
+        donate(self.resolved, self.post, form, self.runner, self.keeping)
         links = self.post.links
         self.post.wait_for(lambda: links.unopened, "the edge to {}")
         link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
@@ -188,7 +188,7 @@ class Worker:
         data = self._samples.of(order, self.here.stage, self.post.circle.outer.liar)
         self._straggle(0)
         if not (train and self.coded):
-            own = len(plan.routes) // (self.itinerary.at_once if train else 1)
+            own = len(plan.routes) // (self.resolved.at_once if train else 1)
             self.runner.begin(data.batch, train, own, data.masks)
         if self.keeping is not None:
             self.keeping.begin(data.masks)
@@ -217,7 +217,7 @@ class Worker:
         if not isinstance(self.runner, SleepingRunner):
             return
         lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.post.circle.rounds
-        if self.itinerary.at_once > 1:
+        if self.resolved.at_once > 1:
             replica = self.here.number
             number = self.here.step * (self.coded.coding.rounds if self.coded else 1) + round
         if lasts_s is None:
@@ -277,7 +277,7 @@ class Worker:
         """Go on with what a round of the exchange comes to."""
         self.desk.at("settle", self.here.step)
         start, replica = time.monotonic(), self.here.replica
-        nodes = self.itinerary.arrangement.nodes(self.here.stage)
+        nodes = self.resolved.arrangement.nodes(self.here.stage)
         peers = {other: nodes[other] for other in order.members if other != replica}
         weighed = Counted(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
         made = self.post.circle.settle(order.round, replica, peers, self.runner, weighed)
@@ -299,7 +299,7 @@ class Worker:
 
     def _save(self, order: d.Save) -> None:
         self._drop()
-        store, replicas = CheckpointStore(self.setup.checkpoints), self.itinerary.replicas
+        store, replicas = CheckpointStore(self.setup.checkpoints), self.resolved.replicas
         folder, here = store.part(order.step, replicas, order.replica, order.generation), self.here
         state, keeps = self.runner.state(), kept(order, here.node)
         if self.config.exchange.replicas > 1:
@@ -321,7 +321,7 @@ class Worker:
 
     def _plan(self, order: d.RunStep) -> Plan:
         if order.mode == "evaluate":
-            return self.itinerary.validation(self.here.absent, self.here.replica)
+            return self.resolved.validation(self.here.absent, self.here.replica)
         if self.coded is not None:
             return next(self.coded.work(order.step, (), self.here.number)).plan
-        return self.itinerary.training(order.step, self.here.absent, self._detour, self.here.replica)
+        return self.resolved.training(order.step, self.here.absent, self._detour, self.here.replica)

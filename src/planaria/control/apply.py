@@ -1,0 +1,312 @@
+"""``apply(fact, state)``: the state of the run after one more event or decision. Pure.
+
+Facts of an older generation, or of a worker that counts as dead, change nothing. Events are handled here,
+losses and new generations in ``control/apply_membership.py``, other decisions in ``control/apply_decisions.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from planaria.control import apply_decisions as resolved
+from planaria.control import apply_membership as losses
+from planaria.control import events as e
+from planaria.control.apply_base import (
+    anew,
+    apply,
+    freeze,
+    give_up_save,
+    handles,
+    noted,
+    out_of_round,
+    report,
+    reported,
+    set_host,
+    set_workers,
+    stillborn,
+    with_replica,
+    written,
+)
+from planaria.control.copied import copied
+from planaria.control.replica import NOBODY, ReplicaState, go_on
+from planaria.control.roster import Host, WorkerState
+from planaria.control.state import RunState, Unsaved, Writing
+
+__all__ = ["apply", "losses", "resolved"]
+
+
+@handles
+def _(fact: e.RunStarted, run: RunState) -> RunState:
+    return RunState.start(fact)
+
+
+@handles
+def _(fact: e.WorkerJoined, run: RunState) -> RunState:
+    born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
+    timed = replace(born, memory=fact.memory, layer_s=fact.layer_s)
+    spare = replace(timed, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
+    run = stillborn(set_workers(run, {fact.worker: spare}), born.host, 0)
+    for replica in run.live.values():
+        # With one worker more, the plan that is being looked for may not be needed.
+        run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
+    return run
+
+
+@handles
+def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
+    worker = run.workers.get(fact.worker)
+    if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
+        return run
+    if worker.status == "member":  # spares may have been given up; a stage is worth trying again
+        run = replace(run, stillborn=0)
+    return set_workers(run, {fact.worker: replace(worker, leaving=True)})
+
+
+@handles
+def _(fact: e.HostJoined, run: RunState) -> RunState:
+    return replace(set_host(run, fact.host, Host(fact.workers)), deserted=False)
+
+
+@handles
+def _(fact: e.NobodyJoined, run: RunState) -> RunState:
+    return anew(replace(run, deserted=True))
+
+
+@handles
+def _(fact: e.HostLeft, run: RunState) -> RunState:
+    return set_host(run, fact.host, replace(run.hosts[fact.host], workers=0))
+
+
+@handles
+def _(fact: e.Linked, run: RunState) -> RunState:
+    replica = _answering(run, fact, "link")
+    if replica is None:
+        return run
+    run = copied(run, gauges=run.gauges.linked(fact.link_s + fact.transfer_s + fact.rebuild_s))
+    if replica.memory is not None:
+        replica = go_on(replica, memory=replica.memory.linked(fact.node))
+    if fact.node not in replica.origins and fact.node not in replica.lost:  # it has had its state before
+        return report(run, replica, fact.worker)
+    origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})
+    replica = replace(replica, origins=origins, lost=replica.lost - {fact.node})
+    return with_replica(run, reported(replica, fact.worker))
+
+
+@handles
+def _(fact: e.StageReady, run: RunState) -> RunState:
+    replica = _answering(run, fact, "run") or _answering(run, fact, "evaluate")
+    if replica is None or fact.step != replica.step:
+        return run
+    if fact.heard:
+        replica = go_on(replica, heard=freeze({**replica.heard, fact.worker: freeze(fact.heard)}))
+    return report(run, replica, fact.worker)
+
+
+@handles
+def _(fact: e.ResultsSent, run: RunState) -> RunState:
+    replica = _answering(run, fact, "run")
+    if replica is None or not _in_round(replica, fact):
+        return run
+    assert replica.coded is not None
+    return with_replica(run, go_on(replica, coded=replace(replica.coded, sent=replica.coded.sent | {fact.node})))
+
+
+@handles
+def _(fact: e.RoundLate, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if replica.phase != "run" or replica.generation != fact.generation or not _in_round(replica, fact):
+        return run
+    assert replica.coded is not None
+    return with_replica(run, go_on(replica, coded=replace(replica.coded, late=True)))
+
+
+def _in_round(replica: ReplicaState, fact: e.ResultsSent | e.RoundLate) -> bool:
+    """Is the fact about the round of a coded step that is under way?"""
+    coded = replica.coded
+    return coded is not None and (fact.step, fact.round) == (replica.step, len(coded.counted))
+
+
+@handles
+def _(fact: e.StageCommitted, run: RunState) -> RunState:
+    replica = _answering(run, fact, "commit")
+    if replica is None or fact.step != replica.step:
+        return run
+    return report(run, replica, fact.worker)
+
+
+@handles
+def _(fact: e.StageCopied, run: RunState) -> RunState:
+    replica = _asked_to_save(run, fact)
+    if replica is None:
+        return run
+    part = Writing(replica.number, fact.generation, fact.step)
+    return report(replace(run, writing=freeze({**run.writing, fact.worker: part})), replica, fact.worker)
+
+
+@handles
+def _(fact: e.StageSaved, run: RunState) -> RunState:
+    if (part := _writing(run, fact)) is not None:
+        if run.wants(part):
+            run = with_replica(run, _saved(run.replicas[part.replica], fact))
+        return written(run, fact.worker)
+    replica = _asked_to_save(run, fact)
+    return run if replica is None else report(run, _saved(replica, fact), fact.worker)
+
+
+def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
+    """The replica when a part of it lies on disk."""
+    if fact.weights:
+        replica = go_on(replica, weights=freeze({**replica.weights, fact.node: fact.weights}))
+    if not fact.sha256:
+        return replica
+    return go_on(replica, digests=freeze({**replica.digests, fact.file or str(fact.stage): fact.sha256}))
+
+
+def _asked_to_save(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
+    """The replica that waits for this worker's part of a checkpoint; that may have been given up meanwhile (-1)."""
+    replica = _answering(run, fact, "save")
+    return replica if replica is not None and replica.saved in (fact.step, -1) else None
+
+
+def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> Writing | None:
+    """The part of a checkpoint that this worker was writing while training went on, if the fact is about one."""
+    part = run.writing.get(fact.worker)
+    return part if part is not None and (part.generation, part.step) == (fact.generation, fact.step) else None
+
+
+@handles
+def _(fact: e.SaveFailed, run: RunState) -> RunState:
+    if fact.worker == e.CONTROLLER:  # it says so before anything else happens
+        return run if run.unsealed is None or run.saved != fact.step else _unsaved(run.unsealed, fact, "")
+    replica, part = _asked_to_save(run, fact), _writing(run, fact)
+    if part is not None:
+        now, wanted = written(run, fact.worker), run.wants(part)
+    elif replica is not None:
+        now, wanted = report(run, replica, fact.worker), run.saving == fact.step == replica.saved
+    else:
+        return run
+    host, before = run.workers[fact.worker].host, run.unsaved
+    if wanted:
+        now = _unsaved(now, fact, host)
+        if host and before is not None and before.hosts == {host}:  # nowhere else, and not for the first time
+            now = _fail_guest(now, fact.worker, fact.detail)
+    elif before is not None:  # others have failed in the same save
+        now = anew(replace(now, unsaved=replace(before, hosts=before.hosts | {host})))
+    return now
+
+
+def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
+    """The checkpoint under way is given up. Whoever writes for it yet, writes in vain."""
+    for replica in run.replicas.values():
+        run = with_replica(run, go_on(replica, saved=-1))
+    before = run.unsaved
+    tries = before.tries if before is not None and before.step == fact.step else 0
+    hosts = before.hosts if before is not None else frozenset()
+    return replace(give_up_save(run), unsaved=Unsaved(fact.step, fact.detail, tries + 1, hosts | {host}, fact.step))
+
+
+@handles
+def _(fact: e.RetryDue, run: RunState) -> RunState:
+    if run.unsaved is None or run.unsaved.step != fact.step:
+        return run
+    return anew(replace(run, unsaved=replace(run.unsaved, rested=True)))
+
+
+@handles
+def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
+    if isinstance(fact, e.OfferRefused) and not run.rule.interval:
+        return _refused_in_step(fact, run)
+    replica = run.replica_of(fact.worker)
+    meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
+    if replica is None or meeting is None or meeting.round != fact.round:
+        return run
+    news = fact.node, fact.replica
+    if isinstance(fact, e.OfferHeard):
+        if run.rule.weighing is not None and not {fact.replica, *meeting.told(fact.node)} <= fact.products.keys():
+            return run  # nothing can be made of what it has heard
+        meeting = meeting.having_heard(fact.node, fact.replica, fact.digest, fact.products)
+        replica = go_on(replica, meeting=meeting)
+        return with_replica(run, replica) if replica.has_heard(fact.replica) else noted(run, replica)
+    # What one has refused is no use to the others either.
+    return with_replica(anew(run), go_on(replica, meeting=replace(meeting, refused=meeting.refused | {news})))
+
+
+def _refused_in_step(fact: e.OfferRefused, run: RunState) -> RunState:
+    replica = _answering(run, fact, "run")
+    if replica is None or fact.round != replica.step:
+        return run
+    column = replica.held.nodes(fact.stage)
+    refuses = next((place for place, node in enumerate(column) if replica.holders[node] == fact.worker), None)
+    if refuses is None:
+        return run
+    said = replica.refused.get(refuses, frozenset()) | {fact.replica}
+    return noted(run, go_on(replica, refused=freeze({**replica.refused, refuses: said})))
+
+
+@handles
+def _(fact: e.RoundMade, run: RunState) -> RunState:
+    replica = _answering(run, fact, "settle")
+    return run if replica is None else report(run, replica, fact.worker)
+
+
+@handles
+def _(fact: e.PatienceOver, run: RunState) -> RunState:
+    return anew(replace(run, late=run.late | {(fact.replica, fact.round, fact.meeting)}))
+
+
+@handles
+def _(fact: e.WorkerFailed, run: RunState) -> RunState:
+    if fact.leaves:
+        return run
+    failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
+    if worker is not None and worker.host:  # a guest's trouble is not the run's; what it has now is nobody's guess
+        return _fail_guest(run, fact.worker, fact.detail, failure)
+    return anew(replace(run, failed=run.failed or failure))
+
+
+def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> RunState:
+    """A worker of a machine that has joined is of no use, nor is the machine."""
+    worker = run.workers[name]
+    run = set_host(run, worker.host, replace(run.hosts[worker.host], failure=failure or detail))
+    return apply(e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="exit", detail=detail), run)
+
+
+@handles
+def _(fact: e.StopRequested, run: RunState) -> RunState:
+    run = anew(replace(run, stopping=fact.reason, prompt=fact.prompt))
+    for replica in run.live.values() if fact.prompt else ():
+        if replica.phase in ("link", "replan") and replica.whole:  # saving needs no edges
+            run = with_replica(run, go_on(replica, phase="idle", waiting=NOBODY))
+    return run
+
+
+@handles
+def _(fact: e.StopOverdue, run: RunState) -> RunState:
+    run = anew(replace(run, overdue=fact.detail))
+    for replica in run.live.values():
+        if replica.phase in ("idle", "link", "replan", "run", "evaluate"):
+            dropped = go_on(out_of_round(replica), phase="idle", waiting=NOBODY, coded=None)
+            run = with_replica(run, dropped)
+    return run
+
+
+@handles
+def _(fact: e.IntervalChosen, run: RunState) -> RunState:
+    return anew(replace(run, save_every=fact.steps))
+
+
+@handles
+def _(fact: e.Replanned, run: RunState) -> RunState:
+    (replica,) = run.replicas.values()  # only a run of one replica has a schedule
+    whole = set(fact.nodes) == replica.arrangement.stage.keys()
+    replica = replace(replica, offered=fact) if whole else replace(replica, detour=fact)
+    return with_replica(run, replace(replica, phase="idle") if replica.phase == "replan" else replica)
+
+
+def _answering(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
+    """The replica whose present phase, of its present generation, this report answers."""
+    replica = run.replicas.of(fact.worker)
+    if replica is None or replica.phase != phase or replica.generation != fact.generation:
+        return None
+    return replica if fact.worker in replica.waiting else None

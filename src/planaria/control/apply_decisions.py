@@ -1,0 +1,266 @@
+"""Handlers of ``apply`` for decisions and diagnoses; new generations are in ``control/apply_membership.py``. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply_base import (
+    anew,
+    concerning,
+    freeze,
+    give_up_save,
+    handles,
+    out_of_round,
+    set_host,
+    set_workers,
+    taken,
+    with_replica,
+)
+from planaria.control.apply_membership import void
+from planaria.control.copied import copied
+from planaria.control.replica import NOBODY, CodedStep, OpenRound, Waiting, after_commit, go_on
+from planaria.control.rollback import RollbackPoint
+from planaria.control.roster import Host, WorkerState
+from planaria.control.state import RunState
+
+
+@handles
+def _(fact: d.Replan, run: RunState) -> RunState:
+    asked = replace(run.replicas[fact.replica], phase="replan", waiting=NOBODY, ways=tuple(fact.ways))
+    return with_replica(run, asked)
+
+
+@handles
+def _(fact: d.Reroute, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    return with_replica(run, replace(replica, detour=replica.offered, offered=None))
+
+
+@handles
+def _(fact: d.Spawn, run: RunState) -> RunState:
+    return set_workers(run, {fact.worker: WorkerState(fact.incarnation, "starting", host=fact.host)})
+
+
+@handles
+def _(fact: d.Release, run: RunState) -> RunState:
+    return set_workers(run, {fact.worker: replace(run.workers[fact.worker], status="released")})
+
+
+@handles
+def _(fact: d.TurnAway, run: RunState) -> RunState:
+    return set_host(run, fact.host, Host(workers=0))
+
+
+@handles
+def _(fact: d.RunStep, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if fact.mode == "train":
+        run = taken(run, run.allotment.take(fact.replica, fact.block))
+        if replica.memory is not None:
+            replica = go_on(replica, memory=replica.memory.begun(fact.step))
+    phase = "run" if fact.mode == "train" else "evaluate"
+    coded = CodedStep() if fact.mode == "train" and run.coding is not None else None
+    changes = {"phase": phase, "coded": coded, "waiting": Waiting(replica.holders.values())}
+    return with_replica(run, go_on(replica, **changes, heard=freeze({}), refused=freeze({})))
+
+
+@handles
+def _(fact: d.LeaveOut, run: RunState) -> RunState:
+    found = [*((liar,) for liar in fact.liars), *fact.disputes]
+    run = replace(run, suspicion=run.suspicion.raised(found))
+    return with_replica(run, go_on(run.replicas[fact.replica], phase="idle"))
+
+
+@handles
+def _(fact: d.CloseRound, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    assert replica.coded is not None
+    return with_replica(run, go_on(replica, coded=replica.coded.closed(frozenset(fact.counted))))
+
+
+@handles
+def _(fact: d.Commit, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if replica.origins:  # of vacant nodes: what they were to begin from is past
+        replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins=freeze({}))
+    copies = replica.settings.pairs_of(replica.number)
+    ages, rested = after_commit(replica.ages, replica.rested, replica.skipped, copies)
+    waiting = Waiting(replica.holders.values())
+    changes = {"phase": "commit", "waiting": waiting, "ages": freeze(dict(ages)), "rested": rested, "trouble": ""}
+    return with_replica(run, go_on(replica, **changes))
+
+
+@handles
+def _(fact: d.Meet, run: RunState) -> RunState:
+    delay = run.rule.overlap
+    for number in fact.members:
+        replica = run.replicas[number]
+        meeting = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
+        run = with_replica(run, go_on(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
+    # Some may have been in this round before, and have lost patience then.
+    met = {(number, fact.round) for number in fact.members}
+    return replace(run, late=frozenset(key for key in run.late if key[:2] not in met))
+
+
+@handles
+def _(fact: d.Settle, run: RunState) -> RunState:
+    meetings = {number: meeting for number in fact.members if (meeting := run.replicas[number].meeting) is not None}
+    refused = {number: {other for _, other in m.refused} | {*fact.liars} for number, m in meetings.items()}
+    run = replace(run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.rule))
+    met = {n for meeting in meetings.values() for n in meeting.members}
+    run = concerning(run, [run.replicas[number] for number in met])  # who is left may go on, alone perhaps
+    for number in fact.members:
+        replica = run.replicas[number]
+        inner = replica.inner if replica.meeting else 0
+        settling = go_on(replica, phase="settle", waiting=Waiting(replica.holders.values()), meeting=None)
+        run = with_replica(run, go_on(settling, rounds=fact.round + 1, inner=inner))
+    return _forget_rounds(run)
+
+
+def _forget_rounds(run: RunState) -> RunState:
+    """Nobody will come to rounds that all have behind them."""
+    behind = min(replica.rounds for replica in run.live.values())
+    meeting = [replica.meeting.round for replica in run.live.values() if replica.meeting]
+    first = min([behind, *meeting])
+    groups = {number: groups for number, groups in run.groups.items() if number >= first}
+    introduced = {number: links for number, links in run.introduced.items() if number >= first}
+    late = frozenset(key for key in run.late if key[1] >= first)
+    return replace(run, groups=freeze(groups), introduced=freeze(introduced), late=late)
+
+
+@handles
+def _(fact: d.DrawGroups, run: RunState) -> RunState:
+    return anew(replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))})))
+
+
+@handles
+def _(fact: d.Introduce, run: RunState) -> RunState:
+    known = run.introduced.get(fact.round, frozenset()) | {link.id for link in fact.links}
+    return replace(run, introduced=freeze({**run.introduced, fact.round: known}))
+
+
+@handles
+def _(fact: d.Adopt, run: RunState) -> RunState:
+    return with_replica(run, void(run.replicas[fact.replica]))
+
+
+@handles
+def _(fact: d.Save, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    there = replica.stateful
+    nodes = there.stage if fact.whole or fact.compared else there.firsts
+    keepers = {replica.holders[node] for node in nodes}
+    if run.saving < 0:  # an earlier checkpoint may have had the same name
+        for other in run.replicas.values():
+            run = with_replica(run, go_on(other, saved=-1))
+    standing = out_of_round(replica).standing  # what is written knows nothing of the round under way
+    standings = freeze({**run.standings, fact.replica: standing})
+    run = anew(replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings))
+    saved = go_on(replica, phase="save", waiting=Waiting(keepers), saved=fact.step, saved_in=fact.generation)
+    return with_replica(run, go_on(saved, digests=freeze({}), weights=freeze({})))
+
+
+@handles
+def _(fact: d.Seal, run: RunState) -> RunState:
+    before = replace(run, unsealed=None)
+    if fact.partial:
+        allotment = run.allotment.give_up_save()
+        return anew(replace(run, saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before))
+    stages = range(run.settings.stages + 1)
+    sealed = replace(
+        run,
+        saving=-1,
+        saved=fact.step,
+        unsaved=None,
+        unsealed=before,
+        durable=RollbackPoint(dict.fromkeys(stages, d.Load(folder=fact.folder)), run.standings, fact.step),
+        standings=freeze({}),
+        allotment=run.allotment.seal(),
+    )
+    return anew(sealed)
+
+
+@handles
+def _(fact: d.Discard, run: RunState) -> RunState:
+    return anew(replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True)))
+
+
+@handles
+def _(fact: d.Cannot, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    run = give_up_save(replace(run, saved=-1))
+    return with_replica(run, replace(replica, cannot=fact.reason, phase="idle", waiting=NOBODY, saved=-1))
+
+
+@handles
+def _(fact: d.Disband, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    run = set_workers(run, {w: replace(run.workers[w], status="spare") for w in replica.holders.values()})
+    left = replace(
+        replica,
+        phase="left",
+        holders=freeze({}),
+        waiting=NOBODY,
+        meeting=None,
+        links=freeze({}),
+        lost=frozenset(replica.arrangement.stage),
+        leavers=freeze({}),
+        origins=freeze({}),
+    )
+    standings = {number: standing for number, standing in run.standings.items() if number != fact.replica}
+    run = anew(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)))
+    return with_replica(run, left)
+
+
+@handles
+def _(fact: d.SendAway, run: RunState) -> RunState:
+    """They count as lost once they are gone; until then nothing is asked of them. So do all others of their machines,
+    where these have joined."""
+    known = run.workers
+    for host in sorted({known[worker].host for worker in fact.workers} - {""}):
+        run = set_host(run, host, replace(run.hosts[host], failure=fact.reason))
+    run = set_workers(run, {worker: replace(known[worker], status="released") for worker in fact.workers})
+    return replace(run, suspicion=run.suspicion.forgotten(fact.member))
+
+
+@handles
+def _(fact: d.Found, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    return with_replica(anew(run), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
+
+
+@handles
+def _(fact: d.Finish, run: RunState) -> RunState:
+    run = replace(run, over=True)
+    for replica in run.replicas.values():
+        run = with_replica(run, go_on(replica, waiting=NOBODY))
+    return run
+
+
+@handles
+def _(fact: e.Gauged, run: RunState) -> RunState:
+    replica = run.replica_of(fact.worker)
+    if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
+        return run
+    run = copied(run, gauges=run.gauges.heard(fact))
+    # Where something is slow, whether it is time to do something about it goes by the clock that all share.
+    return concerning(run, run.live.values() if run.blamed else [replica])
+
+
+@handles
+def _(fact: d.Blamed, run: RunState) -> RunState:
+    return replace(run, blamed=freeze({**run.blamed, (fact.fault, tuple(fact.nodes)): fact}))
+
+
+@handles
+def _(fact: d.Cleared, run: RunState) -> RunState:
+    left = {key: blamed for key, blamed in run.blamed.items() if key != (fact.fault, tuple(fact.nodes))}
+    return replace(run, blamed=freeze(left))
+
+
+@handles
+def _(fact: d.Relieve, run: RunState) -> RunState:
+    slow = replace(run.workers[fact.worker], slow=True)
+    return set_workers(replace(run, relieved=run.gauges.clock), {fact.worker: slow})

@@ -1,0 +1,265 @@
+"""Handlers of ``apply`` for lost workers, broken edges and new generations. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply_base import (
+    anew,
+    call_off,
+    freeze,
+    give_up_if_none_is_saved,
+    give_up_save,
+    handles,
+    out_of_round,
+    reported,
+    set_workers,
+    stillborn,
+    with_replica,
+    written,
+)
+from planaria.control.copied import copied
+from planaria.control.replica import NOBODY, ReplicaState, Waiting, go_on
+from planaria.control.roster import Status
+from planaria.control.started import Memory
+from planaria.control.state import RunState
+
+
+@handles
+def _(fact: e.WorkerLost, run: RunState) -> RunState:
+    worker = run.workers.get(fact.worker)
+    if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
+        return run
+    run = set_workers(run, {fact.worker: replace(worker, status="dead")})
+    if worker.status == "starting":
+        before = run.hosts[worker.host].stillborn if worker.host else run.stillborn
+        run = stillborn(run, worker.host, before + 1)
+    if run.over:
+        return run
+    replica = run.replica_of(fact.worker)
+    if replica is not None:
+        gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
+        run = _lose(run, replica, fact.worker, gone)
+    if fact.worker in run.writing:
+        run = _unwritten(run, fact.worker)
+    for other in run.live.values():
+        if (left := _without_giver(other, fact.worker)) is not other:
+            run = with_replica(run, left)
+    return run
+
+
+def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
+    """The replica when a worker is dead that may have been to give it a state: then that will not come."""
+    handing = {node for node, leaver in replica.leavers.items() if leaver == worker}
+    if handing:
+        replica = replace(replica, leavers=freeze({n: w for n, w in replica.leavers.items() if n not in handing}))
+    waited_for = handing & replica.lost or worker in replica.lenders.values()
+    if replica.phase == "link" and waited_for and replica.broken:
+        return replace(replica, phase="idle", waiting=NOBODY)
+    return replica
+
+
+def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
+    """A member is dead, which stood at the nodes ``gone``."""
+    run = anew(replace(run, stillborn=0))  # spares may have been given up; a stage is worth trying again
+    return give_up_if_none_is_saved(call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting))
+
+
+def _unwritten(run: RunState, worker: str) -> RunState:
+    """A worker is dead that was writing. What it wrote is of no use, nor is its replica's part of the checkpoint."""
+    part = run.writing[worker]
+    if run.wants(part):
+        run = with_replica(run, go_on(run.replicas[part.replica], saved=-1))
+    return give_up_if_none_is_saved(written(run, worker))
+
+
+def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:
+    """The replica without the worker that stood at the nodes ``gone``."""
+    known = _still_known(replica)
+    left = {n: o for n, o in replica.origins.items() if n not in gone or not isinstance(o, d.Recall)}
+    origins = {**left, **{n: known[n] for n in gone if n in known}}
+    lost = (replica.lost | gone) - origins.keys()
+    replica = replace(
+        out_of_round(replica),
+        holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
+        origins=freeze(origins),
+        lost=frozenset(lost),
+        links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(gone)}),
+        memory=replica.memory and replica.memory.without(gone),
+    )
+    if replica.phase in ("commit", "settle"):  # the others finish what cannot be taken back
+        return reported(replica, worker)
+    if (
+        replica.phase == "save"
+    ):  # and what they are writing, so that no file is written twice at a time, or removed then
+        another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
+        last = replica.cannot and not another
+        return reported(replica if last else replace(replica, saved=-1), worker)
+    return replace(replica, phase="idle", waiting=NOBODY)
+
+
+@handles
+def _(fact: e.EdgeBroken, run: RunState) -> RunState:
+    replica = run.replica_of(fact.worker)
+    if replica is None or fact.generation != replica.generation:
+        return run
+    pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
+    run = copied(run, gauges=run.gauges.broken(*pair, fact.generation))
+    if fact.relay and fact.relay not in run.silent:
+        run = _silent(run, fact.relay, fact.cause)
+        replica = run.replicas[replica.number]
+    stalled = (*replica.stalled, fact) if fact.waited_s else replica.stalled
+    trouble = fact.detail if fact.cause else replica.trouble
+    return with_replica(run, replace(replica, suspects=replica.suspects | {pair}, stalled=stalled, trouble=trouble))
+
+
+@handles
+def _(fact: e.GraceExpired, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if fact.generation != replica.generation or not replica.suspects or replica.phase == "left" or run.over:
+        return run
+    meeting = replica.meeting
+    links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
+    if links.keys() != replica.links.keys():  # workers drop what they have heard in a round when they form
+        replica = replace(out_of_round(replica), links=freeze(links), shunned=_shunned(replica))
+    handing = {node: w for node, w in replica.leavers.items() if (d.BEFORE, node) not in replica.suspects}
+    replica = replace(replica, leavers=freeze(handing))
+    # An edge that lent a state may be blamed when that has long come: then nothing is lost.
+    # A commit does not use edges and must not be torn; it ends first.
+    if replica.broken and replica.phase not in ("commit", "settle", "save"):
+        replica = replace(replica, phase="idle", waiting=NOBODY)
+    run = with_replica(run, replica)
+    return run if replica.meeting else call_off(run, meeting)
+
+
+@handles
+def _(fact: e.RelaySilent, run: RunState) -> RunState:
+    return _silent(run, fact.relay, fact.detail)
+
+
+def _silent(run: RunState, relay: str, error: str) -> RunState:
+    """The run when a relay does not answer. Its edges move to another relay; without another, they stay as they are."""
+    run = anew(replace(run, silent=freeze({**run.silent, relay: error})))
+    for replica in run.live.values():
+        left = {pair: link for pair, link in replica.links.items() if replica.over.get(pair) != relay}
+        if left.keys() == replica.links.keys() or run.cut_off:
+            continue
+        meeting, replica = replica.meeting, replace(out_of_round(replica), links=freeze(left))
+        if replica.phase not in ("commit", "settle", "save"):  # these use no edges, and end first
+            replica = replace(replica, phase="idle", waiting=NOBODY)
+        run = with_replica(run, replica)
+        run = run if replica.meeting else call_off(run, meeting)
+    return run
+
+
+@handles
+def _(fact: e.RelayAnswers, run: RunState) -> RunState:
+    left = {relay: error for relay, error in run.silent.items() if relay != fact.relay}
+    return anew(replace(run, silent=freeze(left), relays_given_up=False))
+
+
+@handles
+def _(fact: e.RelaysGivenUp, run: RunState) -> RunState:
+    return anew(replace(run, relays_given_up=True))
+
+
+def _shunned(replica: ReplicaState) -> frozenset[str]:
+    """The relays that the replica does without, when edges over some of them are to blame: if that would be all, only
+    these, and none if these are all."""
+    blamed = frozenset(replica.over[pair] for pair in replica.suspects if pair in replica.over)
+    relays = replica.settings.relays.keys()
+    return next((few for few in (replica.shunned | blamed, blamed) if few != relays), frozenset())
+
+
+def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:
+    """Where the nodes' present state can be had exactly: as long as no step is committed, whence the run started."""
+    start = ReplicaState.start(replica.settings, replica.number)
+    moved = replica.phase in ("commit", "settle") or replica.standing != start.standing
+    return {} if moved else start.origins
+
+
+@handles
+def _(fact: d.Form, run: RunState) -> RunState:
+    replica = _formed(run, run.replicas[fact.replica], fact)
+    status: dict[str, Status] = dict.fromkeys(replica.leavers.values(), "spare")
+    status |= dict.fromkeys((member.worker for member in fact.members), "member")
+    known = run.workers
+    run = set_workers(run, {w: replace(known[w], status=s) for w, s in status.items() if known[w].status != s})
+    if fact.outcome == "rolled back":
+        unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
+        saved, allotment = min(run.saved, run.durable.step), run.allotment.roll_back(fact.replica)
+        run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
+        run = _follow(run, replica)
+    elif fact.outcome == "recalled":
+        run = give_up_save(replace(run, allotment=run.allotment.recall(fact.replica)))
+    return with_replica(run, replica)
+
+
+def _follow(run: RunState, leader: ReplicaState) -> RunState:
+    """One replica has rolled back because nobody has a stage any more. Those that must stay synchronised with it, lack
+    the stage too and have settled no more rounds copy it whole: what is left of them may have been rebuilt since."""
+    if not run.rule.synchronised:
+        return run
+    for other in run.live.values():
+        if other.number != leader.number and other.rounds <= leader.rounds and other.lost - other.leavers.keys():
+            run = with_replica(run, void(other))
+    return run
+
+
+def void(replica: ReplicaState) -> ReplicaState:
+    """The states of all its nodes are to be copied from another replica."""
+    nodes = frozenset(replica.arrangement.stage)
+    return replace(replica, lost=nodes, leavers=freeze({}), origins=freeze({}), meeting=None)
+
+
+def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
+    rebuilt = {m.node for m in form.members if isinstance(m.source, d.Rebuild)}
+    origins, ages = dict(replica.origins), dict(replica.ages)
+    for member in form.members:
+        if isinstance(member.source, d.Fresh | d.Load | d.Recall):
+            origins[member.node] = member.source
+        if not isinstance(member.source, d.Keep):
+            ages[member.node] = 0
+    nodes = {member.node for member in form.members}
+    donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
+    holders, handing = form.holders, form.handing
+    leavers = {n: w for n, w in {**replica.leavers, **handing}.items() if holders.get(n) != w and not form.goes_back}
+    again = {node for node, worker in replica.leavers.items() if holders.get(node) == worker}
+    return replace(
+        replica,
+        phase="link",
+        generation=form.generation,
+        step=form.step,
+        formed=form.step,
+        attempts=replica.attempts + (form.outcome != "handed over"),  # that begins where all is well
+        holders=freeze(holders),
+        skipped=frozenset(replica.arrangement.stage) - nodes,
+        origins=freeze(origins),
+        ages=freeze(ages),
+        lost=frozenset(rebuilt) if form.goes_back else (replica.lost - again) | handing.keys(),
+        lenders=freeze({donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}),
+        leavers=freeze(leavers),
+        links=freeze({(link.low, link.high): link.id for link in form.links}),
+        over=freeze({(link.low, link.high): link.over for link in form.links if link.over}),
+        suspects=frozenset(),
+        stalled=(),
+        routes=form.routes,
+        waiting=Waiting(m.worker for m in form.members),
+        evaluated=min(replica.evaluated, form.step),
+        rounds=form.rounds,
+        inner=form.inner,
+        memory=replica.memory and _remembered(replica.memory, form),
+    )
+
+
+def _remembered(memory: Memory, form: d.Form) -> Memory:
+    """What is remembered once ``form`` is linked."""
+    if form.outcome == "rolled back":
+        return memory.void()
+    renewed = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep | d.Recall)}
+    restored = {node for node, s in renewed.items() if isinstance(s, d.Rebuild) and s.by == memory.by}
+    formed = memory.formed(renewed, restored)
+    return formed if all(isinstance(m.source, d.Keep) for m in form.members) else formed.restarted()

@@ -1,0 +1,296 @@
+"""What happened: the typed facts a run is made of, in the order the controller learned them.
+
+Workers report most of these over their control connection, the controller adds what it sees itself, and
+``runs/NAME/events.jsonl``, with its segments, keeps all of them. ``record.apply`` folds them into the state of the
+run; ``observe`` draws them. Times are seconds of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from planaria.control.gauges import Gauged as Gauged
+from planaria.control.offers import MessageCompressed as MessageCompressed
+from planaria.control.offers import OfferHeard as OfferHeard
+from planaria.control.offers import OfferRefused as OfferRefused
+from planaria.control.offers import OffersCounted as OffersCounted
+from planaria.control.offers import RoundMade as RoundMade
+from planaria.control.reports import CONTROLLER as CONTROLLER
+from planaria.control.reports import REPORT as REPORT
+from planaria.control.reports import EdgeBroken as EdgeBroken
+from planaria.control.reports import FaultInjected as FaultInjected
+from planaria.control.reports import Heartbeat as Heartbeat
+from planaria.control.reports import Linked as Linked
+from planaria.control.reports import Mode as Mode
+from planaria.control.reports import Report as Report
+from planaria.control.reports import ResultsSent as ResultsSent
+from planaria.control.reports import SaveFailed as SaveFailed
+from planaria.control.reports import Span as Span
+from planaria.control.reports import SpanKind as SpanKind
+from planaria.control.reports import StageCommitted as StageCommitted
+from planaria.control.reports import StageCopied as StageCopied
+from planaria.control.reports import StageReady as StageReady
+from planaria.control.reports import StageSaved as StageSaved
+from planaria.control.reports import Worked as Worked
+from planaria.control.reports import WorkerFailed as WorkerFailed
+from planaria.control.reports import WorkerJoined as WorkerJoined
+from planaria.control.started import Fact as Fact
+from planaria.control.started import Recut as Recut
+from planaria.control.started import RunStarted as RunStarted
+from planaria.control.started import Shape as Shape
+from planaria.control.started import Standing as Standing
+
+
+class WorkerLost(Fact):
+    """A worker counts as dead. A frozen one (``heartbeat``) may wake up later; nobody will listen.
+
+    One that is ``stuck`` beats on while its main thread gets no further; it is killed.
+    """
+
+    kind: Literal["worker_lost"] = "worker_lost"
+    worker: str
+    incarnation: int
+    cause: Literal["connection", "exit", "heartbeat", "stuck"]
+    detail: str
+
+
+class WorkerLeaving(Fact):
+    """A worker's machine is about to go: others are to take over what it has."""
+
+    kind: Literal["worker_leaving"] = "worker_leaving"
+    worker: str
+    incarnation: int
+    detail: str
+
+
+class HostJoined(Fact):
+    """A machine has room for so many workers more."""
+
+    kind: Literal["host_joined"] = "host_joined"
+    host: str
+    workers: int
+    detail: str
+
+
+class HostLeft(Fact):
+    """A machine takes no more workers. What becomes of those that it has is told of each."""
+
+    kind: Literal["host_left"] = "host_left"
+    host: str
+    detail: str
+
+
+class GraceExpired(Fact):
+    """Nobody at the ends of a broken edge turned out to be dead: the edge itself is to be replaced."""
+
+    kind: Literal["grace_expired"] = "grace_expired"
+    replica: int = 0
+    generation: int
+
+
+class PatienceOver(Fact):
+    """A replica has waited for its group as long as ``exchange.patience_s``: to come or, ``meeting``, to be heard."""
+
+    kind: Literal["patience_over"] = "patience_over"
+    replica: int
+    round: int
+    meeting: bool
+
+
+class RoundLate(Fact):
+    """Replicas that have not sent their results of a round of a coded step by now are its stragglers."""
+
+    kind: Literal["round_late"] = "round_late"
+    replica: int
+    generation: int
+    step: int
+    round: int
+    fastest_s: float
+    """that the first of them took"""
+
+
+class WorkersStarting(Fact):
+    """The run has waited for workers to start; reported again at growing intervals."""
+
+    kind: Literal["workers_starting"] = "workers_starting"
+    workers: list[str]
+    """that have not reported ready"""
+    ready: int
+    waited_s: float
+    limit_s: float
+    """``fleet.start_timeout_s``"""
+
+
+class RelaySilent(Fact):
+    """A relay does not answer the controller: edges use the others."""
+
+    kind: Literal["relay_silent"] = "relay_silent"
+    relay: str
+    """its name"""
+    detail: str
+    """its address and the error"""
+
+
+class RelayAnswers(Fact):
+    """A relay that was silent answers again."""
+
+    kind: Literal["relay_answers"] = "relay_answers"
+    relay: str
+
+
+class RelaysGivenUp(Fact):
+    """No relay has answered for as long as the run waits for machines (``fleet.join_s``)."""
+
+    kind: Literal["relays_given_up"] = "relays_given_up"
+
+
+class NobodyJoined(Fact):
+    """The run lacks workers, and has waited long enough for machines to join."""
+
+    kind: Literal["nobody_joined"] = "nobody_joined"
+    lacking: int
+    """workers"""
+
+
+class RetryDue(Fact):
+    """A last save has failed, and a while ago: it may be tried again."""
+
+    kind: Literal["retry_due"] = "retry_due"
+    step: int
+    """the checkpoint's name"""
+
+
+class Trouble(Fact):
+    """Something beside the training is wrong: the display, the state file, too many stages on one machine. The run goes
+    on all the same."""
+
+    kind: Literal["trouble"] = "trouble"
+    detail: str
+
+
+class StopRequested(Fact):
+    """A stop of the run was requested (Ctrl-C, SIGTERM)."""
+
+    kind: Literal["stop_requested"] = "stop_requested"
+    reason: str
+    prompt: bool = False
+    """a replica whose stages are all held is saved without repairs; false in logs of an older planaria"""
+
+
+class StopOverdue(Fact):
+    """The step under way, or a repair, has not ended within ``fleet.stop_s`` of the stop request: it is dropped."""
+
+    kind: Literal["stop_overdue"] = "stop_overdue"
+    detail: str
+    """what did not end, and the underlying error if one is known"""
+
+
+class IntervalChosen(Fact):
+    """From now on a checkpoint is made every ``steps`` steps: that loses least, by what steps and saves took."""
+
+    kind: Literal["interval_chosen"] = "interval_chosen"
+    steps: int
+    step_s: float
+    save_s: float
+    """that training stands still for one"""
+    write_s: float = 0.0
+    """that one takes where training goes on meanwhile: the next cannot be sooner"""
+
+
+class Replanned(Fact):
+    """There are routes for these nodes."""
+
+    kind: Literal["replanned"] = "replanned"
+    nodes: list[int]
+    routes: list[list[int]]
+    """the nodes that each microbatch visits"""
+    step_s: float
+    """the simulated step"""
+    seconds: float
+    """that it took to find them"""
+    before_s: float = 0.0
+    """where links are slow: the simulated step by the routes as they were, mended where nodes are gone"""
+
+
+class RoundSettled(Fact):
+    """Replicas met: one round of their exchange, over all stages."""
+
+    kind: Literal["round_settled"] = "round_settled"
+    step: int
+    """steps committed"""
+    number: int
+    groups: list[list[int]]
+    blocking_bytes: int
+    """sent by all together, that somebody waited for"""
+    prefetched_bytes: int
+    spread: float
+    """RMS distance of the replicas' weights from their mean, afterwards"""
+
+
+class ReplicasEvaluated(Fact):
+    """What every replica's model is worth, and that of their mean; nats."""
+
+    kind: Literal["replicas_evaluated"] = "replicas_evaluated"
+    step: int
+    losses: list[float]
+    consensus: float
+    spread: float
+
+
+class ZombieIgnored(Fact):
+    """A worker that counts as dead spoke again; its words were dropped and it was told to leave."""
+
+    kind: Literal["zombie_ignored"] = "zombie_ignored"
+    worker: str
+    incarnation: int
+    said: str
+
+
+Event = Annotated[
+    RunStarted
+    | WorkerJoined
+    | WorkerLost
+    | WorkerLeaving
+    | HostJoined
+    | HostLeft
+    | Linked
+    | EdgeBroken
+    | GraceExpired
+    | StageReady
+    | ResultsSent
+    | RoundLate
+    | StageCommitted
+    | StageCopied
+    | StageSaved
+    | SaveFailed
+    | WorkersStarting
+    | RelaySilent
+    | RelayAnswers
+    | RelaysGivenUp
+    | NobodyJoined
+    | RetryDue
+    | Trouble
+    | WorkerFailed
+    | StopRequested
+    | StopOverdue
+    | IntervalChosen
+    | Replanned
+    | RoundSettled
+    | ReplicasEvaluated
+    | PatienceOver
+    | OfferHeard
+    | OfferRefused
+    | OffersCounted
+    | MessageCompressed
+    | RoundMade
+    | FaultInjected
+    | Gauged
+    | ZombieIgnored,
+    Field(discriminator="kind"),
+]
+"""Any event, told apart by ``kind``."""
+
+
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)

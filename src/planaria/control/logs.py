@@ -1,0 +1,312 @@
+"""A run's folder on disk: written line by line while it runs, read back as one record.
+
+Also the run's identity, and which of its states are on its surviving history.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
+
+from pydantic import BaseModel, RootModel, ValidationError
+
+from planaria.common import digests, documents
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.control.decisions import Commit, Decision, Form
+from planaria.control.events import Event, Fact, FaultInjected, RunStarted, Worked
+from planaria.control.run_record import Metric, Streamed, Told
+from planaria.control.run_record import RunRecord as RunRecord
+from planaria.control.segments import FULL, START, Line, Rotated, mark, read, read_on
+from planaria.control.started import SnapshotLabel
+
+ID = "run.id"
+"""a file that tells whether two places hold the same run"""
+
+
+def identity(folder: Path) -> str:
+    """32 hexadecimal digits that no other run has: drawn when they are first asked for, and kept in the folder.
+
+    :raises OSError: when they cannot be written down.
+    :raises UserError: when the file is not as the run wrote it.
+    """
+    mark = folder / ID
+    if not mark.exists():
+        draw(folder)
+    return documents.text(mark)
+
+
+def draw(folder: Path, known: bytes | None = None) -> None:
+    """Write the identity down: a new one, or that of a run which is ``known`` to be the same."""
+    digests.put(folder, {ID: known or secrets.token_hex(16).encode()})
+
+
+Turn = RunStarted | Form | Commit
+"""the facts that begin, continue or undo steps"""
+
+
+@dataclass
+class Surviving:
+    """The steps of each generation that no later rollback or resumption has undone."""
+
+    _reached: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(part of the run, generation) → its last surviving step"""
+    _now: tuple[str, int] = ("", -1)
+
+    @classmethod
+    def of(cls, turns: Iterable[Turn]) -> Surviving:
+        """Fold a run's log, oldest fact first; of several commits in a row, the last is enough."""
+        found = cls()
+        for turn in turns:
+            found.take(turn)
+        return found
+
+    def take(self, turn: Turn) -> None:
+        """Fold in the next fact."""
+        match turn:
+            case RunStarted():
+                self._now = turn.part, turn.first_generation
+                snapshot = turn.recalled_from
+                self._reached = {} if snapshot is None else {(snapshot.part, snapshot.generation): snapshot.step}
+            case Form():
+                self._reached = {who: min(step, turn.step) for who, step in self._reached.items()}
+                self._now = self._now[0], turn.generation
+                self._reached[self._now] = turn.step
+            case Commit():
+                self._reached[self._now] = turn.step + 1
+
+    def has(self, label: SnapshotLabel) -> bool:
+        """Is the snapshot with this label of a state on the surviving history?"""
+        return label.step <= self._reached.get((label.part, label.generation), -1)
+
+
+EVENTS, SPANS, METRICS, CHAOS, CONFIG = "events.jsonl", "spans.jsonl", "metrics.jsonl", "chaos.jsonl", "config.json"
+
+IN_MEMORY = 4 << 20
+"""bytes of a log up to which all that it holds is kept in memory, where it takes ten times as many"""
+
+
+class RunLog:
+    """Writes a run's logs into ``folder`` (made if absent); appends when the run is resumed.
+
+    Each method raises OSError, naming the file, when its line cannot be written.
+    """
+
+    def __init__(self, folder: Path, full: int = FULL) -> None:
+        """``full``: bytes of lines from which on they are compressed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._events, self._spans, self._metrics = (Rotated(folder / name, full) for name in (EVENTS, SPANS, METRICS))
+
+    def event(self, t: float, event: Event) -> None:
+        self._events.write(f'{{"t": {t!r}, "event": {event.model_dump_json()}}}')
+
+    def decision(self, t: float, decision: Decision) -> None:
+        self._events.write(f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
+
+    def worked(self, t: float, worked: Worked) -> None:
+        self._spans.write(f'{{"t": {t!r}, "worked": {worked.model_dump_json()}}}')
+
+    def metric(self, metric: Metric) -> None:
+        self._metrics.write(metric.model_dump_json())
+
+    def close(self) -> None:
+        for log in (self._events, self._spans, self._metrics):
+            log.close()
+
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+Item = TypeVar("Item")
+
+
+class _HistoryLine(Fact):
+    t: float
+    event: Event | None = None
+    decision: Decision | None = None
+
+    @property
+    def fact(self) -> Event | Decision:
+        fact = self.event or self.decision
+        assert fact is not None
+        return fact
+
+    def model_post_init(self, _: object) -> None:
+        if (self.event is None) == (self.decision is None):
+            raise ValueError("a line holds either an event or a decision")
+
+
+class _WorkedLine(Fact):
+    t: float
+    worked: Worked
+
+
+class _MetricLine(RootModel[Metric]):
+    pass
+
+
+class _FaultLine(Fact):
+    t: float
+    event: FaultInjected
+
+
+class _Entry(NamedTuple):
+    """A fact, read no further than is needed to put it in its place."""
+
+    t: float
+    kind: str
+    line: Line
+    fact: Event | Decision | None = None
+
+    def told(self) -> Told:
+        return self.t, self.fact or _parsed(self.line, _HistoryLine).fact
+
+
+_HEAD = re.compile(rb'\{"t": (\d+\.\d+), "(?:event|decision)": \{"kind":"(\w+)"')
+
+
+def _entry(line: Line) -> _Entry:
+    head = _HEAD.match(line.text)
+    if head is not None:
+        return _Entry(float(head[1]), head[2].decode(), line)
+    parsed = _parsed(line, _HistoryLine)
+    return _Entry(parsed.t, parsed.fact.kind, line, parsed.fact)
+
+
+def _fault(line: Line) -> _Entry:
+    parsed = _parsed(line, _FaultLine)
+    return _Entry(parsed.t, parsed.event.kind, line, parsed.event)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The record of a run, finished or not, as far as it goes now. A torn last line is left out.
+
+    Raises UserError if ``folder`` is not a run's, or names file and line that are broken; in a long log, which is read
+    while it is gone through, when that line is come to.
+    """
+    config = _config(folder)
+    record = RunRecord(
+        folder,
+        config,
+        history_of(folder),
+        _kept(folder / SPANS, _WorkedLine, lambda line: (line.t, line.worked)),
+        _kept(folder / METRICS, _MetricLine, lambda line: line.root),
+    )
+    _require_beginning(folder / EVENTS, bool(record.worked or record.metrics))
+    return record
+
+
+def _require_beginning(path: Path, began: bool) -> None:
+    """UserError when a run that has begun has no record of its beginning: nothing can be told of it without."""
+    first = next(map(_entry, read(path, mark(path))), None)
+    if first is None and began:
+        raise UserError(f"{path}: is gone or empty, though the run has begun; bring it back")
+    if first is not None and not isinstance(first.told()[1], RunStarted):
+        raise UserError(f"{path}: does not begin with the run's start; bring back what was removed from it")
+
+
+def history_of(folder: Path) -> Sequence[Told]:
+    """A run's events and decisions in the controller's order, as :func:`read_run`."""
+    events, faults = mark(folder / EVENTS), mark(folder / CHAOS)
+
+    def entries() -> Iterator[_Entry]:
+        # A merge and not a sort: a resumed run may have a younger clock than its first part; the file's order is true.
+        struck = map(_fault, read(folder / CHAOS, faults))
+        return heapq.merge(map(_entry, read(folder / EVENTS, events)), struck, key=lambda entry: entry.t)
+
+    found = Streamed(entries, lambda entry: entry.kind, _Entry.told)
+    return list(found) if events.size <= IN_MEMORY else found
+
+
+def turns_of(folder: Path) -> Iterator[Turn]:
+    """Yield a run's starts and generations in order, and the last commit before each of these and before the end.
+
+    Raises UserError, naming file and line, if a line is broken.
+    """
+    events, commit = folder / EVENTS, list[_Entry]()
+    for entry in map(_entry, read(events, mark(events))):
+        if entry.kind == "commit":
+            commit = [entry]
+        elif entry.kind in ("run_started", "form"):
+            yield from (cast(Turn, one.told()[1]) for one in (*commit, entry))
+            commit = []
+    yield from (cast(Turn, one.told()[1]) for one in commit)
+
+
+def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
+    """All that a log holds, which has one kind of lines; nothing if it does not exist."""
+    upto = mark(path)
+    found = Streamed(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
+    return list(found) if upto.size <= IN_MEMORY else found
+
+
+News = Event | Decision | Worked | Metric
+
+
+class Followed:
+    """A run's folder that is read on while it grows, however long it is: what has been read is not kept."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError if ``folder`` is not a run's."""
+        self.folder, self.config = folder, _config(folder)
+        self._places = dict.fromkeys((EVENTS, CHAOS, SPANS, METRICS), START)
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of events that are not read yet, about."""
+        found, place = mark(self.folder / EVENTS), self._places[EVENTS]
+        return (found.segments - place.segments) * FULL + found.tail - place.tail
+
+    def more(self, without: frozenset[str] = frozenset()) -> Iterator[tuple[float, News]]:
+        """What is new in all logs, in order of time, without facts of these kinds; a torn last line is left for later.
+
+        Raises UserError, naming file and line, when one that is broken is come to.
+        """
+        entries = map(_entry, self._lines(EVENTS))
+        history = (entry.told() for entry in entries if entry.kind not in without)
+        faults = (_fault(line).told() for line in self._lines(CHAOS))
+        worked = ((w.t, w.worked) for w in (_parsed(line, _WorkedLine) for line in self._lines(SPANS)))
+        measured = ((m.root.t, m.root) for m in (_parsed(line, _MetricLine) for line in self._lines(METRICS)))
+        yield from heapq.merge(history, faults, worked, measured, key=lambda news: news[0])
+
+    def _lines(self, name: str) -> Iterator[Line]:
+        path = self.folder / name
+        for place, line in read_on(path, mark(path), self._places[name]):
+            self._places[name] = place
+            yield line
+
+
+def not_a_run(folder: Path) -> UserError:
+    """Return the error for a folder without a run's files; it lists the runs beside that folder."""
+    lacks = f"no {CONFIG}" if folder.is_dir() else "no such folder"
+    runs = sorted(path.parent.name for path in folder.parent.glob(f"*/{CONFIG}"))
+    return UserError(
+        f"{folder}: not a run ({lacks}); "
+        + (f"runs in {folder.parent}: {', '.join(runs)}" if runs else "start one with `planaria train`")
+    )
+
+
+def _config(folder: Path) -> RunConfig:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise not_a_run(folder)
+    try:
+        return RunConfig.model_validate_json(documents.data(path))
+    except ValidationError as error:
+        raise UserError(f"{path}: {_reason(error)}; it must be as the run wrote it") from error
+
+
+def _parsed(line: Line, kind: type[Parsed]) -> Parsed:
+    try:
+        return kind.model_validate_json(line.text)
+    except ValidationError as error:
+        reason = _reason(error)
+        raise UserError(f"{line.file}:{line.number}: broken line ({reason}); mend or remove it") from error
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))

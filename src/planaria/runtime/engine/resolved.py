@@ -1,0 +1,152 @@
+"""A configuration resolved once: its recovery strategies, its exchange, and the plan of each step.
+
+The plan says over which nodes microbatches travel and at what price: by routing and replicas, or by a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from planaria.config.schema import RunConfig
+from planaria.exchange import exchange
+from planaria.exchange.base import Exchange
+from planaria.pipeline.network.costs import Costs, Prices, message_bytes
+from planaria.pipeline.plan.actions import Plan, Route
+from planaria.pipeline.plan.build import build, plan_for
+from planaria.pipeline.plan.planned import planned
+from planaria.pipeline.routing import routes, without
+from planaria.pipeline.routing.arrangement import Arrangement
+from planaria.pipeline.routing.replicated import columns, mixed, replicated
+from planaria.planner.schedule import Schedule, read
+from planaria.recovery import recovery
+from planaria.recovery.chain import Chain
+
+REMEMBERED = 64
+"""plans that are kept: the same routes come again"""
+
+
+class ResolvedRun:
+    """What a configuration means. Immutable, and the same in every worker of a run and in both engines."""
+
+    def __init__(self, config: RunConfig, together: bool | None = None) -> None:
+        """Resolve ``config``.
+
+        :param together: one process makes the steps of all replicas; by default, if the engine is ``inline``.
+        :raises UserError: if the configuration names a schedule that cannot be read.
+        """
+        self.config = config
+        self._together = config.engine == "inline" if together is None else together
+        named = config.routing.schedule
+        self.schedule: Schedule | None = None if named is None else read(Path(named))
+        self._compiled = lru_cache(REMEMBERED)(self._compile)
+
+    @cached_property
+    def recovery(self) -> Chain:
+        """The recovery strategies, in the order in which they are tried; UserError if one is unknown or invalid."""
+        return recovery(self.config.recovery, self.config.pipeline.stages)
+
+    @property
+    def exchange(self) -> Exchange:
+        """How replicas agree; UserError if the exchange is unknown or invalid."""
+        return exchange(self.config.exchange)
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """All nodes of the run."""
+        if self.schedule is not None:
+            return Arrangement(dict(enumerate(self.schedule.stages)))
+        return replicated(self.most_replicas, self.config.pipeline.stages)
+
+    @property
+    def most_replicas(self) -> int:
+        """Copies of the model for which there are nodes."""
+        grows = self.config.engine == "fleet" and not self._together
+        return (self.config.exchange.most if grows else None) or self.config.exchange.replicas
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that make their steps by themselves. Those that add up gradients in every step go as one."""
+        together = self._together or self.exchange.interval == 0
+        return 1 if together else self.config.exchange.replicas
+
+    @property
+    def at_once(self) -> int:
+        """Replicas whose microbatches are in one plan."""
+        return self.config.exchange.replicas // self.replicas
+
+    @property
+    def block(self) -> int:
+        """Samples of one such replica's step."""
+        return self.config.samples // self.replicas
+
+    def column(self, replica: int) -> Arrangement:
+        """The nodes of a replica that makes its steps by itself."""
+        if self.replicas == 1:
+            return self.arrangement
+        return Arrangement({s: [self.arrangement.nodes(s)[replica]] for s in self.arrangement.stages})
+
+    def replica_of(self, node: int) -> int:
+        """The replica to which a node belongs, of those that make their steps by themselves."""
+        return next(r for r in range(self.most_replicas) if node in self.column(r).stage)
+
+    def routes(self, step: int) -> list[Route]:
+        """The ways of a training step when all nodes are there; UserError where the recipe's routing has none."""
+        if self.schedule is not None:
+            return [tuple(route) for route in self.schedule.routes]
+        ways, count, stages = routes(self.config, step), self.most_replicas, self.config.pipeline.stages
+        if self.config.routing.mixed:
+            return mixed(ways, count, stages, self.config.seed, step)
+        return columns(ways, count, stages)
+
+    def training(
+        self, step: int, absent: Collection[int] = (), detour: Sequence[Sequence[int]] = (), replica: int = 0
+    ) -> Plan:
+        """The plan of a replica's step past ``absent`` nodes; a ``detour`` takes the place of a schedule's routes."""
+        if self.schedule is not None:
+            return self._compiled(tuple(map(tuple, detour or self.schedule.routes)), True)
+        own = self.column(replica).stage
+        walked = [route for route in self.routes(step) if route[0] in own]
+        return self._compiled(tuple(without(walked, absent)), True)
+
+    def alone(self, step: int, replica: int, microbatches: Sequence[int]) -> Plan:
+        """The plan by which one of the replicas that go as one makes passes of these microbatches of a step, numbered
+        from 0, over its own nodes. Each goes the way that it goes at any other."""
+        ways, stages = routes(self.config, step), self.arrangement.stages
+        nodes = {stage: self.arrangement.nodes(stage)[replica] for stage in stages}
+        walked = [tuple(nodes[stage] for stage in ways[microbatch % len(ways)]) for microbatch in microbatches]
+        return self._compiled(tuple(walked), True)
+
+    def validation(self, absent: Collection[int] = (), replica: int = 0) -> Plan:
+        """The plan of a validation: every microbatch visits every stage that is there, at its first node."""
+        column = self.column(replica)
+        there = column.of(column.stage.keys() - set(absent))
+        return self._compiled((there.spine,) * self.config.train.eval_microbatches, False)
+
+    def _compile(self, walked: tuple[Route, ...], train: bool) -> Plan:
+        if train and self.schedule is not None:
+            return planned(walked, self.schedule.problem.memory, self.prices)
+        if self.at_once > 1:  # admission is each replica's own affair
+            return build(walked, self.config.pipeline.order, len(walked), train)
+        return plan_for(self.config.pipeline, walked, train)
+
+    @cached_property
+    def prices(self) -> Prices:
+        """What passes and messages cost at each node."""
+        if self.schedule is not None:
+            return self.schedule.problem.prices
+        return Prices(Costs(self.config.network), message_bytes(self.config.model, self.config.pipeline))
+
+    def place(self, node: int) -> int:
+        """Where prices are listed for a node."""
+        return node if self.schedule is not None else self.arrangement.stage[node]
+
+    def link(self, source: int, target: int) -> tuple[float, float | None]:
+        """Latency (s) and bandwidth (bytes/s; None: unlimited) of the way from one node to another."""
+        network = self.config.network
+        if self.schedule is None:
+            return network.latency_s, network.bandwidth
+        taken, carried = self.prices.transmit(source, target), self.prices.carry(source, target)
+        size = message_bytes(self.config.model, self.config.pipeline)
+        return Prices.seconds(carried - taken), size / Prices.seconds(taken) if taken else None

@@ -1,0 +1,106 @@
+"""Events and decisions survive the wire and the log."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, RecoveryConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**40), 2**40),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: st.text(max_size=20),
+    bool: st.booleans(),
+    type(None): st.none(),
+    ExchangeConfig: st.builds(
+        ExchangeConfig,
+        kind=st.sampled_from(["noloco", "diloco", "mine:Mine"]),
+        options=st.builds(
+            Options, st.dictionaries(st.sampled_from(["every", "alpha", "mine"]), st.integers() | st.floats(0, 0.9))
+        ),
+        patience_s=st.floats(0, 100),
+    ),
+    RecoveryConfig: st.builds(
+        RecoveryConfig,
+        strategy=st.sampled_from(["checkfree", "checkfree_plus, echo, checkpoint"]),
+        options=st.builds(
+            Options,
+            st.dictionaries(st.sampled_from(["bits", "moments", "mine"]), st.integers() | st.text() | st.booleans()),
+        ),
+    ),
+}
+
+
+def values(annotation: Any) -> st.SearchStrategy[Any]:
+    """All that a field of this type may hold."""
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of([values(a) for a in inner])
+    if origin is typing.Annotated:
+        return values(inner[0])
+    if origin is list:
+        return st.lists(values(inner[0]), max_size=3)
+    if origin is tuple:
+        return st.tuples(*map(values, inner))
+    if origin is dict:
+        return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
+    assert issubclass(annotation, BaseModel), annotation
+    return st.builds(annotation, **{name: _held(field) for name, field in annotation.model_fields.items()})
+
+
+def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
+    """All that a field may hold: numbers within their bounds, texts that match their pattern."""
+    bounds = {name: getattr(m, name) for m in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(m, name)}
+    if field.annotation is int and field.metadata:
+        least = bounds.get("ge", bounds.get("gt", -1) + 1)
+        return st.integers(least, min(2**40, bounds.get("le", bounds.get("lt", 2**40 + 1) - 1)))
+    if field.annotation is float and bounds:
+        least, most = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+        open_ends = {"exclude_min": "gt" in bounds, "exclude_max": "lt" in bounds}
+        return st.floats(least, most, allow_nan=False, allow_infinity=False, **open_ends)
+    if patterns := [m.pattern for m in field.metadata if getattr(m, "pattern", None)]:
+        return st.from_regex(patterns[0], fullmatch=True)
+    return values(field.annotation)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "adapter"),
+    [(e.Event, e.EVENT), (e.Report, e.REPORT), (d.Decision, d.DECISION), (d.Order, d.ORDER)],
+    ids=["event", "report", "decision", "order"],
+)
+def test_json_and_back(kinds: Any, adapter: Any) -> None:
+    @given(values(kinds))
+    def check(fact: BaseModel) -> None:
+        text = fact.model_dump_json()
+        assert "\n" not in text
+        again = adapter.validate_json(text)
+        assert type(again) is type(fact)
+        assert again == fact
+
+    check()
+
+
+@pytest.mark.parametrize("text", ['{"kind": "fire"}', "{}", "[]", "", '{"kind": "spawn", "worker": "w1"}'])
+def test_what_is_no_decision_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError):
+        d.DECISION.validate_json(text)
+
+
+def test_facts_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        d.Commit(generation=1, step=1, progress=1).step = 2  # type: ignore[misc]
