@@ -123,8 +123,9 @@ def ended_at(given: argparse.Namespace, seed: int, setting: str, rule: str, atta
     """The validation loss at the end, in nats."""
     import torch
 
+    from planaria.faults.byzantine import lie_of
+    from planaria.faults.inline import corrupt
     from planaria.runtime.engine.inline import InlineEngine
-    from planaria.runtime.engine.liar import lie_of
     from planaria.runtime.engine.runner import NonFinite
 
     torch.set_num_threads(1)
@@ -136,7 +137,7 @@ def ended_at(given: argparse.Namespace, seed: int, setting: str, rule: str, atta
         stages = 1 + max(engine.stage.values())
         for number, node in enumerate(engine.stage):
             if node // stages in LIARS and (attack != "label_flip" or node % stages == 0):
-                engine.replicas.lie(node, lie_of(attack, None, given.steps, seed, number))
+                corrupt(engine, node, lie_of(attack, None, given.steps, seed, number))
     try:
         for _ in range(given.steps):
             engine.train_step()

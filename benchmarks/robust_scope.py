@@ -84,8 +84,9 @@ def ended(given: argparse.Namespace, seed: int, rule: str, scope: str, attack: s
     import torch
 
     from planaria import streams
+    from planaria.faults.byzantine import lie_of
+    from planaria.faults.inline import corrupt
     from planaria.runtime.engine.inline import InlineEngine
-    from planaria.runtime.engine.liar import lie_of
 
     torch.set_num_threads(1)
     config = recipe(given, seed, rule, scope)
@@ -94,7 +95,7 @@ def ended(given: argparse.Namespace, seed: int, rule: str, scope: str, attack: s
     over, there = list[float](), list[float]()
     for step in range(given.steps):
         if attack and step == BEGINS:
-            engine.replicas.lie(engine.replicas.nodes(LIAR)[given.stage], lie_of(attack, None, given.steps, seed, 0))
+            corrupt(engine, engine.replicas.nodes(LIAR)[given.stage], lie_of(attack, None, given.steps, seed, 0))
         rounds = engine.train_step().rounds
         for round in rounds if step >= BEGINS else ():
             told = counted(engine, round)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
+INJECTORS = ("checks", "injector", "inline", "worker")
+"""modules of ``faults`` that wrap parts of an engine"""
 LEVELS = (
     ("common",),
     ("config",),
@@ -22,7 +24,7 @@ LEVELS = (
     ("runtime.transport",),
     ("control",),
     ("runtime.fleet", "runtime.checkpoint"),
-    ("runtime.engine", "control.controller", "control.relay_watch"),
+    ("runtime.engine", "control.controller", "control.relay_watch", *(f"faults.{name}" for name in INJECTORS)),
     ("lab.trials",),
     ("lab.compare", "lab.experts", "swarm"),
     ("report", "lab.report", "swarm.report"),
@@ -124,6 +126,16 @@ def test_importing_the_core_loads_no_other_part() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "planaria.runtime.engine.worker" in loaded
     assert not [name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))]
+
+
+def test_without_a_fault_a_worker_imports_no_injector() -> None:
+    code = "import sys, planaria.runtime.engine.worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "planaria.runtime.engine.worker" in loaded
+    assert not [name for name in loaded if name.startswith("planaria.faults")]
+    lazily = [ast.unparse(node) for node in ast.walk(modules()["planaria.runtime.engine.worker"])
+              if isinstance(node, ast.ImportFrom) and str(node.module).startswith("planaria.faults")]  # fmt: skip
+    assert lazily == ["from planaria.faults.worker import WorkerFaults"]
 
 
 @pytest.mark.parametrize(

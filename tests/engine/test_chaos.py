@@ -15,8 +15,8 @@ from planaria.control import events as e
 from planaria.control.replica import ReplicaState, Waiting
 from planaria.control.roster import Roster, WorkerState
 from planaria.control.state import Replicas, RunState
+from planaria.faults.injector import TraceChaos
 from planaria.faults.trace import Fault, Trace
-from planaria.runtime.engine.injector import TraceChaos
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
 HOLDERS = {stage: f"w{stage}" for stage in range(5)}

@@ -9,8 +9,8 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.faults.checks import neighbours
 from planaria.faults.trace import Fault, Trace, write
-from planaria.runtime.engine.neighbours import neighbours
 from planaria.runtime.engine.prepare import read_faults
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import idle

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from test_chaos import HOLDERS, chaos, run, state
 from tiny import config_in
+from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -19,8 +20,12 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.roster import Roster, WorkerState
 from planaria.control.state import RunState
+from planaria.exchange.base import Offer
+from planaria.exchange.compress.plain import PLAIN
+from planaria.exchange.publisher import Publisher
 from planaria.faults.trace import Fault, Trace, write
-from planaria.runtime.engine.blows import Blows
+from planaria.faults.worker import WorkerFaults
+from planaria.runtime.engine.batches import Batch
 from planaria.runtime.engine.prepare import read_faults
 from planaria.runtime.engine.reading import Reading
 from planaria.runtime.engine.resolved import ResolvedRun
@@ -34,38 +39,68 @@ def blow(signal: str, **more: Any) -> d.Blow:
     return d.Blow(**{"signal": signal, **fields, **more})
 
 
-def test_a_batch_comes_late_once_a_step_and_the_time_is_told_apart() -> None:
-    late = LATE_S
-    reading = Reading(lambda: late)
-    tokens = torch.zeros(1), torch.ones(1)
-    batch = reading.of(lambda microbatch: tokens)
+def faults(told: list[str] | None = None) -> WorkerFaults:
+    """Of a worker whose edges and updates no fault strikes."""
+    struck: list[str] = [] if told is None else told
+    nowhere: Any = SimpleNamespace(edges={}, meeting={})
+    return WorkerFaults(RunConfig(), nowhere, nowhere, lambda signal, _: struck.append(signal))
 
-    assert batch(0) is tokens and reading.newly() >= LATE_S
-    assert batch(0) is tokens and reading.newly() < LATE_S, "it is there already"
+
+def test_reading_is_timed_by_step() -> None:
+    reading, tokens = Reading(), (torch.zeros(1), torch.ones(1))
+
+    def slow(microbatch: int) -> tuple[Tensor, Tensor]:
+        time.sleep(LATE_S)
+        return tokens
+
+    batch = reading.of(slow)
+    assert batch(0) is tokens and reading.newly() >= LATE_S and reading.newly() == 0.0
     batch(1)
-    assert reading.step_s >= 2 * LATE_S and reading.newly() >= LATE_S and reading.newly() == 0.0
-    late = 0.0
+    assert reading.step_s >= 2 * LATE_S and reading.newly() >= LATE_S
     reading.of(lambda microbatch: tokens)(0)
     assert reading.step_s < LATE_S, "a step begins at nothing"
 
 
-def test_slow_data_begin_with_their_step_and_end_in_time() -> None:
-    told: list[d.Blow] = []
-    blows = Blows(told.append)
-    blows.add(blow("slow_data", seconds=0.05, strength=3.0))
-    assert blows.late_s == 0.0 and not told, "the step has not begun"
-    blows.aim([])
-    assert blows.late_s == 3.0 and len(told) == 1
-    time.sleep(0.06)
-    assert blows.late_s == 0.0
+def test_slow_data_begin_with_their_step_come_late_once_and_end_in_time() -> None:
+    told: list[str] = []
+    made, read = faults(told), list[int]()
+
+    def batch(microbatch: int) -> tuple[Tensor, Tensor]:
+        read.append(microbatch)
+        return torch.zeros(1), torch.ones(1)
+
+    def seconds(source: Batch, microbatch: int) -> float:
+        began = time.monotonic()
+        source(microbatch)
+        return time.monotonic() - began
+
+    made.add(blow("slow_data", seconds=0.5, strength=LATE_S))
+    assert seconds(made.source(batch, 0), 0) < LATE_S and not told, "the step has not begun"
+    made.aim([])
+    source = made.source(batch, 0)
+    assert told == ["slow_data"] and seconds(source, 0) >= LATE_S and seconds(source, 1) >= LATE_S
+    assert seconds(source, 0) < LATE_S, "it is there already"
+    time.sleep(0.5)
+    assert seconds(made.source(batch, None), 0) < LATE_S and read == [0, 0, 1, 0, 0]
 
 
 def test_a_worker_of_a_slow_machine_is_slow_like_one_that_is_slow_by_itself() -> None:
-    blows = Blows(lambda _: None)
-    blows.add(blow("slow_host", strength=1.5, moment="commit"))
-    assert not blows.lag(0.001)
-    blows.at("commit", -1, -1)
-    assert blows.lag(0.001)
+    made = faults()
+    made.add(blow("slow_host", strength=1.5, moment="commit"))
+    assert not made.lag(0.001)
+    made.at("commit", -1, -1)
+    assert made.lag(0.001)
+
+
+def test_the_last_lie_that_begins_replaces_the_one_before() -> None:
+    config, outer = RunConfig(), SimpleNamespace(publisher=Publisher())
+    made = WorkerFaults(config, cast(Any, outer), cast(Any, outer), lambda *_: None)
+    made.add(blow("lie", attack="zero", until=9))
+    made.add(blow("lie", attack="own_flip", strength=2.0, until=6, number=1))
+    made.aim([])
+    honest = Offer(torch.tensor([1.0, -2.0, 0.5]))
+    said = outer.publisher.updates(honest, PLAIN, (3, 3), 1, (0,))
+    assert torch.equal(said[0].blocking, torch.tensor([-2.0, 4.0, -1.0]))
 
 
 def on_machines(**hosts: str) -> RunState:

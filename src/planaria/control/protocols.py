@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.state import RunState
-from planaria.faults.trace import Fault
+
+if TYPE_CHECKING:
+    from planaria.faults.trace import Fault
 
 
 class Observer(Protocol):

@@ -14,11 +14,9 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.control.events import FaultInjected
 from planaria.control.statefile import LiveWorker, born, read_state
+from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.liar import require_listeners
-from planaria.runtime.engine.neighbours import require_edges
-from planaria.runtime.engine.reading import require_readers
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.fleet.door import read_door
 from planaria.runtime.fleet.switchboard import call

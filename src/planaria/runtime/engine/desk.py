@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
 from planaria.control.decisions import ORDER, Blow, CloseRound, Disband, Form, Leave, Order, Save
 from planaria.control.events import Fact, Heartbeat
-from planaria.runtime.engine.blows import Blows
+from planaria.pipeline.plan.actions import Action
+from planaria.runtime.engine.batches import Batch
 from planaria.runtime.engine.reading import Reading
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.inbox import Inbox
@@ -44,6 +45,22 @@ class Interrupted(Exception):
         self.order = order
 
 
+class Faults(Protocol):
+    """Faults injected into a worker (``faults/worker.py``)."""
+
+    def add(self, blow: Blow) -> None: ...
+
+    def aim(self, actions: Sequence[Action]) -> None: ...
+
+    def source(self, batch: Batch, step: int | None) -> Batch: ...
+
+    def lag(self, busy_s: float) -> bool: ...
+
+    def at(self, doing: str, microbatch: int, hop: int) -> None: ...
+
+    def meet(self, doing: str) -> None: ...
+
+
 class Desk:
     """Inbox and reports of one worker."""
 
@@ -53,8 +70,10 @@ class Desk:
         self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
         self._speaking = threading.Lock()
         self._place = Place("orders", -1, -1, False, time.monotonic(), time.thread_time())
-        self.blows: Blows | None = None
-        """faults that await this worker; None where no trace can strike"""
+        self.faults: Faults | None = None
+        """faults injected into this worker; None until the first is announced"""
+        self.injector: Callable[[], Faults] | None = None
+        """makes :attr:`faults`; None where no fault can strike"""
         self.reading = Reading()
         self.trouble: Callable[[], str] = str
         """returns why an edge that is being opened has not opened yet"""
@@ -80,18 +99,18 @@ class Desk:
         """The main thread begins to do this. A fault that is meant for here strikes now."""
         self.lag()
         self._place = Place(doing, step, microbatch, False, time.monotonic(), time.thread_time())
-        if self.blows is not None:
-            self.blows.at(doing, microbatch, hop)
+        if self.faults is not None:
+            self.faults.at(doing, microbatch, hop)
 
     def lag(self) -> None:
         """What the main thread has done so far takes longer, where a fault says so."""
-        if self.blows is not None and self.blows.lag(time.monotonic() - self._place.since):
+        if self.faults is not None and self.faults.lag(time.monotonic() - self._place.since):
             self._place = self._place._replace(since=time.monotonic())
 
     def beside(self, doing: str) -> None:
         """Another thread than the main one begins to do this. A fault that is meant for here strikes now."""
-        if self.blows is not None:
-            self.blows.meet(doing)
+        if self.faults is not None:
+            self.faults.meet(doing)
 
     def next(self, deadline: float | None = None) -> Any:
         """The next thing that reaches this worker; None when ``deadline`` (monotonic seconds) passes first.
@@ -114,8 +133,9 @@ class Desk:
         try:
             while True:
                 order = self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES))
-                if isinstance(order, Blow) and self.blows is not None:
-                    self.blows.add(order)  # known before the order after it is obeyed
+                if isinstance(order, Blow) and self.injector is not None:
+                    self.faults = self.faults or self.injector()
+                    self.faults.add(order)  # known before the order after it is obeyed
                 else:
                     self.inbox.put(order)
         except (EOFError, OSError, ValidationError):

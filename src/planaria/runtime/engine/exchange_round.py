@@ -36,9 +36,9 @@ class RoundMember:
         """under way, or the last one"""
         self._prefetched: Tensor | None = None
         self._own: Offer | None = None
-        """what it says if it is honest"""
+        """the honest update"""
         self._said: dict[int, Offer] = {}
-        """replica → what it is told; :attr:`_own` unless this node lies"""
+        """replica → the update that it receives; :attr:`_own` unless a fault is injected here"""
         self._witnessed = False
         """do members tell what they have heard?"""
         self._spoken: dict[int, Weights] = {}
@@ -87,13 +87,13 @@ class RoundMember:
         return self._own
 
     def tell(self, step: int, me: int, others: Collection[int]) -> dict[int, Offer]:
-        """What each of the ``others`` is told, by replica, after ``step``: the offer, or a lie."""
+        """Return the update for each of the ``others``, by replica, after ``step``."""
         assert self._own is not None
         self._witnessed = self.outer.exchange.witnessed(len(others) + 1)
         outer = self.outer
         at = step, outer.settled.rounds
-        self._said = outer.liar.say(self._own, outer.exchange.codec(outer.settled), at, me, others)
-        outer.liar.told()
+        self._said = outer.publisher.updates(self._own, outer.exchange.codec(outer.settled), at, me, others)
+        outer.publisher.sent()
         return self._said
 
     def hear(self, peer: int, content: Content, payload: Tensor) -> bool:
@@ -190,7 +190,7 @@ class RoundMember:
         offers = {replica: _offer(parts) for replica, parts in heard.items()}
         outer, counted = self.outer, [] if weighed is None or runner.stage else [weighed]  # one stage tells it for all
         rule = outer.exchange.facing(0, counted.append, weighed)
-        outer.liar.hear(offers, rule.codec(outer.settled), outer.settled.rounds)
+        outer.publisher.received(offers, rule.codec(outer.settled), outer.settled.rounds)
         offers[me] = self._counted_own(me) if peers else self._own
         apart = rule.apart(outer.settled, offers)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, offers, me)

@@ -16,8 +16,8 @@ from planaria.control.protocols import Observer
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.saving import all_saved, unchanged
 from planaria.data.shards import Data
+from planaria.faults.injector import TraceChaos
 from planaria.runtime.engine import surveyor, worker
-from planaria.runtime.engine.injector import TraceChaos
 from planaria.runtime.engine.needs import needs
 from planaria.runtime.engine.network_checks import require_answers
 from planaria.runtime.engine.origin import START, Origin, run_started

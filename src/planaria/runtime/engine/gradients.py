@@ -40,7 +40,7 @@ def exchange_gradients(post: Post, runner: StageRunner) -> None:
     others = {replica: node for replica, node in replicas.items() if replica != me}
     own = outer.offer(runner, me)
     at = here.step, outer.settled.rounds
-    said = outer.liar.say(own, outer.exchange.codec(outer.settled), at, me, others)
+    said = outer.publisher.updates(own, outer.exchange.codec(outer.settled), at, me, others)
     for replica, node in others.items():
         post.send_share(node, _blocking(said[replica]))
     heard = [*zip(others, post.take_shares([*others.values()], None), strict=True)]

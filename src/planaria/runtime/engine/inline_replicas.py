@@ -6,7 +6,7 @@ A stage of a replica is a node. The exchange itself is pure (``exchange/``); her
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,12 +17,12 @@ from planaria.control.suspicion import Suspicion, distrusted
 from planaria.exchange.base import Counted, Offer
 from planaria.exchange.consensus import consensus
 from planaria.exchange.equivocation import Findings, digest, findings, joined
+from planaria.exchange.publisher import Publisher, vectors
 from planaria.exchange.refusal import refused
 from planaria.exchange.weighing import Told
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.engine.batches import Batch
-from planaria.runtime.engine.liar import Liar, Lie, vectors
 from planaria.runtime.engine.outer_state import OuterState, Verdict
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 
@@ -65,10 +65,11 @@ class InlineReplicas:
     def __init__(self, config: RunConfig, arrangement: Arrangement, runners: Mapping[int, StageRunner]) -> None:
         """:raises UserError: when the recipe's exchange cannot work."""
         self.outer = {node: OuterState(config.exchange) for node in runners}
+        self.sources: dict[int, Callable[[Batch, int], Batch]] = {}
+        """node → what makes (batch, step) its own batch, where a fault is injected into its source"""
         self.exchange = next(iter(self.outer.values())).exchange
         self._runners, self._arrangement = runners, arrangement
         self._config, self._count, self._seed = config.exchange, config.exchange.replicas, config.seed
-        self._vocab = config.model.vocab
         self._pending: list[_Pending] = []
         self._round = 0
         self._suspicion = Suspicion()
@@ -90,15 +91,12 @@ class InlineReplicas:
     def start(self, node: int, outer: Mapping[str, Tensor]) -> None:
         """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
         self.outer[node].begin(outer, self._runners[node].state().weights, self._round - len(self._pending))
-        self.outer[node].liar = Liar(self._config)  # whoever stands there now is honest
-
-    def lie(self, node: int, lie: Lie) -> None:
-        """The node lies, from its next offer on."""
-        self.outer[node].liar.begin(lie)
+        self.outer[node].publisher = Publisher()  # a new node is honest
+        self.sources.pop(node, None)
 
     def learned(self, node: int, batch: Batch, step: int) -> Batch:
-        """What the node trains on in ``step``, if it is an end: the ``batch``, unless it lies about that."""
-        return self.outer[node].liar.learned(batch, step, self._vocab)
+        """Return what the node trains on in ``step``: the ``batch``, unless a fault is injected into its source."""
+        return self.sources[node](batch, step) if node in self.sources else batch
 
     def rebuilt(self, nodes: Sequence[int]) -> None:
         """These nodes are copies of others of their stages."""
@@ -174,7 +172,7 @@ class InlineReplicas:
             round, heard = self._groups(honest, commits - 1)
             self._pending.append(_Pending(commits + self.exchange.overlap, round, honest, heard))
             for outer in self.outer.values():
-                outer.liar.told()
+                outer.publisher.sent()
         due = [pending for pending in self._pending if pending.due <= commits]
         self._pending = self._pending[len(due) :]
         return [self._settle(pending) for pending in due]
@@ -199,13 +197,14 @@ class InlineReplicas:
     def _said(self, group: Mapping[int, int], honest: Mapping[int, Offer], step: int) -> dict[int, dict[int, Offer]]:
         """What each replica of a ``group`` (replica → node) says to each; liars know what the honest ones say."""
         settled = {replica: self.outer[node].settled for replica, node in group.items()}
-        true = [replica for replica, node in group.items() if self.outer[node].liar.lying(step) is None]
+        true = [replica for replica, node in group.items() if not self.outer[node].publisher.lies(step)]
         found = {}
         for replica, node in group.items():
             codec, round = self.exchange.codec(settled[replica]), settled[replica].rounds
             known = {} if replica in true else vectors({other: honest[group[other]] for other in true}, codec, round)
             others = [other for other in group if other != replica]
-            found[replica] = self.outer[node].liar.say(honest[node], codec, (step, round), replica, others, known)
+            publisher = self.outer[node].publisher
+            found[replica] = publisher.updates(honest[node], codec, (step, round), replica, others, known)
         return found
 
     def _settle(self, pending: _Pending) -> Round:

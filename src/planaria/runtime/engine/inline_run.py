@@ -16,6 +16,8 @@ from planaria.control import events as e
 from planaria.control.protocols import Observer
 from planaria.control.saving import LAST_TRIES, folder_name, unequal
 from planaria.control.waits import AGAIN_S
+from planaria.faults.byzantine import lie_of
+from planaria.faults.inline import Lies, Losses, corrupt
 from planaria.faults.trace import BEFORE_COMMIT, Fault, before_commit
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
@@ -23,9 +25,7 @@ from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.runtime.engine.inline import InlineEngine
-from planaria.runtime.engine.inline_faults import Lies, Losses
 from planaria.runtime.engine.inline_replicas import Round, Verdicts
-from planaria.runtime.engine.liar import lie_of
 from planaria.runtime.engine.origin import START, Origin, run_started
 from planaria.runtime.engine.peaks import peaks
 from planaria.runtime.engine.prepare import Prepared, streams
@@ -141,9 +141,8 @@ class _InlineRun:
     def lie(self, begun: Iterable[tuple[int, Fault]]) -> None:
         """These nodes lie from now on."""
         for number, fault in begun:
-            assert self.engine.replicas is not None, "a trace with lies is for several replicas"
             lie = lie_of(fault.attack, fault.strength, fault.until, self.config.seed, number)
-            self.engine.replicas.lie(fault.stage, lie)
+            corrupt(self.engine, fault.stage, lie)
             told = e.FaultInjected(
                 worker=WORKER, node=fault.stage, signal="lie", step=self.engine.step, moment=fault.moment, number=number
             )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -32,8 +31,8 @@ class Links:
         """to the same stage of other replicas, in the round under way"""
         self.opened: set[Edge] = set()
         self._sent: dict[int, int] = {}
-        self._held: dict[int | None, tuple[float, float]] = {}
-        """node that sends, or None for all → how long each frame is held up, and until when (monotonic seconds)"""
+        self.watch: Callable[[Edge], None] | None = None
+        """called with each new edge; set by an injected fault"""
 
     def form(self, form: Form, node: int) -> None:
         """Have exactly the edges that ``form`` gives to ``node``; an edge whose id is unchanged stays open."""
@@ -102,24 +101,6 @@ class Links:
         self.opened.clear()
         self._sent.clear()
 
-    def reset(self, everywhere: bool, peer: int | None = None) -> None:
-        """Break the connection to ``peer``, the first neighbour unless given, or to all, as a network may."""
-        edges = list(self.edges.values())[: None if everywhere else 1]
-        for edge in edges if peer is None else filter(None, [self.edges.get(peer)]):
-            edge.reset()
-
-    def delay(self, hold_s: float, seconds: float, peer: int | None = None) -> None:
-        """From now on, for so long, hold each frame that arrives, or that arrives from ``peer``, for ``hold_s``
-        seconds."""
-        self._held[peer] = hold_s, time.monotonic() + seconds
-        for edge in [*self.edges.values(), *self.meeting.values()]:
-            self._hold(edge)
-
-    def _hold(self, edge: Edge) -> None:
-        for peer in (None, edge.spec.peer):
-            if peer in self._held:
-                edge.hold_s, edge.hold_until = self._held[peer]
-
     def newly_arrived(self) -> dict[int, list[float]]:
         """Seconds of the activations that came from each neighbour since this was asked last."""
         found = {}
@@ -175,7 +156,8 @@ class Links:
             over=over,
         )
         edge = Edge(spec, self.port, self._inbox)
-        self._hold(edge)
+        if self.watch is not None:
+            self.watch(edge)
         return edge
 
 

@@ -15,8 +15,8 @@ from planaria.control.offers import Full, rounded, three_digits
 from planaria.exchange import exchange
 from planaria.exchange.base import Compressed, Counted, Offer, Outer, TooManyLiars, Weights
 from planaria.exchange.equivocation import digest
+from planaria.exchange.publisher import Publisher
 from planaria.exchange.refusal import judge
-from planaria.runtime.engine.liar import Liar
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 
 
@@ -56,7 +56,8 @@ class OuterState:
         self.exchange, self._alone = exchange(config), config.replicas == 1
         self.settled = Outer()
         """after the last commit, or the last round"""
-        self.liar = Liar(config)
+        self.publisher = Publisher()
+        """replaced by an injected fault"""
         self.left_out: Mapping[int, str] = {}
         """replicas whose offers are of no use to anybody in the step under way, and why"""
         self.heard: Mapping[int, str] = {}
@@ -110,7 +111,7 @@ class OuterState:
             raise NonFinite(f"the gradients of stage {runner.stage} come to nothing: {error}; {mend}") from None
         runner.take(grads)
         others = {replica: offer for replica, offer in sound.items() if replica != me}
-        self.liar.hear(others, self.exchange.codec(self.settled), self.settled.rounds)
+        self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
         witnessed = self.exchange.witnessed(len(offers))
         self.heard = {replica: digest(offer) for replica, offer in offers.items()} if witnessed else {}
         return Verdict(refused, counted)
@@ -126,7 +127,7 @@ class OuterState:
         if self._pending is None:
             return Verdict()
         self.settled, self._pending = self._pending, None
-        self.liar.told()
+        self.publisher.sent()
         return Verdict(compressed=self._honest.compressed, full=self._anew)
 
     def drop(self) -> None:

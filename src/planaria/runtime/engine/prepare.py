@@ -18,6 +18,7 @@ from planaria.data.shards import Data
 from planaria.data.shards import prepare as prepare_data
 from planaria.data.stream import Stream
 from planaria.exchange import exchange
+from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Trace
 from planaria.faults.trace import read as read_trace
 from planaria.models.families import check_shapes, family
@@ -30,13 +31,10 @@ from planaria.runtime.engine.best import settle
 from planaria.runtime.engine.branch import require_tokenizer, starting_weights, unfit
 from planaria.runtime.engine.coded_step import coded_steps
 from planaria.runtime.engine.epochs import epochs
-from planaria.runtime.engine.liar import require_listeners
 from planaria.runtime.engine.messages import require_messages
 from planaria.runtime.engine.needs import needs
-from planaria.runtime.engine.neighbours import require_edges
 from planaria.runtime.engine.network_checks import require_network
 from planaria.runtime.engine.origin import START, run_started
-from planaria.runtime.engine.reading import require_readers
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import idle, require_used
 from planaria.runtime.fleet.ground import devices_here

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from planaria.control import decisions as d
 from planaria.data.dataset import Split, open_data
 from planaria.data.stream import Stream
-from planaria.runtime.engine.batches import batches, masks
+from planaria.runtime.engine.batches import Batch, batches, masks
 from planaria.runtime.engine.coded_step import Data
-from planaria.runtime.engine.liar import Liar
 from planaria.runtime.engine.reading import Reading
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
+
+Injected = Callable[[Batch, int | None], Batch]
+"""(batch, training step or None) → the batch as a fault makes it"""
 
 
 class Samples:
@@ -21,17 +25,21 @@ class Samples:
         self._resolved, self._reading = resolved, reading
         self._streams: dict[Split, Stream] = {}
 
-    def of(self, order: d.RunStep, stage: int, liar: Liar) -> Data:
-        """For the ends their tokens, and for all, it may be, their documents; ``liar`` may have targets poisoned."""
+    def of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> Data:
+        """Return the tokens for stage 0 and, if ``data.document_mask`` is set, the document masks for every stage.
+
+        :param injected: wraps the source of batches in a fault.
+        """
         if stage and not self._config.data.document_mask:
             return Data(None, None)
         train = order.mode == "train"
         stream = self._stream("train" if train else "validation")
         first = self._setup.offset + order.block * self._resolved.block if train else 0
-        batch = self._reading.of(batches(stream, first, self._config.pipeline.microbatch_size))
+        source = batches(stream, first, self._config.pipeline.microbatch_size)
+        if injected is not None:
+            source = injected(source, order.step if train else None)
+        batch = self._reading.of(source)
         apart = masks(self._config.data, stream, batch)
-        if train:
-            batch = liar.learned(batch, order.step, self._config.model.vocab)
         return Data(None if stage else batch, apart)
 
     def _stream(self, split: Split) -> Stream:

@@ -20,12 +20,10 @@ from planaria.exchange.base import Counted
 from planaria.models.packing import pack
 from planaria.pipeline.plan.actions import Plan
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.afflictions import afflictions
-from planaria.runtime.engine.blows import SIGNALS, Blows
 from planaria.runtime.engine.coded_rounds import CodedRounds
 from planaria.runtime.engine.coded_step import Data, coded_steps
 from planaria.runtime.engine.copies import Keeping, Parcel
-from planaria.runtime.engine.desk import Desk, Interrupted
+from planaria.runtime.engine.desk import Desk, Faults, Interrupted
 from planaria.runtime.engine.gauge import Gauge
 from planaria.runtime.engine.gradients import agree
 from planaria.runtime.engine.outliving import outliving
@@ -34,7 +32,6 @@ from planaria.runtime.engine.peaks import peaks
 from planaria.runtime.engine.perform import perform
 from planaria.runtime.engine.position import Position
 from planaria.runtime.engine.post import Post
-from planaria.runtime.engine.reading import Reading
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite
 from planaria.runtime.engine.samples import Samples
@@ -71,10 +68,8 @@ class Worker:
         self.desk.trouble = lambda: self.port.trouble
         self.here = Position(worker, self.resolved, self.desk.report)
         self.post = Post(setup, self.resolved, self.here, self.desk, self.port, self._lend)
-        self.desk.blows = blows = Blows(self._struck)
-        self.desk.reading = Reading(lambda: blows.late_s)
+        self.desk.injector = self._injector
         self._samples = Samples(setup, self.resolved, self.desk.reading)
-        self.desk.blows.effects = afflictions(self.post.links, self.post.circle.outer.liar, self.config.seed)
         began = time.monotonic()
         self.runner = warm_runner(setup.config)
         self.post.patience.warm_s = time.monotonic() - began
@@ -183,9 +178,10 @@ class Worker:
         plan, train = self._plan(order), order.mode == "train"
         self.post.circle.outer.left_out = order.left_out
         self.post.patience.expect(sum(map(len, plan.actions.values())))
-        if train and self.desk.blows is not None:
-            self.desk.blows.aim(plan.actions.get(self.here.node, ()))
-        data = self._samples.of(order, self.here.stage, self.post.circle.outer.liar)
+        faults = self.desk.faults
+        if train and faults is not None:
+            faults.aim(plan.actions.get(self.here.node, ()))
+        data = self._samples.of(order, self.here.stage, None if faults is None else faults.source)
         self._straggle(0)
         if not (train and self.coded):
             own = len(plan.routes) // (self.resolved.at_once if train else 1)
@@ -310,8 +306,13 @@ class Worker:
         span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
         self._report_work([span])
 
-    def _struck(self, blow: d.Blow) -> None:
-        signal = SIGNALS.get(blow.signal, blow.signal)
+    def _injector(self) -> Faults:
+        """Return this worker's faults; without any, it does not import ``faults/``."""
+        from planaria.faults.worker import WorkerFaults
+
+        return WorkerFaults(self.config, self.post.links, self.post.circle.outer, self._struck)
+
+    def _struck(self, signal: str, blow: d.Blow) -> None:
         self.here.report(e.FaultInjected, signal=signal, moment=blow.moment, number=blow.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:

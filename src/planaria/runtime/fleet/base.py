@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from planaria.faults.trace import Fault
+if TYPE_CHECKING:
+    from planaria.faults.trace import Fault
 
 
 class ControlLine(Protocol):

@@ -1,10 +1,13 @@
-"""What a trace does to a run in one process, in the order in which a fleet would meet it."""
+"""Faults of a trace injected into a run in one process, in the order in which a fleet would meet them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
+from planaria.faults.byzantine import Byzantine, Lie
 from planaria.faults.trace import BEFORE_COMMIT, FATAL, Fault, Trace, awaits, order
+from planaria.runtime.engine.inline import InlineEngine
 
 
 class Losses:
@@ -40,3 +43,11 @@ class Lies:
         due = [item for item in told if committed or item[1].moment in self._before]
         self._waiting = [item for item in self._waiting if item not in due]
         return due
+
+
+def corrupt(engine: InlineEngine, node: int, lie: Lie) -> None:
+    """Make a node Byzantine, from its next update on."""
+    assert engine.replicas is not None, "only replicas send updates"
+    byzantine = Byzantine(engine.config.exchange, lie)
+    engine.replicas.outer[node].publisher = byzantine
+    engine.replicas.sources[node] = partial(byzantine.poisoned, vocab=engine.config.model.vocab)

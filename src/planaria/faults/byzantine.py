@@ -1,0 +1,132 @@
+"""A Byzantine node: the updates that it sends to other replicas, and the labels that it trains on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from planaria.config.schema import ExchangeConfig
+from planaria.exchange.attacks import attack_of
+from planaria.exchange.attacks.base import Attack, Scene
+from planaria.exchange.base import Offer
+from planaria.exchange.compress.base import Compressor
+from planaria.exchange.publisher import Publisher, vectors
+from planaria.exchange.robust import robust_of
+
+Batch = Callable[[int], tuple[Tensor, Tensor]]
+"""microbatch → (tokens, targets), as ``runtime/engine/batches.py``"""
+
+
+@dataclass(frozen=True)
+class Lie:
+    """A fault of a trace, as its node carries it out."""
+
+    attack: Attack
+    until: int | None
+    """first step in which the node is honest again; None: one update is corrupted"""
+    draw: str
+    """seeds what the attack draws at random"""
+
+
+def lie_of(attack: str | None, strength: float | None, until: int | None, seed: int, number: int) -> Lie:
+    """Return the lie that a fault names, by its ``number`` in the trace of a run with this ``seed``."""
+    return Lie(attack_of(attack, strength), until, f"{seed} {number}")
+
+
+class Byzantine(Publisher):
+    """A node that carries out a :class:`Lie`, from its next update to the end of the lie."""
+
+    def __init__(self, config: ExchangeConfig, lie: Lie) -> None:
+        self._config = config
+        self._lie: Lie | None = lie
+        self._lied = False
+        self._past: dict[int, Tensor] = {}
+        """round → own vector of then, as many as the attack remembers"""
+        self._received: dict[int, Tensor] = {}
+        """updates of others in the round before"""
+        self._first: dict[int, Tensor] = {}
+
+    def lies(self, step: int) -> bool:
+        return self._current(step) is not None
+
+    def _current(self, step: int) -> Lie | None:
+        if self._lie is not None and self._lie.until is not None and step >= self._lie.until:
+            self._lie = None
+        return self._lie
+
+    def sent(self) -> None:
+        """End a lie that is for one update."""
+        if self._lie is not None and self._lie.until is None and self._lied:
+            self._lie = None
+
+    def received(self, others: Mapping[int, Offer], codec: Compressor, round: int) -> None:
+        """Remember the updates of others: an attack that listens knows them in the next round."""
+        if self._lie is not None and self._lie.attack.listens:
+            self._received = vectors(others, codec, round)
+
+    def poisoned(self, batch: Batch, step: int, vocab: int) -> Batch:
+        """Return the batch that this node trains on in ``step``, with the labels that the attack chooses."""
+
+        def read(microbatch: int) -> tuple[Tensor, Tensor]:
+            tokens, targets = batch(microbatch)
+            lie = self._current(step)
+            return tokens, targets if lie is None else lie.attack.labels(targets, vocab)
+
+        return read
+
+    def updates(
+        self,
+        honest: Offer,
+        codec: Compressor,
+        at: tuple[int, int],
+        me: int,
+        others: Collection[int],
+        known: Mapping[int, Tensor] | None = None,
+    ) -> dict[int, Offer]:
+        """As :meth:`Publisher.updates`. Unless ``known`` is given, the attack knows the node's own update and those of
+        the round before."""
+        step, round = at
+        lie = self._current(step)
+        if lie is None or honest.blocking is None:
+            return super().updates(honest, codec, at, me, others)
+        self._lied = True
+        own = vectors({me: honest}, codec, round)[me]
+        seen = known or {me: own, **self._received}
+        self._first = self._first or {**seen}
+        self._past = dict(sorted({**self._past, round: own}.items())[-lie.attack.remembers - 1 :])
+        scene = Scene(
+            own=own,
+            known=seen,
+            members=len(others) + 1,
+            liars=self._expected,
+            round=round,
+            generator=_generator(lie, me, round),
+            past=[vector for earlier, vector in self._past.items() if earlier < round],
+            first=self._first,
+        )
+        if not lie.attack.equivocates:
+            return dict.fromkeys((*others, me), _corrupted(lie, scene, honest, codec))
+        return {
+            peer: _corrupted(lie, replace(scene, generator=_generator(lie, me, round, peer)), honest, codec)
+            for peer in (*others, me)
+        }
+
+    @property
+    def _expected(self) -> int:
+        """Byzantine replicas that the others expect; one, where they expect none."""
+        config = self._config
+        return robust_of(config.robust, config.replicas).rule.liars if config.robust else 1
+
+
+def _corrupted(lie: Lie, scene: Scene, honest: Offer, codec: Compressor) -> Offer:
+    assert honest.blocking is not None
+    return replace(honest, blocking=lie.attack.message(scene, honest.blocking, codec))
+
+
+def _generator(lie: Lie, me: int, round: int, peer: int = -1) -> torch.Generator:
+    drawn = hashlib.sha256(f"planaria lie {lie.draw} {me} {round} {peer}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little") >> 1)

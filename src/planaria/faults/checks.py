@@ -1,0 +1,76 @@
+"""Checks of a trace against the run that it is for: edges, readers of batches and receivers of updates must exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.control.replica import ReplicaState
+from planaria.exchange import exchange
+from planaria.faults.trace import Fault
+from planaria.runtime.engine.origin import START, run_started
+from planaria.runtime.engine.resolved import ResolvedRun
+
+
+def neighbours(resolved: ResolvedRun, node: int) -> set[int]:
+    """The nodes at the other ends of a node's edges."""
+    started = run_started(resolved, START)
+    states = (ReplicaState.start(started, number) for number in range(started.most_replicas))
+    pairs = {pair for state in states for pair in state.pairs_of(state.arrangement.stage)}
+    return {other for pair in pairs if node in pair for other in pair} - {node}
+
+
+def require_edges(resolved: ResolvedRun, faults: Iterable[Fault], where: str) -> None:
+    """:raises UserError: when one of the faults, from ``where``, is of an edge that this run does not have."""
+    for fault in faults:
+        if fault.peer is None:
+            continue
+        known = neighbours(resolved, fault.stage)
+        if fault.peer not in known:
+            there = ", ".join(map(str, sorted(known))) or "none"
+            raise UserError(
+                f"{where}: a fault '{fault.signal}' of the edge {fault.peer} → {fault.stage}, which there is not; "
+                f"{fault.stage} has edges to: {there}"
+            )
+
+
+def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) -> None:
+    """:raises UserError: when one of the faults, from ``where``, is a lie that this run has nobody to hear."""
+    stages = config.pipeline.stages + 1
+    for fault in faults:
+        if fault.signal != "lie":
+            continue
+        at = f"{where}: a fault 'lie' at stage {fault.stage}, step {fault.step}"
+        if why := _unheard(config):
+            raise UserError(
+                f"{at}: {why}, so that nobody hears it; leave the fault out, or take several replicas that agree, such "
+                "as exchange.kind = 'allreduce'"
+            )
+        if fault.attack == "label_flip" and fault.stage % stages:
+            raise UserError(
+                f"{at}: only the ends have labels; name a node of stage 0: {fault.stage - fault.stage % stages}, say"
+            )
+
+
+def _unheard(config: RunConfig) -> str:
+    """Why nobody hears what replicas say to each other; empty if somebody does."""
+    if config.exchange.replicas == 1 and config.exchange.most is None:
+        return "there is one replica"
+    if exchange(config.exchange).interval is None:
+        return f"exchange.kind = {config.exchange.kind!r} has replicas say nothing"
+    if config.exchange.coded:
+        return "with exchange.coded replicas say what the code has them say"
+    return ""
+
+
+def require_readers(resolved: ResolvedRun, faults: Iterable[Fault], where: str) -> None:
+    """:raises UserError: when one of the faults, from ``where``, delays batches of a node that reads none."""
+    stage_of = resolved.arrangement.stage
+    readers = [node for node in sorted(stage_of) if not stage_of[node] or resolved.config.data.document_mask]
+    for fault in faults:
+        if fault.signal == "slow_data" and fault.stage not in readers:
+            raise UserError(
+                f"{where}: a fault 'slow_data' at {fault.stage}, which reads no batches; name one of these: "
+                f"{', '.join(map(str, readers))}"
+            )

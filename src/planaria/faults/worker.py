@@ -1,0 +1,195 @@
+"""Faults injected into a worker: it strikes itself at the very action that a trace names.
+
+A signal from outside arrives at no exact place. A worker that knows its fault beforehand strikes itself there: the
+SIGKILL is as real, and the same trace meets the same action in every run. A worker imports this module when its first
+fault is announced, and not before.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import Tensor
+
+from planaria.config.schema import RunConfig
+from planaria.control.decisions import Blow
+from planaria.faults.byzantine import Batch, Byzantine, lie_of
+from planaria.pipeline.plan.actions import Action
+from planaria.runtime.engine.links import Links
+from planaria.runtime.engine.outer_state import OuterState
+from planaria.runtime.transport.edge import Edge
+
+SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
+"""name of a fault in the log, unless it is its own"""
+_PLACES = {
+    "commit": ("commit",),
+    "transfer": ("give", "take"),
+    "save": ("write",),
+    "settle": ("settle",),
+    "link": ("link",),
+}
+"""moment of a fault → what the main thread is doing then; others fall on actions of the step's plan"""
+_OF_THE_FILE = ("kill", "stop", "disk_slow", "disk_full")
+"""faults that strike a save when its file is begun, by whatever thread"""
+_TIMES = 5.0
+"""default: how many times as long a slow worker's actions take"""
+_LATE_S = 0.1
+"""default: by how much a batch is delayed"""
+_HOLD_S = 0.1
+"""default: by how much each frame is delayed"""
+_WITH_THE_STEP = ("lie", "slow_data")
+"""faults of a whole step, which begin with it"""
+_FULL_BYTES = 4096
+"""the largest file that can be written on a full disk"""
+
+Target = tuple[str, int, int]
+"""kind of action, microbatch, hop"""
+
+
+class WorkerFaults:
+    """Faults scheduled for this worker, and those in effect.
+
+    ``add`` is called by the thread that receives orders, ``meet`` by one that writes too, all else by the main thread.
+    """
+
+    def __init__(self, config: RunConfig, links: Links, outer: OuterState, struck: Callable[[str, Blow], None]) -> None:
+        """``struck`` is called before each strike, with the fault's name in the log."""
+        self._config, self._outer, self._struck = config, outer, struck
+        self._edges = _Edges(links)
+        self._byzantine: Byzantine | None = None
+        self._waiting: list[Blow] = []
+        self._targets: dict[int, Target] = {}
+        self._slow, self._times, self._full = 0.0, 1.0, 0.0
+        self._late_s, self._late_until = 0.0, 0.0
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def add(self, blow: Blow) -> None:
+        """Schedule a fault: it strikes at the next place that is its moment."""
+        self._waiting.append(blow)
+
+    def aim(self, actions: Sequence[Action]) -> None:
+        """Begin a step with these actions of this worker: choose one for each fault that falls on an action, and begin
+        those of a whole step."""
+        for blow in [b for b in self._waiting if b.signal in _WITH_THE_STEP and b.moment not in _PLACES]:
+            self._suffer(blow)
+        for blow in self._waiting:
+            of_kind = [a for a in actions if blow.moment in ("any", a.kind)] or list(actions)
+            if blow.moment not in _PLACES and of_kind:
+                chosen = of_kind[int(blow.offset * len(of_kind))]
+                self._targets[blow.number] = (chosen.kind, chosen.microbatch, chosen.hop)
+
+    def source(self, batch: Batch, step: int | None) -> Batch:
+        """Wrap a source of batches: each comes late once, and with false labels in a training ``step``."""
+        late = set[int]()
+
+        def read(microbatch: int) -> tuple[Tensor, Tensor]:
+            if microbatch not in late and time.monotonic() < self._late_until:
+                time.sleep(self._late_s)
+            late.add(microbatch)
+            return batch(microbatch)
+
+        if step is None or self._byzantine is None:
+            return read
+        return self._byzantine.poisoned(read, step, self._config.model.vocab)
+
+    def lag(self, busy_s: float) -> bool:
+        """Sleep if this worker is slow, having been busy for ``busy_s`` seconds; return whether it is."""
+        if not self._slow:
+            return False
+        now = time.monotonic()
+        time.sleep(max(0.0, min((self._times - 1) * busy_s, self._slow - now)))
+        self._slow = self._slow if now < self._slow else 0.0
+        return True
+
+    def at(self, doing: str, microbatch: int, hop: int) -> None:
+        """The main thread begins this action."""
+        if not (self._waiting or self._full):
+            return
+        if self._full and time.monotonic() > self._full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+            self._full = 0.0
+        self.meet(doing, microbatch, hop)
+
+    def meet(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
+        """An action begins, in the main thread or in one that writes while training continues: strike if it is the
+        target."""
+        for blow in [b for b in self._waiting if self._meets(b, doing, microbatch, hop)]:
+            self._suffer(blow)
+
+    def _suffer(self, blow: Blow) -> None:
+        self._waiting.remove(blow)
+        self._struck(SIGNALS.get(blow.signal, blow.signal), blow)
+        self._strike(blow)
+
+    def _meets(self, blow: Blow, doing: str, microbatch: int, hop: int) -> bool:
+        if doing == "copy":  # faults of a save, but not of its file, strike here
+            return blow.moment == "save" and blow.signal not in _OF_THE_FILE
+        if blow.moment in _PLACES:
+            return doing in _PLACES[blow.moment]
+        return self._targets.get(blow.number) == (doing, microbatch, hop)
+
+    def _strike(self, blow: Blow) -> None:
+        lasts_s = blow.seconds or math.inf
+        match blow.signal:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "stuck" | "disk_slow":
+                until = time.monotonic() + lasts_s
+                while (left := until - time.monotonic()) > 0:
+                    time.sleep(min(left, 3600.0))
+            case "slow" | "slow_host":
+                self._times, self._slow = blow.strength or _TIMES, time.monotonic() + lasts_s
+            case "slow_data":
+                self._late_s = _LATE_S if blow.strength is None else blow.strength
+                self._late_until = time.monotonic() + lasts_s
+            case "disk_full":
+                self._full = time.monotonic() + lasts_s
+                resource.setrlimit(resource.RLIMIT_FSIZE, (_FULL_BYTES, self._limits[1]))
+            case "lie":
+                lie = lie_of(blow.attack, blow.strength, blow.until, self._config.seed, blow.number)
+                self._byzantine = self._outer.publisher = Byzantine(self._config.exchange, lie)
+            case _:
+                self._edges.strike(blow.signal, blow, lasts_s)
+
+
+class _Edges:
+    """Faults of a worker's edges: broken connections, an unreachable network, delayed frames."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._held: dict[int | None, tuple[float, float]] = {}
+        """node that sends, or None for all → by how much each frame is delayed, and until when (monotonic seconds)"""
+
+    def strike(self, kind: str, blow: Blow, lasts_s: float) -> None:
+        match kind:
+            case "reset":
+                edges = list(self._links.edges.values())[:1]  # the first neighbour, unless one is named
+                self._reset(edges if blow.peer is None else filter(None, [self._links.edges.get(blow.peer)]))
+            case "cut":
+                self._links.port.shut(lasts_s)
+                self._reset(self._links.edges.values())
+            case "delay":
+                hold_s = _HOLD_S if blow.strength is None else blow.strength
+                self._held[blow.peer] = hold_s, time.monotonic() + lasts_s
+                self._links.watch = self._hold
+                for edge in [*self._links.edges.values(), *self._links.meeting.values()]:
+                    self._hold(edge)
+            case _:
+                raise AssertionError(kind)
+
+    def _reset(self, edges: Iterable[Edge]) -> None:
+        """Break connections, as a network may."""
+        for edge in list(edges):
+            edge.reset()
+
+    def _hold(self, edge: Edge) -> None:
+        for peer in (None, edge.spec.peer):
+            if peer in self._held:
+                edge.hold_s, edge.hold_until = self._held[peer]
