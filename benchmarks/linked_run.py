@@ -78,8 +78,8 @@ def final_loss(record: RunRecord) -> float:
     from planaria.data.stream import Stream
     from planaria.runtime.checkpoint.loading import load_model
     from planaria.runtime.engine import runs
-    from planaria.runtime.engine.batches import batches
     from planaria.runtime.engine.omission import loss
+    from planaria.runtime.engine.samples import batches
 
     config = record.config
     model = load_model(runs.newest_whole(record.folder), config.pipeline.stages).eval()

@@ -32,9 +32,9 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.models.stages import Llama, global_name, parameter_count
 from planaria.pipeline.routing.skipping import visits
-from planaria.runtime.engine.batches import batches
 from planaria.runtime.engine.inline import InlineEngine
 from planaria.runtime.engine.omission import omissions
+from planaria.runtime.engine.samples import batches
 
 NAME = "skipping"
 FULL, QUARTER, THIRD, SHALLOW = "full", "a quarter skipped", "a third skipped", "a third shallower"

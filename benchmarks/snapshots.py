@@ -105,7 +105,7 @@ def _recipe(
     recovery = RecoveryConfig(strategy="checkfree")
     if options is not None:
         recovery = RecoveryConfig(strategy="snapshot, checkpoint", options=Options(options))
-    from planaria.runtime.engine.best import settle
+    from planaria.runtime.engine.copy_costs import settle
 
     return settle(
         RunConfig(

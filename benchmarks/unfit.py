@@ -82,7 +82,7 @@ def weighed(model: Llama, tokens: Tensor) -> list[StageState]:
 def rebuilt(strategy: Recovery, config: RunConfig, stages: Sequence[StageState], lost: int) -> StageState | None:
     """What a strategy that keeps nothing makes of a lost block stage; None where it refuses."""
     from planaria.recovery.base import Replica
-    from planaria.runtime.engine.rebirth import workshop
+    from planaria.runtime.engine.copies import workshop
 
     count = config.pipeline.stages
     donors = strategy.donors(frozenset({lost}), Replica(count, dict.fromkeys(range(count + 1), 1))).donors.get(lost)

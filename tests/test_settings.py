@@ -12,7 +12,7 @@ from planaria.common.errors import UserError
 from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault, Trace
-from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.check import check
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import RULES, idle, require_used
 

@@ -7,7 +7,7 @@ from tiny import dataset_of
 
 from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
-from planaria.runtime.engine.batches import batches
+from planaria.runtime.engine.samples import batches
 
 
 def test_microbatches_are_consecutive_samples_of_the_stream(config: Callable[..., RunConfig]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.runtime.engine.division import Machine, divide
+from planaria.runtime.engine.profiling import Machine, divide
 
 machine = st.builds(
     Machine, st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0, 7.0]), st.integers(0, 7), st.sampled_from([True, True, False])

@@ -19,8 +19,8 @@ from planaria.control.logs import read_run
 from planaria.data.stream import Stream
 from planaria.models.llama import document_mask
 from planaria.models.stages import Llama
-from planaria.runtime.engine.batches import batches, masks
-from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.check import check
+from planaria.runtime.engine.samples import batches, masks
 
 
 def recipe(home: Path, apart: bool = True, **sections: Any) -> RunConfig:

@@ -11,7 +11,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.faults.checks import neighbours
 from planaria.faults.trace import Fault, Trace, write
-from planaria.runtime.engine.prepare import read_faults
+from planaria.runtime.engine.check import read_faults
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import idle
 

@@ -18,9 +18,9 @@ from planaria.exchange.base import Weights
 from planaria.models.packing import pack, unpack
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.engine.exchange_round import RoundMember
-from planaria.runtime.engine.gradients import exchange_gradients
 from planaria.runtime.engine.inline_replicas import InlineReplicas
 from planaria.runtime.engine.outer_state import OuterState, Verdict
+from planaria.runtime.engine.perform import exchange_gradients
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 
 MODEL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8)

@@ -25,10 +25,9 @@ from planaria.exchange.compress.plain import PLAIN
 from planaria.exchange.publisher import Publisher
 from planaria.faults.trace import Fault, Trace, write
 from planaria.faults.worker import WorkerFaults
-from planaria.runtime.engine.batches import Batch
-from planaria.runtime.engine.prepare import read_faults
-from planaria.runtime.engine.reading import Reading
+from planaria.runtime.engine.check import read_faults
 from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.samples import Batch, Reading
 from planaria.runtime.engine.unused import idle
 
 LATE_S = 0.02

@@ -9,8 +9,8 @@ import pytest
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Replan
 from planaria.control.events import Replanned
-from planaria.runtime.engine import replanner
-from planaria.runtime.engine.replanner import Replanner
+from planaria.runtime.engine import fleet as replanner
+from planaria.runtime.engine.fleet import Replanner
 from planaria.runtime.engine.resolved import ResolvedRun
 from schedules import on_schedule, shape
 

@@ -15,10 +15,10 @@ from planaria.control import events as e
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage
-from planaria.runtime.engine import saver, stage_files
-from planaria.runtime.engine.saver import Buffer, Part, Saver
+from planaria.runtime.engine import saver
+from planaria.runtime.engine import saver as stage_files
+from planaria.runtime.engine.saver import Buffer, Part, Saver, StageFiles
 from planaria.runtime.engine.setup import Setup
-from planaria.runtime.engine.stage_files import StageFiles
 
 FILES = StageFiles(Setup(RunConfig(), Path("run"), Path("data"), "127.0.0.1"), "w3")
 """of a worker that sees the run's folder"""

@@ -17,8 +17,8 @@ from planaria.faults.trace import Trace
 from planaria.models.packing import pack
 from planaria.recovery.base import Replica
 from planaria.recovery.snapshot import Snapshot
+from planaria.runtime.engine.check import check
 from planaria.runtime.engine.inline import InlineEngine
-from planaria.runtime.engine.prepare import check
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import idle
 

@@ -12,7 +12,7 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange import EXCHANGES
-from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.check import check
 
 Recipe = Callable[..., RunConfig]
 PAGE = Path(__file__).parents[2] / "docs" / "exchange.md"

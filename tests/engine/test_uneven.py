@@ -17,7 +17,7 @@ from planaria.models.families import stage_parameters
 from planaria.models.stages import Llama, parameter_count, stage_layers
 from planaria.runtime.checkpoint.loading import atoms_of
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.check import check
 
 Recipe = Callable[..., RunConfig]
 KEPT = {"strategy": "echo, checkpoint"}

@@ -16,8 +16,9 @@ from planaria.control.logs import RunRecord
 from planaria.data.shards import prepare
 from planaria.exchange.coded.coding import coding_of
 from planaria.faults.trace import Fault, Trace
+from planaria.runtime.engine.check import check
 from planaria.runtime.engine.inline import InlineEngine
-from planaria.runtime.engine.prepare import check, streams
+from planaria.runtime.engine.prepare import streams
 from schedules import on_schedule, shape
 
 REPLICAS, STEPS = 4, 6

@@ -17,8 +17,8 @@ from made_up import nvidia_smi, uuid
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.runtime.engine.check import check, require_device
 from planaria.runtime.engine.fleet import PRELOAD
-from planaria.runtime.engine.prepare import check, require_device
 from planaria.runtime.fleet import births
 from planaria.runtime.fleet.base import Said
 from planaria.runtime.fleet.child import Child

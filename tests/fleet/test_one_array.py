@@ -18,7 +18,7 @@ from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.loading import load_model, stage_for
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.branch import starting_weights
-from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.check import check
 from planaria.runtime.engine.weights import open_model
 
 ONE: dict[str, Any] = {"model": {"share": 4, "share_over": "model"}, "recovery": {"strategy": "survivor"}}

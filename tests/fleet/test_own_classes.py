@@ -15,8 +15,8 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import inline_run
+from planaria.runtime.engine.check import check
 from planaria.runtime.engine.own_classes import own_classes
-from planaria.runtime.engine.prepare import check
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KILLS = [Fault(step=5, stage=2), Fault(step=9, stage=3)]

@@ -26,9 +26,8 @@ from planaria.runtime.engine import links
 from planaria.runtime.engine import post as post_office
 from planaria.runtime.engine.desk import Desk
 from planaria.runtime.engine.mail import Awaited, Mail
-from planaria.runtime.engine.patience import Patience
 from planaria.runtime.engine.position import Position
-from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.post import Patience, Post
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.transport.edge import Arrived, Broken, EdgeSpec, Opened

@@ -21,7 +21,7 @@ from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step
 from planaria.report.run.narrate import SIGNS, Narrator, story
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.report.run.report import wall_time, write_report
-from planaria.runtime.engine.provenance import provenance
+from planaria.runtime.engine.origin import provenance
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from planaria.config.schema import RecoveryConfig, RunConfig
 from planaria.recovery import recovery
 from planaria.recovery.oracle import Oracle
 from planaria.recovery.reset import Reset
-from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.check import check
 
 
 @pytest.mark.parametrize("control", [Oracle(), Reset()])

@@ -13,7 +13,7 @@ from planaria.runtime.checkpoint.foreign.apart import Job, Reply, read_apart
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.prepare import check, read_faults
+from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.resolved import ResolvedRun
 
 

@@ -122,7 +122,7 @@ def _relay(given: argparse.Namespace) -> int:
 def _plan(given: argparse.Namespace) -> int:
     from planaria.cli.commands.plan import describe
     from planaria.cli.commands.schedule import parse_budget, plan_routes
-    from planaria.runtime.engine.prepare import check
+    from planaria.runtime.engine.check import check
 
     budget = parse_budget(given.budget)
     flags = flagged(given) | ({"routing.skip": given.skip} if given.skip is not None else {})

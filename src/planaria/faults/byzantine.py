@@ -18,7 +18,7 @@ from planaria.exchange.publisher import Publisher, vectors
 from planaria.exchange.robust import robust_of
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]
-"""microbatch → (tokens, targets), as ``runtime/engine/batches.py``"""
+"""microbatch → (tokens, targets), as ``runtime/engine/samples.py``"""
 
 
 @dataclass(frozen=True)

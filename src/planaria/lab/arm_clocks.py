@@ -16,9 +16,9 @@ from planaria.lab.compare.clock import Clock, clock_of
 from planaria.lab.compare.race_spec import Arm, Comparison
 from planaria.lab.trials.arms import of_arm
 from planaria.recovery.checkpoint import best_steps
-from planaria.runtime.engine.best import settle
+from planaria.runtime.engine.check import check
+from planaria.runtime.engine.copy_costs import settle
 from planaria.runtime.engine.own_classes import own_classes
-from planaria.runtime.engine.prepare import check
 
 
 def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, Clock]]:

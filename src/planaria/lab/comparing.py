@@ -21,9 +21,8 @@ from planaria.lab.trials.arms import of_arm
 from planaria.lab.trials.kept import make_folder
 from planaria.report.live.jobs_progress import JobsProgress
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.epochs import epochs
 from planaria.runtime.engine.own_classes import own_classes
-from planaria.runtime.engine.prepare import streams
+from planaria.runtime.engine.prepare import epochs, streams
 
 REPORT, NUMBERS = "report.html", "comparison.json"
 

@@ -16,7 +16,7 @@ from planaria.lab.compare.advice import advise as weigh_all
 from planaria.lab.compare.experience import Experience
 from planaria.report.tables import Table, show
 from planaria.report.words import counted
-from planaria.runtime.engine.prepare import check
+from planaria.runtime.engine.check import check
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
 """of a prediction, by how many of them an hour has"""

@@ -12,8 +12,8 @@ from planaria.report.live.bars import CountProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.batches import batches, masks
 from planaria.runtime.engine.omission import Omission, evaluations, omissions
+from planaria.runtime.engine.samples import batches, masks
 
 FILE = "omission.json"
 

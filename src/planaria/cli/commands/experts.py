@@ -35,7 +35,8 @@ from planaria.lab.trials.kept import Kept, make_folder
 from planaria.models.stages import parameter_count
 from planaria.report.live.jobs_progress import JobsProgress
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.prepare import check, placed, read_faults
+from planaria.runtime.engine.check import check, read_faults
+from planaria.runtime.engine.prepare import placed
 
 RESULTS = "results.json"
 

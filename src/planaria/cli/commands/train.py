@@ -18,9 +18,9 @@ from planaria.config.schema import RunConfig
 from planaria.report.live.trackers import trackers
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.branch import starting_weights, unfit
+from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.copy_costs import copies_stated
 from planaria.runtime.engine.fleet import PRELOAD
-from planaria.runtime.engine.prepare import check, read_faults
 from planaria.runtime.engine.unused import require_used
 from planaria.runtime.fleet.births import fork_server
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 from torch import Tensor
@@ -17,10 +18,10 @@ from planaria.models.families import build_stage
 from planaria.models.state import Shapes, StageState
 from planaria.pipeline.plan.actions import Action
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.recovery.base import Copy, Holder, Moment, RestoredHolder, Sender
-from planaria.runtime.engine.batches import Masks
+from planaria.recovery.base import Copy, Holder, Moment, RestoredHolder, Sender, Workshop
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.samples import Masks
 
 MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
 """(config, stage, whether to draw initial weights) → a runner of the kind that the engine uses"""
@@ -229,3 +230,14 @@ class Keeping:
     @property
     def _keepers(self) -> list[Sender | Holder]:
         return [*self._senders.values(), *self._holders.values()]
+
+
+def workshop(config: RunConfig, stage: int, step: int) -> Workshop:
+    """For a rebirth of ``stage`` in ``step``; the same in both engines, so that they go on alike."""
+    return Workshop(partial(_draw, config, stage, step), (config.optim.beta1, config.optim.beta2))
+
+
+def _draw(config: RunConfig, stage: int, step: int) -> Mapping[str, Tensor]:
+    """Initial weights of a seed that no run starts from: negative, and of this step."""
+    built = build_stage(config.model, config.pipeline.stages, stage, -1 - config.seed * (1 << 32) - step)
+    return {name: parameter.detach() for name, parameter in built.named_parameters()}

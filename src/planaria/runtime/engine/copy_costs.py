@@ -1,18 +1,22 @@
-"""What the copies of a recipe's strategies cost, as the strategies state it for its model."""
+"""Costs of the copies that recovery strategies keep, and settings ``"best"`` that follow from such costs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 
 import torch
 
+from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.families import build_stage
 from planaria.models.stages import parameter_count
-from planaria.pipeline.network.costs import FP32_BYTES
-from planaria.recovery.base import Copy, CopyCost
+from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
+from planaria.recovery import RECOVERIES, names
+from planaria.recovery.base import Copy, CopyCost, Machines, numel
 from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.simulate import simulate
 
 STATE = 3 * FP32_BYTES
 """bytes of a parameter's durable state: its weight and two moments"""
@@ -58,3 +62,24 @@ def copies_stated(run: ResolvedRun) -> list[str]:
         name, rule = run.recovery.retaining
         lines.append(f"{name}: {rule.steps_lost():g} steps lost in a failure, on average")
     return lines
+
+
+def settle(config: RunConfig) -> RunConfig:
+    """The recipe with numbers for what its recovery strategies call 'best'.
+
+    :raises UserError: when a strategy's option is wrong, or nothing is best for such a recipe.
+    """
+    chosen = RECOVERIES.make_all(names(config.recovery), config.recovery.options)
+    if not any(strategy.open for strategy in chosen.values()):
+        return config
+    alone = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 1})})
+    size = message_bytes(config.model, config.pipeline)
+    step_s = simulate(ResolvedRun(alone).training(0), Costs(config.network), size).step_s
+    stages = range(config.pipeline.stages + 1)
+    largest = max(3 * FP32_BYTES * numel(shapes_of(config, stage)) for stage in stages)
+    network = config.network
+    bandwidth = network.bandwidth or math.inf
+    at = Machines(len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly)
+    found = {name: value for strategy in chosen.values() for name, value in strategy.settled(at).items()}
+    recovery = config.recovery.model_copy(update={"options": Options({**config.recovery.options, **found})})
+    return config.model_copy(update={"recovery": recovery})

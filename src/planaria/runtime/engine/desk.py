@@ -18,8 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from planaria.control.decisions import ORDER, Blow, CloseRound, Disband, Form, Leave, Order, Save
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.engine.batches import Batch
-from planaria.runtime.engine.reading import Reading
+from planaria.runtime.engine.samples import Batch, Reading
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.inbox import Inbox
 

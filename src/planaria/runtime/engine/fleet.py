@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import secrets
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from planaria.config.schema import RunConfig
 from planaria.control.controller import Controller
-from planaria.control.decisions import Finish
+from planaria.control.decisions import Finish, Replan
+from planaria.control.events import Replanned
 from planaria.control.protocols import Observer
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.saving import all_saved, unchanged
 from planaria.data.shards import Data
 from planaria.faults.injector import TraceChaos
+from planaria.planner.problem import Problem, Solution
+from planaria.planner.replan import measured, replan
+from planaria.planner.schedule import Schedule
 from planaria.runtime.engine import surveyor, worker
-from planaria.runtime.engine.needs import needs
-from planaria.runtime.engine.network_checks import require_answers
+from planaria.runtime.engine.needs import needs, require_answers
 from planaria.runtime.engine.origin import START, Origin, run_started
-from planaria.runtime.engine.outliving import prepare_memory
 from planaria.runtime.engine.prepare import Prepared
 from planaria.runtime.engine.provision import settled
-from planaria.runtime.engine.replanner import Replanner
 from planaria.runtime.engine.runs import SCHEDULE
 from planaria.runtime.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
+from planaria.runtime.engine.snapshots import prepare_memory
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.base import Fleet
 from planaria.runtime.fleet.door import kept_key
@@ -122,3 +127,49 @@ def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> Op
     plain = SETUP.dump_json(replace(theirs, reach=Reach())).decode()
     told = Told(plain, config.pipeline.stages + 1, setup.sign, files)
     return OpenFleet(home, config.fleet, place.host, setup.key, told, setup.folder)
+
+
+class Replanner:
+    """Answers :class:`Replan` with :class:`Replanned`, one after the other."""
+
+    def __init__(self, schedule: Schedule, seed: int) -> None:
+        """Begins to warm up: what is compiled on first use takes seconds that a broken run does not have."""
+        self._asked: SimpleQueue[Replan] = SimpleQueue()
+        self._found: SimpleQueue[Replanned | BaseException] = SimpleQueue()
+        self._problem, self._solution, self._seed = schedule.problem, schedule.solution, seed
+        threading.Thread(target=self._work, name="replanner", daemon=True).start()
+
+    def ask(self, request: Replan) -> None:
+        self._asked.put(request)
+
+    def answer(self) -> Replanned | None:
+        """An answer that is ready and was not given yet; raises what went wrong while it was looked for."""
+        try:
+            found = self._found.get_nowait()
+        except Empty:
+            return None
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _work(self) -> None:
+        try:
+            _plan(self._problem, self._solution, list(range(self._problem.nodes)), self._seed)
+            while True:
+                asked = self._asked.get()
+                problem = measured(self._problem, {(way.source, way.target): way.seconds for way in asked.ways})
+                self._found.put(_plan(problem, self._solution, asked.nodes, self._seed))
+        except BaseException as error:  # a thread's death would leave the run waiting for ever
+            self._found.put(error)
+
+
+def _plan(problem: Problem, solution: Solution, nodes: list[int], seed: int) -> Replanned:
+    began = time.monotonic()
+    found, step_s, before_s = replan(problem, solution, nodes, seed)
+    return Replanned(
+        nodes=nodes,
+        routes=[list(route) for route in found.routes],
+        step_s=step_s,
+        before_s=before_s,
+        seconds=time.monotonic() - began,
+    )

@@ -21,17 +21,15 @@ from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
 from planaria.recovery.chain import ages_by_stage
-from planaria.runtime.engine.batches import batches, masks
-from planaria.runtime.engine.coded_step import Data, coded_steps
-from planaria.runtime.engine.copies import Keeping
-from planaria.runtime.engine.gradients import adding
-from planaria.runtime.engine.inline_passes import carry_out
+from planaria.runtime.engine.check import require_device, require_sound
+from planaria.runtime.engine.coded_step import coded_steps
+from planaria.runtime.engine.copies import Keeping, workshop
 from planaria.runtime.engine.inline_replicas import InlineReplicas, Round, Verdicts
-from planaria.runtime.engine.inline_rounds import InlineRounds
-from planaria.runtime.engine.prepare import require_device, require_sound
-from planaria.runtime.engine.rebirth import workshop
+from planaria.runtime.engine.inline_rounds import InlineRounds, carry_out
+from planaria.runtime.engine.perform import adding
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner, added
+from planaria.runtime.engine.samples import Data, batches, masks
 
 
 @dataclass(frozen=True)

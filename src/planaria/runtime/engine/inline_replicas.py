@@ -22,9 +22,9 @@ from planaria.exchange.refusal import refused
 from planaria.exchange.weighing import Told
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.runtime.engine.batches import Batch
 from planaria.runtime.engine.outer_state import OuterState, Verdict
 from planaria.runtime.engine.runner import NonFinite, StageRunner
+from planaria.runtime.engine.samples import Batch
 
 Heard = dict[int, dict[int, Offer]]
 """node → what it hears in a round from each replica of its group, itself among them"""

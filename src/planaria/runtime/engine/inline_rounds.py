@@ -1,15 +1,19 @@
-"""The rounds of a coded step in one process; each node computes what a worker does (``coded_rounds.py``)."""
+"""The rounds of a coded step in one process; each node computes what a worker does (``coded_step.py``)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from planaria.exchange.coded.coding import Counted
 from planaria.faults.trace import LAGGING, Trace
-from planaria.runtime.engine.coded_step import CodedSteps, Data, Sums
-from planaria.runtime.engine.inline_passes import carry_out
+from planaria.pipeline.plan.actions import Action, Key, Plan
+from planaria.pipeline.plan.order import topological_order
+from planaria.runtime.engine.coded_step import CodedSteps, Sums
 from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.samples import Data
 
 Counts = Callable[[int, Counted], frozenset[int]]
 """(step, who counted in its rounds so far) → the replicas whose results count in the next"""
@@ -67,3 +71,17 @@ class InlineRounds:
             carry_out(work.plan, self._runners)
             for node in column.values():
                 sums[node].add(work.task, replica, len(counted), self._runners[node].share())
+
+
+def carry_out(
+    plan: Plan, runners: Mapping[int, StageRunner], passed: Callable[[Action, Tensor], None] | None = None
+) -> None:
+    """Let the ``runners`` of its nodes, which have begun, do what it says; ``passed`` hears what each hands on."""
+    messages: dict[Key, Tensor] = {}
+    for action in topological_order(plan):
+        given = messages.pop(action.needs) if action.needs is not None else None
+        out = getattr(runners[action.node], action.kind)(action.microbatch, action.hop, given)
+        if action.target is not None:
+            messages[action.key] = out
+            if passed is not None:
+                passed(action, out)

@@ -24,10 +24,10 @@ from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
+from planaria.runtime.engine.gauge import peaks
 from planaria.runtime.engine.inline import InlineEngine
 from planaria.runtime.engine.inline_replicas import Round, Verdicts
 from planaria.runtime.engine.origin import START, Origin, run_started
-from planaria.runtime.engine.peaks import peaks
 from planaria.runtime.engine.prepare import Prepared, streams
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 from planaria.runtime.engine.stopping import stop_asked

@@ -1,12 +1,19 @@
-"""What a recipe's stages take of the machines they are on: memory of a CUDA device, and work."""
+"""Requirements of a run on its machines: memory of CUDA devices, work per stage, and an address that others reach."""
 
 from __future__ import annotations
 
-from planaria.config.schema import RunConfig
+import re
+from pathlib import Path
+
+from planaria.common.errors import UserError
+from planaria.config.schema import FleetConfig, RunConfig
+from planaria.control.started import RunStarted
 from planaria.models.families import stage_parameters
 from planaria.models.stages import stage_layers
 from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.runtime.fleet.devices import ON_CPUS, Needs
+from planaria.runtime.transport.listener import answers
+from planaria.runtime.transport.secure import NO_PROC
 
 COPIES = 4
 """fp32 numbers for each parameter: the weight, its gradient, and AdamW's two moments"""
@@ -44,3 +51,69 @@ def _parameters(config: RunConfig) -> list[int]:
     """Of stages 0..S."""
     stages = config.pipeline.stages
     return [stage_parameters(config.model, stages, stage) for stage in range(stages + 1)]
+
+
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+def require_network(fleet: FleetConfig, started: RunStarted) -> None:
+    """:raises UserError: naming the setting, and what goes instead."""
+    if not Path("/proc/self/fd").is_dir():
+        raise UserError(NO_PROC)
+    if fleet.host in _EVERYWHERE and not fleet.advertise:
+        raise UserError(
+            f"fleet.host = {fleet.host!r} listens at every address of this machine: say with fleet.advertise under "
+            "which of them, or which name, other machines find it"
+        )
+    if fleet.advertise and not re.fullmatch(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", fleet.advertise):
+        raise UserError(
+            f"fleet.advertise = {fleet.advertise!r}: give a host name or an address; the port is fleet.port"
+        )
+    if fleet.own is not None and fleet.own > started.all_workers:
+        raise UserError(
+            f"fleet.own = {fleet.own}: the run has {started.all_workers} workers with its spares; raise fleet.spares "
+            "to have more"
+        )
+    if fleet.own == 0 and fleet.kind == "ray":
+        raise UserError("fleet.own = 0: without workers on the Ray cluster, leave fleet.kind = 'ray' out")
+    _require_relays(fleet)
+    if fleet.ports is None:
+        return
+    first, last = fleet.ports
+    if last < first:
+        raise UserError(f"fleet.ports = [{first}, {last}]: give the first and the last")
+    if last - first + 1 < started.own_workers:
+        raise UserError(
+            f"fleet.ports = [{first}, {last}]: {last - first + 1} ports for {started.own_workers} workers; give "
+            "one for each"
+        )
+    if first <= fleet.port <= last:
+        raise UserError(f"fleet.ports = [{first}, {last}]: fleet.port = {fleet.port} is the controller's; leave it out")
+
+
+def _require_relays(fleet: FleetConfig) -> None:
+    """That there is an address for each, and a key that they can know."""
+    seen: dict[str, str] = {}
+    for name, relay in fleet.relays.items():
+        where = f"fleet.relays.{name}.at = {relay.at!r}"
+        known = re.fullmatch(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", relay.at)
+        if known is None or not 1 <= int(known[2]) <= 65535:
+            raise UserError(f"{where}: give HOST:PORT, as `planaria relay` prints it")
+        if relay.at in seen:
+            raise UserError(f"{where}: is that of fleet.relays.{seen[relay.at]} too; leave one of them out")
+        seen[relay.at] = name
+    if fleet.relays and fleet.key is None:
+        raise UserError(
+            "fleet.relays: relays carry for those that prove the run's key, and every start makes a new one; give "
+            "fleet.key, the file that `planaria relay --key-file` has"
+        )
+
+
+def require_answers(fleet: FleetConfig, key: bytes) -> None:
+    """:raises UserError: naming a relay that is not there."""
+    for name, relay in fleet.relays.items():
+        if not answers(relay.at, key):
+            raise UserError(
+                f"fleet.relays.{name}.at = {relay.at!r}: nobody with the run's key answers; start `planaria relay "
+                "--key-file FILE` there, with a copy of what fleet.key names"
+            )

@@ -12,7 +12,7 @@ import torch
 
 from planaria.control.events import Fact
 from planaria.models.stages import Llama
-from planaria.runtime.engine.batches import Batch, Masks
+from planaria.runtime.engine.samples import Batch, Masks
 
 
 class Omission(Fact):

@@ -1,22 +1,45 @@
-"""Where a run takes up, and the event that says so."""
+"""The origin of a run: step, generation and checkpoint that it starts from, and its first event."""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import secrets
+import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from itertools import combinations
+from pathlib import Path
 
+from planaria import __version__
 from planaria.config.schema import RunConfig
 from planaria.control.events import Recut, RunStarted, Standing
 from planaria.control.saving import PROBE
-from planaria.control.started import SnapshotLabel
+from planaria.control.started import Provenance, SnapshotLabel
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.routing import change, routes
 from planaria.runtime.engine.needs import needs, work
-from planaria.runtime.engine.provenance import provenance
 from planaria.runtime.engine.resolved import ResolvedRun
+
+
+def provenance() -> Provenance:
+    """Describe this process."""
+    return Provenance(
+        version=f"planaria {__version__}, Python {platform.python_version()}, PyTorch {metadata.version('torch')}",
+        machine=f"{platform.node()} ({platform.machine()}, {os.cpu_count()} processors)",
+        command=command_line(sys.argv),
+    )
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Return a command line with the program's name alone, and without passwords, tokens and queries of URLs."""
+    program, *rest = arguments or ["python"]
+    public = (re.sub(r"(://)[^/@\s]*@|\?.*$", r"\1", word) if "://" in word else word for word in rest)
+    return shlex.join([Path(program).name, *public])
 
 
 @dataclass(frozen=True)

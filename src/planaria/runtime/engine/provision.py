@@ -1,7 +1,7 @@
 """What a machine needs before its workers start: the run's files, in the run's folder or fetched from the controller.
 
 Fetched ones are kept below its cache: token shards, which stay for the next run on the same data; the schedule; and the
-logs of its workers. Its parts of checkpoints go to the controller (``runtime/engine/stage_files.py``).
+logs of its workers. Its parts of checkpoints go to the controller (``runtime/engine/saver.py``).
 """
 
 from __future__ import annotations

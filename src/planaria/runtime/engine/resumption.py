@@ -24,12 +24,12 @@ from planaria.runtime.checkpoint.holdings import cut_for, cut_of
 from planaria.runtime.checkpoint.loading import check_stages
 from planaria.runtime.checkpoint.store import CheckpointStore, Saved
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.messages import require_same_debts
+from planaria.runtime.engine.check import require_same_debts
 from planaria.runtime.engine.optimizer import learning_rate
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.prepare import Prepared, on_schedule, placed
-from planaria.runtime.engine.recall import recalled
 from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.snapshots import recalled
 
 FIXED = ("seed", "model", "data")
 """what cannot change without making it another run; how the model is cut, and its ``vocab``, can, how often a

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from planaria.config.schema import RunConfig
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
-from planaria.runtime.engine.batches import Batch, Masks, placed
 from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, stage_optimizer, total_norms
+from planaria.runtime.engine.samples import Batch, Masks, placed
 from planaria.runtime.transport.wire import ACTIVATIONS
 
 

@@ -1,17 +1,86 @@
-"""What a worker's stage needs of the samples of a step, whichever stage it has."""
+"""The samples of a step: batches by microbatch, their document masks, and the time that reading them takes.
+
+Which samples a microbatch holds is a pure function of the step, independent of the worker that computes it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from planaria.config.schema import DataConfig
 from planaria.control import decisions as d
 from planaria.data.dataset import Split, open_data
 from planaria.data.stream import Stream
-from planaria.runtime.engine.batches import Batch, batches, masks
-from planaria.runtime.engine.coded_step import Data
-from planaria.runtime.engine.reading import Reading
+from planaria.models.llama import document_mask
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
+
+Batch = Callable[[int], tuple[Tensor, Tensor]]
+"""microbatch → (tokens, targets), both [microbatch_size, context] int64"""
+Masks = Callable[[int], Tensor]
+"""microbatch → which of its tokens see which, bool [microbatch_size, 1, context, context]"""
+
+
+def batches(stream: Stream, first_sample: int, size: int) -> Batch:
+    """Microbatch ``i`` holds samples ``first_sample + i * size`` and the ``size - 1`` after it."""
+
+    def batch(microbatch: int) -> tuple[Tensor, Tensor]:
+        return stream.batch(first_sample + microbatch * size, size)
+
+    return batch
+
+
+def masks(data: DataConfig, stream: Stream, batch: Batch) -> Masks | None:
+    """What keeps the documents of a ``batch`` of ``stream`` apart; None if they are not to be.
+
+    Every stage makes it from the samples themselves: it need not be sent, and follows from the step as they do.
+    """
+    return (lambda microbatch: document_mask(batch(microbatch)[0], stream.separator)) if data.document_mask else None
+
+
+def placed(tensor: Tensor, device: str) -> Tensor:
+    """Return a host tensor on ``device``; a copy to a GPU is asynchronous, from pinned memory."""
+    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
+
+
+class Data(NamedTuple):
+    """What a stage needs of a step's samples."""
+
+    batch: Batch | None
+    masks: Masks | None
+
+
+class Reading:
+    """Batches as they are read by the main thread, with the seconds that this takes."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        """seconds that the batches of the present step have taken"""
+        self._unreported_s = 0.0
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the same batch, timed, for a step that begins."""
+        self.step_s = 0.0
+
+        def read(microbatch: int) -> tuple[Tensor, Tensor]:
+            began = time.monotonic()
+            found = batch(microbatch)
+            took = time.monotonic() - began
+            self.step_s, self._unreported_s = self.step_s + took, self._unreported_s + took
+            return found
+
+        return read
+
+    def newly(self) -> float:
+        """Return the seconds of reading since the last call."""
+        took, self._unreported_s = self._unreported_s, 0.0
+        return took
+
 
 Injected = Callable[[Batch, int | None], Batch]
 """(batch, training step or None) → the batch as a fault makes it"""

@@ -1,4 +1,7 @@
-"""A stage that sleeps its cost instead of computing: for measuring schedules on machines with few cores."""
+"""Runners of a worker: the one that it starts with, and one that sleeps instead of computing.
+
+The latter emulates the cost of each action, to measure schedules on machines with few cores.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
+from planaria.models.llama import document_mask
+from planaria.models.stages import stage_layers
 from planaria.pipeline.network.costs import Prices
-from planaria.runtime.engine.batches import Batch, Masks
 from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.samples import Batch, Masks
 
 
 def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
@@ -103,3 +108,51 @@ class SleepingRunner(StageRunner):
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         self._sleep("backward", hop)
         return None if self.stage == 0 and hop == 0 else self._activation
+
+
+_TIMED_S, _LEAST = 0.5, 3
+"""for how long passes are timed, and how many at least"""
+
+
+def warm_runner(config: RunConfig) -> StageRunner:
+    """A block stage that has seen one pass and one update: first calls are slow, and a rebirth should not pay."""
+    runner = new_runner(config, 1, initialise=True)
+    _pass(config, runner)
+    runner.finish()
+    runner.commit(0)
+    return runner
+
+
+def layer_seconds(config: RunConfig, runner: StageRunner) -> float:
+    """Seconds that one layer's forward and backward pass of a microbatch take: the least of several.
+
+    On CPUs it is processor time, divided by the threads: workers that start beside this one would be taken for its
+    slowness.
+    """
+    threads, clock = (1, time.monotonic) if config.train.device == "cuda" else (config.fleet.threads, time.process_time)
+    layers, until = len(stage_layers(config.model, config.pipeline.stages, 1)), time.monotonic() + _TIMED_S
+    taken: list[float] = []
+    while len(taken) < _LEAST or time.monotonic() < until:
+        began = clock()
+        _pass(config, runner)
+        if config.train.device == "cuda":
+            torch.cuda.synchronize()
+        taken.append(clock() - began)
+        runner.drop()
+    return min(taken) / threads / layers
+
+
+def device_memory(config: RunConfig) -> int:
+    """Bytes of this worker's CUDA device, as far as the recipe lets it have them; 0 on CPUs."""
+    if config.train.device != "cuda":
+        return 0
+    _, there = torch.cuda.mem_get_info()
+    return int(there * config.fleet.gpu_share)
+
+
+def _pass(config: RunConfig, runner: StageRunner) -> None:
+    x = torch.zeros(config.pipeline.microbatch_size, config.model.context, config.model.dim)
+    mask = document_mask(x[..., 0], separator=-1)
+    runner.begin(None, True, 1, (lambda _: mask) if config.data.document_mask else None)
+    runner.forward(0, 1, x)
+    runner.backward(0, 1, x)

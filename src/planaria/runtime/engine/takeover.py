@@ -16,15 +16,14 @@ from planaria.models.packing import pack, unpack
 from planaria.models.stages import stage_layers
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.memory import MemoryFolder
-from planaria.runtime.engine.copies import Keeping, Remembered
+from planaria.runtime.engine.copies import Keeping, Remembered, workshop
 from planaria.runtime.engine.mail import Awaited
 from planaria.runtime.engine.post import Post
-from planaria.runtime.engine.rebirth import workshop
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.saver import StageFiles
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.engine.sleeper import new_runner
-from planaria.runtime.engine.stage_files import StageFiles
 from planaria.runtime.transport.wire import State
 
 

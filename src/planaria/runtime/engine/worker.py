@@ -20,27 +20,30 @@ from planaria.exchange.base import Counted
 from planaria.models.packing import pack
 from planaria.pipeline.plan.actions import Plan
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.coded_rounds import CodedRounds
-from planaria.runtime.engine.coded_step import Data, coded_steps
+from planaria.runtime.engine.coded_step import CodedRounds, coded_steps
 from planaria.runtime.engine.copies import Keeping, Parcel
 from planaria.runtime.engine.desk import Desk, Faults, Interrupted
-from planaria.runtime.engine.gauge import Gauge
-from planaria.runtime.engine.gradients import agree
-from planaria.runtime.engine.outliving import outliving
+from planaria.runtime.engine.gauge import Gauge, peaks
 from planaria.runtime.engine.own_classes import own_classes
-from planaria.runtime.engine.peaks import peaks
-from planaria.runtime.engine.perform import perform
+from planaria.runtime.engine.perform import agree, perform
 from planaria.runtime.engine.position import Position
 from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite
-from planaria.runtime.engine.samples import Samples
-from planaria.runtime.engine.saver import Part, Saver, kept, kept_of
+from planaria.runtime.engine.samples import Data, Samples
+from planaria.runtime.engine.saver import Part, Saver, StageFiles, kept, kept_of
 from planaria.runtime.engine.setup import Setup
-from planaria.runtime.engine.sleeper import SleepingRunner, Slowness, new_runner, straggling
-from planaria.runtime.engine.stage_files import StageFiles
+from planaria.runtime.engine.sleeper import (
+    SleepingRunner,
+    Slowness,
+    device_memory,
+    layer_seconds,
+    new_runner,
+    straggling,
+    warm_runner,
+)
+from planaria.runtime.engine.snapshots import outliving
 from planaria.runtime.engine.takeover import MemoryDamaged, donate, take_state
-from planaria.runtime.engine.warm import device_memory, layer_seconds, warm_runner
 from planaria.runtime.engine.worker_log import WORKERS, log_to
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.fleet.inventory import VISIBLE

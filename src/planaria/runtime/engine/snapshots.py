@@ -1,7 +1,11 @@
-"""What a run that is resumed begins from first: what its workers left in the machine's memory, if the disk is older."""
+"""Snapshots of a run in the memory of its machines: written beside training, and read when the run is resumed.
+
+A worker hands over what it remembers to a thread, which writes it to files that outlive the worker.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +13,87 @@ from pathlib import Path
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.logs import Surviving, turns_of
+from planaria.control.started import RunStarted, SnapshotLabel
 from planaria.recovery.base import Replica
-from planaria.runtime.checkpoint.memory import MemoryFolder, Remembered
+from planaria.runtime.checkpoint.memory import MemoryFolder, require_room, sweep
+from planaria.runtime.checkpoint.memory import Remembered as Owner
 from planaria.runtime.checkpoint.store import Saved
+from planaria.runtime.engine.copies import Keeping, Remembered
+from planaria.runtime.engine.copy_costs import costs_of_copies
 from planaria.runtime.engine.origin import Origin
-from planaria.runtime.engine.outliving import memory_of
 from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.setup import Setup
+
+
+def memory_of(run: ResolvedRun, folder: Path) -> MemoryFolder | None:
+    """Where snapshots of the run in ``folder`` outlive its workers; None where the recipe does not ask for that."""
+    retaining = run.recovery.retaining
+    return MemoryFolder(folder) if retaining is not None and retaining[1].outlive else None
+
+
+def prepare_memory(run: ResolvedRun, folder: Path, started: RunStarted) -> MemoryFolder | None:
+    """Make room for snapshots before any worker starts, and remove what other runs have left.
+
+    :raises UserError: when there is none.
+    """
+    sweep()
+    memory = memory_of(run, folder)
+    if memory is None:
+        MemoryFolder(folder).remove()
+        return None
+    memory.begin(run.config, started)
+    require_room(sum(cost.host_memory for _, cost in costs_of_copies(run)))
+    return memory
+
+
+def outliving(setup: Setup, run: ResolvedRun) -> Outliving | None:
+    """What a worker writes its snapshots with, if it does."""
+    folder = memory_of(run, setup.folder)
+    return None if folder is None else Outliving(folder, setup.part)
+
+
+class Outliving:
+    """Writes each snapshot that a worker has its part of; one that is not written yet when the next comes is left out.
+
+    If there is no room, the worker's log says so, and earlier snapshots stay.
+    """
+
+    def __init__(self, folder: MemoryFolder, part: str) -> None:
+        """``part``: the name of this part of the run."""
+        self._folder, self._run_part = folder, part
+        self._wanted: tuple[SnapshotLabel, Remembered] | None = None
+        self._news = threading.Condition()
+        self._written = -1, -1
+        """node and step of the last one that was handed over"""
+        threading.Thread(target=self._work, name="snapshots", daemon=True).start()
+
+    def rolled_back(self) -> None:
+        """Write the retained snapshot again under the new generation, which workers that joined since share."""
+        self._written = -1, -1
+
+    def look(self, keeping: Keeping, generation: int) -> None:
+        """Write the retained snapshot if it is new. Called when a step of this generation is committed."""
+        newest = keeping.node, keeping.retained
+        if keeping.retained < 0 or newest == self._written:
+            return
+        self._written = newest
+        with self._news:
+            label = SnapshotLabel(part=self._run_part, generation=generation, step=keeping.retained)
+            self._wanted = label, keeping.remembered()
+            self._news.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._wanted is not None)
+                wanted, self._wanted = self._wanted, None
+            assert wanted is not None
+            label, part = wanted
+            try:
+                self._folder.write(part.stage, label, part.state, part.parities)
+            except OSError as error:
+                print(f"snapshot of step {label.step}: {error}", flush=True)
+
 
 SAME = ("seed", "model", "data", "pipeline", "routing", "recovery", "exchange")
 """what a snapshot in memory cannot be taken up without"""
@@ -69,7 +148,7 @@ def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path
     return origin
 
 
-def _unfit(whose: Remembered, memory: MemoryFolder, saved: Saved | None, origin: Origin, config: RunConfig) -> str:
+def _unfit(whose: Owner, memory: MemoryFolder, saved: Saved | None, origin: Origin, config: RunConfig) -> str:
     """Why snapshots cannot be taken up; empty if they can."""
     if whose.folder != str(memory.run):
         return f"it is of the run in {whose.folder}"
