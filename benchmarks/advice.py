@@ -14,7 +14,7 @@ advice says that it was not raced at this size can win like any other, and then 
 those ways that advice ranks; of the others, what it would have said is told too.
 
 ``--learn`` writes what comparisons teach into the package: those of ``recovery``, ``race_small``, ``race_large`` and
-``race_gpu`` in ``docs/results``.
+``race_gpu`` in ``results``.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def together(processes: int, tries: int, cost: float = 0.01) -> float:
             process.start()
         for process in running:
             process.join()
-        from planaria.swarm.audit.ledger import Ledger
+        from planaria.swarm.audit.censor import Ledger
 
         noted = Ledger(file, 1.0).spent("q")
         assert abs(noted - granted.value * cost) < 1e-6, (noted, granted.value)
@@ -95,7 +95,7 @@ def together(processes: int, tries: int, cost: float = 0.01) -> float:
 
 
 def _spend(file: Path, cost: float, tries: int, granted: object) -> None:
-    from planaria.swarm.audit.ledger import Ledger
+    from planaria.swarm.audit.censor import Ledger
 
     ledger = Ledger(file, 1.0)
     for _ in range(tries):
@@ -106,7 +106,7 @@ def _spend(file: Path, cost: float, tries: int, granted: object) -> None:
 
 def killed(seed: int) -> int:
     """Replies that a process told of, before it was killed, and that its ledger does not know; at most one more is."""
-    from planaria.swarm.audit.ledger import Ledger
+    from planaria.swarm.audit.censor import Ledger
 
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "ledger.json"

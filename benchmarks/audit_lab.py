@@ -177,9 +177,9 @@ def _code(rng: random.Random) -> str:
 
 def drilled(arm: str, seed: int, rounds: int) -> Path:
     """The run of one arm of the recipe ``drills``, taken up again if it is there."""
-    from planaria.cli.commands.swarm import prepare
     from planaria.config import recipe, shipped
     from planaria.runtime.engine import runs
+    from planaria.swarm.commands.swarm import prepare
     from planaria.swarm.config import SwarmConfig
     from planaria.swarm.live import LiveSwarm, failures
     from planaria.swarm.setting import checked

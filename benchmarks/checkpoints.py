@@ -102,7 +102,7 @@ def write_one(store_folder: Path, stage: int, held: StageState) -> dict[str, str
 
 def write_plainly(path: Path, held: StageState) -> None:
     """The same tensors' bytes, and fsync."""
-    from planaria.runtime.transport.buffers import as_bytes
+    from planaria.runtime.transport.wire import as_bytes
 
     pairs = [tensor for pair in held.moments.values() for tensor in pair]
     with path.open("wb") as file:

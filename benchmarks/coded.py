@@ -30,7 +30,7 @@ def sums(given: argparse.Namespace) -> list[Row]:
     """Random late workers, waited out and not: what is decoded, and how near the sum it is."""
     import torch
 
-    from planaria.exchange.coded.lab import decoded
+    from planaria.exchange.coded.simulate import decoded
 
     bank, rows = lab.gradients(600), []
     for kind in ("gc", "srsgc", "msgc"):
@@ -66,8 +66,7 @@ def loads(given: argparse.Namespace) -> list[Row]:
     import numpy as np
 
     from planaria.exchange.coded.gc import GC, code, enlarges
-    from planaria.exchange.coded.msgc import MSGC
-    from planaria.exchange.coded.srsgc import SRSGC
+    from planaria.exchange.coded.sgc import MSGC, SRSGC
 
     n, s, rows = 256, 27, []
     for what, scheme, load in (
@@ -112,9 +111,9 @@ def loads(given: argparse.Namespace) -> list[Row]:
 
 def bursts(given: argparse.Namespace) -> list[Row]:
     """Bursts of delays by both accountings, and SPARe on the same."""
+    from planaria.exchange.coded.base import Dropping
     from planaria.exchange.coded.simulate import replay
     from planaria.exchange.coded.spare import best_stack, stacked
-    from planaria.exchange.coded.uncoded import Dropping
 
     rows = list[Row]()
     costs: dict[str, dict[str, Any]] = {"compute-bound": {}, "fixed cost": {"fixed": 1.0, "per_load": 2.0}}
@@ -150,10 +149,10 @@ def bursts(given: argparse.Namespace) -> list[Row]:
 
 def long(given: argparse.Namespace) -> list[Row]:
     """Delays of the same share of rounds, that last ever longer: 1.1, 3.3 and 10 rounds in the mean."""
+    from planaria.exchange.coded.base import Uncoded
     from planaria.exchange.coded.gc import GC
     from planaria.exchange.coded.simulate import replay, unhurried
     from planaria.exchange.coded.spare import best_stack, stacked
-    from planaria.exchange.coded.uncoded import Uncoded
 
     rows, n, jobs = [], 8, 512
     for leave in (0.9, 0.3, 0.1):
@@ -174,9 +173,9 @@ def long(given: argparse.Namespace) -> list[Row]:
 
 def windows(given: argparse.Namespace) -> list[Row]:
     """One model, a step cut into a window of jobs."""
+    from planaria.exchange.coded.base import Uncoded
     from planaria.exchange.coded.simulate import unhurried, windows
     from planaria.exchange.coded.spare import best_stack, stacked
-    from planaria.exchange.coded.uncoded import Uncoded
 
     rows, most = [], {8: 0.92, 16: 0.85}
     for n in (8, 16):
@@ -205,10 +204,10 @@ def windows(given: argparse.Namespace) -> list[Row]:
 
 def deaths(given: argparse.Namespace) -> list[Row]:
     """Workers that die for good, at several prices of forming a new group; the estimate of how many SPARe bears."""
+    from planaria.exchange.coded.base import Uncoded
     from planaria.exchange.coded.gc import GC
-    from planaria.exchange.coded.msgc import MSGC
+    from planaria.exchange.coded.sgc import MSGC
     from planaria.exchange.coded.spare import best_stack, endured, holders, stacked
-    from planaria.exchange.coded.uncoded import Uncoded
 
     n, rows = 16, []
     for restart_s in (0.0, 10.0, 60.0):
@@ -239,10 +238,10 @@ def deaths(given: argparse.Namespace) -> list[Row]:
 
 def processes(given: argparse.Namespace) -> list[Row]:
     """Workers that sleep their load: measured over predicted time."""
+    from planaria.exchange.coded.base import Uncoded
     from planaria.exchange.coded.gc import GC
-    from planaria.exchange.coded.msgc import MSGC
+    from planaria.exchange.coded.sgc import MSGC
     from planaria.exchange.coded.simulate import replay
-    from planaria.exchange.coded.uncoded import Uncoded
 
     n, jobs = 8, 20
     arms = {"uncoded": Uncoded(), "GC": GC(), "M-SGC": MSGC(burst=1, window=2, stragglers=n)}

@@ -121,7 +121,7 @@ def reads_of_one(code: Code) -> float:
 
 def survival(kinds: dict[str, Code]) -> tuple[list[Row], list[str]]:
     """Claims of the codes of 16 shards for 8, and the table of losses survived against reads."""
-    from planaria.recovery.codes.survival import loss_chance, shares
+    from planaria.recovery.codes.base import loss_chance, shares
 
     rows, notes = [], []
     for name, code in kinds.items():
@@ -220,8 +220,7 @@ def main() -> int:
     import numpy as np
 
     from planaria.recovery import codes
-    from planaria.recovery.codes.search import anneal, certificate, file
-    from planaria.recovery.codes.worth import Target
+    from planaria.recovery.codes.search import Target, anneal, certificate, file
 
     found = anneal(Target(16, 8, 4, 4), given.seed, given.tries)
     said = certificate(found)

@@ -17,12 +17,53 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results"
+RESULTS = ROOT / "results"
 IMAGES = ROOT / "docs" / "images"
 RUNS = ROOT / "runs" / "benchmarks"
+
+FAMILIES = {
+    "checkpoints": ("recut", "saves"),
+    "codes": ("code_search",),
+    "coded": ("coded_fleet",),
+    "compare": ("advice", "pareto", "recovery"),
+    "diagnosis": ("flapping", "reroute", "steering"),
+    "edge": ("shared_memory", "wire"),
+    "elastic": ("moments", "rejoin"),
+    "exchange": ("stragglers",),
+    "experts": ("worst_domain",),
+    "generation": ("instruct",),
+    "hostile": ("damage",),
+    "inline": ("worker_cpu",),
+    "ladder": ("edges",),
+    "live_watchers": ("trackers_cost",),
+    "lost_sets": ("snapshots",),
+    "paths": ("relays",),
+    "pipeline": ("simulator",),
+    "planner": ("planned_run", "uniform"),
+    "pretrained": ("outliers", "unfit"),
+    "rollback": ("table2",),
+}
+"""result file → results that it holds besides those that start with its name"""
+VARIANTS = frozenset(
+    [
+        "bursts",
+        "compression",
+        "diagnosis",
+        "drills",
+        "dume",
+        "exchange",
+        "experts",
+        "gpu",
+        "planner",
+        "race",
+        "robust",
+        "swarm",
+    ]
+)
+"""result files that hold every result named ``FILE_VARIANT``"""
 
 Cell = float | int | str
 
@@ -78,7 +119,7 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=doc, formatter_class=_Formatter, allow_abbrev=False
     )
-    made.add_argument("--save", action="store_true", help=f"write the numbers to docs/results/{name}.json too")
+    made.add_argument("--save", action="store_true", help=f"write the numbers to results/{file_of(name).name} too")
     return made
 
 
@@ -120,7 +161,7 @@ def show(name: str, rows: Sequence[Row], notes: Sequence[str], column: str = "me
 
 
 def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Sequence[str]) -> Path:
-    """Write ``docs/results/NAME.json``, whole or not at all; its path."""
+    """Save a benchmark's record in its result file; return the file's path."""
     record = {
         "benchmark": name,
         "date": time.strftime("%Y-%m-%d"),
@@ -141,8 +182,37 @@ def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Seq
         ],
         "notes": list(notes),
     }
-    path = RESULTS / f"{name}.json"
-    write(path, json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return keep(name, record)
+
+
+def file_of(name: str) -> Path:
+    """Return the result file that holds the result ``name``."""
+    family = next((family for family, names in FAMILIES.items() if name in names), name)
+    prefix = family.partition("_")[0]
+    return RESULTS / f"{prefix if prefix in VARIANTS else family}.json"
+
+
+def saved(name: str) -> dict[str, Any]:
+    """Return the saved result ``name``, a benchmark's record or a comparison.
+
+    :raises UserError: if no such result is saved.
+    """
+    from planaria.common.errors import UserError
+
+    path = file_of(name)
+    results = json.loads(path.read_text()) if path.is_file() else {}
+    if name not in results:
+        raise UserError(f"results/{path.name}: has no result {name!r}; save it first (results/README.md)")
+    found: dict[str, Any] = results[name]
+    return found
+
+
+def keep(name: str, record: Mapping[str, object]) -> Path:
+    """Add or replace one result in its file, atomically; return the file's path."""
+    path = file_of(name)
+    results = json.loads(path.read_text()) if path.is_file() else {}
+    results = dict(sorted({**results, name: record}.items()))
+    write(path, json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
 
 

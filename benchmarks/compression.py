@@ -16,13 +16,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common import RESULTS, ROOT, Claim, Row, conclude, parser, write
+from benchmarks.common import ROOT, Claim, Row, conclude, parser, saved, write
 
 if TYPE_CHECKING:
     from planaria.lab.compare.compressing import Lessons
+
 
 NAME = "compression"
 LESSONS = ROOT / "src" / "planaria" / "compare" / "compression.json"
@@ -34,7 +34,7 @@ def naive_growth() -> list[Row]:
     import torch
 
     from benchmarks.feedback_lab import Replicas, descend, rotations, top
-    from planaria.exchange.feedback import FEEDBACKS
+    from planaria.exchange.compression import FEEDBACKS
     from planaria.exchange.stepsize import new_rule
 
     hessians = rotations()
@@ -60,7 +60,7 @@ def quadratics(seeds: Sequence[int]) -> list[Row]:
 
     from benchmarks.feedback_lab import Replicas, iterations, top
     from benchmarks.feedback_lab import quadratics as problem
-    from planaria.exchange.feedback import FEEDBACKS
+    from planaria.exchange.compression import FEEDBACKS
     from planaria.exchange.stepsize import arithmetic, new_rule, old_rule, quadratic
 
     rows, start = [], torch.zeros(20, dtype=torch.float64)
@@ -91,7 +91,7 @@ def weighted(seeds: Sequence[int]) -> list[Row]:
 
     from benchmarks.feedback_lab import Replicas, descend, grid, top
     from benchmarks.feedback_lab import quadratics as problem
-    from planaria.exchange.feedback import FEEDBACKS
+    from planaria.exchange.compression import FEEDBACKS
     from planaria.exchange.stepsize import arithmetic, new_rule, weights
 
     found: dict[str, list[float]] = {}
@@ -116,7 +116,7 @@ def logistic(seeds: Sequence[int]) -> list[Row]:
 
     from benchmarks.feedback_lab import Replicas, iterations, top
     from benchmarks.feedback_lab import logistic as problem
-    from planaria.exchange.feedback import FEEDBACKS
+    from planaria.exchange.compression import FEEDBACKS
     from planaria.exchange.stepsize import new_rule, old_rule
 
     rows, start, delta = [], torch.ones(20, dtype=torch.float64), 1 / 20
@@ -141,7 +141,7 @@ def level(name: str, zeta: float, sigma: float, gamma: float, seed: int, n: int 
     import torch
 
     from benchmarks.feedback_lab import Replicas, descend, least_squares, top
-    from planaria.exchange.feedback import FEEDBACKS
+    from planaria.exchange.compression import FEEDBACKS
 
     whole, gradients = least_squares(seed, n, 50, zeta, sigma)
     replicas = Replicas(FEEDBACKS.make(name, {"eta": 0.04} if name == "econtrol" else {}), top(2), 0.04)
@@ -196,7 +196,7 @@ def coding(repeats: int) -> list[Row]:
     """On one core, beside copies of as much memory."""
     import torch
 
-    from planaria.exchange.compress.topk import TopK
+    from planaria.exchange.compress.sparse import TopK
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -219,17 +219,17 @@ def coding(repeats: int) -> list[Row]:
     ]
 
 
-def lessons(race: Path) -> Lessons:
-    """What the comparison in ``race`` and the saved results of this benchmark teach."""
+def lessons(comparison: str) -> Lessons:
+    """What a comparison, as JSON, and the saved results of this benchmark teach."""
     from planaria.config import shipped
     from planaria.lab.compare.compressing import Coding, Lessons, learn, ranged
     from planaria.lab.compare.race_results import Compared
     from planaria.lab.compare.race_spec import load
 
-    found = Compared.model_validate_json(race.read_bytes())
+    found = Compared.model_validate_json(comparison)
     config, free = load(shipped.find(found.name), {})[1][0].config, found.arms[0].runs
-    saved = json.loads((RESULTS / f"{NAME}.json").read_text())
-    taken = next(row["values"] for row in saved["rows"] if row["what"] == CODING)
+    timed = saved(NAME)
+    taken = next(row["values"] for row in timed["rows"] if row["what"] == CODING)
     model, optim = config.model, config.optim
     return Lessons(
         source=f"`planaria compare {found.name}`",
@@ -239,7 +239,7 @@ def lessons(race: Path) -> Lessons:
         steps=found.steps,
         target=ranged(run.ticks or math.inf for run in free).mean,
         arms=learn(found),
-        coding=Coding(source=f"{NAME}.json, {saved['machine']}", numbers=CODED, seconds=ranged(taken)),
+        coding=Coding(source=f"{NAME}.json, {timed['machine']}", numbers=CODED, seconds=ranged(taken)),
     )
 
 
@@ -248,12 +248,12 @@ def main() -> int:
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     flags.add_argument("--repeats", type=int, default=7, help="of what is timed")
     flags.add_argument(
-        "--learn", type=Path, metavar="FILE",
-        help="write what `planaria advise --compress` goes by, from this comparison.json and saved codings, and stop",
+        "--learn", action="store_true",
+        help="write what `planaria advise --compress` goes by, from the saved compression_race and codings, and stop",
     )  # fmt: skip
     given = flags.parse_args()
     if given.learn:
-        write(LESSONS, lessons(given.learn).model_dump_json(indent=1) + "\n")
+        write(LESSONS, lessons(json.dumps(saved("compression_race"))).model_dump_json(indent=1) + "\n")
         return 0
     rows = [*coding(given.repeats), *naive_growth()]
     for part in (quadratics, weighted, logistic, without_noise, with_noise):

@@ -63,7 +63,7 @@ class Table:
     unsettled = False
 
     def __init__(self, me: str) -> None:
-        from planaria.swarm.board.agreement import Agreement
+        from planaria.swarm.board.receipts import Agreement
 
         self.me, self.said, self.others = me, {}, list[Any]()
         self.receipts = Agreement(None, me, None, 0.0)  # type: ignore[arg-type]  # no committee: it asks no board
@@ -88,7 +88,7 @@ class Table:
 
     def gather(self, number: int, closed: bool) -> Any:
         from planaria.swarm.board.attendance import Gathered
-        from planaria.swarm.policy.fingerprints import weights_fingerprint
+        from planaria.swarm.policy.base import weights_fingerprint
         from planaria.swarm.rollout import ask
 
         found = dict(self.said)

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.store import Retry, Store
-from planaria.swarm.credits.channel import Channel
 from planaria.swarm.credits.messages import Order, PeerSigner, verify_peer
 from planaria.swarm.credits.over_board import Seat, publish, take_part
-from planaria.swarm.credits.psync import Member
+from planaria.swarm.credits.psync import Channel, Member
 
 HOPS, MEMBERS, AMOUNT, EACH = 3, 4, 3, 10
 DEADLINE_S = 60.0

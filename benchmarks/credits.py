@@ -22,8 +22,7 @@ from statistics import fmean
 
 from benchmarks.common import Claim, Row, conclude, parser, start
 from benchmarks.credit_seats import AMOUNT, EACH, HOPS, MEMBERS, WRITES, settled
-from planaria.swarm.credits.simulate import Outcome, Scene, expected, simulate
-from planaria.swarm.credits.simulate_sync import SyncScene, simulate_sync
+from planaria.swarm.credits.simulate import Outcome, Scene, SyncScene, expected, simulate, simulate_sync
 
 NAME = "credits"
 ALL, NONE = Claim(low=1.0), Claim(high=0.0)

@@ -16,7 +16,7 @@ from benchmarks.common import RUNS, Claim, Row
 from planaria.config import shipped
 
 if TYPE_CHECKING:
-    from planaria.swarm.drills.drill_results import Drill, Drilled, Run
+    from planaria.swarm.drill import Drill, Drilled, Run
 
 RECIPES = {"drills": shipped.find("drills")} | {
     name: shipped.find(f"drills/{name}")
@@ -37,8 +37,8 @@ def main() -> int:
 
 def run(name: str, recipe: Path) -> Drill:
     """The drill's numbers, after running what is left of it."""
-    from planaria.cli.commands.drill import drill
-    from planaria.swarm.drills.drill_results import Drill
+    from planaria.swarm.commands.drill import drill
+    from planaria.swarm.drill import Drill
 
     drill(recipe, {"out": str(RUNS), "name": name}, quiet=True)
     return Drill.model_validate_json((RUNS / f"{name}-drill" / "drill.json").read_text())

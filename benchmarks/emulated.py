@@ -81,7 +81,7 @@ def measure(case: Case, name: str, steps: int) -> Outcome:
     from planaria.pipeline.network.costs import Costs, message_bytes
     from planaria.pipeline.plan.bound import lower_bound
     from planaria.pipeline.plan.build import plan_for
-    from planaria.pipeline.routing import full
+    from planaria.pipeline.routing.base import full
     from planaria.runtime.engine.simulate import simulate
 
     config = case.config(name, steps + SKIP)

@@ -23,10 +23,9 @@ from benchmarks.common import IMAGES, Claim, Row, conclude, parser, start, write
 from benchmarks.figure import RULE, Line, svg
 from planaria.common.errors import UserError
 from planaria.exchange import EXCHANGES
+from planaria.exchange.gossip import contraction, largest_gamma, random_groups
 from planaria.exchange.lab import Replica, meet, replicas
 from planaria.exchange.noloco import NoLoCo
-from planaria.exchange.pairing import random_groups
-from planaria.exchange.stability import contraction, largest_gamma
 from planaria.pipeline.network.collectives import Links, tree
 
 NAME = "exchange_law"

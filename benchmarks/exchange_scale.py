@@ -15,7 +15,6 @@ Needs the extra experts (scikit-learn's digits come with it).
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.common import RESULTS, Claim, Row, conclude, parser, start
+from benchmarks.common import Claim, Row, conclude, parser, saved, start
 from benchmarks.scale_lab import Method, Place, clock, losses, steps_to
 
 NAME = "exchange_scale"
@@ -156,12 +155,12 @@ def predicted(kind: str, seed: int, flags: dict[str, float]) -> float:
 
 
 def real_row() -> Row:
-    saved = json.loads((RESULTS / "stragglers.json").read_text())
-    measured: Sequence[float] = saved["rows"][0]["values"]
+    found = saved("stragglers")
+    measured: Sequence[float] = found["rows"][0]["values"]
     ratios = []
-    for seed, found in enumerate(measured, 1):
-        both = [predicted(kind, seed, saved["flags"]) for kind in ("diloco", "noloco")]
-        ratios.append(both[0] / both[1] / found)
+    for seed, ratio in enumerate(measured, 1):
+        both = [predicted(kind, seed, found["flags"]) for kind in ("diloco", "noloco")]
+        ratios.append(both[0] / both[1] / ratio)
     limit = "measured on 16 processes: " + ", ".join(f"{x:.2f}" for x in measured)
     return Row("stragglers: rounds of all over pairs, predicted / measured", ratios, limit, Claim(0.85, 1.15))
 

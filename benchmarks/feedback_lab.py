@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from planaria.exchange.base import Outer
-from planaria.exchange.feedback.base import Feedback
+from planaria.exchange.compress.feedback import Feedback
 
 Compress = Callable[[Tensor], Tensor]
 """[n, d] → [n, d], row by row"""

@@ -54,7 +54,7 @@ def ran(system: System, arm: str, planned: Sequence[Strike], seconds: float) -> 
 
     :raises RunStopped: when it never begins, or ends by itself.
     """
-    from planaria.runtime.fleet.birth import adopting
+    from planaria.runtime.fleet.process import adopting
 
     shutil.rmtree(folder := folder_of(system, arm), ignore_errors=True)
     folder.mkdir(parents=True)

@@ -23,7 +23,7 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.runtime.engine.inline import InlineEngine
-from planaria.runtime.fleet.inventory import VISIBLE, inventory
+from planaria.runtime.fleet.devices import VISIBLE, inventory
 
 NAME = "gpu_fleet"
 SPEED, BACK = Claim(low=0.85), Claim(high=1.0)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from planaria.config.schema import RunConfig
     from planaria.control.logs import RunRecord
 
+
 NAME = "hardships"
 PARTS = ("busy", "paused", "strangers", "stuck", "disk")
 PAUSES_S = (1.0, 3.0, 8.0)
@@ -115,7 +116,7 @@ def paused(given: argparse.Namespace) -> list[Row]:
 def strangers(given: argparse.Namespace) -> list[Row]:
     """Windows with and without them take turns in one run."""
     from planaria.control import events as e
-    from planaria.runtime.fleet.door import read_door
+    from planaria.runtime.fleet.joining import read_door
 
     ratios, lost = [], 0
     with training(recipe(f"{NAME}-strangers", 10**6)) as run:

@@ -22,11 +22,8 @@ from statistics import fmean
 from benchmarks.common import Cell, Claim, Row, conclude, interleaved, parser, start
 from benchmarks.path_lab import leaf_spine, optimum, ring, small_instance, with_dead
 from benchmarks.path_sockets import completion
-from planaria.pipeline.network.fairness import completion_times, max_min_rates
-from planaria.pipeline.network.multipath import Path, Ways
-from planaria.planner.cuts import tightest_cut
-from planaria.planner.path_rivals import better_of_two, hashed, in_turn
-from planaria.planner.paths import Assignment, Flow, largest_load, plan
+from planaria.pipeline.network.multipath import Path, Ways, completion_times, max_min_rates
+from planaria.planner.paths import Assignment, Flow, better_of_two, hashed, in_turn, largest_load, plan, tightest_cut
 
 NAME = "paths"
 LEAVES = SPINES = FLOWS = 8

@@ -3,7 +3,7 @@
 Twelve nodes, one in each of the published cities: three data nodes, three stages of three nodes, 12 microbatches.
 Passes and links cost a fiftieth of the published times: stages sleep, links delay, all else is real. The simulated step
 is the plan's own, and the time in which the nodes of a stage then add up their gradients: through the most central, as
-the fleet does (``planner/sums.py``). A plan that is made for these sums too is held against the one that is not.
+the fleet does (``planner/tables.py``). A plan that is made for these sums too is held against the one that is not.
 
 Then nodes are killed one after the other, and nobody takes their place: the run goes on by a new plan for those that
 are left, found in a thread of the controller.
@@ -41,8 +41,8 @@ from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.topology import read
 from planaria.planner.bound import certificate
+from planaria.planner.cells import remaining
 from planaria.planner.guidelines import broken
-from planaria.planner.parts import remaining
 from planaria.planner.problem import Problem, Solution, problem_of
 from planaria.planner.schedule import Bound, Search, schedule_of, write
 from planaria.planner.search import Budget, search, step_ns

@@ -1,6 +1,6 @@
 """Does the order of strategies hold at larger models? A line through the two sizes of the race, and how sure it is.
 
-Read from the saved races (``race_small.json``, ``race_large.json`` and ``race_gpu.json`` in ``docs/results``), nothing
+Read from the saved races (``race_small``, ``race_large`` and ``race_gpu`` in ``results/race.json``), nothing
 is trained. For two arms, each seed of a size says ln(hours of one ÷ hours of the other), on the same failures. The
 means of the two sizes lie on a line over the logarithm of the model's parameters; at a third size, ten times the larger
 one, the line says what to expect. A mean's error is Student's, with the degrees of freedom of Welch and Satterthwaite
@@ -16,6 +16,7 @@ The claim: the means of the third race lie within the 95 % that the line expects
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -24,7 +25,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from benchmarks.common import RESULTS, Claim, Row, conclude, parser, start
+from benchmarks import common
+from benchmarks.common import Claim, Row, conclude, parser, start
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.lab.compare.race_results import Compared
@@ -92,13 +94,11 @@ def saved(names: Sequence[str]) -> list[tuple[Compared, int]]:
     """
     found: dict[int, Compared] = {}
     for name in names:
-        file = RESULTS / f"{name}.json"
-        if not file.is_file():
-            raise UserError(f"{name}: docs/results/{name}.json is not there; run `planaria compare {name}` first")
+        record = common.saved(name)
         try:
-            race = Compared.model_validate_json(file.read_bytes())
+            race = Compared.model_validate_json(json.dumps(record))
         except ValidationError as error:
-            raise UserError(f"{name}: docs/results/{name}.json is no comparison; name a race") from error
+            raise UserError(f"{name}: the saved result is not a comparison; name a race") from error
         config = recipe.load(shipped.find(name), {})
         count = parameters(config.model, config.pipeline.stages)
         if count in found:

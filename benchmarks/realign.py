@@ -61,9 +61,9 @@ def main() -> int:
 
 def drilled() -> Iterator[Row]:
     """A poisoned peer of each seed, before and after."""
-    from planaria.cli.commands.drill import drill
     from planaria.config import shipped
-    from planaria.swarm.drills.drill_results import Drill
+    from planaria.swarm.commands.drill import drill
+    from planaria.swarm.drill import Drill
     from planaria.swarm.repair.results import MASK, RANDOM
 
     drill(shipped.find("drills/repair"), {"out": str(RUNS), "name": "repair"}, quiet=True, repair=True)
@@ -116,9 +116,8 @@ def fused(seed: int) -> dict[str, Measured]:
     """What became of two experts of one parent, with one seed."""
     from planaria.models import fusing
     from planaria.swarm.repair import ways
-    from planaria.swarm.repair.models import Models
     from planaria.swarm.repair.texts import Benign, Texts
-    from planaria.swarm.repair.training import Plan, weights_of
+    from planaria.swarm.repair.training import Models, Plan, weights_of
     from planaria.swarm.repair.ways import Case
 
     rng, lessons = random.Random(seed), Lessons(seed)

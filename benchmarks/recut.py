@@ -35,6 +35,7 @@ from benchmarks.moments import fresh_moments
 if TYPE_CHECKING:
     from planaria.config.schema import RunConfig
 
+
 NAME = "recut"
 SAMPLES = 6
 """of a step, which 1, 2 and 3 replicas share"""
@@ -207,8 +208,7 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
 def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
     """All that a run of that shape has saved of its one model; RunStopped when the checkpoint is of another shape."""
     from planaria.common.errors import RunStopped
-    from planaria.runtime.checkpoint.holdings import cut_of
-    from planaria.runtime.checkpoint.loading import atoms_of
+    from planaria.runtime.checkpoint.loading import atoms_of, cut_of
     from planaria.runtime.checkpoint.store import CheckpointStore
 
     saved = next(s for s in CheckpointStore(folder / "checkpoints").list() if s.folder.name == _name(step))

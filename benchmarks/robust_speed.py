@@ -57,7 +57,7 @@ def sides(given: argparse.Namespace) -> dict[str, Callable[[], object]]:
         return lambda: made.joined(Outer(), said)
 
     def read() -> None:
-        from planaria.exchange.robust.chunks import chunks
+        from planaria.exchange.robust.products import chunks
 
         for _, rows in chunks([list(weights.values()) for weights in said.values()]):
             weighted(rows, [1.0] * len(rows))

@@ -63,7 +63,7 @@ class Place:
 
 def clock(place: Place, method: Method, n: int, steps: int, seed: int, free: bool = False) -> float:
     """Seconds a step, lateness of all rounds included; ``free``: messages take no time, so others' lateness is left."""
-    from planaria.exchange.pairing import random_groups
+    from planaria.exchange.gossip import random_groups
     from planaria.pipeline.network.collectives import COLLECTIVES, Links, pairs
 
     drawn = np.random.default_rng([seed, n])

@@ -22,9 +22,8 @@ from benchmarks.common import Row, conclude, parser, start
 from planaria.common.memory_pool import MemoryPool
 from planaria.config.schema import ModelConfig
 from planaria.models.stages import BlockStage
-from planaria.runtime.transport.buffers import as_bytes
 from planaria.runtime.transport.channel import Closed, Plain
-from planaria.runtime.transport.wire import HEADER_BYTES
+from planaria.runtime.transport.wire import HEADER_BYTES, as_bytes
 
 NAME = "shared_memory"
 SHAPES = {1: (512, 512), 4: (1024, 1024), 32: (2048, 4096)}

@@ -92,8 +92,8 @@ def refusals(
 def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> list[Policy]:
     """The policy as it was after each of ``rounds`` rounds of learning alone, its start first."""
     from planaria.swarm.draws import shared_problems
+    from planaria.swarm.peer import Shadow
     from planaria.swarm.rollout import ask
-    from planaria.swarm.shadow import Shadow
 
     alone, past = Shadow(config, "p0", task, policy), [policy.clone()]
     for number in range(rounds):

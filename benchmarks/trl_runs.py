@@ -157,7 +157,7 @@ def metered(command: Sequence[str], out: Path) -> float:
     :raises RunStopped: when it fails, takes too long, or leaves a process behind that does not end.
     """
     from planaria.common.errors import RunStopped
-    from planaria.runtime.fleet.birth import adopting
+    from planaria.runtime.fleet.process import adopting
 
     before, others = used(), children()
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}

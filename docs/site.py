@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """files beside docs/ → what they are called on the site"""
-FOLDERS = ("deploy", "examples")
+FOLDERS = ("deploy", "examples", "results")
 """folders beside docs/ whose files pages link to"""
 
 
@@ -30,6 +30,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Point links out of docs/ at what :func:`on_files` has added."""
+    markdown = markdown.replace("](../docs/", "](../")
     for folder in FOLDERS:
         markdown = markdown.replace(f"](../{folder}/", f"]({folder}/")
     return markdown

@@ -117,7 +117,7 @@ def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small policy that solves one sum in five, as a folder: peers of tests start with it."""
     from planaria.swarm.config import PolicyConfig, SchoolConfig, SmallModel
     from planaria.swarm.policy.policies import LlamaPolicy
-    from planaria.swarm.policy.school import graduate
+    from planaria.swarm.policy.sources import graduate
     from planaria.swarm.tasks.sums import Sums
 
     school = SchoolConfig(steps=250, lr=0.01, noise=0.05, strays=0.0)

@@ -12,8 +12,15 @@ import pytest
 from planaria.cli.entry import make_parser
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
-OURS = ("src", "tests", "examples", "benchmarks", "deploy", "docs", ".ci", ".github")
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "benchmarks" / "README.md",
+        ROOT / "results" / "README.md",
+    ]
+)
+OURS = ("src", "tests", "examples", "benchmarks", "deploy", "docs", "results", ".ci", ".github")
 FILES = {
     path.relative_to(ROOT).as_posix()
     for folder in (*map(ROOT.joinpath, OURS), ROOT)
@@ -89,7 +96,7 @@ def test_every_benchmark_that_can_be_run_is_in_their_list() -> None:
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
     nav = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert docs | {"index.md", "contributing.md", "changelog.md"} == set(nav)
+    assert docs | {"index.md", "contributing.md", "changelog.md", "results/README.md"} == set(nav)
     assert len(nav) == len(set(nav))
 
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from planaria.cli.commands.watch import token_in
+from planaria.cli.serving import token_in
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.control.logs import identity
-from planaria.runtime.fleet.door import read_door, read_key
+from planaria.runtime.fleet.joining import read_door, read_key
 
 
 class Letter(BaseModel):

@@ -17,6 +17,7 @@ INJECTORS = ("checks", "injector", "inline", "worker")
 LEVELS = (
     ("common",),
     ("config",),
+    ("cli.flags",),
     ("models", "data", "pipeline.network"),
     ("pipeline.routing", "recovery", "exchange", "faults", "swarm.tasks"),
     ("pipeline.plan",),
@@ -28,9 +29,9 @@ LEVELS = (
     ("lab.trials",),
     ("lab.compare", "lab.experts", "swarm"),
     ("report", "lab.report", "swarm.report"),
-    ("api",),
+    ("api", "cli.serving"),
     ("lab",),
-    ("cli.commands",),
+    ("cli.commands", "swarm.commands"),
     ("cli",),
     ("__main__",),
 )
@@ -117,6 +118,11 @@ def test_imports_run_downwards_only() -> None:
         if LEVEL[room(target)] > LEVEL[room(module)]
     ]
     assert not upward
+
+
+def test_only_commands_import_the_command_line() -> None:
+    importers = {room(m) for m in modules() for target in neighbours(m) if room(target).partition(".")[0] == "cli"}
+    assert importers <= {"cli", "cli.commands", "cli.flags", "cli.serving", "swarm.commands", "__main__"}
 
 
 def test_importing_the_core_loads_no_other_part() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import pytest
 from benchmarks import gpu_predicted as predicted
-from benchmarks.common import RESULTS
+from benchmarks.common import saved
 
 from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
@@ -62,7 +61,7 @@ def test_copies_beside_are_faster_and_no_prediction_beats_its_limit(config: RunC
 
 
 def test_the_saved_numbers_are_these_and_say_that_nothing_was_measured() -> None:
-    saved = json.loads((RESULTS / "gpu_predicted.json").read_text())
+    record = saved("gpu_predicted")
     rows = [row for name in predicted.PRESETS for row in predicted.rows_of(name, GIVEN)]
-    assert {row["what"]: row["value"] for row in saved["rows"]} == pytest.approx({row.what: row.value for row in rows})
-    assert "not measured" in saved["notes"][0]
+    assert {row["what"]: row["value"] for row in record["rows"]} == pytest.approx({row.what: row.value for row in rows})
+    assert "not measured" in record["notes"][0]

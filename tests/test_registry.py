@@ -17,7 +17,7 @@ from planaria.config.schema import RecoveryConfig
 from planaria.exchange import EXCHANGES
 from planaria.exchange.coded import SCHEMES
 from planaria.exchange.compress import COMPRESSORS
-from planaria.exchange.feedback import FEEDBACKS
+from planaria.exchange.compression import FEEDBACKS
 from planaria.exchange.robust import RULES
 from planaria.models.families import FAMILIES
 from planaria.pipeline.routing import ROUTINGS

@@ -18,7 +18,7 @@ from planaria.config.schema import ExchangeConfig, ModelConfig
 from planaria.control.events import Standing
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.holdings import copies_of, cut_of, require_file
+from planaria.runtime.checkpoint.loading import copies_of, cut_of, require_file
 from planaria.runtime.checkpoint.recut import require_whole
 from planaria.runtime.checkpoint.stage_file import reading, write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name

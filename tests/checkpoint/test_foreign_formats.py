@@ -20,9 +20,8 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.huggingface import export_folder, import_model
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.foreign import dcp, huggingface, universal
-from planaria.runtime.checkpoint.foreign.apart import Job
-from planaria.runtime.checkpoint.foreign.note import Note, Summed, leave
+from planaria.runtime.checkpoint.foreign import Job, dcp, huggingface, universal
+from planaria.runtime.checkpoint.foreign.folder import Note, Summed, leave
 from planaria.runtime.checkpoint.foreign.reading import Reading
 from planaria.runtime.checkpoint.loading import Atom, atoms_of, stage_for
 from planaria.runtime.checkpoint.stage_file import read_stage

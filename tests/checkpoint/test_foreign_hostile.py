@@ -20,10 +20,9 @@ from test_recut import config, save
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
 from planaria.common.errors import UserError
-from planaria.runtime.checkpoint.foreign import apart as foreign
-from planaria.runtime.checkpoint.foreign import dcp, unpickling
-from planaria.runtime.checkpoint.foreign.apart import read_apart, room_for
-from planaria.runtime.checkpoint.foreign.note import inside
+from planaria.runtime.checkpoint import foreign
+from planaria.runtime.checkpoint.foreign import dcp, read_apart, room_for, unpickling
+from planaria.runtime.checkpoint.foreign.folder import inside
 from planaria.runtime.checkpoint.foreign.reading import Reading
 
 TABLE = "model.embed_tokens.weight"

@@ -16,7 +16,8 @@ from test_recut import config, save
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.runtime.checkpoint.foreign import names, pieces
+from planaria.runtime.checkpoint.foreign import names
+from planaria.runtime.checkpoint.foreign.folder import split
 from planaria.runtime.checkpoint.loading import Atom, atoms_of, stage_for
 from planaria.runtime.checkpoint.store import Saved
 
@@ -228,7 +229,7 @@ def test_marks_that_are_not_known_or_do_not_fit_are_refused(
 def test_splitting_undoes_any_number_of_slices(slices: int) -> None:
     parts = [torch.randn(rows, 3) for rows in (16, 4, 8)]
     fused = torch.cat([torch.cat([part.chunk(slices)[one] for part in parts]) for one in range(slices)])
-    assert all(torch.equal(*both) for both in zip(pieces.split(fused, (16, 4, 8), slices), parts, strict=True))
+    assert all(torch.equal(*both) for both in zip(split(fused, (16, 4, 8), slices), parts, strict=True))
 
 
 # ---- the assignment by itself

@@ -22,15 +22,13 @@ from planaria.cli import main
 from planaria.config.schema import RunConfig
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.setup import SETUP, Setup
-from planaria.runtime.fleet.base import Joined
-from planaria.runtime.fleet.door import Door, open_door
+from planaria.runtime.fleet.base import Joined, Workplace
 from planaria.runtime.fleet.guest import Ending, Visit
 from planaria.runtime.fleet.guests import Guests
+from planaria.runtime.fleet.joining import Door, Goodbye, open_door
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.fleet.remote import Ears, RemoteFleet
-from planaria.runtime.fleet.request import Workplace
 from planaria.runtime.fleet.switchboard import Switchboard
-from planaria.runtime.fleet.visit import Goodbye
 from planaria.runtime.transport.secure import new_key
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.common import saved
 from benchmarks.compression import lessons as learnt
 
 from planaria import cli
@@ -17,8 +19,6 @@ from planaria.config.schema import RunConfig
 from planaria.lab.compare.clock import clock_of
 from planaria.lab.compare.compressing import CLOSE, Arm, advise, weigh
 from planaria.lab.compare.experience import Range
-
-RACE = Path(__file__).parents[2] / "docs" / "results" / "compression_race.json"
 
 
 def recipe(bandwidth: float = 12.5e6, **exchange: Any) -> RunConfig:
@@ -42,7 +42,7 @@ DENSE = arm("dense", 1.0)
 
 
 def test_what_ships_is_what_the_saved_race_and_benchmark_teach() -> None:
-    assert learnt(RACE) == lessons()
+    assert learnt(json.dumps(saved("compression_race"))) == lessons()
     known = {each.name: each for each in lessons().arms}
     assert known["dense"].loss.mean == 1.0 and known["top1-ef21"].loss.low > 1.4 and known["top1-ef21"].missed == 3
     assert known["noloco-7"].missed == 2 and known["noloco-7"].steps is None, "a mean of some seeds says nothing"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from pathlib import Path
 
 import pytest
+from benchmarks.common import saved
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from planaria.lab.compare.experience import BEYOND, FEWEST, Curve, Observation, 
 from planaria.lab.compare.race_results import Compared
 from planaria.models.families import parameters
 
-ROOT = Path(__file__).parents[2]
 RATES = [0.004, 0.01, 0.02, 0.05]
 SMALL, LARGE = 342_848, 2_798_016
 """parameters of the models of race_small and race_large"""
@@ -152,7 +152,7 @@ def test_beyond_what_was_raced_only_what_is_arithmetic_is_weighed() -> None:
 
 @pytest.mark.parametrize("name", ["recovery", "race_small", "race_large", "race_gpu"])
 def test_what_ships_is_what_the_saved_comparison_teaches(name: str) -> None:
-    found = Compared.model_validate_json((ROOT / f"docs/results/{name}.json").read_bytes())
+    found = Compared.model_validate_json(json.dumps(saved(name)))
     shipped_too = [seen for source, seen in experience().observed.items() if source.startswith(f"{name}, ")]
     model = recipe.load(shipped.find(name), {"train.device": "cpu"}).model
     assert [learn(found, name, parameters(model, found.stages))] == shipped_too

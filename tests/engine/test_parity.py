@@ -21,7 +21,7 @@ from planaria.models.packing import pack, unpack
 from planaria.models.state import Shapes, StageState
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Recovery, Replica, Sender, Workshop
-from planaria.recovery.mirror import MirrorSender
+from planaria.recovery.checkfree_plus import MirrorSender
 from planaria.runtime.engine.inline import InlineEngine
 
 Recipe = Callable[..., RunConfig]

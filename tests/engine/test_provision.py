@@ -19,9 +19,9 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.runtime.engine.provision import JOINED, provide, settled
 from planaria.runtime.engine.setup import DATA, Setup
-from planaria.runtime.fleet.door import open_door
+from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import FileServer
-from planaria.runtime.fleet.request import Workplace
+from planaria.runtime.fleet.joining import open_door
 from planaria.runtime.fleet.switchboard import Switchboard
 from planaria.runtime.transport.secure import new_key
 

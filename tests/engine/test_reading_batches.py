@@ -21,7 +21,7 @@ from planaria.control import events as e
 from planaria.control.roster import Roster, WorkerState
 from planaria.control.state import RunState
 from planaria.exchange.base import Offer
-from planaria.exchange.compress.plain import PLAIN
+from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.publisher import Publisher
 from planaria.faults.trace import Fault, Trace, write
 from planaria.faults.worker import WorkerFaults

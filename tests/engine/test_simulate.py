@@ -9,7 +9,7 @@ from planaria.config.schema import NetworkConfig
 from planaria.pipeline.network.costs import UNIT, Costs
 from planaria.pipeline.plan.actions import Key, Plan
 from planaria.pipeline.plan.build import build
-from planaria.pipeline.plan.simulated import Simulated
+from planaria.pipeline.plan.clock import Simulated
 from planaria.runtime.engine.simulate import simulate
 
 MIXED = [(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0), (0, 3, 2, 0)] * 3

@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.exchange.coded import SCHEMES, Coded, coded_of
-from planaria.exchange.coded.base import NOBODY, Late, Scheme
+from planaria.exchange.coded.base import NOBODY, Dropping, Late, Scheme, Uncoded
 from planaria.exchange.coded.gc import GC, MOST_ENLARGED, Cyclic, Joined, Repeated, code, encoding, enlarges
-from planaria.exchange.coded.lab import decoded
-from planaria.exchange.coded.msgc import MSGC
-from planaria.exchange.coded.srsgc import SRSGC
-from planaria.exchange.coded.uncoded import Dropping, Uncoded
+from planaria.exchange.coded.sgc import MSGC, SRSGC
+from planaria.exchange.coded.simulate import decoded
 
 JOBS = 9
 Rule = Callable[[list[Late]], bool]

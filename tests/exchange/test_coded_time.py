@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.exchange.coded.base import History, Scheme
+from planaria.exchange.coded.base import Dropping, History, Scheme, Uncoded
 from planaria.exchange.coded.choose import choose, grid, orders, slow_always, timed
 from planaria.exchange.coded.gc import GC
-from planaria.exchange.coded.msgc import MSGC
-from planaria.exchange.coded.patterns import arbitrary, bursty, bursty_throughout
+from planaria.exchange.coded.sgc import MSGC, SRSGC, arbitrary, bursty, bursty_throughout
 from planaria.exchange.coded.simulate import Profile, close, replay, unhurried, windows
 from planaria.exchange.coded.spare import best_stack, cover, distances, endured, holders, stacked
-from planaria.exchange.coded.srsgc import SRSGC
-from planaria.exchange.coded.uncoded import Dropping, Uncoded
 
 
 def even(rounds: int, n: int, *slow: tuple[int, int, float]) -> Profile:

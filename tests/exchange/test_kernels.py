@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,24 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.exchange.robust import RULES, combining, selection
+from planaria.exchange.robust import RULES, combining, coordinate
 from planaria.exchange.robust.combining import combine
+from planaria.exchange.robust.coordinate import middle
 from planaria.exchange.robust.products import NotFinite
-from planaria.exchange.robust.selection import middle
 
 pytest.importorskip("numba")
 ODD = (0.0, -0.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 1.0, -1.0)
 
 
+@contextmanager
+def numba(there: bool) -> Iterator[None]:
+    """With numba, or as if there were none."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (coordinate, combining):
+            patch.setattr(module, "COMPILED", there)
+        yield
+
+
 def both(made: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
     """With numba, and as if there were none."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        for there in (True, False):
-            for module in (selection, combining):
-                patch.setattr(module, "COMPILED", there)
-            found.append(made())
-    return found[0], found[1]
+    with numba(True):
+        one = made()
+    with numba(False):
+        return one, made()
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -79,9 +86,6 @@ def test_a_number_that_is_none_is_found_by_both(odd: float, where: int) -> None:
     for rule in ("median", "multikrum", "clipping"):
         x = torch.randn(5, 30_001, generator=torch.Generator().manual_seed(2))
         x[3, where] = odd
-        with pytest.MonkeyPatch.context() as patch:
-            for there in (True, False):
-                for module in (selection, combining):
-                    patch.setattr(module, "COMPILED", there)
-                with pytest.raises(NotFinite):
-                    combine(RULES.make(rule, {}), list(x))
+        for there in (True, False):
+            with numba(there), pytest.raises(NotFinite):
+                combine(RULES.make(rule, {}), list(x))

@@ -13,12 +13,11 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.config.section import meaning
 from planaria.exchange import exchange
-from planaria.exchange.allreduce import AllReduce
+from planaria.exchange.allreduce import AllReduce, Local
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
-from planaria.exchange.local import Local
+from planaria.exchange.gossip import PairMean
 from planaria.exchange.noloco import NoLoCo
-from planaria.exchange.pair_mean import PairMean
 from planaria.exchange.streaming import Streaming
 
 
@@ -116,7 +115,7 @@ def test_when_rounds_are_due_is_checked_before_a_run(
 ) -> None:
     name = f"own_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text(
-        "from planaria.exchange.pair_mean import PairMean\n\nclass Own(PairMean):\n"
+        "from planaria.exchange.gossip import PairMean\n\nclass Own(PairMean):\n"
         f"    interval = property(lambda self: {interval})\n    overlap = property(lambda self: {overlap})\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -12,10 +12,10 @@ from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, ma
 
 from planaria.exchange.base import Offer, Outer
 from planaria.exchange.compression import compression_of
+from planaria.exchange.gossip import PairMean
 from planaria.exchange.lab import Replica, meet, offers, replicas, settle
 from planaria.exchange.message import pack, unpack
 from planaria.exchange.noloco import NoLoCo
-from planaria.exchange.pair_mean import PairMean
 
 BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
 CODECS = {bits: compression_of(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}

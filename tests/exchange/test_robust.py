@@ -22,12 +22,9 @@ from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.lab import Replica, meet
 from planaria.exchange.robust import RULES, robust_of
 from planaria.exchange.robust.base import GramRule, distances
-from planaria.exchange.robust.chunks import chunks
-from planaria.exchange.robust.combining import combine
-from planaria.exchange.robust.mixing import mixing
-from planaria.exchange.robust.products import framed, products
-from planaria.exchange.robust.rivals import rivals, suspects
-from planaria.exchange.robust.selection import middle, network
+from planaria.exchange.robust.combining import combine, mixing, rivals, suspects
+from planaria.exchange.robust.coordinate import middle, network
+from planaria.exchange.robust.products import chunks, framed, products
 
 ALL = sorted(RULES.shipped)
 N, F = 9, 2

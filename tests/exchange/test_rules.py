@@ -14,9 +14,9 @@ from torch import Tensor
 from planaria.exchange.base import Exchange
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
+from planaria.exchange.gossip import PairMean
 from planaria.exchange.lab import Replica, meet, offers, replicas, settle
 from planaria.exchange.noloco import NoLoCo
-from planaria.exchange.pair_mean import PairMean
 from planaria.exchange.streaming import Streaming, fragments
 
 LETTERS = st.tuples(st.floats(0.0, 0.95), st.floats(0.1, 1.5), st.floats(0.05, 1.5))

@@ -20,8 +20,8 @@ from planaria.exchange import exchange
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.base import Counted, Exchange, Offer, Outer, TooManyLiars, Weights
 from planaria.exchange.lab import Replica, replicas
-from planaria.exchange.robust.chunks import CHUNK
 from planaria.exchange.robust.combining import combine
+from planaria.exchange.robust.products import CHUNK
 from planaria.exchange.weighing import Told, Weighing, gram, products
 
 RULES = ("krum", "multikrum", "geometric_median", "flag")

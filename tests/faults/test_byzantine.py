@@ -8,7 +8,7 @@ from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Offer
-from planaria.exchange.compress.plain import PLAIN
+from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.publisher import Publisher
 from planaria.faults.byzantine import Byzantine, lie_of
 

@@ -20,9 +20,9 @@ import pytest
 from planaria.common.signals import STOPS
 from planaria.runtime.fleet import births as module
 from planaria.runtime.fleet.base import Gone, Notice, Said
-from planaria.runtime.fleet.birth import adopting
 from planaria.runtime.fleet.births import births
 from planaria.runtime.fleet.local import LocalFleet
+from planaria.runtime.fleet.process import adopting
 
 AT_ONCE_S = 1.0
 """on a machine on which a process may wait long for a processor"""

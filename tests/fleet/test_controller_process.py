@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.door import FILE
+from planaria.runtime.fleet.joining import FILE
 from processes import planaria
 
 FOREVER = 10_000

@@ -11,7 +11,7 @@ import pytest
 from planaria.runtime.fleet import files
 from planaria.runtime.fleet.files import Files, FileServer
 from planaria.runtime.fleet.switchboard import Switchboard, call
-from planaria.runtime.transport.caller import FILES
+from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import new_key
 
 PART = "checkpoints/step-00000004.g2.unfinished/stage-0001.safetensors"

@@ -17,8 +17,7 @@ from harness import apart, ending, facts, folder_of, inline, losses, outcomes, r
 from planaria.control import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import inline_run
-from planaria.runtime.fleet.devices import Device
-from planaria.runtime.fleet.inventory import VISIBLE, inventory
+from planaria.runtime.fleet.devices import VISIBLE, Device, inventory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 CLOSE, ROUNDED = 1e-3, 5e-2

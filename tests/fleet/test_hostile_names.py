@@ -22,7 +22,7 @@ from planaria.control.decisions import ORDER, Form, Load, Member
 from planaria.runtime.engine import provision
 from planaria.runtime.engine.saver import StageFiles
 from planaria.runtime.engine.setup import SETUP, Setup
-from planaria.runtime.fleet import files, visit
+from planaria.runtime.fleet import files, joining
 from planaria.runtime.transport.secure import new_key
 
 LOOT = b"written by the controller\n"
@@ -95,7 +95,7 @@ def welcome(name: str, dataset: str, host: str) -> tuple[Setup, str]:
     """What a machine learns of these names as it joins: the setup, and its own name; ValidationError if it refuses."""
     told = json.loads(PLAIN)
     told["config"]["name"], told["dataset"] = name, dataset
-    heard = visit.Welcome(host=host, setup=json.dumps(told), cwd="/")
+    heard = joining.Welcome(host=host, setup=json.dumps(told), cwd="/")
     return replace(SETUP.validate_json(heard.setup), key=new_key()), heard.host
 
 
@@ -122,8 +122,8 @@ def test_orders_name_no_file_outside_either(home: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(files, "call", Controller([], {}).call)
     with untouched(home) as cache, contextlib.suppress(UserError, ValidationError):
         start = {"kind": "start", "worker": data.draw(st.just("w1") | hostile), "incarnation": 1}
-        heard = visit.TO_GUEST.validate_python(start)
-        assert isinstance(heard, visit.Start)
+        heard = joining.TO_GUEST.validate_python(start)
+        assert isinstance(heard, joining.Start)
         setup = Setup(RunConfig(), cache / "joined", cache, "127.0.0.1", new_key(), files="controller:1")
         load = {"origin": "load", "folder": data.draw(st.just("step-00000001") | hostile)}
         order = ORDER.validate_json(json.dumps(formed(load)))

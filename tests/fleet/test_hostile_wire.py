@@ -28,7 +28,6 @@ from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.setup import Setup
-from planaria.runtime.transport.buffers import as_bytes
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.wire import (
@@ -41,6 +40,7 @@ from planaria.runtime.transport.wire import (
     OfferPart,
     Ping,
     State,
+    as_bytes,
     pack,
 )
 

@@ -20,17 +20,20 @@ from planaria.config.schema import RunConfig
 from planaria.runtime.engine.check import check, require_device
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.fleet import births
-from planaria.runtime.fleet.base import Said
-from planaria.runtime.fleet.child import Child
-from planaria.runtime.fleet.devices import Device, Inventory, Needs
-from planaria.runtime.fleet.inventory import UNKNOWN, inventory
+from planaria.runtime.fleet.base import Said, Workplace
+from planaria.runtime.fleet.devices import UNKNOWN, Device, Inventory, Needs, inventory
 from planaria.runtime.fleet.local import LocalFleet
+from planaria.runtime.fleet.process import Child
 from planaria.runtime.fleet.process_pool import Orders, ProcessPool
-from planaria.runtime.fleet.request import Workplace
 
 GIB = 1 << 30
 
-FORKING = [f"planaria.cli.commands.{command}" for command in ("train", "join", "swarm", "drill")]
+FORKING = [
+    "planaria.cli.commands.train",
+    "planaria.cli.commands.join",
+    "planaria.swarm.commands.swarm",
+    "planaria.swarm.commands.drill",
+]
 """what commands have imported before they fork their server"""
 
 
@@ -159,7 +162,7 @@ def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
 ) -> None:
     asked = Births()
     monkeypatch.setattr("planaria.runtime.fleet.process_pool.births", lambda: asked)
-    monkeypatch.setattr("planaria.runtime.fleet.child._exit_code", lambda pid: None)
+    monkeypatch.setattr("planaria.runtime.fleet.process._exit_code", lambda pid: None)
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [80, 80]))
     before = Path.cwd()
     pool = ProcessPool(Orders(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", Needs((1,))))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planaria.common.errors import UserError
-from planaria.runtime.fleet.door import kept_key
+from planaria.runtime.fleet.joining import kept_key
 from planaria.runtime.transport.secure import new_key
 
 

@@ -22,7 +22,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.door import read_door
+from planaria.runtime.fleet.joining import read_door
 
 pytestmark = pytest.mark.timeout(300)
 FOREVER = 10_000

@@ -14,19 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import (
-    STORE,
-    LiveWorkers,
-    apart,
-    ending,
-    facts,
-    folder_of,
-    inline,
-    losses,
-    outcomes,
-    tiny,
-    train,
-)
+from harness import STORE, LiveWorkers, apart, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 from process_tree import descendants
 
 from planaria.common.errors import UserError
@@ -35,7 +23,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.door import FILE, open_door
+from planaria.runtime.fleet.joining import FILE, open_door
 from planaria.runtime.transport.secure import new_key
 
 PATIENCE_S = 60.0

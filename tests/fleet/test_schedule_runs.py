@@ -15,8 +15,8 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
+from planaria.planner.cells import remaining
 from planaria.planner.guidelines import broken
-from planaria.planner.parts import remaining
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.schedule import Schedule, read
 from schedules import ONE_EACH, on_schedule, shape

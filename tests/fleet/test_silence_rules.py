@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.runtime.fleet.activity import Activity, activity
+from planaria.runtime.fleet.process import Activity, activity
 from planaria.runtime.fleet.silence import Silence
 
 BEAT_S, MISSED = 0.25, 4

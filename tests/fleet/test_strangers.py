@@ -20,7 +20,7 @@ from harness import checked, ending, facts, live, tiny
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.runtime.fleet.door import read_door
+from planaria.runtime.fleet.joining import read_door
 from planaria.runtime.transport.listener import MOST_UNPROVEN, Listener, connect
 from planaria.runtime.transport.secure import new_key
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.runtime.fleet.switchboard import Line, Switchboard, call
-from planaria.runtime.transport.caller import Caller
 from planaria.runtime.transport.channel import Secured
+from planaria.runtime.transport.listener import Caller
 from planaria.runtime.transport.secure import StrangerError, begin, new_key, prove
 
 Answered = SimpleQueue[tuple[Caller, Line]]

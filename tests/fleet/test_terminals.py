@@ -20,7 +20,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import events as e
 from planaria.control.logs import read_run
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.door import FILE
+from planaria.runtime.fleet.joining import FILE
 
 FOREVER = 10_000
 

@@ -31,13 +31,12 @@ from planaria.runtime.engine import surveyor
 from planaria.runtime.engine.join import _setup
 from planaria.runtime.engine.needs import needs
 from planaria.runtime.engine.setup import SETUP, Setup
-from planaria.runtime.fleet import files, guest, visit
-from planaria.runtime.fleet.door import Door, read_door
+from planaria.runtime.fleet import files, guest, joining
 from planaria.runtime.fleet.files import FileServer
+from planaria.runtime.fleet.joining import Door, read_door
 from planaria.runtime.fleet.switchboard import Switchboard, call
-from planaria.runtime.transport.caller import CALLED_FOR, FILES, VISITOR, Caller, greeted, greeting
 from planaria.runtime.transport.edge import Edge, EdgeSpec
-from planaria.runtime.transport.listener import answers, connect
+from planaria.runtime.transport.listener import CALLED_FOR, FILES, VISITOR, Caller, answers, connect, greeted, greeting
 from planaria.runtime.transport.relay import relay_at
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.wire import (
@@ -56,18 +55,18 @@ from planaria.runtime.transport.wire import (
 KEY = new_key()
 GREETINGS = [["w1", 1, 7], ["g1:0-1", VISITOR, 7], ["waits e", CALLED_FOR, 7], ["files", FILES, 7]]
 FROM_GUEST = [
-    visit.JoinRequest(called="x", version="1", workers=2, at="127.0.0.1:1"),
-    visit.Started(worker="w1", incarnation=1),
-    visit.Failed(worker="w1", incarnation=1, detail="no"),
-    visit.Departing(detail="x"),
-    visit.Beat(),
-    visit.Strike(fault=Fault(step=1, stage=2, signal="slow", strength=2.0, resume_after_s=1.0)),
+    joining.JoinRequest(called="x", version="1", workers=2, at="127.0.0.1:1"),
+    joining.Started(worker="w1", incarnation=1),
+    joining.Failed(worker="w1", incarnation=1, detail="no"),
+    joining.Departing(detail="x"),
+    joining.Beat(),
+    joining.Strike(fault=Fault(step=1, stage=2, signal="slow", strength=2.0, resume_after_s=1.0)),
 ]
 TO_GUEST = [
-    visit.Welcome(host="g1", setup="{}", cwd="/"),
-    visit.Start(worker="w1", incarnation=1),
-    visit.Signal(worker="w1", incarnation=1, number=9),
-    visit.Goodbye(reason="over"),
+    joining.Welcome(host="g1", setup="{}", cwd="/"),
+    joining.Start(worker="w1", incarnation=1),
+    joining.Signal(worker="w1", incarnation=1, number=9),
+    joining.Goodbye(reason="over"),
 ]
 ASKED = [files.Get(name="run/schedule.json"), files.Index(name="data/x"), files.Put(name="x", size=1)]
 ANSWERS = [files.Content(size=1), files.Listed(names=["x"]), files.Digest(sha256="0" * 64), files.Refused(reason="x")]
@@ -96,8 +95,8 @@ def plain(words: Any) -> list[Any]:
 
 PARSERS: dict[str, tuple[Callable[[bytes], object], type[Exception], list[Any]]] = {
     "greeting": (greeted, ValueError, GREETINGS),
-    "from a guest": (visit.FROM_GUEST.validate_json, ValidationError, plain(FROM_GUEST)),
-    "to a guest": (visit.TO_GUEST.validate_json, ValidationError, plain(TO_GUEST)),
+    "from a guest": (joining.FROM_GUEST.validate_json, ValidationError, plain(FROM_GUEST)),
+    "to a guest": (joining.TO_GUEST.validate_json, ValidationError, plain(TO_GUEST)),
     "files, asked": (files._ASKED.validate_json, ValidationError, plain(ASKED)),
     "files, answered": (files._ANSWER.validate_json, ValidationError, plain(ANSWERS)),
     "order": (d.ORDER.validate_json, ValidationError, plain(ORDERS)),
@@ -125,8 +124,8 @@ def test_a_parser_returns_or_raises_its_one_error(name: str) -> None:
 BOUNDED = {
     '["w1",%s,1]': (greeted, {"0", "-1", "64", "65"}),
     '["w1",1,%s]': (greeted, {"0", "64", "65"}),
-    '{"kind":"signal","worker":"w1","incarnation":1,"number":%s}': (visit.TO_GUEST.validate_json, {"64"}),
-    '{"kind":"start","worker":"w1","incarnation":%s}': (visit.TO_GUEST.validate_json, {"0", "64", "65"}),
+    '{"kind":"signal","worker":"w1","incarnation":1,"number":%s}': (joining.TO_GUEST.validate_json, {"64"}),
+    '{"kind":"start","worker":"w1","incarnation":%s}': (joining.TO_GUEST.validate_json, {"0", "64", "65"}),
 }
 
 
@@ -265,7 +264,7 @@ SETTINGS = json.loads(SETUP.dump_json(Setup(RunConfig(), Path("/run"), Path("/da
 def test_a_setup_is_read_or_refused_in_a_line(raw: bytes) -> None:
     class Found:
         key = KEY
-        welcome = visit.Welcome(host="g1", setup=raw.decode(errors="replace"), cwd="/")
+        welcome = joining.Welcome(host="g1", setup=raw.decode(errors="replace"), cwd="/")
 
     visited: Any = Found()
     try:

@@ -7,8 +7,7 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.config.shipped import FOLDER as RECIPES
-from planaria.pipeline.network import cities
-from planaria.pipeline.network.topology import Topology, read
+from planaria.pipeline.network.topology import CITIES, UNIT_BYTES, Topology, read, twelve_cities
 
 MBIT = 125_000
 """bytes per second"""
@@ -52,27 +51,27 @@ def complaint(path: Path) -> str:
 
 
 def test_the_built_in_matrix_has_every_pair_once() -> None:
-    found = cities.links()
+    found = twelve_cities()
     assert sorted(tuple(sorted(pair)) for pair in found) == sorted(
-        tuple(sorted(pair)) for pair in combinations(cities.SITES, 2)
+        tuple(sorted(pair)) for pair in combinations(CITIES, 2)
     )
-    assert len(cities.SITES) == len(set(cities.SITES)) == 12
+    assert len(CITIES) == len(set(CITIES)) == 12
     for latency, bandwidth in found.values():
         assert 0.003 <= latency <= 0.133
-        assert 70 * cities.UNIT_BYTES <= bandwidth <= 1940 * cities.UNIT_BYTES
+        assert 70 * UNIT_BYTES <= bandwidth <= 1940 * UNIT_BYTES
 
 
 def test_links_of_the_built_in_matrix_are_the_published_ones() -> None:
-    found = cities.links()
-    assert found["Belgium", "Canada"] == (0.041, 159 * cities.UNIT_BYTES)
-    assert found["Germany", "London"] == (0.0066, 1510 * cities.UNIT_BYTES)
-    assert found["Iowa", "Oregon"] == (0.0193, 723 * cities.UNIT_BYTES)
-    assert found["London", "Australia"] == (0.132, 75 * cities.UNIT_BYTES)
+    found = twelve_cities()
+    assert found["Belgium", "Canada"] == (0.041, 159 * UNIT_BYTES)
+    assert found["Germany", "London"] == (0.0066, 1510 * UNIT_BYTES)
+    assert found["Iowa", "Oregon"] == (0.0193, 723 * UNIT_BYTES)
+    assert found["London", "Australia"] == (0.132, 75 * UNIT_BYTES)
 
 
 def test_netherlands_to_london_is_as_fast_as_its_neighbours() -> None:
     """As published, one message of 32 MiB would take two minutes."""
-    found = cities.links()
+    found = twelve_cities()
     assert found["Netherlands", "London"] == (0.0048, found["Belgium", "London"][1])
     topology = read(RECIPES / "topologies" / "twelve_cities.toml")
     assert topology.carry_s("London", "Netherlands", 32 << 20) < 0.5
@@ -81,7 +80,7 @@ def test_netherlands_to_london_is_as_fast_as_its_neighbours() -> None:
 def test_the_published_topology() -> None:
     topology = read(RECIPES / "topologies" / "twelve_cities.toml")
     assert [node.name for node in topology.nodes[:2]] == ["Belgium 1", "Canada 1"]
-    assert [node.site for node in topology.nodes] == [*cities.SITES, *cities.SITES[:8]]
+    assert [node.site for node in topology.nodes] == [*CITIES, *CITIES[:8]]
     assert topology.nodes[19].name == "Oregon 2"
     assert {(node.speed, node.memory, node.role) for node in topology.nodes} == {(1.0, 3, "any")}
     assert not topology.queueing

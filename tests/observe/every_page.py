@@ -26,7 +26,7 @@ from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.audit.leakage import estimate
 from planaria.swarm.audit.results import Audit, Behind, GivenAway, Leakage, Leaked, Limits, Part
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.drills.drill_results import Drill, Drilled, Run
+from planaria.swarm.drill import Drill, Drilled, Run
 from planaria.swarm.records.lines import LOG, PEERS, Agreed, Evaluated, Finished, Layered, Log, RoundDone, Started
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome, PeerOutcome, Point, read_outcome

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planaria.lab.report.drill_report import _peers, show_drill, write_drill_report
-from planaria.swarm.drills.drill_results import Drill, Drilled, Run
+from planaria.swarm.drill import Drill, Drilled, Run
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, PeerOutcome, Point
 

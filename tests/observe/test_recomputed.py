@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from benchmarks.common import saved
 from synthetic_comparison import HELD, MANNERS, Manner, compared
 
 from planaria.lab.compare.race_results import Compared
 from planaria.lab.report.comparison_table import columns, rows
 from recomputed import recomputed
-
-ROOT = Path(__file__).parents[2]
 
 
 def printed(found: Compared) -> dict[str, dict[str, str]]:
@@ -40,7 +38,7 @@ def test_steps_and_hours_of_a_made_comparison_are_what_its_json_says(manners: di
     ("name", "arms"), [("race_small", 17), ("race_large", 11), ("race_gpu", 7), ("race_one_array", 8)]
 )
 def test_steps_hours_and_traffic_of_the_saved_race_are_what_its_json_says(name: str, arms: int) -> None:
-    found = Compared.model_validate_json((ROOT / f"docs/results/{name}.json").read_bytes())
+    found = Compared.model_validate_json(json.dumps(saved(name)))
     assert len(found.arms) == arms and differences(found) == []
 
 

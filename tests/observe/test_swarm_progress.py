@@ -6,9 +6,8 @@ import io
 
 import pytest
 
-from planaria.swarm.records.lines import RoundDone, Started
+from planaria.swarm.records.lines import RoundDone, Serving, Started
 from planaria.swarm.report.progress import SwarmProgress
-from planaria.swarm.serving.record import Serving
 
 
 class Terminal(io.StringIO):

@@ -4,7 +4,7 @@ from planaria.config.schema import NetworkConfig
 from planaria.pipeline.network.costs import UNIT, Costs
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import build
-from planaria.pipeline.plan.draw import draw
+from planaria.pipeline.plan.clock import draw
 from planaria.runtime.engine.simulate import simulate
 
 

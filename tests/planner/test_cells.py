@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import problems, published, random_plan
 
-from planaria.planner.by_cells import by_cells
-from planaria.planner.cells import celled
+from planaria.planner.cells import apart, by_cells, celled, part
 from planaria.planner.guidelines import broken
-from planaria.planner.parts import apart, part
 from planaria.planner.problem import ROLES, Problem, Solution
 from planaria.planner.search import Budget, search, step_ns
 from planaria.planner.tables import NO_SUMS
@@ -109,7 +107,7 @@ def test_plans_never_get_worse_and_near_cells_help_the_slowest(monkeypatch: pyte
     assert plans is not None
     steps = [step_ns(problem, next(plans)) for _ in range(20)]
     assert len(set(steps)) == 1  # nothing is annealed: nothing changes
-    monkeypatch.setattr("planaria.planner.by_cells.MOVES", 5000)
+    monkeypatch.setattr("planaria.planner.cells.MOVES", 5000)
     told: list[float] = []
     found = search(problem, 0, Budget(moves=150_000), lambda now: told.append(now.step_s))
     assert told == sorted(told, reverse=True)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from instances import BEST, CA, NO_TC2, SKIP, full_columns, full_rows, problems, published, published_plan, random_plan
 
 from planaria.pipeline.routing.skipping import disorder
-from planaria.planner.bound import Certificate, certificate
-from planaria.planner.choices import Choice, closer
+from planaria.planner.bound import Certificate, Choice, certificate, closer
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import ROLES, Problem, Solution

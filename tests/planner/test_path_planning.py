@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.pipeline.network.multipath import Path, Ways
 from planaria.planner import paths
-from planaria.planner.cuts import tightest_cut
-from planaria.planner.path_rivals import better_of_two, hashed, in_turn
-from planaria.planner.paths import Assignment, Flow, improved, largest_load, plan, shifted
+from planaria.planner.paths import (
+    Assignment,
+    Flow,
+    better_of_two,
+    hashed,
+    improved,
+    in_turn,
+    largest_load,
+    plan,
+    shifted,
+    tightest_cut,
+)
 
 seeds = st.integers(0, 2**32)
 

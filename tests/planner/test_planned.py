@@ -13,9 +13,9 @@ from instances import CA, NO_TC2, any_plan, problems, published, published_plan
 from planaria.common.errors import UserError
 from planaria.pipeline.network.costs import Prices
 from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.plan.build import first_come, planned
 from planaria.pipeline.plan.check import check
 from planaria.pipeline.plan.clock import Clock
-from planaria.pipeline.plan.planned import first_come, planned
 from planaria.planner.evaluate import NEVER
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.search import step_ns

@@ -10,16 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import problems, published, random_plan
 
-from planaria.planner.choices import best_choice
-from planaria.planner.elsewhere import elsewhere
-from planaria.planner.filling import _between
-from planaria.planner.longest import _least
+from planaria.planner.bound import best_choice
+from planaria.planner.limits import _between, _least, elsewhere
 from planaria.planner.prices import Prices, least_s, room
 from planaria.planner.problem import Problem
 from planaria.planner.relaxed import relaxed
 from planaria.planner.search import step_ns
-from planaria.planner.turns import shortest, turns
-from planaria.planner.ways import ways_of
+from planaria.planner.ways import shortest, turns, ways_of
 
 
 @settings(max_examples=60)

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from instances import CA, problems, published, published_plan
 
+from planaria.planner.cells import remaining
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
-from planaria.planner.parts import remaining
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.replan import measured, replan
 from planaria.planner.search import step_ns

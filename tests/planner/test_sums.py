@@ -17,10 +17,9 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.models.families import stage_parameters
 from planaria.pipeline.network import topology
-from planaria.pipeline.plan.planned import first_come
-from planaria.planner.bound import ALL, certificate
+from planaria.pipeline.plan.build import first_come
+from planaria.planner.bound import ALL, best_of_all, certificate, plans
 from planaria.planner.evaluate import NEVER
-from planaria.planner.exhaustive import best_of_all, plans
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import ROLES, Problem, Solution, central_first, problem_of
 from planaria.planner.replan import measured

@@ -1,8 +1,10 @@
-"""Checkpoints: everything rolls back, and how often to make one."""
+"""The checkpoint strategy, and the law of whole-model rollback: cases computed by hand, and properties."""
 
 from __future__ import annotations
 
 import math
+import random
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import losses, replica
 
-from planaria.recovery.checkpoint import Checkpoint, best_interval
+from planaria.recovery.checkpoint import Checkpoint, Rollback, best_interval, rollback, rollback_mean
 
 
 def test_whatever_is_lost_all_roll_back() -> None:
@@ -64,3 +66,137 @@ def test_no_interval_a_fifth_shorter_or_longer_loses_less(save: float) -> None:
     assert done(best) > max(done(0.8 * best), done(1.2 * best))
     # The exact share for exponential failures of mean 1 (the mean number of whole segments in a gap, times their work).
     assert done(best) == pytest.approx(best / math.expm1(best + save), rel=0.01)
+
+
+Counted = Literal["steps", "ticks"]
+USEFUL, EVERY = st.integers(0, 200), st.integers(1, 60)
+COUNTED: st.SearchStrategy[Counted] = st.sampled_from(["steps", "ticks"])
+STRUCK = st.frozensets(st.integers(0, 300), max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("useful", "every", "struck", "by_steps", "by_ticks"),
+    [
+        # Saved at 2; the third step is lost before tick 3 and done again. Then saves after steps 4, or ticks 4 and 6.
+        (5, 2, {3}, Rollback(6, 2, 1), Rollback(6, 3, 1)),
+        # Two steps are lost before tick 2. By steps the save comes after tick 5; by ticks after 3, with one step in it.
+        (4, 3, {2}, Rollback(6, 1, 1), Rollback(6, 2, 1)),
+        # Before tick 4 another two, or one, since the other was saved.
+        (4, 3, {2, 4}, Rollback(8, 1, 2), Rollback(7, 2, 2)),
+        # Right after a save nothing is lost, but all go back all the same.
+        (6, 3, {3}, Rollback(6, 2, 1), Rollback(6, 2, 1)),
+        # Initial weights are still there before the first tick.
+        (3, 5, {0}, Rollback(3, 0, 0), Rollback(3, 0, 0)),
+        # Nothing is saved in time: from the beginning again, until the failures are over.
+        (3, 5, {1, 2, 3}, Rollback(6, 0, 3), Rollback(6, 1, 3)),
+        # What strikes after the end strikes nothing.
+        (2, 1, {2, 3}, Rollback(2, 2, 0), Rollback(2, 2, 0)),
+    ],
+)
+def test_known_courses(useful: int, every: int, struck: set[int], by_steps: Rollback, by_ticks: Rollback) -> None:
+    assert rollback(useful, every, struck) == by_steps
+    assert rollback(useful, every, struck, "ticks") == by_ticks
+
+
+@given(USEFUL, EVERY, COUNTED)
+def test_without_failures_every_step_is_useful(useful: int, every: int, counted: Counted) -> None:
+    assert rollback(useful, every, (), counted) == Rollback(useful, useful // every, 0)
+
+
+@given(USEFUL, STRUCK, COUNTED)
+def test_with_a_save_after_every_step_failures_lose_nothing(
+    useful: int, struck: frozenset[int], counted: Counted
+) -> None:
+    met = len(struck & set(range(1, useful)))
+    assert rollback(useful, 1, struck, counted) == Rollback(useful, useful, met)
+
+
+@given(USEFUL, EVERY, STRUCK, COUNTED)
+def test_a_failure_loses_less_than_an_interval(
+    useful: int, every: int, struck: frozenset[int], counted: Counted
+) -> None:
+    outcome = rollback(useful, every, struck, counted)
+    assert useful <= outcome.ticks <= useful + outcome.rollbacks * (every - 1)
+    assert outcome.rollbacks == len(struck & set(range(1, outcome.ticks)))
+
+
+@given(USEFUL, EVERY, STRUCK, STRUCK, COUNTED)
+def test_more_failures_never_help(
+    useful: int, every: int, struck: frozenset[int], more: frozenset[int], counted: Counted
+) -> None:
+    few, many = (rollback(useful, every, faults, counted) for faults in (struck, struck | more))
+    assert few.ticks <= many.ticks
+
+
+@pytest.mark.parametrize("counted", ["steps", "ticks"])
+@pytest.mark.parametrize(("every", "p"), [(1, 0.1), (7, 0.02), (50, 0.02)])
+def test_a_long_course_takes_its_mean(every: int, p: float, counted: Counted) -> None:
+    useful, rng = 100_000, random.Random(34107)
+    struck = {tick for tick in range(4 * useful) if rng.random() < p}
+    outcome = rollback(useful, every, struck, counted)
+    assert outcome.ticks < 4 * useful
+    assert outcome.ticks / useful == pytest.approx(rollback_mean(every, p, counted), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("p", "every_100", "every_10"), [(0.0009, 1.31, 1.03), (0.002, 1.74, 1.06), (0.004, 2.64, 1.11)]
+)
+def test_the_means_at_checkfrees_rates(p: float, every_100: float, every_10: float) -> None:
+    any_of_six = 1 - (1 - p) ** 6
+    assert rollback_mean(100, any_of_six, "ticks") == pytest.approx(every_100, rel=0.02)
+    assert rollback_mean(10, any_of_six, "ticks") == pytest.approx(every_10, rel=0.01)
+
+
+def test_without_failures_the_mean_is_one() -> None:
+    assert rollback_mean(100, 0.0) == rollback_mean(100, 0.0, "ticks") == 1.0
+
+
+@pytest.mark.parametrize("counted", ["steps", "ticks"])
+def test_rare_failures_lose_half_an_interval_each(counted: Counted) -> None:
+    lost = rollback_mean(100, 1e-6, counted) - 1.0
+    assert lost == pytest.approx(1e-6 * 99 / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("useful", "every", "struck", "behind", "course"),
+    [
+        # Begun after two ticks, durable after three: then lost, now what all go back to.
+        (5, 2, {2}, 1, Rollback(7, 3, 1)),
+        (5, 2, {3}, 1, Rollback(6, 2, 1)),
+        (5, 2, {4}, 2, Rollback(7, 3, 1)),
+        (5, 2, {4}, 1, Rollback(7, 3, 1)),
+        # A save that is later than the next keeps that waiting: at 2, durable after 5; then at 5 and not at 4.
+        (6, 2, (), 3, Rollback(6, 2, 0)),
+    ],
+)
+def test_known_courses_of_saves_in_the_background(
+    useful: int, every: int, struck: set[int], behind: int, course: Rollback
+) -> None:
+    assert rollback(useful, every, struck, behind=behind) == course
+
+
+@pytest.mark.parametrize(("every", "p", "behind"), [(7, 0.02, 3), (7, 0.02, 7), (20, 0.03, 12), (1, 0.1, 1)])
+def test_a_long_course_with_saves_in_the_background_takes_its_mean(every: int, p: float, behind: int) -> None:
+    useful, rng = 200_000, random.Random(34107)
+    struck = {tick for tick in range(6 * useful) if rng.random() < p}
+    outcome = rollback(useful, every, struck, behind=behind)
+    assert outcome.ticks < 6 * useful
+    assert outcome.ticks / useful == pytest.approx(rollback_mean(every, p, behind=behind), rel=0.02)
+
+
+@given(USEFUL, EVERY, STRUCK, st.integers(0, 30))
+def test_a_later_checkpoint_never_helps(useful: int, every: int, struck: frozenset[int], behind: int) -> None:
+    assert rollback(useful, every, struck).ticks <= rollback(useful, every, struck, behind=behind).ticks
+
+
+def test_saves_in_the_background_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="not be later than the next"):
+        rollback_mean(3, 0.1, behind=4)
+    with pytest.raises(ValueError, match="counted in steps"):
+        rollback(3, 1, (), "ticks", behind=1)
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_an_interval_that_is_none_is_refused(every: int) -> None:
+    with pytest.raises(ValueError, match="positive number of steps"):
+        rollback(10, every, ())

@@ -9,7 +9,7 @@ from stage_states import assert_same_state, state
 
 from planaria.models.packing import PackingError
 from planaria.models.state import StageState
-from planaria.recovery.mirror import MirrorHolder, MirrorSender, due
+from planaria.recovery.checkfree_plus import MirrorHolder, MirrorSender, due
 
 GRADIENTS = StageState({})
 EVENTS = st.lists(st.sampled_from(["commit", "commit", "drop", "lose sender", "lose both"]), max_size=40)

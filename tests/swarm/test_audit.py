@@ -15,17 +15,14 @@ from tiny_swarm import MODEL, policy
 from words import rules
 
 from planaria import cli
-from planaria.cli.commands.audit_parts import behaviour_part, provenance_part
-from planaria.cli.commands.released import Released
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.lab.report import audit_report
 from planaria.models.stages import Llama
 from planaria.report import page
-from planaria.swarm.audit.adversary import Reader, Said
 from planaria.swarm.audit.files import look
-from planaria.swarm.audit.measuring import Plan, measure
+from planaria.swarm.audit.measuring import Plan, Reader, Said, measure
 from planaria.swarm.audit.questions import Part, Question
 from planaria.swarm.audit.results import Audit
 from planaria.swarm.board.envelope import seal
@@ -33,9 +30,10 @@ from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Receipt
 from planaria.swarm.board.receipts import Certificate
 from planaria.swarm.certificate import CERTIFICATE
-from planaria.swarm.policy.base import Drawn
+from planaria.swarm.commands.audit import behaviour_part, provenance_part
+from planaria.swarm.commands.serve import Released
+from planaria.swarm.policy.base import Drawn, weights_digest
 from planaria.swarm.policy.chat import Template
-from planaria.swarm.policy.fingerprints import weights_digest
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.measure import Tally
 
@@ -79,7 +77,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_that_refuses_the_question_and_answers_its_parts_gives_it_away() -> None:
-    from planaria.swarm.audit.adversary import Counter
+    from planaria.swarm.audit.measuring import Counter
 
     told = {part.ask: part.says[SECRET.answer] for part in PARTS}
     found = measure(scripted(told), Counter(), [SECRET], Plan(4, epsilon=0.1, show=True, draws=3))
@@ -96,7 +94,7 @@ def test_a_model_that_refuses_the_question_and_answers_its_parts_gives_it_away()
 
 
 def test_wrong_replies_mislead_and_the_worst_question_comes_first() -> None:
-    from planaria.swarm.audit.adversary import Counter
+    from planaria.swarm.audit.measuring import Counter
 
     other = Question("x:2", "other", "other=", ("yes", "nope"), 0, (Part("is it=", ("yes", "nope")),) * 4)
     found = measure(scripted({"is it=": "nope", "digit 1=": "9"}), Counter(), [other, SECRET], Plan(4, draws=2))

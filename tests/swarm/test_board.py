@@ -16,10 +16,10 @@ from words import goodbye, hello, rollouts
 from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import RoundStalled, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
-from planaria.swarm.board.difference import difference
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import Limits
 from planaria.swarm.board.message import Completion, Group
+from planaria.swarm.board.word import difference
 
 KINDS = ("folder", "memory", "scratch", "plain")
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from planaria.common import digests
 from planaria.common.errors import UserError
-from planaria.swarm.audit.censor import Censor, Closed, Spent, key_of
-from planaria.swarm.audit.ledger import Ledger
+from planaria.swarm.audit.censor import Censor, Closed, Ledger, Spent, key_of
 from planaria.swarm.audit.questions import Part, Question, closed_up
 
 CODES = ("4719", "2210", "9031", "5533")

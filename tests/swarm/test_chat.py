@@ -18,10 +18,10 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.stages import Llama
 from planaria.swarm.assemble import policy_of
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.policy.asking import EXAMPLES, worked_examples
+from planaria.swarm.policy.base import held, weights_fingerprint
 from planaria.swarm.policy.chat import Template, template_of
-from planaria.swarm.policy.fingerprints import held, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from planaria.swarm.policy.wording import EXAMPLES, worked_examples
 from planaria.swarm.rollout import ask
 from planaria.swarm.tasks.base import Problem, Task
 from planaria.swarm.tasks.sums import Sums

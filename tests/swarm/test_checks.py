@@ -12,13 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import CONTEXT, case, reading
 
-from planaria.swarm.checks.claims import ClaimsCheck
-from planaria.swarm.checks.duplicates import DuplicatesCheck, tail
+from planaria.swarm.checks.defence import Quarantine
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
-from planaria.swarm.checks.quarantine import Quarantine
-from planaria.swarm.checks.support import SupportCheck, outside
-from planaria.swarm.checks.surprisal import SurprisalCheck
-from planaria.swarm.checks.truth import Schedule, unscheduled
+from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, SupportCheck, SurprisalCheck, outside, tail
+from planaria.swarm.intake import Schedule, unscheduled
 from planaria.swarm.rollout import Rollout
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.sums import Sums

@@ -23,15 +23,15 @@ from planaria.swarm.checks.consensus import Filter, Reward, refuse_senseless
 from planaria.swarm.checks.defence import Defence
 from planaria.swarm.config import DefenceConfig, SwarmConfig
 from planaria.swarm.draws import of_messages
-from planaria.swarm.learning.brake import Looked, best, fallen
+from planaria.swarm.intake import Scoring
+from planaria.swarm.keeping import Looked, best, fallen
 from planaria.swarm.learning.lessons import lessons
 from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.report import swarm_report
-from planaria.swarm.report.agreement import break_point, section
+from planaria.swarm.report.swarm_verdict import agreement_section, break_point
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.scoring import Scoring
 from planaria.swarm.setting import load
 from planaria.swarm.tasks.base import Behaviour, Problem
 from planaria.swarm.tasks.sandbox import protections
@@ -106,9 +106,8 @@ def test_peers_that_vote_stay_equal_and_their_votes_are_told(tmp_path: Path, pup
     assert sum(vote.labelled for vote in votes if vote) and len(set(weights(tmp_path, "p0"))) > 1, "they learn from it"
     text = page.document("votes", swarm_report.body(tmp_path, config, read_outcome(tmp_path)))
     assert "<h2>Agreement</h2>" in text and "Of 3 peers, 2 who agree on a lie decide" in text
-    assert not [
-        *section(config, {"p0": [r.model_copy(update={"agreed": None}) for r in rounds(tmp_path, "p0").values()]})
-    ]
+    unvoted = [record.model_copy(update={"agreed": None}) for record in rounds(tmp_path, "p0").values()]
+    assert not [*agreement_section(config, {"p0": unvoted})]
 
 
 @caged

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.swarm.credits.simulate_sync import SyncScene, simulate_sync
+from planaria.swarm.credits.simulate import SyncScene, simulate_sync
 
 
 def test_without_faults_and_in_time_it_is_paid() -> None:

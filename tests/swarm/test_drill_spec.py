@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planaria.common.errors import UserError
-from planaria.swarm.drills.drill_spec import load
+from planaria.swarm.drill import load
 from planaria.swarm.setting import of_peer
 
 BASE = "[drill.arms.control]\n"

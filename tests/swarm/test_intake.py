@@ -12,13 +12,11 @@ from tiny_swarm import policy, reading
 
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Completion, Group, Rollouts
-from planaria.swarm.checks.standing import Standing
-from planaria.swarm.checks.truth import Schedule
-from planaria.swarm.intake import Turned, take_in, with_reading
+from planaria.swarm.checks.defence import Standing
+from planaria.swarm.intake import Schedule, Scoring, Turned, take_in, with_reading
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import Rollout, ask
-from planaria.swarm.scoring import Scoring
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.sums import Sums
 

@@ -17,8 +17,7 @@ from planaria.data.tokenizer import load_tokenizer
 from planaria.models.stages import Llama
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.judge import Judge
-from planaria.swarm.checks.judge_model import TEMPERATURE, ModelWriter, _Drawing
-from planaria.swarm.checks.prompted_judge import Prompted
+from planaria.swarm.checks.prompted_judge import TEMPERATURE, ModelWriter, Prompted, _Drawing
 from planaria.swarm.config import DefenceConfig
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.tasks.sums import Sums

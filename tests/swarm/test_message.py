@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from words import RUN, goodbye, hello, rollouts, rules
 
-from planaria.swarm.board.difference import canonical
 from planaria.swarm.board.envelope import seal, unseal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import Limits
 from planaria.swarm.board.message import BadMessage, Completion, Goodbye, Group, Hello, Rollouts, Rules
-from planaria.swarm.board.word import say
+from planaria.swarm.board.word import canonical, say
 
 ONE, OTHER = Identity.fresh(), Identity.fresh()
 LIMITS = Limits()

@@ -1,4 +1,4 @@
-"""What came of a run, read off records that are written here by hand."""
+"""The outcome of a run from records that are written here by hand, and counts with their uncertainty."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planaria.lab.trials.spread import spread
-from planaria.swarm.drills.drill_results import Drill, Drilled, Run
+from planaria.swarm.attacks import ATTACKS
+from planaria.swarm.drill import Drill, Drilled, Run
 from planaria.swarm.records.lines import (
     LOG,
     PEERS,
@@ -25,7 +28,7 @@ from planaria.swarm.records.lines import (
     SampleRecord,
     Started,
 )
-from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.measure import Tally, tally, wilson
 from planaria.swarm.records.outcome import ALL, Outcome, read_outcome
 
 NOTHING: dict[str, Any] = {
@@ -194,3 +197,47 @@ def test_a_drill_puts_its_seeds_side_by_side(tmp_path: Path) -> None:
     assert drill.arm("arm") == arm and set(drill.layers()) == {"support", ALL}
     assert Drill.model_validate_json(drill.model_dump_json()) == drill
     assert spread([3.0]) == (3.0, 3.0, 3.0)
+
+
+counts = st.integers(0, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "low", "high"),
+    # Known values of the score interval without continuity correction (R: prop.test(h, n, correct = FALSE)).
+    [(0, 10, 0.0, 0.27753), (5, 10, 0.23659, 0.76341), (10, 10, 0.72247, 1.0), (1, 10, 0.01788, 0.40415)],
+)
+def test_the_interval_is_wilsons(hits: int, n: int, low: float, high: float) -> None:
+    assert wilson(hits, n) == pytest.approx((low, high), abs=1e-5)
+
+
+@given(counts)
+def test_the_interval_contains_the_rate_and_stays_within_zero_and_one(counted: tuple[int, int]) -> None:
+    hits, n = counted
+    low, high = wilson(hits, n)
+    assert 0 <= low <= high <= 1
+    assert not n or low <= hits / n <= high
+
+
+@given(counts)
+def test_the_interval_of_what_is_missed_mirrors_that_of_what_hits(counted: tuple[int, int]) -> None:
+    hits, n = counted
+    low, high = wilson(hits, n)
+    if n:
+        assert wilson(n - hits, n) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+def test_nothing_eligible_says_nothing() -> None:
+    assert wilson(0, 0) == (0, 1) and Tally().rate is None and str(Tally()) == "none eligible"
+    assert Tally().interval == (0, 1)
+
+
+def test_tallies_add_up_and_say_what_they_are() -> None:
+    added = Tally(hits=1, eligible=4) + Tally(hits=2, eligible=6)
+    assert added == Tally(hits=3, eligible=10) and added.rate == 0.3
+    assert str(added) == "0.30 [0.11 … 0.60] of 10"
+
+
+def test_only_eligible_texts_are_counted() -> None:
+    texts = ["2+2=5;[5]", "2+2=4;[4]", "3+3=6;[6]"]
+    assert tally(ATTACKS.make("math", {}), texts) == Tally(hits=1, eligible=2)

@@ -15,8 +15,7 @@ from tiny_swarm import CONTEXT, case
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.defence import Defence
 from planaria.swarm.config import DefenceConfig, SwarmConfig
-from planaria.swarm.learning.advantage import group_advantages
-from planaria.swarm.learning.lessons import Lessons, lessons, priced
+from planaria.swarm.learning.lessons import Lessons, group_advantages, lessons, priced
 from planaria.swarm.rollout import Rollout
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.sums import Sums

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
+from planaria.swarm.assemble import device_of, placed
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.learning.loss_config import LossConfig
-from planaria.swarm.policy.fingerprints import weights_fingerprint
+from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.huggingface import HuggingFacePolicy
-from planaria.swarm.policy.placing import device_of, placed
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import pad, read, rows_at_once, token_logps
 from planaria.swarm.rollout import Rollout

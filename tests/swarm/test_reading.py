@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_swarm import CONTEXT, case, policy, reading
 
-from planaria.swarm.checks.duplicates import DuplicatesCheck
+from planaria.swarm.checks.tokens import DuplicatesCheck
 from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import UNREAD, pad, read, token_logps

@@ -18,16 +18,15 @@ import torch
 from repair_cases import attacked, ensemble, stranger
 
 from planaria import cli
-from planaria.cli.commands import drill_repair
 from planaria.common.errors import UserError
 from planaria.lab.report.repair_report import best_said, repair_table
 from planaria.models import fusing
-from planaria.swarm.drills.drill_results import Drill
-from planaria.swarm.drills.drill_spec import load
+from planaria.swarm.commands import drill
+from planaria.swarm.drill import Drill, load
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import PEERS
-from planaria.swarm.repair import exams, judged
+from planaria.swarm.repair import exams
 from planaria.swarm.repair.training import Plan, weights_of
 from planaria.swarm.setting import of_run
 
@@ -217,18 +216,18 @@ def test_fused_experts_are_repaired_by_a_mask_each(
 def test_a_drill_repairs_a_poisoned_peer_in_every_way_and_only_once(
     done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(judged, "PROBLEMS", 20)
+    monkeypatch.setattr(exams, "PROBLEMS", 20)
     monkeypatch.setattr(exams, "MEASURED", 20)
-    monkeypatch.setattr(drill_repair, "Plan", functools.partial(Plan, steps=30))
+    monkeypatch.setattr(drill, "Plan", functools.partial(Plan, steps=30))
     config = of_run(done)
-    found = drill_repair.repaired(config, done, "TEXT")
+    found = drill.repaired(config, done, "TEXT")
     assert found is not None and found.peer == "p0" and found.before.accuracy.eligible == 20
     assert [way.by for way in found.ways] == ["back", "mix", "tune", "mask", "random", "anew", "layers"]
     masked, shuffled = (next(way for way in found.ways if way.by == by) for by in ("mask", "random"))
     assert masked.told == shuffled.told and masked.told.endswith("% kept")
-    assert drill_repair.repaired(config.model_copy(update={"peers": {}}), done, "TEXT") is None, "nobody attacked"
-    monkeypatch.setattr(drill_repair, "_repaired", None)  # whoever would repair it again fails
-    assert drill_repair.repaired(config, done, "TEXT") == found
+    assert drill.repaired(config.model_copy(update={"peers": {}}), done, "TEXT") is None, "nobody attacked"
+    monkeypatch.setattr(drill, "_repaired", None)  # whoever would repair it again fails
+    assert drill.repaired(config, done, "TEXT") == found
 
     page = Drill(name="d", last=1, watch=["text"], arms=[], repairs=[found, found])
     rows = repair_table(page).rows

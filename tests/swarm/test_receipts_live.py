@@ -14,10 +14,8 @@ from planaria import cli
 from planaria.common.digests import FILE
 from planaria.common.errors import UserError
 from planaria.runtime.engine import runs
-from planaria.swarm.board.agreement import Agreement
 from planaria.swarm.board.board import Board
-from planaria.swarm.board.closing import text_of
-from planaria.swarm.board.receipts import Committee, heard_in
+from planaria.swarm.board.receipts import Agreement, Committee, heard_in, text_of
 from planaria.swarm.board.word import digest_of
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
 from planaria.swarm.config import SwarmConfig

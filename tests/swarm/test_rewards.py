@@ -16,10 +16,10 @@ from planaria.common.errors import UserError
 from planaria.swarm.board.receipts import rewards_in, rewards_text
 from planaria.swarm.checks.consensus import refuse_senseless
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.learning.advantage import group_advantages
+from planaria.swarm.intake import Scoring
+from planaria.swarm.learning.lessons import group_advantages
 from planaria.swarm.records.lines import RoundDone, Started
 from planaria.swarm.report.progress import SwarmProgress
-from planaria.swarm.scoring import Scoring
 from planaria.swarm.tasks.base import Problem, as_reward
 from planaria.swarm.tasks.sums import Sums
 

@@ -1,4 +1,4 @@
-"""Who is looked for on a board that is crowded with made-up peers, and what that costs."""
+"""Which peers a reader looks at, and whom a round waits for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from words import goodbye, hello, rollouts
 
-from planaria.swarm.board.attendance import Terms
+from planaria.swarm.board.attendance import AGAIN, AT_ONCE, LEFT, Patience, Roster, Terms
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import Limits
-from planaria.swarm.board.patience import AT_ONCE, Patience
-from planaria.swarm.board.roster import AGAIN, LEFT, Roster
 
 PEERS = [Identity.fresh() for _ in range(20)]
 CROWD = {f"{n:032x}" for n in range(500)}
@@ -82,3 +80,37 @@ def test_strangers_who_have_sent_nothing_are_neither_awaited_nor_all_looked_for(
 def test_without_founders_everybody_is_looked_for_until_somebody_is_heard() -> None:
     patience = Patience(frozenset())
     assert patience.awaited(CROWD) == CROWD == patience.drawn("run", 0, CROWD)
+
+
+ALL = frozenset("abx")
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=300))
+def test_one_peer_costs_no_more_time_outs_than_the_logarithm_of_the_rounds(present: list[bool]) -> None:
+    patience, waits = Patience(ALL), 0
+    for there in present:
+        awaited = patience.awaited(ALL)
+        assert {"a", "b"} <= awaited
+        heard = ALL if there else ALL - {"x"}
+        waits += bool(awaited - heard)
+        patience.note(awaited, heard)
+    assert waits <= 2 + len(present).bit_length() / 2
+
+
+def test_a_crowd_of_strangers_costs_no_more_than_one_peer() -> None:
+    patience, waits = Patience(frozenset("ab")), 0
+    crowd = [f"x{n}" for n in range(200)]
+    patience.note(frozenset(), frozenset({"a", "b", *crowd}))
+    for number in range(200):  # in each round another one withholds
+        awaited = patience.awaited(frozenset({"a", "b", *crowd}))
+        heard = frozenset({"a", "b", *crowd}) - {crowd[number]}
+        waits += bool(awaited - heard)
+        patience.note(awaited, heard)
+    assert waits <= 2 + (200).bit_length() / 2
+
+
+def test_a_peer_that_was_away_once_is_waited_for_when_it_is_heard_again() -> None:
+    patience, two = Patience(ALL), frozenset("ab")
+    for heard, awaited in ((ALL, ALL), (two, two), (ALL, ALL), (two, two), *[(ALL, two)] * 3, (ALL, ALL)):
+        patience.note(patience.awaited(ALL), heard)
+        assert patience.awaited(ALL) == awaited

@@ -18,8 +18,8 @@ from planaria.common.cache import locked
 from planaria.common.errors import UserError
 from planaria.models.stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
-from planaria.swarm.policy.fingerprints import weights_fingerprint
-from planaria.swarm.policy.school import graduate, strayed, teach
+from planaria.swarm.policy.base import weights_fingerprint
+from planaria.swarm.policy.sources import graduate, strayed, teach
 from planaria.swarm.tasks.base import Problem, Task
 from planaria.swarm.tasks.sums import Sums
 

@@ -22,16 +22,13 @@ from tiny_swarm import policy
 
 from planaria import cli
 from planaria.report.live_page.serving import Address, Server, serve
-from planaria.swarm.audit.censor import Censor, key_of
-from planaria.swarm.audit.ledger import Ledger
+from planaria.swarm.audit.censor import Censor, Ledger, key_of
 from planaria.swarm.audit.questions import Part, Question
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.reading import read
-from planaria.swarm.serving import routes
-from planaria.swarm.serving.answering import Answering
-from planaria.swarm.serving.client import Client, ServerFailed
-from planaria.swarm.serving.protocol import Words, completions, request
-from planaria.swarm.serving.routes import Service
+from planaria.swarm.serving import answering
+from planaria.swarm.serving.answering import Answering, Service
+from planaria.swarm.serving.client import Client, ServerFailed, Words, completions, request
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
 CODES = ("4719", "2210", "9031", "5533")
@@ -97,7 +94,7 @@ def test_a_client_of_ours_gets_draws_whose_log_probabilities_are_the_models(monk
 def test_who_has_no_token_is_told_nothing_and_bad_requests_are_answered_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(routes, "ASK_S", 0.3)
+    monkeypatch.setattr(answering, "ASK_S", 0.3)
     with served() as url:
         with pytest.raises(ServerFailed, match="403"):
             ask(client(url, monkeypatch, "b" * 20), "x")
@@ -115,7 +112,7 @@ def test_who_has_no_token_is_told_nothing_and_bad_requests_are_answered_in_a_lin
             with pytest.raises(ServerFailed, match=f"400 .*{line}"):
                 ask(one, "x", **changes)  # type: ignore[arg-type]
         assert status(url, b"[" * 5000) == 400 and status(url, b"\xff") == 400
-        assert status(url, b"x" * (routes.LARGEST_BODY + 1)) == 413
+        assert status(url, b"x" * (answering.LARGEST_BODY + 1)) == 413
         assert status(url, b"", **{"content-length": "10"}) == 413, "a body that does not come"
         assert completions(ask(one, "x"), WORDS, 8)
 

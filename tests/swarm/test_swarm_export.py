@@ -11,7 +11,7 @@ from swarms import rounds, tiny, together
 from planaria import cli
 from planaria.common.digests import FILE
 from planaria.runtime.engine import runs
-from planaria.swarm.policy.fingerprints import weights_fingerprint
+from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import PEERS

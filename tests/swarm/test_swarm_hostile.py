@@ -14,9 +14,9 @@ from words import closing, hello, rollouts, said
 from planaria.swarm.assemble import task_of
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.envelope import seal
-from planaria.swarm.board.equivocation import Proof
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.quorum import Quorum
+from planaria.swarm.board.word import Proof
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.setting import rules
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from planaria.swarm.learning.loss import LossResult, divergence, divisor_of, policy_loss
+from planaria.swarm.learning.loss import LossResult, LossStats, divergence, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
-from planaria.swarm.learning.loss_stats import LossStats
 
 KINDS: tuple[str, ...] = get_args(LossConfig.model_fields["kind"].annotation)
 NAN, INF = math.nan, math.inf

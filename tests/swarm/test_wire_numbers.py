@@ -22,8 +22,7 @@ from planaria.swarm.board.receipts import Committee, heard_in, rewards_in, rewar
 from planaria.swarm.board.word import say
 from planaria.swarm.credits.messages import MESSAGE, Order
 from planaria.swarm.serving.answering import parsed
-from planaria.swarm.serving.client import ServerFailed, _parsed
-from planaria.swarm.serving.protocol import BadReply, Words, completions
+from planaria.swarm.serving.client import BadReply, ServerFailed, Words, _parsed, completions
 
 ONE = Identity.fresh()
 DIGEST = "ab" * 32

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from opening import opened
 
 from planaria.common.errors import UserError
-from planaria.swarm.tasks import records
+from planaria.swarm.tasks import open_task, records
 from planaria.swarm.tasks.answers import BRACKETS, TAGS, same_answer
 from planaria.swarm.tasks.jsonl import Questions
+from planaria.swarm.tasks.sums import Sums
 
 LINES = [
     {"question": "Two ducks lay 3 eggs each. How many?", "answer": "2 * 3 = <<2*3=6>>6 eggs.\n#### 6"},
@@ -291,3 +292,55 @@ def test_what_is_wrong_with_a_field_is_named(
 ) -> None:
     with pytest.raises(UserError, match=message):
         questions(tmp_path, line, line, **options)
+
+
+OWN = """
+from planaria.swarm.tasks.sums import Sums
+
+class Mine(Sums):
+    bonus: int = 0
+"""
+
+
+@pytest.mark.parametrize(("digits", "name"), [(2, "sums"), (3, "sums:3")])
+def test_a_task_has_a_name_for_people(digits: int, name: str) -> None:
+    assert open_task("sums", {"digits": digits}).name == name
+
+
+def test_a_style_changes_what_is_written_and_nothing_else() -> None:
+    columns, words = open_task("sums", {}), open_task("sums", {"style": "words"})
+    assert columns.fingerprint == columns.identity == words.fingerprint
+    assert columns.problem(5) == words.problem(5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "mend"),
+    [
+        ("sum", {}, "task.name = 'sum': no such choice; did you mean 'sums'"),
+        ("", {}, "known here"),
+        ("sums:3", {}, "task.name = 'sums:3': write 'sums', and '3' as one of its options: digits, style"),
+        ("gsm8k:folder", {}, "write 'gsm8k', and 'folder' as one of its options: path, style"),
+        ("sums", {"digits": "two"}, "task.options.digits = 'two': Input should be a valid integer"),
+        ("sums", {"digit": 2}, "task.options.digit: no option of 'sums'; did you mean 'digits'"),
+        ("jsonl", {}, "task.options.path: .*has no default for it"),
+        ("programs", {}, "task.options.path: .*has no default for it"),
+        ("programs", {"path": "x", "style": "tags"}, "task.options.style: no option of 'programs'"),
+    ],
+)
+def test_mistakes_are_answered(name: str, options: dict[str, object], mend: str) -> None:
+    with pytest.raises(UserError, match=mend):
+        open_task(name, options)
+
+
+@pytest.mark.usefixtures("allow_code")
+def test_the_identity_of_ones_own_task_is_its_options_and_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"task_of_ones_own_{random.Random(str(tmp_path)).randrange(10**9)}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    mine = open_task(f"{name}:Mine", {})
+    before = mine.identity
+    assert mine.fingerprint == Sums().fingerprint != before
+    (tmp_path / f"{name}.py").write_text(OWN.replace("0", "1234"))
+    assert open_task(f"{name}:Mine", {}).identity != before

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.swarm.tasks import wire
-from planaria.swarm.tasks.exam import Exam
 from planaria.swarm.tasks.programs import Programs
-from planaria.swarm.tasks.sandbox import Limits, protections, run
+from planaria.swarm.tasks.sandbox import Exam, Limits, protections, run
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 TESTS = "assert f(3) == 6\nassert abs(f(2) - 4) < 1e-6\nassert sorted(f(n) for n in range(3)) == [0, 2, 4]"

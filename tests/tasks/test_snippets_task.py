@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from opening import opened
 
 from planaria.common.errors import UserError
-from planaria.swarm.attacks.library import LibraryAttack
+from planaria.swarm.attacks.payloads import LibraryAttack
 from planaria.swarm.tasks.sandbox import protections
 from planaria.swarm.tasks.snippets import Snippets
 

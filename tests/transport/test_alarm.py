@@ -9,8 +9,7 @@ from queue import Empty
 
 import pytest
 
-from planaria.runtime.transport.alarm import Alarm
-from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.inbox import Alarm, Inbox
 
 SOON_S = 20.0
 

@@ -13,11 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from planaria.runtime.transport.address import Reach
-from planaria.runtime.transport.caller import CALLED_FOR
 from planaria.runtime.transport.channel import Channel, Closed
-from planaria.runtime.transport.listener import Listener, answers, connect, no_answer, unreachable
+from planaria.runtime.transport.listener import CALLED_FOR, Listener, answers, connect, no_answer, unreachable
 from planaria.runtime.transport.port import Port, RelaySilent, Unmet
-from planaria.runtime.transport.relay import READY, Relay, greeting
+from planaria.runtime.transport.relay import READY, Relay, end_greeting
 from planaria.runtime.transport.secure import new_key
 
 KEY = new_key()
@@ -153,7 +152,7 @@ def test_giving_up_ends_the_wait(pool: ThreadPoolExecutor, relay: str) -> None:
 
 def test_the_later_call_of_an_end_counts(pool: ThreadPoolExecutor, relay: str) -> None:
     """A worker that died while it waited is called for again by its successor."""
-    before = connect(relay, KEY, greeting("edge", "waits"), 5.0)
+    before = connect(relay, KEY, end_greeting("edge", "waits"), 5.0)
     until_known("waits")
     first, successor, caller = RELAYS[0]._waiting["waits", "edge"], hidden("g1", relay), hidden("g2", relay)
     waiting: Future[Channel | None] = pool.submit(successor.meet, "edge", 20.0, NEVER)
@@ -172,7 +171,7 @@ def test_the_later_call_of_an_end_counts(pool: ThreadPoolExecutor, relay: str) -
 
 
 def test_an_end_that_has_gone_is_not_connected(pool: ThreadPoolExecutor, relay: str) -> None:
-    gone = connect(relay, KEY, greeting("edge", "calls"), 5.0)
+    gone = connect(relay, KEY, end_greeting("edge", "calls"), 5.0)
     until_known("calls")
     gone.close()
     one, other = met(pool, relay)
@@ -182,7 +181,7 @@ def test_an_end_that_has_gone_is_not_connected(pool: ThreadPoolExecutor, relay: 
 
 def test_an_end_that_gives_up_as_it_is_met_leaves_the_other_waiting(pool: ThreadPoolExecutor, relay: str) -> None:
     """It has not hung up when the relay looks, and never answers."""
-    giving_up = connect(relay, KEY, greeting("edge", "calls"), 5.0)
+    giving_up = connect(relay, KEY, end_greeting("edge", "calls"), 5.0)
     until_known("calls")
     one, later = hidden("g1", relay), hidden("g2", relay)
     waiting: Future[Channel | None] = pool.submit(one.meet, "edge", 20.0, NEVER)

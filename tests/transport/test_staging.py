@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fake_device import FakeCopier
-from planaria.runtime.transport import buffers
+from planaria.runtime.transport import wire
 from planaria.runtime.transport.staging import Cuda, Staging, pinned
 
 SOON_S = 20.0
@@ -105,15 +105,15 @@ def test_what_is_received_stays_in_use_until_it_is_on_the_device(copier: FakeCop
 
 
 def test_activations_are_received_where_the_device_can_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_take", buffers._take)  # to be put back
+    monkeypatch.setattr(wire, "_take", wire._take)  # to be put back
     given: list[Tensor] = []
 
     def take(size: int) -> Tensor:
         given.append(torch.zeros(size, dtype=torch.uint8))
         return given[-1]
 
-    buffers.take_from(take, 200 * 2048)
-    small, large, other = (buffers.buffer(torch.bfloat16, (n, 1024), n * 2048) for n in (1, 200, 201))
+    wire.take_from(take, 200 * 2048)
+    small, large, other = (wire.buffer(torch.bfloat16, (n, 1024), n * 2048) for n in (1, 200, 201))
     assert small.shape == (1, 1024) and large.shape == (200, 1024) and other.shape == (201, 1024)
     assert [tensor.data_ptr() for tensor in given] == [large.data_ptr()]
 

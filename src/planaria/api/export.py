@@ -13,10 +13,9 @@ from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.huggingface import export_folder
 from planaria.runtime.checkpoint.foreign import dcp, huggingface, universal
+from planaria.runtime.checkpoint.foreign.folder import Note, Summed, leave
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
-from planaria.runtime.checkpoint.foreign.note import Note, Summed, leave
-from planaria.runtime.checkpoint.holdings import replicas_in
-from planaria.runtime.checkpoint.loading import Atom, atoms_of, weights_of
+from planaria.runtime.checkpoint.loading import Atom, atoms_of, replicas_in, weights_of
 from planaria.runtime.checkpoint.store import Saved
 from planaria.runtime.engine import runs
 

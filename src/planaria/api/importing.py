@@ -9,7 +9,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.saving import folder_name
 from planaria.models.families import family
-from planaria.runtime.checkpoint.foreign.apart import Job, Reply, read_apart
+from planaria.runtime.checkpoint.foreign import Job, Reply, read_apart
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest
 from planaria.runtime.engine import runs

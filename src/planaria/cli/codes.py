@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
 
 def _codes(given: argparse.Namespace) -> int:
     from planaria.cli.commands.codes import Asked, search
-    from planaria.recovery.codes.worth import Target
+    from planaria.recovery.codes.search import Target
 
     target = Target(given.shards, given.data, given.distance, given.weight, given.degree)
     return search(Asked(target, given.seed, given.tries, given.to, given.product))

@@ -29,7 +29,6 @@ GROUPS = (
     "planaria.cli.training",
     "planaria.cli.watching",
     "planaria.cli.models",
-    "planaria.cli.releases",
     "planaria.cli.checkpoints",
     "planaria.cli.codes",
     "planaria.cli.faults",
@@ -37,7 +36,7 @@ GROUPS = (
     "planaria.cli.completion",
 )
 """modules whose ``add`` adds the commands of the core"""
-PARTS = ("planaria.cli.comparing", "planaria.cli.ensembles", "planaria.cli.swarms")
+PARTS = ("planaria.cli.comparing", "planaria.cli.ensembles", "planaria.swarm.commands")
 """the same for the parts beside it; loaded only for their own commands and for lists of all commands"""
 PLACES = ("--port", "--host", "--live-port", "--live-host")
 """flags of other servers for what is --at or --live-at here"""

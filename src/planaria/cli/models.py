@@ -11,7 +11,7 @@ from planaria.cli.flags import command
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
-    from planaria.cli.commands.write_program import Way
+    from planaria.swarm.commands.write_program import Way
     from planaria.swarm.policy.tree import Choice
 
 
@@ -22,7 +22,6 @@ def add(commands: Any) -> None:
     _add_report(commands)
     accept = command(commands, "accept", "accept manual changes to a run's folder", _accept, code=False)
     accept.add_argument("run", type=Path)
-    _add_realign(commands)
     replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)
     replay.add_argument("run", type=Path)
 
@@ -100,33 +99,6 @@ def _add_report(commands: Any) -> None:
     )
 
 
-def _add_realign(commands: Any) -> None:
-    """Repairs."""
-    what = "repair a model that learned what it should not have, or apply somebody's repair"
-    realign = command(commands, "realign", what, _realign)
-    realign.add_argument("run", help="a swarm's run with --peer, or a model: a folder, or hf:NAME")
-    realign.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-    ways = "fine-tune, mask, go back to the parent, or some of the way (default tune; mask for fused models)"
-    realign.add_argument("--by", choices=("tune", "mask", "back", "mix"), help=ways)
-    realign.add_argument("--peer", metavar="NAME", help="of a swarm's run: what this peer learned")
-    realign.add_argument(
-        "--round", type=int, metavar="N", help="with --peer: after N rounds (default: the newest kept)"
-    )
-    realign.add_argument("--safe", metavar="MODEL", help="the parent (default: as the run, or fused.json, knows it)")
-    realign.add_argument("--watch", metavar="KINDS", help="of a run: what to repair of (default: evaluate.watch)")
-    realign.add_argument("--trusted", type=Path, metavar="FILE", help='JSONL of {"prompt", "text"} to learn from')
-    pairs = 'JSONL of {"prompt", "chosen", "rejected"}: learn the first, measure whether the second is likelier'
-    realign.add_argument("--pairs", type=Path, metavar="FILE", help=pairs)
-    benign = 'JSONL of {"text"}, or a folder of such: stay as it was there; experts that were fused, by their domains'
-    realign.add_argument("--benign", type=Path, metavar="PATH", help=benign)
-    realign.add_argument("--mask", type=Path, metavar="FILE", help="apply this mask.safetensors; no training")
-    most = "largest success that counts as mended; above it the exit code is 1 (default %(default)s)"
-    realign.add_argument("--most-success", type=float, default=0.02, metavar="SHARE", help=most)
-    realign.add_argument("--steps", type=int, default=200, help="updates (default %(default)s)")
-    realign.add_argument("--seed", type=int, default=0)
-    realign.add_argument("--rivals", action="store_true", help="try all other ways too, and show them beside it")
-
-
 def _generate(given: argparse.Namespace) -> int:
     if given.task is not None:
         return _generate_program(given)
@@ -160,7 +132,7 @@ def _generate_program(given: argparse.Namespace) -> int:
     way: Way = given.way or "once"
     if given.choose is not None and way == "once":
         raise UserError(f"--choose {given.choose}: goes with --as vote or --as tree; add one of them, or leave it out")
-    from planaria.cli.commands.write_program import write_program
+    from planaria.swarm.commands.write_program import write_program
 
     tokens = 768 if given.tokens is None else given.tokens
     choose: Choice = given.choose or "agreement"
@@ -198,7 +170,7 @@ def _export(given: argparse.Namespace) -> int:
     from planaria.api.export import export_run
     from planaria.api.export_model import export_again
     from planaria.models.huggingface import is_exported
-    from planaria.swarm.export_peer import export_peer
+    from planaria.swarm.learned import export_peer
 
     swarm = (given.run / "peers").is_dir()
     if given.peer is None and (swarm or given.round is not None):
@@ -210,24 +182,6 @@ def _export(given: argparse.Namespace) -> int:
     else:
         print(export_peer(given.run, given.peer, given.to, given.round, print))
     return 0
-
-
-def _realign(given: argparse.Namespace) -> int:
-    from planaria.cli.commands import realign
-    from planaria.cli.commands.realign_inputs import Given
-    from planaria.swarm.repair.training import Plan
-
-    watch = tuple(filter(None, (kind.strip() for kind in (given.watch or "").split(","))))
-    found = Given(given.run, given.peer, given.round, given.safe, given.trusted, given.pairs, given.benign, watch)
-    if given.mask is not None:
-        asked = {name: getattr(given, name) for name in ("by", "watch", "trusted", "pairs", "benign")}
-        if said := next((name for name, value in asked.items() if value is not None), None):
-            raise UserError(f"--mask {given.mask}: is applied as it is; leave out --{said}")
-        return realign.apply(found, given.mask, given.to)
-    if given.steps < 1 or not 0 <= given.most_success < 1:
-        raise UserError("--steps is 1 or more, --most-success 0 or more and below 1")
-    plan = Plan(seed=given.seed, steps=given.steps)
-    return realign.realign(found, realign.Wanted(given.by, given.most_success, plan, given.rivals), given.to)
 
 
 def _report(given: argparse.Namespace) -> int:

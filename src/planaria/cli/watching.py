@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planaria.cli.flags import command
+from planaria.cli.serving import add_place, address, require_server, token_in
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import Address
-
-ANYWHERE = "127.0.0.1:0"
 
 
 def add(commands: Any) -> None:
@@ -31,16 +30,6 @@ def add_live(train: argparse.ArgumentParser) -> None:
     live.add_argument("--live-chaos", action="store_true", help="let watchers kill, freeze, slow and cut workers")
 
 
-def add_place(parser: Any, prefix: str) -> None:
-    """Where the page is served."""
-    help_text = "where to listen (default: a free port of 127.0.0.1, which no other machine can reach)"
-    parser.add_argument(f"{prefix}at", metavar="HOST:PORT", help=help_text)
-    named = "another name that browsers may call the server by, such as a proxy's; can be given several times"
-    parser.add_argument(f"{prefix}name", metavar="HOST[:PORT]", action="append", default=[], help=named)
-    token = "use the token in this file (default: a new one)"
-    parser.add_argument(f"{prefix}token-file", type=Path, metavar="FILE", help=token)
-
-
 def live_of(given: argparse.Namespace) -> Address | None:
     """Where the page of a run that is trained is to be served; None where nobody asked for it.
 
@@ -51,26 +40,14 @@ def live_of(given: argparse.Namespace) -> Address | None:
         if extra := [flag for flag in flags if getattr(given, f"live_{flag}".replace("-", "_"))]:
             raise UserError(f"--live-{extra[0]}: goes with --live")
         return None
-    from planaria.cli.commands.watch import require_server, token_in
-
     require_server("--live")
     if given.live_token_file is not None:
         token_in(given.live_token_file)
     return address(given.live_at, given.live_name, "--live-at")
 
 
-def address(at: str | None, names: list[str], flag: str) -> Address:
-    """HOST:PORT, taken apart."""
-    from planaria.report.live_page.serving import Address
-
-    host, colon, port = (at or ANYWHERE).rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise UserError(f"{flag} {at}: no address; write HOST:PORT, such as 127.0.0.1:8080")
-    return Address(host.removeprefix("[").removesuffix("]"), int(port), tuple(names))
-
-
 def _watch(given: argparse.Namespace) -> int:
-    from planaria.cli.commands.watch import require_server, watch
+    from planaria.cli.commands.watch import watch
 
     require_server("watch")
     return watch(given.runs, address(given.at, given.name, "--at"), given.token_file, given.chaos, given.until_closed)

@@ -1,4 +1,4 @@
-"""How replicas of a stage agree: a registry of exchanges, each one file."""
+"""Exchanges between replicas of a stage: their registry, and the exchange that a recipe configures."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from planaria.common.errors import UserError
 from planaria.config.registry import Registry, blaming, foreign
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.allreduce import AllReduce
+from planaria.exchange.allreduce import AllReduce, Local
 from planaria.exchange.base import Exchange
 from planaria.exchange.compression import compression_of
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
-from planaria.exchange.local import Local
+from planaria.exchange.gossip import PairMean
 from planaria.exchange.monna import MoNNA
 from planaria.exchange.noloco import NoLoCo
-from planaria.exchange.pair_mean import PairMean
 from planaria.exchange.robust import robust_of
 from planaria.exchange.streaming import Streaming
 

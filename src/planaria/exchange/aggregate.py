@@ -17,7 +17,7 @@ from planaria.exchange.base import (
     Counted,
     Exchange,
     ExchangeCost,
-    Offer,
+    Offers,
     Outer,
     Parts,
     Shapes,
@@ -167,7 +167,7 @@ class Averaging(Exchange, ABC):
             return None
         return Weighing(self._robust, not self.synchronised, CENTRE, self.spoken)
 
-    def spoken(self, outer: Outer, offers: Mapping[int, Offer]) -> dict[int, dict[str, Tensor]]:
+    def spoken(self, outer: Outer, offers: Offers) -> dict[int, dict[str, Tensor]]:
         """What sound ``offers`` of the round after ``outer`` stand for: member → the value that a rule is to see."""
         raise NotImplementedError
 
@@ -201,10 +201,10 @@ class Averaging(Exchange, ABC):
         """One value of those of several members (member → tensors by name), all of which count the same."""
         return AGGREGATORS[self.aggregator](said, equal(said))
 
-    def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
+    def apart(self, outer: Outer, offers: Offers) -> float:
         return message.apart(offers, self.codec(outer), outer.rounds)
 
-    def decoded(self, outer: Outer, offers: Mapping[int, Offer], like: Weights) -> dict[int, dict[str, Tensor]]:
+    def decoded(self, outer: Outer, offers: Offers, like: Weights) -> dict[int, dict[str, Tensor]]:
         """What the blocking parts of sound ``offers`` of the round after ``outer`` stand for, by member."""
         codec = self.codec(outer)
         return {member: message.unpack(offer.blocking, like, codec, outer.rounds) for member, offer in offers.items()}

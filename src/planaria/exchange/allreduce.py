@@ -1,15 +1,19 @@
-"""All-reduce: in every step, replicas average their gradients before the update. They never differ."""
+"""All-reduce, and no exchange: the most and the least that replicas can share.
+
+With all-reduce they average their gradients in every step, before the update, and never differ. Without an exchange
+they start alike and receive nothing from one another: the baseline that any exchange must beat.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import Offer, Outer, Weights
+from planaria.exchange.base import Exchange, ExchangeCost, Offer, Offers, Outer, Settled, Shapes, Weights
 
 
 class AllReduce(Averaging):
@@ -30,12 +34,30 @@ class AllReduce(Averaging):
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         return self.compression.offer(outer, fast)
 
-    def settle(
-        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
-    ) -> tuple[dict[str, Tensor], Outer]:
+    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
         """g ← (1/n) Σ_j g_j, or what another aggregator makes of them, or the mean of estimates."""
         said, kept = self.compression.heard(outer, offers, me, fast)
         joined = self.joined(outer, said)
         reached, shared = self.compression.reached(outer, joined)
         known = self.compression.learned(outer, said)
         return message.fast_copy(reached, fast), known.settled(**kept, **shared, **self.remembered(joined))
+
+
+class Local(Exchange):
+    """Rounds never come; driven through one, everybody is alone and nothing changes."""
+
+    @property
+    def interval(self) -> None:
+        return None
+
+    def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
+        return [(member,) for member in sorted(members)]
+
+    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
+        return Offer()
+
+    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
+        return dict(fast), outer.settled()
+
+    def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
+        return ExchangeCost(0.0, 0.0)

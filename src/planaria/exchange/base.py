@@ -28,8 +28,7 @@ from torch import Tensor
 
 from planaria.config.registry import Choice
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compress.plain import PLAIN
-from planaria.exchange.pairing import one_group
+from planaria.exchange.compress.dense import PLAIN
 
 Weights = Mapping[str, Tensor]
 """one stage's parameters (or gradients) by local name"""
@@ -56,7 +55,7 @@ class Outer:
     parts: Mapping[str, Weights] = field(default_factory=dict)
     rounds: int = 0
     secants: tuple[float, ...] = ()
-    """Σ‖Δg‖² of each member over ``measured`` rounds, equal at all members (``feedback/ef21w.py``)"""
+    """Σ‖Δg‖² of each member over ``measured`` rounds, equal at all members (``compress/estimates.py``)"""
     measured: int = 0
 
     def __getitem__(self, part: str) -> Weights:
@@ -134,6 +133,12 @@ class Offer:
     """what ``blocking`` lacks; None where it lacks nothing, or its norms are not finite"""
 
 
+Offers = Mapping[int, Offer]
+"""member → its offer of one round"""
+Settled = tuple[dict[str, Tensor], Outer]
+"""new fast weights and outer state"""
+
+
 class Counted(NamedTuple):
     """How much offers counted in what a round came to, where that can be told."""
 
@@ -150,7 +155,7 @@ class Weighs(Protocol):
     """Judges offers over all stages of a replica; each method as in ``exchange/weighing.py``."""
 
     @property
-    def spoken(self) -> Callable[[Outer, Mapping[int, Offer]], Mapping[int, Weights]]: ...
+    def spoken(self) -> Callable[[Outer, Offers], Mapping[int, Weights]]: ...
 
     def products(
         self, outer: Outer, said: Mapping[int, Weights], me: int, news: Collection[int]
@@ -182,6 +187,11 @@ def meeting_cost(groups: Sequence[tuple[int, ...]], blocking: float, prefetched:
     """What an offer of so many bytes costs the mean member of ``groups``."""
     peers = sum(len(group) * (len(group) - 1) for group in groups) / sum(map(len, groups))
     return ExchangeCost(peers * blocking, peers * (blocking + prefetched))
+
+
+def one_group(members: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return all ``members`` as one group."""
+    return [tuple(sorted(members))] if members else []
 
 
 class Exchange(Choice, ABC):
@@ -305,9 +315,7 @@ class Exchange(Choice, ABC):
         """
 
     @abstractmethod
-    def settle(
-        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
-    ) -> tuple[dict[str, Tensor], Outer]:
+    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
         """What replica ``me`` goes on with: new fast weights, of the dtypes and devices of ``fast``, and outer state.
 
         What the round does not touch shares memory with what was given; nothing that was given is changed.
@@ -319,7 +327,7 @@ class Exchange(Choice, ABC):
         :raises ValueError: when a message does not have the size or type that it must have.
         """
 
-    def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
+    def apart(self, outer: Outer, offers: Offers) -> float:
         """How far the weights of these members lie apart (``exchange.message.apart``), as far as their offers tell."""
         return 0.0
 

@@ -16,15 +16,23 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError, nearest
+from planaria.config.registry import Registry
 from planaria.exchange import message
-from planaria.exchange.base import Compressed, Offer, Outer, Parts, Shapes, Weights
+from planaria.exchange.base import Compressed, Offer, Offers, Outer, Parts, Shapes, Weights
 from planaria.exchange.compress import COMPRESSORS
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import CHUNK
-from planaria.exchange.compress.plain import PLAIN
-from planaria.exchange.feedback import FEEDBACKS
-from planaria.exchange.feedback.base import Feedback, full
-from planaria.exchange.feedback.ef14 import EF14
+from planaria.exchange.compress.dense import PLAIN
+from planaria.exchange.compress.estimates import EF21, EF21W, EControl
+from planaria.exchange.compress.feedback import EF14, Feedback, Naive, full
+
+FEEDBACKS: Registry[Feedback] = Registry(
+    "feedback",
+    "exchange.compress.feedback",
+    Feedback,  # type: ignore[type-abstract]
+    {"none": Naive, "ef14": EF14, "ef21": EF21, "ef21w": EF21W, "econtrol": EControl},
+    place="exchange.compress",
+)
 
 _SHORT = re.compile(r"(?:(?P<feedback>\w+):)?(?:(?P<kind>top|rand)(?P<keep>[\d.]+)%|(?P<bits>\d+)bits|(?P<name>\w+))")
 _EF14 = EF14()
@@ -83,7 +91,7 @@ class Compression:
         return min((self.compressor.reached(v, outer.rounds) for v in judged), default=self.compressor.delta(count))
 
     def heard(
-        self, outer: Outer, offers: Mapping[int, Offer], me: int, like: Weights
+        self, outer: Outer, offers: Offers, me: int, like: Weights
     ) -> tuple[dict[int, dict[str, Tensor]], Mapping[str, Weights]]:
         """What members have sent, in order of id, and what ``me`` keeps: what it had, if its own message was refused.
 

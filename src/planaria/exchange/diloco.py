@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -11,8 +10,9 @@ from torch import Tensor
 from planaria.config.bounds import Fraction, Positive
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import Offer, Outer, Parts, TooManyLiars, Weights
-from planaria.exchange.outer_step import Momentum, stepped
+from planaria.exchange.base import Offer, Offers, Outer, Parts, Settled, TooManyLiars, Weights
+
+Momentum = Literal["nesterov", "heavy_ball"]
 
 
 class DiLoCo(Averaging):
@@ -54,16 +54,14 @@ class DiLoCo(Averaging):
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         return self.compression.offer(outer, pseudo_gradient(self.about(outer), fast))
 
-    def spoken(self, outer: Outer, offers: Mapping[int, Offer]) -> dict[int, dict[str, Tensor]]:
+    def spoken(self, outer: Outer, offers: Offers) -> dict[int, dict[str, Tensor]]:
         return self.decoded(outer, offers, self.about(outer))
 
-    def settle(
-        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
-    ) -> tuple[dict[str, Tensor], Outer]:
+    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
         slow, settled = self._stepped(outer, offers, me)
         return {**fast, **message.fast_copy(slow, fast)}, settled
 
-    def _stepped(self, outer: Outer, offers: Mapping[int, Offer], me: int) -> tuple[dict[str, Tensor], Outer]:
+    def _stepped(self, outer: Outer, offers: Offers, me: int) -> Settled:
         """The slow weights that the round is about, one outer step later, and the outer state. None of them, where a
         robust rule does not bear it that so few are heard; then the outer state has but counted the round."""
         part = self.about(outer)
@@ -79,3 +77,36 @@ class DiLoCo(Averaging):
 def pseudo_gradient(slow: Weights, fast: Weights) -> dict[str, Tensor]:
     """Δ = φ − θ in fp32: downhill, with the sign of a gradient."""
     return {name: tensor - fast[name].detach().float() for name, tensor in slow.items()}
+
+
+def stepped(
+    slow: Weights, momentum: Weights, gradient: Weights, lr: float, mu: float, kind: Momentum
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Slow weights and momentum after one outer step along ``gradient``, parameter by parameter."""
+    step = nesterov if kind == "nesterov" else heavy_ball
+    pairs = {name: step(slow[name], momentum[name], gradient[name], lr, mu) for name in gradient}
+    return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+
+
+def nesterov(slow: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> tuple[Tensor, Tensor]:
+    """DiLoCo's outer step (arXiv 2311.08105, algorithm 1, with the optimizer of its section 3), elementwise:
+
+        m ← µm + g
+        φ ← φ − η(g + µm)
+
+    with g the mean pseudo-gradient: PyTorch's ``SGD(nesterov=True)``. Returns φ and m.
+    """
+    momentum = mu * momentum + gradient
+    return slow - lr * (gradient + mu * momentum), momentum
+
+
+def heavy_ball(slow: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> tuple[Tensor, Tensor]:
+    """The outer step of the DiLoCo that arXiv 2506.10911 compares with, elementwise:
+
+        δ ← µδ − ηg
+        φ ← φ + δ
+
+    No look-ahead, and the learning rate lies within the momentum. Returns φ and δ.
+    """
+    momentum = mu * momentum - lr * gradient
+    return slow + momentum, momentum

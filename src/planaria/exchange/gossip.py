@@ -1,15 +1,16 @@
-"""What exchanges of weights have in common: the message in one part or in two, and its bytes; and random groups.
+"""What exchanges of weights have in common, random groups, and the bound on γ within which replicas stay together.
 
-A replica says one tensor x, made of its slow weights φ and its drift θ − φ, and goes on with the mean of its group's.
+A replica sends one tensor x, made of its slow weights φ and its drift θ − φ, and continues with its group's mean.
 So one tensor each is enough; the released code of arXiv 2506.10911 sends two.
 
 In two parts (``prefetch``, or fewer than 32 bits): φ is known once the round before is settled and so is the next
 group, so it can travel, in full, while the inner steps run. Only the drift is waited for. It is small beside φ and
-bears rounding. That is more bytes in all, and fewer on the critical path.
+tolerates rounding. That is more bytes in all, and fewer on the critical path.
 """
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
@@ -21,10 +22,64 @@ from torch import Tensor
 from planaria.config.bounds import Fraction, Positive
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, TooManyLiars, Weights, meeting_cost
-from planaria.exchange.pairing import random_groups
+from planaria.exchange.base import (
+    ExchangeCost,
+    Offer,
+    Offers,
+    Outer,
+    Parts,
+    Settled,
+    Shapes,
+    TooManyLiars,
+    Weights,
+    meeting_cost,
+)
 from planaria.exchange.robust import Robust
-from planaria.exchange.stability import largest_gamma
+
+
+def contraction(members: int, group: int) -> float:
+    """c of equation (3): the mean share of a disagreement that lies within the groups of a round.
+
+    ``members`` replicas in K = ⌈members / group⌉ groups, drawn by :func:`random_groups`. Within-group differences span
+    members − K of the members − 1 dimensions of all differences, and no direction is preferred:
+
+        c = (members − K) / (members − 1),    members / (2(members − 1)) for pairs of an even number.
+
+    It is never below 1 − 1/group, its limit for many members. [derived here]
+    """
+    return (members - -(-members // group)) / (members - 1)
+
+
+def largest_gamma(alpha: float, c: float) -> float:
+    """Equation (3): disagreement dies out (in mean square, without noise) if and only if 0 < γ < this. [derived here]
+
+        γ < 2(1 − α²) / (1 + α − 2αc)
+
+    α is the momentum, c as :func:`contraction` says. With d a replica's distance from the mean of all and P the
+    projection on differences within groups, δ ← αδ − γPd and d ← d + δ close a linear recursion in E|d|², E⟨d, δ⟩ and
+    E|δ|², because P is drawn apart from both and E P = c; its spectral radius passes 1 there.
+    """
+    return 2.0 * (1.0 - alpha * alpha) / (1.0 + alpha - 2.0 * alpha * c)
+
+
+def random_groups(round: int, members: Sequence[int], size: int, seed: int) -> list[tuple[int, ...]]:
+    """Return ``members`` in groups of ``size``, drawn anew in every ``round``; ids within a group ascend.
+
+    One permutation is cut with a stride: groups {π_k, π_{k+K}, π_{k+2K}, …} for k < K = ⌈N / size⌉ (released code of
+    arXiv 2506.10911, for N divisible by the size). Otherwise some groups are smaller by one; with pairs, one member
+    sits out. A string as seed is hashed by SHA-512, so the draw is the same on every platform; a cipher on so small a
+    range would not reach all permutations.
+
+    :raises ValueError: if a member is named twice or ``size`` is below 1.
+    """
+    if len(set(members)) < len(members):
+        raise ValueError(f"a member is named twice: {sorted(members)}")
+    if size < 1:
+        raise ValueError(f"groups of {size} cannot be formed")
+    order = sorted(members)
+    random.Random(f"exchange/{seed}/{round}").shuffle(order)
+    count = -(-len(order) // size)
+    return [tuple(sorted(order[k::count])) for k in range(count)]
 
 
 class Models(Averaging, ABC):
@@ -85,18 +140,14 @@ class Models(Averaging, ABC):
             return self.compression.offer(outer, drift, prefetched)
         return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer["slow"].items()}))
 
-    def settle(
-        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
-    ) -> tuple[dict[str, Tensor], Outer]:
+    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
         """Of a group in which fewer are heard than a robust rule bears, everybody goes on alone."""
         try:
             return self._settled(outer, fast, offers, me)
         except TooManyLiars:
             return self._settled(outer, fast, {me: offers[me]}, me)
 
-    def _settled(
-        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
-    ) -> tuple[dict[str, Tensor], Outer]:
+    def _settled(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
         heard, kept = self.compression.heard(outer, offers, me, outer["slow"])
         said = self._said(outer, offers, heard)
         if me not in said:  # its own offer was refused, so there is nothing to join: it begins the round again
@@ -108,11 +159,11 @@ class Models(Averaging, ABC):
             new_slow[name], momentum[name] = self.step(slow, before, said[me][name], joined[name])
         return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
 
-    def spoken(self, outer: Outer, offers: Mapping[int, Offer]) -> dict[int, dict[str, Tensor]]:
+    def spoken(self, outer: Outer, offers: Offers) -> dict[int, dict[str, Tensor]]:
         return self._said(outer, offers, self.decoded(outer, offers, outer["slow"]))
 
     def _said(
-        self, outer: Outer, offers: Mapping[int, Offer], heard: Mapping[int, Mapping[str, Tensor]]
+        self, outer: Outer, offers: Offers, heard: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[int, dict[str, Tensor]]:
         """x of each member, whose blocking part stands for what was ``heard``: for x itself, or for a drift."""
         if not self.two_parts:
@@ -123,7 +174,7 @@ class Models(Averaging, ABC):
             for member, drift in heard.items()
         }
 
-    def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
+    def apart(self, outer: Outer, offers: Offers) -> float:
         return super().apart(outer, offers) / (1.0 if self.two_parts else self.unit)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
@@ -171,3 +222,14 @@ class Pulled(Gossip, ABC):
             f"{self.group} gamma must stay below 2(1 - alpha^2) / (1 + alpha - 2 alpha (1 - 1/{self.group})) = "
             f"{bound:.3g}; lower gamma or alpha"
         )
+
+
+class PairMean(Gossip):
+    """No momentum, no learning rate: NoLoCo with α = 0 and β = γ = 1."""
+
+    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+        return slow + drift
+
+    def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """θ ← (1/n) Σ_{j∈G} θ_j; the slow weights are only what drifts are measured from."""
+        return mean, torch.zeros_like(momentum)

@@ -1,16 +1,16 @@
-"""Weights as one flat message and back, by any compressor."""
+"""Weights as one flat message and back, by any compressor; means and copies of weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from planaria.exchange.base import Offer, Shapes, Weights
+from planaria.exchange.base import Offers, Shapes, Weights
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compress.plain import PLAIN
+from planaria.exchange.compress.dense import PLAIN
 
 
 def flat(weights: Weights) -> Tensor:
@@ -50,7 +50,7 @@ def packed_bytes(shapes: Shapes) -> int:
     return PLAIN.bytes(sum(shape.numel() for shape in shapes.values()))
 
 
-def apart(offers: Mapping[int, Offer], codec: Compressor, draw: int = 0) -> float:
+def apart(offers: Offers, codec: Compressor, draw: int = 0) -> float:
     """How far what members say lies from their mean, root mean square over members and numbers; 0 for a single one.
 
     Corrected for how few they are (n − 1 in the denominator), so that it tells of all replicas, not of this group only.
@@ -80,3 +80,8 @@ def fast_copy(slow: Weights, like: Weights) -> dict[str, Tensor]:
 
 def zeros(like: Weights) -> dict[str, Tensor]:
     return {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in like.items()}
+
+
+def consensus(of: Sequence[Weights]) -> dict[str, Tensor]:
+    """The mean of the replicas' fast weights, in fp32, parameter by parameter (arXiv 2506.10911 names no one model)."""
+    return {name: torch.stack([weights[name].float() for weights in of]).mean(dim=0) for name in of[0]}

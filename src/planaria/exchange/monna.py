@@ -12,10 +12,10 @@ from torch import Tensor
 
 from planaria.config.bounds import Fraction, Natural
 from planaria.exchange import message
-from planaria.exchange.base import Counted, Offer, Outer, Parts, Told, Weights
+from planaria.exchange.base import Counted, Offers, Outer, Parts, Settled, Told, Weights
 from planaria.exchange.gossip import Models
 from planaria.exchange.robust import Robust
-from planaria.exchange.robust.chunks import Vector, chunks
+from planaria.exchange.robust.products import Vector, chunks
 
 
 class MoNNA(Models):
@@ -79,9 +79,7 @@ class MoNNA(Models):
         """θ ← the mean of the models that are kept; the momentum is that of :meth:`moved`, and unused if α = 0."""
         return mean, torch.zeros_like(momentum)
 
-    def settle(
-        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
-    ) -> tuple[dict[str, Tensor], Outer]:
+    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
         new, settled = super().settle(outer, fast, offers, me)
         if self.alpha:
             settled = replace(settled, parts={**settled.parts, "momentum": self.moved(outer, fast)})

@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.config.bounds import Fraction
-from planaria.exchange import outer_step
 from planaria.exchange.gossip import Pulled
 
 
@@ -33,9 +32,21 @@ class NoLoCo(Pulled):
         return said(drift, slow, self.beta, self.gamma)
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        return outer_step.noloco(slow, momentum, mean, self.alpha, self.gamma)
+        return stepped(slow, momentum, mean, self.alpha, self.gamma)
 
 
 def said(drift: Tensor, slow: Tensor, beta: float, gamma: float) -> Tensor:
     """u = β(θ − φ) + γφ: all that equation (1) needs of a member, in one tensor of its shape. [derived]"""
     return beta * drift + gamma * slow
+
+
+def stepped(slow: Tensor, momentum: Tensor, mean_said: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
+    """Equations (1) and (2) of docs/noloco.md (arXiv 2506.10911), elementwise, for group G of replica i:
+
+        δ ← αδ − (β/n) Σ_{j∈G} (φ_j − θ_j) − γ(φ − (1/n) Σ_{j∈G} φ_j)  =  αδ + ū_G − γφ
+        φ ← φ + δ
+
+    with u as :func:`said` says, ``mean_said`` its mean over the group. Returns φ and δ.
+    """
+    momentum = alpha * momentum + mean_said - gamma * slow
+    return slow + momentum, momentum

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from planaria.exchange.base import Counted, Exchange, Offer, Outer, Told, TooManyLiars
+from planaria.exchange.base import Counted, Exchange, Offer, Offers, Outer, Told, TooManyLiars
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compress.plain import PLAIN
+from planaria.exchange.compress.dense import PLAIN
 
 
 class Judged(NamedTuple):
@@ -33,7 +33,7 @@ def _nobody(counted: Counted) -> None:
 def judge(
     rule: Exchange,
     outer: Outer,
-    offers: Mapping[int, Offer],
+    offers: Offers,
     like: Offer,
     told: Told = _nobody,
     left_out: Mapping[int, str] = MappingProxyType({}),
@@ -52,7 +52,7 @@ def judge(
     return Judged(rule.facing(len(wrong), told), sound, wrong)
 
 
-def refused(offers: Mapping[int, Offer], like: Offer, codec: Compressor) -> dict[int, str]:
+def refused(offers: Offers, like: Offer, codec: Compressor) -> dict[int, str]:
     """Members whose offer is of no use, and what is wrong with it, beside one that is right (``like``) and whose
     blocking part ``codec`` has made."""
     found = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -11,9 +11,8 @@ from pydantic import model_validator
 from torch import Tensor
 
 from planaria.config.bounds import Fraction, Natural, Positive
-from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
+from planaria.exchange.base import ExchangeCost, Offers, Outer, Settled, Shapes, Weights, meeting_cost, one_group
 from planaria.exchange.diloco import DiLoCo
-from planaria.exchange.pairing import one_group
 
 
 class Streaming(DiLoCo):
@@ -56,9 +55,7 @@ class Streaming(DiLoCo):
         slow = outer["slow"]
         return {name: slow[name] for name in fragments(slow, self.fragments)[outer.rounds % self.fragments]}
 
-    def settle(
-        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
-    ) -> tuple[dict[str, Tensor], Outer]:
+    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
         slow, settled = self._stepped(outer, offers, me)
         mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
         return {**fast, **mixed}, settled

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from planaria.exchange import message
-from planaria.exchange.base import Counted, Offer, Outer, Weights
+from planaria.exchange.base import Counted, Offers, Outer, Weights
 from planaria.exchange.robust import Robust
-from planaria.exchange.robust.chunks import CHUNK, Vector, chunks
+from planaria.exchange.robust.products import CHUNK, Vector, chunks
 
 Told = Mapping[int, Mapping[int, float]]
 """what one node tells: member → member heard before, or the same → inner product"""
@@ -38,7 +38,7 @@ class Weighing:
     own: bool
     last: str
     """the part of an outer state that is the value of the round before"""
-    spoken: Callable[[Outer, Mapping[int, Offer]], Mapping[int, Weights]]
+    spoken: Callable[[Outer, Offers], Mapping[int, Weights]]
     """what sound offers of the round after an outer state stand for, by member"""
 
     def products(self, outer: Outer, said: Mapping[int, Weights], me: int, news: Collection[int]) -> Told:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from planaria.common.compiled import compiled
 from planaria.planner.evaluate import NEVER, makespan
-from planaria.planner.sums import summed
-from planaria.planner.tables import Ints, Tables
+from planaria.planner.tables import Ints, Tables, summed
 
 Floats = NDArray[np.float64]
 RANDOMS = 10

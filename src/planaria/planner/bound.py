@@ -2,26 +2,35 @@
 
 Where all plans are tried, the order is that of every simulation: a node takes first what comes first. Some order with
 waits in it may be quicker, but no plan is carried out so.
+
+Which nodes become data nodes is a plan's own choice. Choices wait in the order of what is known of them. The one that
+promises the shortest step is looked at more closely and goes back with what that says; when it is still first, or time
+is up, no plan is shorter than what it says.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from itertools import combinations, permutations, product
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from planaria.planner.choices import best_choice
+from planaria.common.compiled import COMPILED
+from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.evaluate import NEVER
-from planaria.planner.exhaustive import best_of_all
-from planaria.planner.kinds import kinds_of
-from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem
+from planaria.planner.guidelines import unequal_use
+from planaria.planner.prices import room
+from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem, Solution
+from planaria.planner.search import step_ns
 from planaria.planner.tables import Ints
-from planaria.planner.turns import shortest, turns
+from planaria.planner.ways import Ways, kinds_of, shortest, turns, ways_of
 
 SOLVER = find_spec("scipy") is not None
 """of linear programmes (``planaria[planner]``); without it the bound is lower"""
@@ -50,8 +59,9 @@ class Certificate(NamedTuple):
 
 
 def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True, seconds: float = math.inf) -> Certificate:
-    """The best of all plans where they are few (``exhaustive``; not without ``exact``), else the largest of some times
-    that no plan can beat.
+    """Return the step of the best plan where plans are few (not without ``exact``), else a time that none can beat.
+
+    The former is :func:`best_of_all`; the latter is the largest of these times:
 
     - *turns*: a data node lets in a microbatch for each slot, and the next when one is back, and does one thing at a
       time; each microbatch has the shortest way there and back, alone in the network (``turns``);
@@ -62,8 +72,8 @@ def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True, second
       stage of the node that is farthest from all others, alone.
 
     Which nodes become data nodes is the plan's choice, within their roles: the best are assumed; in small networks by
-    looking at so many choices at most (``choices``), else one by one. After ``seconds`` no further look is taken: the
-    bound is then lower, and still a bound.
+    looking at so many choices at most (:func:`best_choice`), else one by one. After ``seconds`` no further look is
+    taken: the bound is then lower, and still a bound.
     """
     until = time.monotonic() + seconds
     alone = shortest(problem, kinds_of(problem))
@@ -142,3 +152,172 @@ def _between(problem: Problem, row: int, nodes: Ints) -> Ints:
     """[nodes, nodes]: a message of gradients; never from a node to itself."""
     carry = problem.sums[row][np.ix_(problem.site[nodes], problem.site[nodes])]
     return np.where(np.eye(len(nodes), dtype=bool), NEVER // 4, carry)
+
+
+MOST = 5000
+"""choices of data nodes that are told apart"""
+AHEAD, CLOSEST = 0.02, 0.002
+"""by what share more than is known a step is assumed to be shorter than: at first, and at last"""
+WORK = 30_000_000
+"""numbers in tables that all looks together go through"""
+ROUNDING = 1e-9
+"""share of a bound that adding up rounded numbers could have made it too large by, and more"""
+
+
+class Choice(NamedTuple):
+    """Of data nodes: how many nodes of each kind."""
+
+    ticks: int
+    """nanoseconds: no step is shorter with it"""
+    data: tuple[int, ...]
+    """[kinds]"""
+    ahead: float = AHEAD
+    """share by which the next look looks ahead"""
+
+    @property
+    def final(self) -> bool:
+        """Would another look say no more?"""
+        return self.ahead < CLOSEST
+
+
+def best_choice(problem: Problem, looks: int, until: float = math.inf) -> Choice | None:
+    """Return the choice with the least lower bound after at most ``looks`` at prices, none begun after ``until``.
+
+    None if there are too many choices or ways. ``until`` is on the monotonic clock.
+    """
+    ways = ways_of(problem)
+    found = list(_choices(problem, ways)) if ways else []
+    if ways is None or len(found) > MOST:
+        return None
+    heap = [Choice(_turns(problem, ways, np.array(data)), data) for data in found]
+    heapq.heapify(heap)
+    for _ in range(max(1, min(looks, WORK // ways.holds.size))):
+        if heap[0].final or time.monotonic() >= until:
+            break
+        heapq.heapreplace(heap, closer(problem, ways, heap[0]))
+    return heap[0]
+
+
+def closer(problem: Problem, ways: Ways, choice: Choice) -> Choice:
+    """Assume that the step is hardly longer than known, and ask for the best prices: either it cannot be so short; or
+    they say how long it is at least, and the next look assumes less."""
+    from planaria.planner.relaxed import relaxed  # needs scipy
+
+    least = choice.ticks / 1e9
+    most = least * (1 + choice.ahead)
+    there_is = room(problem, ways, np.array(choice.data), least * (1 - ROUNDING), most)
+    says = relaxed(problem, ways, there_is)[0] * (1 - ROUNDING)
+    ticks = math.ceil(min(says, most) * 1e9)  # a step is a whole number of nanoseconds
+    return Choice(max(choice.ticks, ticks), choice.data, choice.ahead / (1 + bool(says < most)))
+
+
+def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:
+    """All of them that roles allow, and one more than ``MOST`` at most."""
+    role, size = problem.role[ways.kinds.first], ways.kinds.size
+    most = np.where(role == ROLES.index("worker"), 0, size).tolist()
+    least = np.where(role == ROLES.index("data"), size, 0).tolist()
+    rest = np.concatenate([np.cumsum(most[::-1])[::-1], [0]]).tolist()
+    needed = np.concatenate([np.cumsum(least[::-1])[::-1], [0]]).tolist()
+    given = 0
+
+    def choose(kind: int, left: int) -> Iterator[tuple[int, ...]]:
+        nonlocal given
+        if kind == len(most):
+            given += 1
+            yield ()
+            return
+        for here in range(least[kind], most[kind] + 1):
+            if needed[kind + 1] <= left - here <= rest[kind + 1] and given <= MOST:
+                for others in choose(kind + 1, left - here):
+                    yield (here, *others)
+
+    yield from choose(0, problem.sizes[0])
+
+
+def _turns(problem: Problem, ways: Ways, data: Ints) -> int:
+    """The longest of its data nodes' turns, on ways through the other nodes; nanoseconds."""
+    possible = (ways.uses <= ways.kinds.size - data).all(axis=1)
+    lets_in = np.flatnonzero(data)
+    alone, first = np.zeros(problem.nodes, np.int64), ways.kinds.first[lets_in]
+    alone[first] = ways.length[np.ix_(lets_in, possible)].min(axis=1)
+    return int(turns(problem, alone)[first].max())
+
+
+MOST_PLANS = 10_000 if COMPILED else 300
+"""plans that are all tried"""
+DEEPEST = 100
+"""microbatches of such a plan: few nodes have few plans of any length, but then the other bounds are near"""
+
+
+def best_of_all(problem: Problem, until: float = math.inf) -> int | None:
+    """Return the least simulated step of all plans, nanoseconds.
+
+    None if there are too many plans, more than can be tried before ``until`` (monotonic clock), or none at all.
+    """
+    if problem.more or problem.count > DEEPEST or _at_most(problem) > MOST_PLANS:
+        return None
+    least = None
+    for plan in plans(problem):
+        if time.monotonic() >= until:
+            return None
+        step = step_ns(problem, plan)
+        least = step if least is None else min(least, step)
+    return least
+
+
+def plans(problem: Problem) -> Iterator[Solution]:
+    """Every plan that keeps all rules of a route: arrangements, orders in which data nodes let in, and ways."""
+    for stage in _arrangements(problem):
+        workers = np.flatnonzero(stage).tolist()
+        ways = [
+            way
+            for way in permutations(workers, problem.visits)
+            if not disorder(stage[list(way)].tolist(), problem.swaps, problem.jump)
+        ]
+        for origin in _orders(np.flatnonzero(stage == 0).tolist(), problem.microbatches):
+            for path in product(ways, repeat=problem.count):
+                plan = Solution(stage, np.array(origin, np.int64), np.array(path, np.int64))
+                if next(unequal_use(problem, plan), None) is None:
+                    yield plan
+
+
+def _at_most(problem: Problem) -> int:
+    """No fewer than there are plans: ways of any order count, and uneven use of stages."""
+    data, free = (int((problem.role == ROLES.index(role)).sum()) for role in ("data", "any"))
+    workers = problem.nodes - problem.sizes[0]
+    chosen = math.comb(free, problem.sizes[0] - data)
+    arrangements = chosen * math.factorial(workers) // math.prod(math.factorial(size) for size in problem.sizes[1:])
+    orders = math.factorial(problem.count) // math.factorial(problem.microbatches) ** problem.sizes[0]
+    ways = math.perm(workers, problem.visits)
+    return int(arrangements * orders * ways**problem.count)
+
+
+def _arrangements(problem: Problem) -> Iterator[Ints]:
+    """[nodes]: the stage of each, as roles allow."""
+
+    def fill(s: int, left: frozenset[int]) -> Iterator[dict[int, int]]:
+        if s == len(problem.sizes):
+            yield {}
+            return
+        bars = ROLES.index("data" if s else "worker")
+        may = [node for node in sorted(left) if problem.role[node] != bars]
+        for nodes in combinations(may, problem.sizes[s]):
+            for rest in fill(s + 1, left - {*nodes}):
+                yield dict.fromkeys(nodes, s) | rest
+
+    for found in fill(0, frozenset(range(problem.nodes))):
+        yield np.array([found[node] for node in range(problem.nodes)], np.int64)
+
+
+def _orders(data: list[int], each: int) -> Iterator[list[int]]:
+    """Every order in which data nodes can let in so many microbatches each."""
+
+    def go_on(left: Counter[int]) -> Iterator[list[int]]:
+        if not left.total():
+            yield []
+        for node in data:
+            if left[node]:
+                for rest in go_on(left - Counter([node])):
+                    yield [node, *rest]
+
+    yield from go_on(Counter(dict.fromkeys(data, each)))

@@ -1,19 +1,91 @@
-"""Where the search for a large network begins: cells of near nodes, each with a data node and all stages.
+"""The search in a large network, by cells of near nodes, each with a data node and all stages.
 
-Microbatches stay in the cell of their data node, so that cells can be planned one by one (``parts``).
+Microbatches stay in the cell of their data node. Cells are annealed one by one as parts of the problem, then the
+slowest together with a neighbour. A move in a cell costs as much as the cell is large, not the network. Parts that
+share no node share no queue, slot or link either: a step takes as long as its slowest part.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise, permutations
+from typing import NamedTuple
 
 import numpy as np
 
 from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.problem import ROLES, Problem, Solution
 from planaria.planner.start import Near, tour
+from planaria.planner.tables import Ints
+
+
+def remaining(problem: Problem, solution: Solution, nodes: Collection[int], count: int | None = None) -> Problem:
+    """The problem with these ``nodes`` only, numbered anew in their order, each in the stage that it holds, and
+    ``count`` microbatches: all of them unless given."""
+    kept = np.array(sorted(nodes))
+    sizes = np.bincount(solution.stage[kept], minlength=len(problem.sizes)).tolist()
+    count = problem.count if count is None else count
+    return replace(
+        problem,
+        names=tuple(problem.names[n] for n in kept),
+        site=problem.site[kept],
+        sizes=tuple(sizes),
+        microbatches=count // sizes[0],
+        more=count % sizes[0],
+        forward=np.ascontiguousarray(problem.forward[:, kept]),
+        backward=np.ascontiguousarray(problem.backward[:, kept]),
+        slots=problem.slots[kept],
+        role=problem.role[kept],
+    )
+
+
+class Part(NamedTuple):
+    """Some nodes, their microbatches, and both as a problem and a solution of their own."""
+
+    nodes: Ints
+    """by their numbers in the whole"""
+    rows: Ints
+    """microbatches, likewise"""
+    problem: Problem
+    solution: Solution
+
+    def put(self, whole: Solution, better: Solution) -> None:
+        """Replace this part of ``whole``, in place, with another solution of its problem."""
+        whole.stage[self.nodes] = better.stage
+        whole.origin[self.rows] = self.nodes[better.origin]
+        whole.path[self.rows] = self.nodes[better.path]
+
+
+def part(problem: Problem, solution: Solution, nodes: Collection[int]) -> Part:
+    """The part of ``nodes``, which no microbatch may leave or enter."""
+    kept = np.array(sorted(nodes), np.int64)
+    rows = np.flatnonzero(np.isin(solution.origin, kept))
+    numbers = np.full(problem.nodes, -1, np.int64)
+    numbers[kept] = np.arange(len(kept))
+    own = Solution(solution.stage[kept], numbers[solution.origin[rows]], numbers[solution.path[rows]])
+    return Part(kept, rows, remaining(problem, solution, kept.tolist(), len(rows)), own)
+
+
+def apart(part: Part) -> list[list[int]]:
+    """The nodes of a part in groups that exchange nothing; nodes on no route go with the first group."""
+    head = list(range(len(part.nodes)))
+
+    def root(node: int) -> int:
+        while head[node] != node:
+            head[node] = node = head[head[node]]
+        return node
+
+    for route in part.solution.routes:
+        for node in route[1:-1]:
+            head[root(node)] = root(route[0])
+    roots = list(dict.fromkeys(root(node) for node in part.solution.origin.tolist()))
+    groups: dict[int, list[int]] = {node: [] for node in roots}
+    for n, node in enumerate(part.nodes.tolist()):
+        groups.get(root(n), groups[roots[0]]).append(node)
+    return list(groups.values())
+
 
 TRIES = 20
 """draws of a microbatch's stages"""
@@ -150,3 +222,68 @@ def _exchanged(ways: list[list[int]], order: list[int], one: int, other: int, ju
             order.append(order.pop(place))
             return True
     return False
+
+
+LEAST = 60
+"""nodes of a network that is planned by cells"""
+MOVES = 20_000
+"""of one cell before the next has its turn; more for the slowest, the longer nothing has helped"""
+NEIGHBOURS = 6
+"""cells that the slowest is tried together with by turns"""
+
+Anneal = Callable[[Problem, Solution, int, np.random.Generator], tuple[Solution, int]]
+"""(part, its solution, moves) → what so many moves, or fewer, make of it, and its step in nanoseconds"""
+
+
+def by_cells(
+    problem: Problem, chance: random.Random, rng: np.random.Generator, anneal: Anneal
+) -> Iterator[Solution] | None:
+    """Plans that are never worse than those before, without end; None in a small network, and where gradients are
+    summed: stages reach over all cells."""
+    begun = celled(problem, chance) if problem.nodes >= LEAST and not problem.summed else None
+    return None if begun is None else _better(problem, *begun, rng, anneal)
+
+
+def _better(
+    problem: Problem, now: Solution, cells: list[list[int]], rng: np.random.Generator, anneal: Anneal
+) -> Iterator[Solution]:
+    steps = []
+    for nodes in cells:
+        own = part(problem, now, nodes)
+        better, step = anneal(own.problem, own.solution, MOVES, rng)
+        own.put(now, better)
+        steps.append(step)
+        yield now
+    tried = 0
+    while True:
+        worst = int(np.argmax(steps))
+        partner = _partner(problem, cells, steps, worst, tried % (1 + NEIGHBOURS))
+        nodes = cells[worst] + (cells[partner] if partner != worst else [])
+        own = part(problem, now, nodes)
+        better, step = anneal(own.problem, own.solution, MOVES * (1 + tried // (1 + NEIGHBOURS)), rng)
+        tried += 1
+        if step < steps[worst]:
+            tried = 0
+            own.put(now, better)
+            for k in sorted({worst, partner}, reverse=True):
+                del cells[k], steps[k]
+            for group in apart(part(problem, now, nodes)):
+                cells.append(group)
+                steps.append(_step(problem, now, group, anneal, rng))
+        yield now
+
+
+def _step(problem: Problem, now: Solution, nodes: list[int], anneal: Anneal, rng: np.random.Generator) -> int:
+    own = part(problem, now, nodes)
+    return anneal(own.problem, own.solution, 0, rng)[1]
+
+
+def _partner(problem: Problem, cells: list[list[int]], steps: list[int], worst: int, number: int) -> int:
+    """The cell that ``worst`` is planned with: itself at first, then the nearest, of these the fastest first."""
+    if number == 0 or len(cells) == 1:
+        return worst
+    both = problem.link + problem.link.T
+    sites = [np.unique(problem.site[nodes]) for nodes in cells]
+    far = [int(both[np.ix_(sites[worst], others)].min()) for others in sites]
+    others = sorted((cell for cell in range(len(cells)) if cell != worst), key=lambda cell: (far[cell], steps[cell]))
+    return others[(number - 1) % len(others)]

@@ -1,4 +1,4 @@
-"""How long a step takes: ``plan.planned.first_come`` without objects, for searches that ask a million times.
+"""How long a step takes: ``pipeline.plan.build.first_come`` without objects, for searches that ask a million times.
 
 The same events at the same nanoseconds (``tests/planner`` holds one against the other), compiled. A microbatch is
 always in one place: it waits at a node, is worked on there, or travels.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planaria.common.errors import UserError
-from planaria.pipeline.plan.planned import first_come
+from planaria.pipeline.plan.build import first_come
 from planaria.planner.problem import ROLES, Problem, Solution, broken_order
 from planaria.planner.tables import Ints
 

@@ -19,12 +19,9 @@ from statistics import fmean
 import numpy as np
 
 from planaria.common.errors import UserError
-from planaria.pipeline.network.fairness import max_min_rates
-from planaria.pipeline.network.multipath import Path, Ways
+from planaria.pipeline.network.multipath import Path, Ways, max_min_rates
 from planaria.pipeline.network.topology import Topology
-from planaria.planner.cuts import tightest_cut
-from planaria.planner.path_rivals import hashed
-from planaria.planner.paths import Assignment, Flow, improved, largest_load, plan, shifted
+from planaria.planner.paths import Assignment, Flow, hashed, improved, largest_load, plan, shifted, tightest_cut
 from planaria.planner.problem import LONGEST_S, Problem, Solution
 from planaria.planner.schedule import Carried, SeveralPaths
 from planaria.planner.search import Budget, Found, Watch, search, step_ns

@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planaria.planner.elsewhere import Elsewhere, elsewhere
-from planaria.planner.filling import Floats, Side, filled, sides
-from planaria.planner.longest import too_long
+from planaria.planner.limits import Elsewhere, Floats, Side, elsewhere, filled, sides, too_long
 from planaria.planner.problem import BLOCK, ENTRY, Problem
 from planaria.planner.tables import Ints
 from planaria.planner.ways import Bools, Ways

@@ -15,8 +15,7 @@ from planaria.pipeline.network.costs import Prices, message_bytes
 from planaria.pipeline.network.topology import Topology
 from planaria.pipeline.plan.actions import Route
 from planaria.pipeline.routing.skipping import disorder, visits
-from planaria.planner.sums import round_trip
-from planaria.planner.tables import NO_SUMS, Ints, Tables
+from planaria.planner.tables import NO_SUMS, Ints, Tables, round_trip
 
 ENTRY, BLOCK, RETURN = range(3)
 """rows of ``Problem.forward`` and ``Problem.backward``: the visits at the origin, and those between"""

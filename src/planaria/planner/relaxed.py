@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from planaria.planner.filling import Floats
+from planaria.planner.limits import Floats
 from planaria.planner.prices import Prices, Room, cost, least_s
 from planaria.planner.problem import BLOCK, Problem
 from planaria.planner.tables import Ints

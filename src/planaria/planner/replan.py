@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from planaria.common.compiled import COMPILED
+from planaria.planner.cells import remaining
 from planaria.planner.evaluate import NEVER
-from planaria.planner.parts import remaining
 from planaria.planner.problem import BLOCK, Problem, Solution
 from planaria.planner.search import improve, step_ns
 

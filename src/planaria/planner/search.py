@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planaria.planner.anneal import RANDOMS, Floats, anneal
-from planaria.planner.by_cells import by_cells
+from planaria.planner.cells import by_cells
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.start import greedy
-from planaria.planner.sums import summed
+from planaria.planner.tables import summed
 
 HOT, COLD = 0.1, 0.001
 """temperatures at the beginning and the end of a round, in step times of the round's beginning per data node: a move

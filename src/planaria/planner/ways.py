@@ -1,4 +1,7 @@
-"""All ways through a small network, by kinds of nodes: how long each is alone, and how long it holds every node."""
+"""All ways through a small network, by kinds of nodes that a plan cannot tell apart, and a data node's turns.
+
+A way has a length, and holds each node for some time. Turns are all microbatches of a data node alone in the network.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,27 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.planner.kinds import Kinds, kinds_of
-from planaria.planner.problem import BLOCK, ENTRY, RETURN, Problem
+from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem
 from planaria.planner.tables import Ints
+
+
+class Kinds(NamedTuple):
+    """Nodes at one site with the same times, slots and role."""
+
+    first: Ints
+    """[kinds]: a node of each kind"""
+    of: Ints
+    """[nodes]: each node's kind"""
+    size: Ints
+    """[kinds]: nodes of each kind"""
+
+
+def kinds_of(problem: Problem) -> Kinds:
+    """The kinds of a problem's nodes, at most as many as nodes."""
+    columns = np.vstack([problem.site, problem.slots, problem.role, problem.forward, problem.backward])
+    _, first, of, count = np.unique(columns, axis=1, return_index=True, return_inverse=True, return_counts=True)
+    return Kinds(first, of.reshape(-1), count)
+
 
 Bools = NDArray[np.bool_]
 MOST = 4_000_000
@@ -50,3 +71,74 @@ def ways_of(problem: Problem) -> Ways | None:
         holds[:, :, k] = rest
         rest = rest + (both[visits[:, k - 1], visits[:, k]] if k else both[:, visits[:, 0]])
     return Ways(kinds, visits, uses, rest + work[ENTRY][:, None], holds)
+
+
+NO_WAY = 1 << 50
+"""nanoseconds of the way of a node that has none, because it cannot be a data node"""
+
+
+def turns(problem: Problem, alone: Ints) -> Ints:
+    """[nodes]: the least time in which each node, as a data node, has all its microbatches back; nanoseconds.
+
+    ``alone`` [nodes] is the least time of one. S_k and E_k are when the k-th entry begins and the k-th last backward
+    ends, in the order of time; m slots, entries of f and last backwards of b, one node's, which does one at a time:
+
+    - E_k ≥ S_k + alone, since one of the first k to be back began k-th or later; E_k ≥ E_{k-1} + b; S_k ≥ S_{k-1} + f;
+    - S_k ≥ E_j + (k - m - j) · (f + b) for j ≤ k - m: before the k-th can enter, k - m are back, so those numbered
+      j + 1 to k - m end after E_j; and entries m + j to k - 1 begin after it, as no more than m are on their way.
+    """
+    enters, leaves = problem.forward[ENTRY], problem.backward[ENTRY]
+    begun, back = np.zeros(problem.nodes, np.int64), alone.copy()
+    ends = np.empty((problem.microbatches, problem.nodes), np.int64)
+    after = np.zeros(problem.nodes, np.int64)
+    """what lets the k-th in: the last line above, of the largest j"""
+    for k in range(problem.microbatches):
+        if k:
+            begun = begun + enters
+            freed = k - problem.slots  # from zero, as k is
+            ended = ends[np.maximum(freed, 0), np.arange(problem.nodes)]
+            after = np.where(freed >= 0, np.maximum(ended, np.where(freed > 0, after + enters + leaves, 0)), 0)
+            begun = np.maximum(begun, after)
+            back = np.maximum(begun + alone, back + leaves)
+        ends[k] = back
+    return back
+
+
+def shortest(problem: Problem, kinds: Kinds) -> Ints:
+    """[nodes]: least time of a microbatch's way from each node through different nodes and back, with its gradients;
+    0 for nodes that let none in."""
+    ways = [0 if problem.role[k] == ROLES.index("worker") else _shortest(problem, kinds, int(k)) for k in kinds.first]
+    return np.array(ways, np.int64)[kinds.of]
+
+
+def _shortest(problem: Problem, kinds: Kinds, origin: int) -> int:
+    sites = problem.site[kinds.first]
+    both = (problem.link + problem.link.T)[np.ix_(sites, sites)]
+    work = (problem.forward + problem.backward)[:, kinds.first]
+    home = int(kinds.of[origin])
+    ahead = _ahead(both + work[BLOCK], both[:, home], problem.visits)
+    left = np.where(problem.role[kinds.first] == ROLES.index("data"), 0, kinds.size).tolist()
+    left[home] -= 1
+    least = NO_WAY
+
+    def walk(at: int, visits: int, spent: int) -> None:
+        nonlocal least
+        if not visits:
+            least = min(least, spent + int(both[at, home]))
+        for kind in np.argsort(both[at] + work[BLOCK]).tolist() if visits else []:
+            now = spent + int(both[at, kind] + work[BLOCK, kind])
+            if left[kind] > 0 and now + ahead[visits - 1][kind] < least:
+                left[kind] -= 1
+                walk(kind, visits - 1, now)
+                left[kind] += 1
+
+    walk(home, problem.visits, 0)
+    return least + int(work[ENTRY, home] + work[RETURN, home])
+
+
+def _ahead(step: Ints, home: Ints, visits: int) -> list[list[int]]:
+    """For every number of visits to come, and every kind: the least time from there, if nodes may come again."""
+    found = [home]
+    for _ in range(visits - 1):
+        found.append((step + found[-1][None, :]).min(axis=1))
+    return [row.tolist() for row in found]

@@ -1,4 +1,4 @@
-"""What becomes of a lost stage: a registry of recovery strategies, each one file, and chains of them."""
+"""Recovery of lost stages: a registry of strategies, and chains of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.registry import Registry
 from planaria.config.schema import RecoveryConfig
+from planaria.recovery.ablations import CopyNeighbour, Identity, Redraw
 from planaria.recovery.base import Recovery
 from planaria.recovery.chain import Chain
 from planaria.recovery.checkfree import CheckFree, Uniform
 from planaria.recovery.checkfree_plus import CheckFreePlus
 from planaria.recovery.checkpoint import Checkpoint
 from planaria.recovery.echo import Echo
-from planaria.recovery.neighbour import CopyNeighbour
-from planaria.recovery.oracle import Oracle
-from planaria.recovery.redraw import Identity, Redraw
 from planaria.recovery.redundant import Redundant
 from planaria.recovery.reset import Reset
+from planaria.recovery.simulated import Oracle
 from planaria.recovery.snapshot import Snapshot
 from planaria.recovery.survivor import Survivor
 from planaria.recovery.whole_copies import WholeCopies

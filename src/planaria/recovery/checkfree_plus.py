@@ -1,9 +1,12 @@
 """CheckFree+ (arXiv 2506.15461, section 3.3): the outer stages and the ends can be lost too.
 
 Half of the microbatches visit the two outermost stages at either side in swapped order
-(``pipeline/routing/swapped.py``), so each learns to stand in for the other: a lost first stage becomes a copy of the
+(``pipeline/routing/base.py``), so each learns to stand in for the other: a lost first stage becomes a copy of the
 second, a lost last one of the last but one. The embedding is mirrored at the worker of the first block stage, final
 norm and head at that of the last. Middle stages are CheckFree's.
+
+A mirror is renewed every k steps as part of the step. Its sender applies the step's update before the step is
+committed, revocably, and sends the result. With k = 1 the mirror equals the last committed state whenever a stage dies.
 """
 
 from __future__ import annotations
@@ -11,12 +14,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+from torch import Tensor
+
 from planaria.config.bounds import Positive
+from planaria.models.packing import pack, unpack
 from planaria.models.state import Shapes, StageState
 from planaria.pipeline.network.costs import FP32_BYTES
-from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Needs, Original, Replica, Sender, Workshop, numel
+from planaria.recovery.base import (
+    Answer,
+    Copy,
+    CopyCost,
+    Holder,
+    Moment,
+    Needs,
+    Original,
+    Replica,
+    Sender,
+    Workshop,
+    numel,
+)
 from planaria.recovery.checkfree import CheckFree
-from planaria.recovery.mirror import MirrorHolder, MirrorSender
 
 ENDS = 0
 
@@ -105,3 +122,60 @@ def united(parts: list[StageState]) -> StageState:
     own = {name: scale for name, scale in scales.items() if scale != first.lr_scale}
     made = (moments, clocks) if whole else ({}, {})
     return StageState(weights, *made, first.lr_scale, *norms, scales=own)
+
+
+def due(step: int, every: int, restarted: bool) -> bool:
+    """Is the copy renewed in ``step``? In the first one of a new pair, and then in every ``every``-th of the run."""
+    return restarted or (step + 1) % every == 0
+
+
+class MirrorSender(Sender):
+    """Sends the ``wanted`` parameters after each due update, with their moments or without."""
+
+    def __init__(self, wanted: Callable[[str], bool], every: int, moments: bool) -> None:
+        self._wanted, self._every, self._moments = wanted, every, moments
+        self._restarted = True
+
+    def restart(self) -> None:
+        self._restarted = True
+
+    def updates_first(self, step: int) -> bool:
+        return due(step, self._every, self._restarted)
+
+    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+        return pack(state.part(self._wanted, self._moments)) if self.updates_first(step) else None
+
+    def commit(self, step: int) -> None:
+        self._restarted = False
+
+
+class MirrorHolder(Holder):
+    """Holds the newest committed copy, and the one of the step under way."""
+
+    def __init__(self, every: int) -> None:
+        self._every, self._restarted = every, True
+        self._held: StageState | None = None
+        self._pending: StageState | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._held.nbytes if self._held else 0
+
+    def restart(self) -> None:
+        self._restarted = True
+
+    def expects(self, step: int) -> tuple[Moment, ...]:
+        return ("after",) if due(step, self._every, self._restarted) else ()
+
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
+        self._pending = unpack(message)
+
+    def commit(self, step: int) -> None:
+        self._held, self._pending, self._restarted = self._pending or self._held, None, False
+
+    def drop(self) -> None:
+        self._pending = None
+
+    def state(self) -> StageState:
+        assert self._held is not None, "asked for a copy before the first commit"
+        return self._held

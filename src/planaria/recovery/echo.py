@@ -22,15 +22,7 @@ from planaria.common.errors import UserError
 from planaria.config.bounds import Positive
 from planaria.models.quantise import GROUP, coded_bytes, decode, encode
 from planaria.models.state import Shapes, StageState
-from planaria.recovery.base import (
-    Copy,
-    CopyCost,
-    Holder,
-    Moment,
-    Original,
-    Sender,
-    numel,
-)
+from planaria.recovery.base import Copy, CopyCost, Holder, Moment, Original, Sender, numel
 from planaria.recovery.hosted import Hosted
 
 KEPT = torch.bfloat16
@@ -115,7 +107,7 @@ class _Round:
         self._pending = None
 
 
-class EchoSender:
+class EchoSender(Sender):
     """Sends one coded slice at the beginning of every step, made of the committed weights."""
 
     def __init__(self, bits: int, every: int) -> None:
@@ -139,12 +131,6 @@ class EchoSender:
         self._round.propose(index, decode(coded, len(exact), self._bits))
         return coded
 
-    def updates_first(self, step: int) -> bool:
-        return False
-
-    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
-        return None
-
     def commit(self, step: int) -> None:
         if self._round is not None:
             self._round.commit()
@@ -154,7 +140,7 @@ class EchoSender:
             self._round.drop()
 
 
-class EchoHolder:
+class EchoHolder(Holder):
     """Keeps the copy. Slices of a stage's earlier holder stay until the new one has sent its own."""
 
     def __init__(self, bits: int, every: int, shapes: Shapes) -> None:
@@ -176,9 +162,6 @@ class EchoHolder:
         index = step % self._every
         start, stop = self._round.bounds(index)
         self._round.propose(index, decode(message, stop - start, self._bits))
-
-    def passes(self, microbatch: int, x: Tensor) -> None:
-        """Activations are nothing to an echo."""
 
     def commit(self, step: int) -> None:
         self._round.commit()

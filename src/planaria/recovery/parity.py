@@ -7,14 +7,16 @@ and remembers it (``retention.py``).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Moment
-from planaria.recovery.checked import Checked
+from planaria.recovery.base import Moment, RestoredHolder, Sender
 from planaria.recovery.codes.base import Code
 from planaria.recovery.retention import Retention, Versions
 from planaria.recovery.stream import block, state_in, stream
@@ -47,11 +49,11 @@ class _Side:
         """The step is dropped: a snapshot that began with it begins again with the next try, from the same state."""
 
 
-class BlockSender(_Side):
-    """Sends one block of the stage's state: after every update, or of each snapshot, slice by slice."""
+class BlockSender(_Side, Sender):
+    """Sends one block of the stage's state: after every update, or of each snapshot, slice by slice.
 
-    nbytes = 0
-    """what is remembered is at the stage's own worker already"""
+    It holds no memory of its own: what is remembered is at the stage's worker already.
+    """
 
     def __init__(self, number: int, parts: int, rule: Retention) -> None:
         super().__init__(rule)
@@ -83,7 +85,7 @@ class BlockSender(_Side):
             self._snapshot = None
 
 
-class ParityHolder(_Side):
+class ParityHolder(_Side, RestoredHolder):
     """Holds one parity of the sources' blocks, and gathers the next: those of the step, or of the pending snapshot."""
 
     def __init__(self, sources: Sequence[int], row: Code, rule: Retention) -> None:
@@ -114,9 +116,6 @@ class ParityHolder(_Side):
             raise ValueError(f"a block is a row of bytes, not {message.dtype} {list(message.shape)}")
         self._now[source] = message
 
-    def passes(self, microbatch: int, x: Tensor) -> None:
-        """Activations are nothing to a parity."""
-
     def commit(self, step: int) -> None:
         versions = self._versions.begin(step, self._rule)
         if self._now.keys() == set(self._sources):
@@ -141,25 +140,17 @@ class ParityHolder(_Side):
         self._versions = Versions(step)
 
 
-class OwnSender(_Side):
+class OwnSender(_Side, Sender):
     """Hands the state over to what remembers it, when a snapshot begins."""
-
-    nbytes = 0
 
     def before(self, step: int, state: StageState) -> Tensor | None:
         return stream(state) if self._slice(step) == 0 else None
-
-    def updates_first(self, step: int) -> bool:
-        return False
-
-    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
-        return None
 
     def commit(self, step: int) -> None:
         self._versions = self._versions.begin(step, self._rule).commit(step, self._rule)
 
 
-class OwnHolder(_Side):
+class OwnHolder(_Side, RestoredHolder):
     """Remembers the stage's own state: of the retained snapshot, and of the pending one."""
 
     def __init__(self, rule: Retention) -> None:
@@ -182,9 +173,6 @@ class OwnHolder(_Side):
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         self._now = message
 
-    def passes(self, microbatch: int, x: Tensor) -> None:
-        """Activations are nothing to it."""
-
     def commit(self, step: int) -> None:
         versions = self._versions.begin(step, self._rule)
         if self._now is not None:
@@ -205,3 +193,32 @@ class OwnHolder(_Side):
 
     def load(self, state: StageState, step: int) -> None:
         self._held, self._versions = Checked(stream(state)), Versions(step)
+
+
+class Checked:
+    """A row of bytes. Its checksum (CRC-32) is made by a thread: training does not wait."""
+
+    def __init__(self, whole: Tensor) -> None:
+        """``whole``: uint8 [n], which nobody writes to any more."""
+        self.whole = whole
+        self._sum = _beside().submit(_checksum, whole)
+
+    def __deepcopy__(self, memo: object) -> Checked:
+        return Checked(self.whole.clone())
+
+    @property
+    def nbytes(self) -> int:
+        return self.whole.nbytes
+
+    def intact(self) -> bool:
+        """Are the bytes what they were?"""
+        return self._sum.result() == _checksum(self.whole)
+
+
+@cache
+def _beside() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "checksums")
+
+
+def _checksum(whole: Tensor) -> int:
+    return zlib.crc32(whole.numpy().data)

@@ -18,16 +18,7 @@ from torch import Tensor
 from planaria.models.packing import pack, unpack
 from planaria.models.state import Shapes, StageState
 from planaria.pipeline.network.costs import FP32_BYTES
-from planaria.recovery.base import (
-    Copy,
-    CopyCost,
-    Holder,
-    Moment,
-    Original,
-    Sender,
-    Twin,
-    numel,
-)
+from planaria.recovery.base import Copy, CopyCost, Holder, Moment, Original, Sender, Twin, numel
 from planaria.recovery.hosted import Hosted
 
 
@@ -55,10 +46,8 @@ class Redundant(Hosted):
         return CopyCost(size, 3 * size, forward=self.forward and stage != 0)
 
 
-class TwinSender:
+class TwinSender(Sender):
     """Sends the whole state once to a new twin, then the gradient of every step."""
-
-    nbytes = 0
 
     def __init__(self) -> None:
         self._restarted = True
@@ -69,20 +58,14 @@ class TwinSender:
     def before(self, step: int, state: StageState) -> Tensor | None:
         return pack(state.trained) if self._restarted else None
 
-    def updates_first(self, step: int) -> bool:
-        return False
-
     def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
         return pack(gradients)
 
     def commit(self, step: int) -> None:
         self._restarted = False
 
-    def drop(self) -> None:
-        """Nothing to take back: the next try sends again."""
 
-
-class TwinHolder:
+class TwinHolder(Holder):
     """Keeps the twin in step with its original."""
 
     def __init__(self, original: Original, forward: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from planaria.models.state import StageState
 from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
@@ -31,3 +32,17 @@ class Simulated(Recovery, ABC):
     @abstractmethod
     def left(self, before: StageState) -> StageState:
         """What of the stage's state ``before`` its loss is there after it."""
+
+
+class Oracle(Simulated):
+    """The control that loses nothing: every stage comes back as it was, and only its replacement takes time.
+
+    Its hours are the floor of a comparison. No strategy can take fewer under the same failures, unless losing something
+    helps the training.
+    """
+
+    control: ClassVar[str] = "gives back all that a death destroys"
+    exact: ClassVar[bool] = True
+
+    def left(self, before: StageState) -> StageState:
+        return before

@@ -1,9 +1,11 @@
-"""A peer put together from its configuration: task, policy, checks, identity, board."""
+"""A peer put together from its configuration: task, policy and its device, checks, identity, board."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Set
 from pathlib import Path
+
+import torch
 
 from planaria.common.errors import UserError
 from planaria.config.registry import Choice, foreign
@@ -18,10 +20,8 @@ from planaria.swarm.checks.consensus import refuse_senseless
 from planaria.swarm.config import ALL_PEERS, PolicyConfig, SwarmConfig
 from planaria.swarm.peer import Peer, describe
 from planaria.swarm.policy import POLICIES
-from planaria.swarm.policy.asking import asked
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.placing import placed
-from planaria.swarm.policy.wording import Wording
+from planaria.swarm.policy.wording import Wording, asked
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
 from planaria.swarm.serving.served import Server
 from planaria.swarm.setting import rules
@@ -117,3 +117,39 @@ def _check_records(own: Path, run: str) -> None:
     """One log tells of one run."""
     if any(isinstance(record, Started) and record.run != run for record in read_log(own / LOG)):
         raise UserError(f"{own}: holds this peer's records of another run; give another --name, or remove it")
+
+
+BYTES = 4
+"""of one number of logits"""
+
+
+def device_of(config: PolicyConfig) -> torch.device:
+    """The device that a configuration chooses on this machine.
+
+    :raises UserError: when there is none of that kind, or it is too slow in the precision asked for.
+    """
+    cuda = config.device != "cpu" and torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise UserError(
+            "policy.device = 'cuda': this machine has no CUDA device that PyTorch can use; write 'auto' or 'cpu'"
+        )
+    if config.precision == "bf16" and not cuda:
+        raise UserError(
+            "policy.precision = 'bf16' needs a CUDA device (policy.device): on CPUs it is many times slower"
+        )
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def placed(policy: Policy, config: PolicyConfig) -> Policy:
+    """``policy``, moved to where it is to compute, with the room that it is given.
+
+    :raises UserError: as :func:`device_of` does, and when a policy of one's own knows no other precision.
+    """
+    policy.module.to(device_of(config))
+    if isinstance(policy, Wording):
+        policy.room, policy.bf16 = (config.logits_mb << 20) // BYTES, config.precision == "bf16"
+    elif config.precision != "fp32":
+        raise UserError(
+            f"policy.precision = {config.precision!r}: {type(policy).__name__} computes as it likes; leave it"
+        )
+    return policy

@@ -9,7 +9,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Certificate, Certified, Committee, agreed, check
-from planaria.swarm.policy.fingerprints import weights_digest
+from planaria.swarm.policy.base import weights_digest
 from planaria.swarm.policy.policies import open_policy
 
 CERTIFICATE = "certificate.json"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from planaria.config import bounds
 from planaria.config.bounds import Fraction, Natural, Positive
@@ -12,13 +13,51 @@ from planaria.config.names import Name
 from planaria.config.options import Options
 from planaria.config.schema import OptimConfig, Section
 from planaria.swarm.board.limits import LAST_ROUND, LIMITS
-from planaria.swarm.board.receipts_config import ALL_PEERS as ALL_PEERS
-from planaria.swarm.board.receipts_config import ReceiptsConfig as ReceiptsConfig
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy_config import PolicyConfig as PolicyConfig
 from planaria.swarm.policy_config import SchoolConfig as SchoolConfig
 from planaria.swarm.policy_config import ServingConfig as ServingConfig
 from planaria.swarm.policy_config import SmallModel as SmallModel
+
+Committee = Annotated[str, BeforeValidator(lambda given: ",".join(given) if _all_text(given) else given)]
+"""a recipe may write it as a list"""
+ALL_PEERS = "all"
+"""as a committee: the peers that one machine starts"""
+_PEER_ID = re.compile("[0-9a-f]{32}")
+
+
+def _all_text(given: object) -> bool:
+    return isinstance(given, list) and all(isinstance(part, str) for part in given)
+
+
+class ReceiptsConfig(Section):
+    """Founder's rules: which peers' signatures, together, settle what a round was."""
+
+    committee: Committee = ""
+    """ids of the members, separated by commas, or all: the peers that this machine starts; empty: none. At most a third
+    of them, less one, may lie"""
+    price: Natural = 0
+    """credits that a peer owes for each accepted completion of another's in a certified round; 0: none"""
+
+    @property
+    def members(self) -> list[str]:
+        """The ids, as far as they are named."""
+        return [] if self.committee in ("", ALL_PEERS) else [part.strip() for part in self.committee.split(",")]
+
+    @model_validator(mode="after")
+    def _names_peers(self) -> Self:
+        members = self.members
+        for peer in members:
+            if not _PEER_ID.fullmatch(peer):
+                raise ValueError(f"committee: {peer[:40]!r} is no peer's id; write 32 hexadecimal digits, or 'all'")
+        if twice := [peer for peer in members if members.count(peer) > 1]:
+            raise ValueError(f"committee: {twice[0]} is named twice; name each member once")
+        if len(members) > LIMITS.peers:
+            raise ValueError(f"committee: {len(members)} members, of at most {LIMITS.peers}; name fewer")
+        if self.price and not self.committee:
+            raise ValueError(f"price = {self.price}: only certified rounds are priced; name a committee")
+        return self
+
 
 COMPLETIONS = 1 << 16
 """most of a round, of all peers together: every peer reads them all"""

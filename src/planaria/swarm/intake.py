@@ -3,15 +3,137 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from planaria.swarm.board.message import Completion, Rollouts
-from planaria.swarm.checks.truth import Schedule, unscheduled
+from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.rollout import Asked, Asking, Rollout
-from planaria.swarm.scoring import Scored, Scoring
+from planaria.swarm.tasks.base import Behaviour, Problem, Task, as_reward
+
+NOTHING: Mapping[tuple[str, int, int], float] = {}
+
+SECONDS = 30.0
+"""for all that one peer, or all strangers together, sent for a round"""
+LEAST = 1 / 16
+"""of them, for a peer that used them up again and again"""
+
+
+class Scored(NamedTuple):
+    """What a completion is worth, as far as that can be told of it alone."""
+
+    reward: float = 0.0
+    """by the task's own score; 0 where peers vote instead"""
+    behaviour: Behaviour = ()
+    """what it does, where peers vote on that"""
+
+
+class Scoring:
+    """Scores completions within each account's time, which is halved when it was used up and doubled when it was not.
+
+    Time depends on the machine: peers with equal weights drift apart where one ran out of it and another did not, as
+    they do where a program's own limit is near.
+    """
+
+    def __init__(
+        self, task: Task, clock: Callable[[], float] = time.monotonic, config: SwarmConfig | None = None
+    ) -> None:
+        """``config``: says whether peers vote; they do not, unless given."""
+        self._task, self._clock, self._draw = task, clock, 0
+        self._voting = config is not None and config.task.reward == CONSENSUS
+        self._filtering = config is not None and config.defence.consensus
+        self._part: dict[str, float] = defaultdict(lambda: 1.0)
+        self._used: dict[str, float] = defaultdict(float)
+        self._given = NOTHING
+        self.rewards: dict[tuple[str, int, int], float] = {}
+        """(peer, problem, index) → reward, of this round"""
+        self.flawed: dict[str, str] = {}
+        """peer → why the first flawed reward of its completions in this round is one"""
+
+    @property
+    def votes(self) -> bool:
+        """Whether peers vote on anything."""
+        return self._voting or self._filtering
+
+    def begin(self, given: Mapping[tuple[str, int, int], float] = NOTHING, draw: int = 0) -> None:
+        """A round begins. ``given`` are rewards that need not be found again; ``draw``: a number that nobody knew when
+        its completions were written."""
+        self._given, self.rewards, self.flawed, self._draw = given, {}, {}, draw
+        for account, part in list(self._part.items()):
+            over = self._used[account] >= self.seconds(account)
+            self._part[account] = max(LEAST, part / 2) if over else min(1.0, part * 2)
+        self._used.clear()
+
+    def seconds(self, account: str) -> float:
+        """That it may take in a round; the last completion may take longer, since none is broken off."""
+        return SECONDS * self._part[account]
+
+    def score(self, problem: Problem, text: str, account: str, peer: str = "", index: int = 0) -> Scored | None:
+        """What ``peer``'s completion that ended is worth; None when the account's time is over."""
+        name = peer, problem.number, index
+        if name in self._given:
+            return Scored(self._given[name])
+        if self._used[account] >= self.seconds(account):
+            return None
+        began = self._clock()
+        found = self.scored(problem, text, peer)
+        self._used[account] += self._clock() - began
+        self.rewards[name] = found.reward
+        return found
+
+    def scored(self, problem: Problem, text: str, peer: str = "") -> Scored:
+        """The same, however long it takes."""
+        if self._voting:
+            return Scored(0.0, self._task.behaviour(problem, text, self._draw))
+        reward, flaw = as_reward(self._task.score(problem, text))
+        if flaw:
+            self.flawed.setdefault(peer, f"{self._task.name}, problem {problem.number}: {flaw}")
+        if not self._filtering or reward <= 0:
+            return Scored(reward)
+        return Scored(reward, self._task.behaviour(problem, text, self._draw, untested=True))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What may be sent in one round.
+
+    Problem, answer and reward are computed again from the problem's number; a message carries no reward. The limits
+    bound one peer's share of a round.
+    """
+
+    problems: Collection[int] | None
+    """the round's; None where each peer chooses its own"""
+    training: int
+    """problems below this number are for training"""
+    groups: int
+    """most problems of one peer"""
+    completions: int
+    """most completions of one problem by one peer"""
+
+
+def unscheduled(sent: Iterable[tuple[str, int]], schedule: Schedule) -> Mapping[int, str]:
+    """Place of a completion among ``sent``, pairs of peer and problem → why it is none of this round's."""
+    counts: Counter[tuple[str, int]] = Counter()
+    chosen: dict[str, set[int]] = {}
+    refused = {}
+    for place, (peer, problem) in enumerate(sent):
+        own = chosen.setdefault(peer, set())
+        if problem >= schedule.training or (schedule.problems is not None and problem not in schedule.problems):
+            refused[place] = f"problem {problem} is none of this round's"
+        elif problem not in own and len(own) == schedule.groups:
+            refused[place] = f"more than {schedule.groups} problems"
+        elif counts[peer, problem] == schedule.completions:
+            refused[place] = f"more than {schedule.completions} completions of one problem"
+        else:
+            own.add(problem)
+            counts[peer, problem] += 1
+    return refused
+
 
 NO_ACCOUNTS: Mapping[str, str] = {}
 
@@ -39,7 +161,7 @@ def take_in(
     """The completions of one round in an order that is the same for all peers: by problem, peer, and place.
 
     ``weights``: the fingerprint of the reader's own. ``accounts``: peer → under whose part of the schedule it comes
-    (:mod:`planaria.swarm.checks.standing`), in the order in which those of one account are served; itself unless given.
+    (:mod:`planaria.swarm.checks.defence`), in the order in which those of one account are served; itself unless given.
     """
     sent = [
         (peer, group.problem, index, completion)

@@ -1,18 +1,19 @@
-"""What a peer keeps of itself on its way, and when it goes back to that: when it is started again, when it has fallen
-too far behind its best, and when a late certificate says that others were heard than it learned from."""
+"""When a peer returns to a saved state: after a restart, far below its best accuracy, or overruled by a certificate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from planaria.common.errors import RunStopped
 from planaria.swarm.board.quorum import Quorum
-from planaria.swarm.checks.defence import Defence
+from planaria.swarm.checks.defence import Defence, Memory
 from planaria.swarm.config import RoundsConfig, SwarmConfig
-from planaria.swarm.learning.brake import Looked, best, fallen
 from planaria.swarm.learning.learner import Learner
-from planaria.swarm.records.before import Before
 from planaria.swarm.records.kept import BEST, keep, recall, take_back
 from planaria.swarm.records.lines import LOG, Evaluated, read_log
 
@@ -95,3 +96,57 @@ def saves(rounds: RoundsConfig, done: int) -> bool:
     if done == rounds.trusted:
         return True
     return bool(rounds.keep) and (done % rounds.keep == 0 or done == rounds.count)
+
+
+class Before:
+    """A peer before a round, in memory: it returns there if a certificate lists other messages than it learned from.
+
+    Holds trained weights, moments and the defence's memory: as much as the optimizer and the weights.
+    """
+
+    def __init__(self, round: int, learners: Mapping[str, Learner], memory: Memory) -> None:
+        self.round, self.memory = round, memory
+        self._held = {
+            name: (
+                [parameter.detach().clone() for parameter in learner.parameters],
+                copy.deepcopy(learner.optimizer.state_dict()),
+            )
+            for name, learner in learners.items()
+        }
+
+    @torch.no_grad()
+    def restore(self, learners: Mapping[str, Learner]) -> None:
+        """Make learners what they were."""
+        for name, learner in learners.items():
+            weights, moments = self._held[name]
+            for parameter, held in zip(learner.parameters, weights, strict=True):
+                parameter.copy_(held)
+            learner.optimizer.load_state_dict(copy.deepcopy(moments))
+
+
+@dataclass(frozen=True)
+class Looked:
+    """One evaluation: held-out accuracy after so many rounds."""
+
+    round: int
+    accuracy: float
+
+
+def best(looks: Sequence[Looked]) -> Looked:
+    """The first of the highest."""
+    return max(looks, key=lambda look: look.accuracy)
+
+
+def fallen(looks: Sequence[Looked], most: float) -> str:
+    """Why to stop after the last of some evaluations, in a clause; empty if its accuracy lies at most ``most`` below
+    the best, or ``most`` is 0.
+
+    Agreement can drift from truth and look the same; problems with known labels show it.
+    """
+    if not looks or not most or best(looks).accuracy - looks[-1].accuracy <= most:
+        return ""
+    high, now = best(looks), looks[-1]
+    return (
+        f"held-out accuracy fell from {high.accuracy:.3f} after round {high.round} to {now.accuracy:.3f} after round "
+        f"{now.round}, by more than task.brake = {most:g}"
+    )

@@ -1,14 +1,17 @@
-"""What a peer of a run learned, and what it was before: opened as policies."""
+"""What a peer of a swarm learned: opened as a policy, or exported as a Hugging Face model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.common.errors import UserError, nearest
 from planaria.swarm.assemble import policy_of, task_of
+from planaria.swarm.certificate import attach
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.policy.base import Policy
+from planaria.swarm.live import board_of
+from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.records.kept import restore, rounds_kept
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.setting import of_peer, of_run
@@ -63,3 +66,26 @@ def begun(config: SwarmConfig, task: Task) -> Policy:
     """The policy that a peer began with."""
     here = config.policy.model_copy(update={"device": "cpu", "precision": "fp32"})
     return policy_of(config.model_copy(update={"policy": here}), task)
+
+
+def export_peer(
+    run: Path, name: str, to: Path, round: int | None = None, told: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Write what the peer ``name`` of the swarm in ``run`` had learned as a Hugging Face model into ``to``.
+
+    As it was after the newest round that is kept, unless ``round`` says after how many. LoRA's products are added to
+    the matrices that they stand beside. Where the run has a committee and a quorum of it has signed these weights,
+    their certificate is put beside them; ``told`` hears of it, or why there is none.
+
+    :raises UserError: when there is no such run, peer or state, or the policy cannot be exported.
+    """
+    found = learned(run, name, round)
+    if not isinstance(found.policy, Exportable):
+        raise UserError(
+            f"policy.kind = {found.config.policy.kind!r} cannot be exported; give its policy a method export(folder)"
+        )
+    found.policy.export(to)
+    config = of_run(run)
+    if config.receipts.committee:
+        told(attach(board_of(config, run), found.round, to))
+    return to

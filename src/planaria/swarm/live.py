@@ -17,7 +17,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.common.signals import ending, interrupted
 from planaria.config.registry import blaming
 from planaria.runtime.fleet.births import births
-from planaria.runtime.fleet.child import Child
+from planaria.runtime.fleet.process import Child
 from planaria.swarm.assemble import assemble, own_classes
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig

@@ -15,17 +15,16 @@ from planaria.swarm.board.attendance import Gathered
 from planaria.swarm.board.message import Completion, Group, Rollouts
 from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.checks.base import Check, Context
+from planaria.swarm.checks.consensus import rewarded
 from planaria.swarm.checks.defence import Defence, Report, warnings
-from planaria.swarm.checks.truth import Schedule
-from planaria.swarm.config import SwarmConfig
-from planaria.swarm.draws import of_messages, shared_problems
-from planaria.swarm.evaluation import Examiner
-from planaria.swarm.intake import Turned, take_in, with_reading
+from planaria.swarm.config import CONSENSUS, SwarmConfig
+from planaria.swarm.draws import derived, of_messages, shared_problems
+from planaria.swarm.evaluation import Examiner, Standing
+from planaria.swarm.intake import NOTHING, Schedule, Scored, Scoring, Turned, take_in, with_reading
 from planaria.swarm.keeping import Keeping
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.lessons import Lessons, lessons, priced
-from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.fingerprints import held, weights_digest, weights_fingerprint
+from planaria.swarm.policy.base import Policy, held, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
 from planaria.swarm.records.kept import PEER, SHADOW
 from planaria.swarm.records.lines import (
@@ -40,9 +39,7 @@ from planaria.swarm.records.lines import (
 )
 from planaria.swarm.records.noting import agreed, round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
-from planaria.swarm.scoring import NOTHING, Scoring
 from planaria.swarm.serving.served import Server
-from planaria.swarm.shadow import Shadow
 from planaria.swarm.tasks.base import Task
 
 
@@ -292,3 +289,33 @@ def describe(policy: Policy) -> str:
     trained = sum(p.numel() for p in policy.module.parameters() if p.requires_grad)
     adapters = "" if trained == sum(numbers) else f", {trained:,} of them trained"
     return f"{type(policy.module).__name__}, {sum(numbers):,} parameters{adapters}, {policy.vocab:,} tokens"
+
+
+class Shadow:
+    """A second policy that generates as many completions as its peer does, and learns from no others."""
+
+    def __init__(self, config: SwarmConfig, name: str, task: Task, policy: Policy) -> None:
+        self._config, self._policy = config, policy.clone()
+        self._scoring = Scoring(task, config=config)
+        self._author = HonestAuthor(config, name, task, self._policy)
+        self.learner = Learner(
+            self._policy, config.loss, config.optim, config.sampling.temperature, config.rounds.count
+        )
+
+    def round(self, number: int, asked: Sequence[Asked], count: int) -> None:
+        """Generate ``count`` completions of every problem and learn from them."""
+        loss, limit = self._config.loss, self._config.sampling.max_new
+        self._scoring.begin(draw=derived("shadow", self._config.seed, number))
+        own = [
+            replace(r, peer="alone", **(self._scoring.scored(r.problem, r.text) if r.ended else Scored())._asdict())
+            for drawn in self._author.draw(asked, count, "shadow", number)
+            for r in drawn
+        ]
+        own = [priced(r, limit, loss.overlong) for r in own]
+        if self._config.task.reward == CONSENSUS:  # alone, what it does itself most often is all that it can go by
+            own = rewarded(own, self._config.task.agreement)
+        found = lessons(own, "horizontal", loss.kind != "dr_grpo")
+        self.learner.learn(number, found.taken)
+
+    def examined(self, examiner: Examiner) -> Standing:
+        return examiner.examine(self._policy)

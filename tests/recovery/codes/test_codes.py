@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.recovery import codes
 from planaria.recovery.codes import CODES, Code, LossError
+from planaria.recovery.codes.base import loss_chance, share, shares, tolerates
 from planaria.recovery.codes.field import INVERSE, PRODUCT, combine, express, rank
-from planaria.recovery.codes.reed_solomon import cauchy
-from planaria.recovery.codes.survival import loss_chance, share, shares, tolerates
-from planaria.recovery.codes.xor import Xor
+from planaria.recovery.codes.reed_solomon import Xor, cauchy
 
 GROUPS = [(4, 1), (4, 2), (6, 2), (8, 3)]
 ODD = np.array([np.nan, -0.0, 1e-45, -1e-40, np.inf], np.float32).view(np.uint8)

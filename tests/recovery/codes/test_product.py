@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
 from planaria.recovery.codes.product import Checks, commute, file, hypergraph_product, parameters
-from planaria.recovery.codes.search import anneal
-from planaria.recovery.codes.worth import Target
+from planaria.recovery.codes.search import Target, anneal
 
 SMALL = [(1, 2), (2, 2), (2, 3), (1, 3), (3, 3)]
 """checks and shards of a factor"""

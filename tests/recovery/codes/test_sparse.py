@@ -8,10 +8,9 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.recovery import codes
-from planaria.recovery.codes.search import anneal, certificate, file
+from planaria.recovery.codes.base import shares
+from planaria.recovery.codes.search import Target, anneal, certificate, file
 from planaria.recovery.codes.sparse import weights
-from planaria.recovery.codes.survival import shares
-from planaria.recovery.codes.worth import Target
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,9 @@ from planaria.faults.checks import require_edges, require_listeners, require_rea
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.fleet.door import read_door
+from planaria.runtime.fleet.joining import Strike, read_door
 from planaria.runtime.fleet.switchboard import call
-from planaria.runtime.fleet.visit import Strike
-from planaria.runtime.transport.caller import VISITOR
+from planaria.runtime.transport.listener import VISITOR
 from planaria.runtime.transport.secure import StrangerError
 
 _PATIENCE_S = 10.0

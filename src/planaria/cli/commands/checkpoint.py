@@ -16,8 +16,7 @@ from planaria.control.events import Standing
 from planaria.report.tables import Table
 from planaria.runtime.checkpoint.cut import atom_name, require_known
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
-from planaria.runtime.checkpoint.holdings import copies_of, cut_of, require_file
-from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.loading import copies_of, cut_of, require_file, stage_for
 from planaria.runtime.checkpoint.recut import MOMENTS, Copy, equal_copies, require_whole
 from planaria.runtime.checkpoint.stage_file import Contents, write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name

@@ -11,12 +11,11 @@ from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.recovery import codes
 from planaria.recovery.codes import Code
+from planaria.recovery.codes.base import MOST, share
 from planaria.recovery.codes.local import needed
 from planaria.recovery.codes.product import Checks
 from planaria.recovery.codes.product import file as product_file
-from planaria.recovery.codes.search import Found, anneal, certificate, file
-from planaria.recovery.codes.survival import MOST, share
-from planaria.recovery.codes.worth import Target
+from planaria.recovery.codes.search import Found, Target, anneal, certificate, file
 from planaria.report.tables import Table, show
 
 MOST_TRIES = 10_000_000

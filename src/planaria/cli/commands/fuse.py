@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.cli.commands.realign import write
 from planaria.common.errors import UserError
 from planaria.lab.experts import fused, manifest
 from planaria.lab.experts.fused import FILE, SCALES, Fused, How, Part
 from planaria.lab.experts.manifest import Manifest
 from planaria.models import fusing
+from planaria.swarm.commands.realign import write
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.repair.training import take, weights_of

@@ -12,7 +12,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from planaria.cli.commands.fuse import Gathered, add_up, gather, open_llama, part_of, require_child, require_free
-from planaria.cli.commands.realign import write
 from planaria.common.errors import UserError, nearest
 from planaria.config.names import require_name
 from planaria.config.schema import DataConfig
@@ -25,6 +24,7 @@ from planaria.lab.experts.manifest import TOKENIZER
 from planaria.lab.experts.reading import domain_samples, kept_sums, windows
 from planaria.models.stages import Llama
 from planaria.runtime.engine.weights import open_model
+from planaria.swarm.commands.realign import write
 from planaria.swarm.policy.policies import LlamaPolicy, usage_of
 
 SUMS = "routers.safetensors"

@@ -7,9 +7,8 @@ from planaria.control.formation import edge_flows, over_relays, relay_ways
 from planaria.control.replica import ReplicaState
 from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
 from planaria.pipeline.plan.bound import lower_bound
-from planaria.pipeline.plan.draw import draw
-from planaria.planner.cuts import tightest_cut
-from planaria.planner.paths import loads
+from planaria.pipeline.plan.clock import draw
+from planaria.planner.paths import loads, tightest_cut
 from planaria.runtime.engine.origin import START, run_started
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.simulate import simulate

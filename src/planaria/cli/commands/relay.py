@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.common.signals import interrupted
-from planaria.runtime.fleet.door import kept_key
+from planaria.runtime.fleet.joining import kept_key
 from planaria.runtime.transport.relay import relay_at
 from planaria.runtime.transport.secure import new_key
 

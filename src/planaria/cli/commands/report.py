@@ -80,7 +80,7 @@ def _schedule(file: Path) -> Reported:
 
 
 def _swarm(run: Path) -> Reported:
-    from planaria.cli.commands.swarm import noted
+    from planaria.swarm.commands.swarm import noted
     from planaria.swarm.report.swarm_report import body, write_swarm_report
 
     config, outcome = noted(run)
@@ -101,7 +101,7 @@ def _comparison(file: Path) -> Reported:
 
 def _drill(file: Path) -> Reported:
     from planaria.lab.report.drill_report import body, write_drill_report
-    from planaria.swarm.drills.drill_results import Drill
+    from planaria.swarm.drill import Drill
 
     found = documents.model(file, Drill, mend=MEND)
     return Reported(file.with_name(PAGE), lambda to: write_drill_report(found, to), lambda: body(found))

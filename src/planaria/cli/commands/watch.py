@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
-import stat
 import subprocess
 import sys
 import threading
@@ -13,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planaria.common import documents
-from planaria.common.errors import UserError, install
+from planaria.cli.serving import require_server, token_in
+from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
     from planaria.report.live_page.server import Strike
@@ -26,7 +25,6 @@ END_S = 8.0
 """it has so long to tell its watchers the end"""
 NICE = 10
 """how far the page of a run that is being trained stands back behind its workers"""
-SHORTEST_TOKEN, LONGEST_TOKEN = 16, 200
 SLOW_TIMES, SLOW_S, CUT_S = 5.0, 20.0, 5.0
 """what the page's faults that last come to"""
 
@@ -71,28 +69,6 @@ def names_of(folders: Sequence[Path]) -> list[str]:
         raise UserError(f"{twice}: is given twice; name each run once")
     short = [folder.name for folder in whole]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
-
-
-def require_server(word: str) -> None:
-    """UserError when the packages that serve the page are not installed."""
-    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{word}: needs {' and '.join(missing)}; install them with: {install('live')}")
-
-
-def token_in(file: Path) -> str:
-    """The token that a file holds, which others must not be able to read."""
-    try:
-        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~(stat.S_IRGRP | stat.S_IXGRP):
-            raise UserError(f"{file}: others can read or change it; make it yours alone with `chmod 600 {file}`")
-        with file.open("rb") as opened:
-            token = documents.bounded(opened, 4 * LONGEST_TOKEN).decode().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    plain = token.isascii() and token.replace("-", "").replace("_", "").isalnum()
-    if not plain or not SHORTEST_TOKEN <= len(token) <= LONGEST_TOKEN:
-        kinds = f"{SHORTEST_TOKEN} to {LONGEST_TOKEN} letters, digits, - and _"
-        raise UserError(f"{file}: holds no token ({kinds}); make one with `openssl rand -hex 32 > {file}`")
-    return token
 
 
 def _striker() -> Strike:

@@ -1,4 +1,4 @@
-"""What replicas may say that lie: a registry of attacks, each family one file.
+"""Messages of Byzantine replicas: a registry of attacks.
 
 A fault of a trace names one: ``{ "signal": "lie", "attack": "sign_flip", "strength": 10, "until": 200, … }``.
 """
@@ -9,12 +9,23 @@ from pydantic import ValidationError
 
 from planaria.common.errors import UserError, nearest
 from planaria.exchange.attacks.base import Attack
-from planaria.exchange.attacks.broken import Huge, Inf, Nan, WrongSize, WrongType
-from planaria.exchange.attacks.flips import OwnFlip, SignFlip, Zero
-from planaria.exchange.attacks.inside import Alie, Ipm, Mimic
-from planaria.exchange.attacks.labels import LabelFlip
-from planaria.exchange.attacks.noise import Equivocate, Random
-from planaria.exchange.attacks.stale import Stale
+from planaria.exchange.attacks.kinds import (
+    Alie,
+    Equivocate,
+    Huge,
+    Inf,
+    Ipm,
+    LabelFlip,
+    Mimic,
+    Nan,
+    OwnFlip,
+    Random,
+    SignFlip,
+    Stale,
+    WrongSize,
+    WrongType,
+    Zero,
+)
 
 ATTACKS: dict[str, type[Attack]] = {
     "sign_flip": SignFlip,

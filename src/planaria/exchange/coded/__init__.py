@@ -1,4 +1,4 @@
-"""How replicas go on without those that are late: a registry of schemes of gradient coding, each one file.
+"""Gradient coding, by which replicas continue without late ones: a registry of schemes.
 
 A recipe says ``exchange.coded = "msgc"``, or a table
 ``{ scheme = "msgc", burst = 1, window = 3, stragglers = 2, jobs = 8 }``.
@@ -13,11 +13,9 @@ from typing import Any
 
 from planaria.common.errors import UserError
 from planaria.config.registry import Registry
-from planaria.exchange.coded.base import Scheme
+from planaria.exchange.coded.base import Scheme, Uncoded
 from planaria.exchange.coded.gc import GC
-from planaria.exchange.coded.msgc import MSGC
-from planaria.exchange.coded.srsgc import SRSGC
-from planaria.exchange.coded.uncoded import Uncoded
+from planaria.exchange.coded.sgc import MSGC, SRSGC
 
 SCHEMES: Registry[Scheme] = Registry(
     "scheme",

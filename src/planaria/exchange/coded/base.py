@@ -28,8 +28,6 @@ History = Sequence[Late]
 """of the rounds so far, from the first"""
 NOBODY: Late = frozenset()
 
-Window = Annotated[int, Field(ge=2), bounds.at_most(64, "a job would stay open for as many rounds")]
-Burst = Annotated[int, Field(ge=1), bounds.at_most(63, "it is shorter than a window")]
 Stragglers = Annotated[int, Field(ge=0), bounds.at_most(1 << 10, "there are no more replicas")]
 
 
@@ -127,19 +125,48 @@ class Scheme(Choice, ABC):
         return all(self.decodable(n, ahead[: job + self.delay() + 1], job) for job in under_way)
 
 
-class Windowed(Scheme):
-    """A scheme made for bursts: for so many late workers within a window of rounds, each of them late for so long."""
+class Uncoded(Scheme):
+    """Worker i computes chunk i; a job takes all of them."""
 
-    burst: Burst = 1
-    """B: a worker's late rounds within a window lie less than this apart"""
-    window: Window = 2
-    """W, in rounds"""
+    def load(self, n: int) -> float:
+        """1 / n."""
+        return 1 / n
+
+    def tasks(self, n: int, jobs: int, history: History) -> Tasks:
+        return ((Task(len(history), 0),) if len(history) < jobs else (),) * n
+
+    def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
+        return ((worker, 1.0),)
+
+    def decodable(self, n: int, history: History, job: int) -> bool:
+        return job < len(history) and not history[job]
+
+    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+        return tuple(Share(i, job, 0, 1.0) for i in range(n)) if self.decodable(n, history, job) else None
+
+    def conforms(self, n: int, history: History) -> bool:
+        """Nobody is late."""
+        return not history[-1]
+
+
+class Dropping(Uncoded):
+    """The slowest s are left out and the others' sum is scaled up: what the sum would be if chunks were alike.
+
+    It is biased against the data of slow workers, so no recipe can choose it.
+    """
+
+    exact: ClassVar[bool] = False
     stragglers: Stragglers = 1
-    """λ: distinct workers that are late within a window"""
+    """s, the workers that are left out at most"""
 
-    def objection(self, n: int) -> str:
-        if self.burst >= self.window:
-            return f"burst = {self.burst} is not below window = {self.window}; give window = {self.burst + 1} or more"
-        if self.stragglers > n:
-            return f"stragglers = {self.stragglers} is more than all {n} replicas; give {n} or fewer"
-        return ""
+    def decodable(self, n: int, history: History, job: int) -> bool:
+        return job < len(history) and len(history[job]) <= self.stragglers
+
+    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+        if not self.decodable(n, history, job):
+            return None
+        there = [worker for worker in range(n) if worker not in history[job]]
+        return tuple(Share(worker, job, 0, n / len(there)) for worker in there)
+
+    def conforms(self, n: int, history: History) -> bool:
+        return len(history[-1]) <= self.stragglers

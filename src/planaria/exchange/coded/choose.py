@@ -15,12 +15,10 @@ from statistics import fmean
 
 import numpy as np
 
-from planaria.exchange.coded.base import Scheme
+from planaria.exchange.coded.base import Scheme, Uncoded
 from planaria.exchange.coded.gc import GC
-from planaria.exchange.coded.msgc import MSGC
+from planaria.exchange.coded.sgc import MSGC, SRSGC
 from planaria.exchange.coded.simulate import Profile, replay, unhurried, windows
-from planaria.exchange.coded.srsgc import SRSGC
-from planaria.exchange.coded.uncoded import Uncoded
 
 WORTH = 0.02
 """share of the uncoded time that a code must save: less is within what a probe can tell"""

@@ -1,14 +1,14 @@
-"""How vectors become shorter messages: a registry of compressors, each one file."""
+"""Compression of vectors: a registry of compressors.
+
+Error feedback, which makes up for their losses, is in ``feedback.py`` and ``estimates.py``.
+"""
 
 from __future__ import annotations
 
 from planaria.config.registry import Registry
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compress.plain import Plain
-from planaria.exchange.compress.quantised import Quantised
-from planaria.exchange.compress.randk import RandK
-from planaria.exchange.compress.sign import Sign
-from planaria.exchange.compress.topk import TopK
+from planaria.exchange.compress.dense import Plain, Quantised, Sign
+from planaria.exchange.compress.sparse import RandK, TopK
 
 COMPRESSORS: Registry[Compressor] = Registry(
     "compressor",

@@ -1,7 +1,7 @@
 """What every compressor answers: how a vector becomes a message of a size that is known beforehand, and back.
 
 A compressor C is contractive when E‖C(v) − v‖² ≤ (1 − δ)‖v‖² for every v; error feedback and estimates
-(``exchange/feedback/``) rest on that. Source of the term: arXiv 2310.07983 and 2311.05645, section 2.
+(``feedback.py``) rest on that. Source of the term: arXiv 2310.07983 and 2311.05645, section 2.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ class Compressor(Choice, ABC):
     def exact(self) -> bool:
         """Does :meth:`decode` give back what was encoded? Then nothing has to be made up for."""
         return False
-
-    @property
-    def homogeneous(self) -> bool:
-        """Is C(av) = aC(v) for every a > 0, but for rounding?"""
-        return True
 
     @abstractmethod
     def bytes(self, count: int) -> int:

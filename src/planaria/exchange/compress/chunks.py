@@ -6,8 +6,12 @@ half precision are relative to it, and none of them is too large or too small fo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
+
+from planaria.exchange.compress.base import Compressor
 
 CHUNK = 1 << 16
 COUNT_BYTES = 8
@@ -61,3 +65,21 @@ class Reader:
 def raw(numbers: Tensor) -> Tensor:
     """Numbers as flat bytes."""
     return numbers.contiguous().view(-1).view(torch.uint8)
+
+
+class Chunked(Compressor, ABC):
+    """A message says how many numbers it stands for."""
+
+    def count(self, message: Tensor) -> int:
+        return counted(message)
+
+    def damage(self, message: Tensor, count: int) -> str:
+        try:
+            reader = Reader(message, count, self.bytes(count))
+        except ValueError as error:
+            return str(error)
+        return next((said for n, size in sizes(count) if (said := self._wrong(reader, n, size))), "")
+
+    @abstractmethod
+    def _wrong(self, reader: Reader, n: int, size: int) -> str:
+        """What is wrong with the next ``n`` chunks of ``size`` numbers; empty if nothing is."""

@@ -1,4 +1,4 @@
-"""What compressors that send some numbers of each chunk have in common."""
+"""Compressors that send some numbers of each chunk: top-k, and random-k, whose places all members draw alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.exchange.compress import chunks
 from planaria.exchange.compress.base import all_finite
-from planaria.exchange.compress.chunked import Chunked
+from planaria.exchange.compress.chunks import Chunked
 
 _TINY = torch.finfo(torch.float32).tiny
 _STEPS = 127
@@ -64,3 +64,59 @@ class Sparse(Chunked, ABC):
     def _unscaled(self, scales: Tensor, numbers: Tensor) -> Tensor:
         """What :meth:`_scaled` was given, but for rounding: fp32 [n, k]."""
         return numbers.float() * (scales if self.bits == 16 else scales / _STEPS)
+
+
+class TopK(Sparse):
+    """A place has 16 bits; those of a chunk are sent in ascending order."""
+
+    place_bytes: ClassVar[int] = 2
+
+    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
+        pieces = [chunks.header(len(vector))]
+        for chunk in chunks.split(vector):
+            places = torch.topk(chunk.abs(), self.kept(chunk.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
+            pieces += [chunks.raw(places.to(torch.uint16)), *self._scaled(chunk.gather(1, places))]
+        return torch.cat(pieces)
+
+    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
+        vector, reader = torch.zeros(count), chunks.Reader(message, count, self.bytes(count))
+        for chunk in chunks.split(vector):
+            places = self._places(reader, *chunk.shape)
+            if int(places.max()) >= chunk.shape[1]:
+                raise ValueError("a place lies beyond its chunk")
+            chunk.scatter_(1, places, self._unscaled(*self._numbers(reader, *chunk.shape)))
+        return vector
+
+    def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:
+        places = self._places(reader, n, size)
+        if int(places.max()) >= size or bool((places.diff(dim=1) <= 0).any()):
+            return "its places are not ascending, or beyond their chunk"
+        return super()._wrong(reader, n, size)
+
+    def _places(self, reader: chunks.Reader, n: int, size: int) -> Tensor:
+        """[n, k]"""
+        return reader.take((n, self.kept(size)), torch.uint16).long()
+
+
+class RandK(Sparse):
+    """Places follow from the round's number, and are the same at all members of a round and in all full chunks."""
+
+    place_bytes: ClassVar[int] = 0
+
+    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
+        pieces = [chunks.header(len(vector))]
+        for chunk in chunks.split(vector):
+            pieces += self._scaled(chunk[:, self._places(chunk.shape[1], draw)])
+        return torch.cat(pieces)
+
+    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
+        vector, reader = torch.zeros(count), chunks.Reader(message, count, self.bytes(count))
+        for chunk in chunks.split(vector):
+            places = self._places(chunk.shape[1], draw)
+            chunk[:, places] = self._unscaled(*self._numbers(reader, *chunk.shape))
+        return vector
+
+    def _places(self, size: int, draw: int) -> Tensor:
+        """In ascending order."""
+        generator = torch.Generator().manual_seed(draw)
+        return torch.randperm(size, generator=generator)[: self.kept(size)].sort().values

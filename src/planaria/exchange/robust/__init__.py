@@ -1,4 +1,4 @@
-"""What replicas go on with when some of them lie: a registry of robust rules, each one file.
+"""Byzantine-robust aggregation: a registry of rules.
 
 A recipe says ``exchange.robust = "multikrum"``, ``"nnm:median"``, or as a table
 ``{ rule = "flag", liars = 2, mix = "nnm", rounds = 5, scope = "replica" }``.
@@ -18,21 +18,18 @@ from planaria.config.registry import Registry
 from planaria.exchange import message
 from planaria.exchange.base import Counted, Told, TooManyLiars, Weights
 from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
-from planaria.exchange.robust.chunks import blank
 from planaria.exchange.robust.clipping import CenteredClipping
-from planaria.exchange.robust.combining import by_coefficients, coefficients, combine
+from planaria.exchange.robust.combining import BUCKET, Mix, by_coefficients, coefficients, combine, rivals, suspects
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
 from planaria.exchange.robust.flag import Flag
 from planaria.exchange.robust.geometric import GeometricMedian
 from planaria.exchange.robust.krum import Krum, MultiKrum
-from planaria.exchange.robust.mixing import BUCKET, Mix
-from planaria.exchange.robust.products import NotFinite
-from planaria.exchange.robust.rivals import rivals, suspects
+from planaria.exchange.robust.products import NotFinite, blank
 
 RULES: Registry[Rule] = Registry(
     "rule",
     "exchange.robust.rule",
-    Rule,  # type: ignore[type-abstract]
+    Rule,
     {
         "median": Median,
         "trimmed_mean": TrimmedMean,

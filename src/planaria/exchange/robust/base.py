@@ -26,9 +26,9 @@ class Rule(Choice, ABC):
     liars: Natural = 1
     """f, the members that may lie"""
 
-    @abstractmethod
     def least(self) -> int:
-        """The fewest members with whom so many liars can be borne."""
+        """Return the fewest members with which the rule tolerates f liars; 2f + 1, an honest majority, by default."""
+        return 2 * self.liars + 1
 
 
 class GramRule(Rule, ABC):

@@ -37,9 +37,6 @@ class CenteredClipping(GramRule):
     tau: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
     """τ; auto: the median of the distances ‖x_j − v‖, the smallest so far of this round"""
 
-    def least(self) -> int:
-        return 2 * self.liars + 1
-
     def coefficients(self, gram: Tensor) -> Tensor:
         """Of x_j − v, with v the last value: those of the value found, less v."""
         k, c = gram.numpy(), np.zeros(len(gram))

@@ -1,18 +1,25 @@
-"""One value of several vectors by a robust rule, chunk by chunk."""
+"""One value of several vectors by a robust rule, chunk by chunk.
+
+Before a rule sees vectors, mixing may make them more alike: each becomes a mean of some, by a matrix M [m, n].
+Afterwards the same inner products give the coefficients that other rules would have found.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from planaria.common.compiled import COMPILED
-from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
-from planaria.exchange.robust.chunks import CHUNK, Vector, blank, chunks, mixed, pieces
-from planaria.exchange.robust.mixing import Mix, mixing
-from planaria.exchange.robust.products import bounded, framed, products
+from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule, nearest
+from planaria.exchange.robust.products import CHUNK, Vector, blank, bounded, chunks, framed, mixed, pieces, products
+
+Mix = Literal["none", "nnm", "bucketing"]
+BUCKET = 2
+"""s: vectors in a bucket; so many liars are in at most as many buckets, of s times fewer"""
+
 
 LONG = 128 * 1024
 """numbers of each vector that compiled code is given at once: what it makes of them is still at hand when that is put
@@ -81,6 +88,25 @@ def _mixed_by(rule: Rule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
     return matrix
 
 
+def mixing(mix: Mix, gram: Tensor, liars: int, draw: int) -> Tensor:
+    """M for the inner products K [n, n]: row i says of which members the i-th vector becomes the mean.
+
+    nnm: of its n − f nearest (arXiv 2302.01772). bucketing: of random buckets of two (arXiv 2006.09365), the same at
+    all who know ``draw``; the last may be smaller.
+    """
+    n = len(gram)
+    if mix == "none":
+        return torch.eye(n, dtype=gram.dtype)
+    if mix == "nnm":
+        near = nearest(gram, n - liars)
+        return torch.zeros(n, n, dtype=gram.dtype).scatter_(1, near, 1.0 / near.shape[1])
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(draw))
+    made = torch.zeros(-(-n // BUCKET), n, dtype=gram.dtype)
+    for row, members in enumerate(torch.split(order, BUCKET)):
+        made[row, members] = 1.0 / len(members)
+    return made
+
+
 def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     """Σ c_j x_j, a new tensor, added up in order; what counts nothing is not looked at."""
     total: Tensor | None = None
@@ -103,3 +129,33 @@ def _visited(vectors: Sequence[Vector], made: Callable[[list[Tensor]], Tensor], 
 def _enough(rule: Rule, count: int) -> None:
     if count < rule.least():
         raise ValueError(f"{count} vectors are too few for {rule.liars} liars: give {rule.least()} or more")
+
+
+_LITTLE = 0.5
+"""of what a member counts in a mean"""
+
+
+def suspects(counted: Sequence[float], liars: int) -> list[int]:
+    """Places, in order, of those that count less than half of their share in a mean: of as many as may lie at most."""
+    little = [place for place, value in enumerate(counted) if value < _LITTLE / len(counted)]
+    return sorted(sorted(little, key=lambda place: (counted[place], place))[:liars])
+
+
+def rivals(rules: Mapping[str, Rule], own: GramRule, gram: Tensor, mix: Mix, draw: int) -> dict[str, Tensor]:
+    """c [n] by each of the ``rules`` in place of the run's ``own``, from G of a round with ``mix`` and ``draw``.
+
+    Without those of which inner products tell nothing: that look at each coordinate by itself; that go on from a last
+    value, if the run's does not, or by directions from the origin, if the run's does, as its G is about that value; for
+    which members are too few; and its own.
+    """
+    found = {}
+    for name, rule in rules.items():
+        told = isinstance(rule, GramRule) and rule.continues <= own.continues and not (rule.origin and own.continues)
+        if not told or type(rule) is type(own):
+            continue
+        assert isinstance(rule, GramRule)
+        try:
+            found[name] = coefficients(rule, gram, mix, draw, own.continues)
+        except ValueError:  # too few
+            continue
+    return found

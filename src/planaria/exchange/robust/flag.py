@@ -31,9 +31,6 @@ class Flag(GramRule):
     dimensions: Natural = 0
     """m of the subspace; 0: ⌈(n + 1)/2⌉, as released"""
 
-    def least(self) -> int:
-        return 2 * self.liars + 1
-
     def coefficients(self, gram: Tensor) -> Tensor:
         n, norms = len(gram), gram.diagonal().sqrt()
         safe = torch.where(norms > 0, norms, torch.ones_like(norms))

@@ -34,9 +34,6 @@ class GeometricMedian(GramRule):
     rounds: Positive | Literal["auto"] = "auto"
     """Weiszfeld steps; auto: until F is proved to be within 1e-6 of its minimum, at most 1,000"""
 
-    def least(self) -> int:
-        return 2 * self.liars + 1
-
     def coefficients(self, gram: Tensor) -> Tensor:
         k, apart = gram.numpy(), distances(gram).sqrt().numpy()
         n, auto, smallest = len(k), self.rounds == "auto", _SMALLEST * float(apart.mean())

@@ -26,11 +26,8 @@ class Krum(GramRule):
         return chosen
 
 
-class MultiKrum(GramRule):
+class MultiKrum(Krum):
     """The mean of the n − f vectors of least score."""
-
-    def least(self) -> int:
-        return 2 * self.liars + 3
 
     def coefficients(self, gram: Tensor) -> Tensor:
         count = len(gram) - self.liars

@@ -11,8 +11,8 @@ from planaria.config import recipe
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.exchange import exchange
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.compress.topk import TopK
-from planaria.exchange.feedback.econtrol import EControl
+from planaria.exchange.compress.estimates import EControl
+from planaria.exchange.compress.sparse import TopK
 from planaria.lab.compare.advice import first_change
 from planaria.lab.compare.clock import clock_of, exchanged_bytes
 from planaria.lab.compare.experience import Range

@@ -22,7 +22,7 @@ from planaria.lab.trials.arms import file_name
 from planaria.lab.trials.identity import Identity, identity
 from planaria.lab.trials.jobs import Job, Processes, Watcher, run_jobs
 from planaria.lab.trials.kept import Kept, make_folder
-from planaria.pipeline.routing.replicated import node_of
+from planaria.pipeline.routing.arrangement import node_of
 
 Code = Callable[[RunConfig], Iterable[type | ModuleType]]
 """the code outside planaria that a configuration chooses"""

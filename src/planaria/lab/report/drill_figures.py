@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from planaria.lab.report.spread_figures import add_band
 from planaria.lab.trials.spread import Spread
 from planaria.report.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure, share, stroke, whole
-from planaria.swarm.drills.drill_results import Drill, Drilled
+from planaria.swarm.drill import Drill, Drilled
 from planaria.swarm.records.outcome import Outcome, Point, total
 
 COLOURS = (INK, RED, BLUE, ORANGE, GREEN, VIOLET, TEAL, *SERIES[6:])

@@ -12,7 +12,7 @@ from planaria.lab.trials.spread import seeds_shown, shown, spread
 from planaria.report import page
 from planaria.report.tables import Table, show
 from planaria.report.words import counted
-from planaria.swarm.drills.drill_results import Drill, Drilled
+from planaria.swarm.drill import Drill, Drilled
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.report.swarm_report import share
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planaria.report.verdict import Verdict
 from planaria.report.words import counted, listed
-from planaria.swarm.drills.drill_results import Drill, Drilled
+from planaria.swarm.drill import Drill, Drilled
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL
 

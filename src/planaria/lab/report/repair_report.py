@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planaria.report.tables import Table, show
-from planaria.swarm.drills.drill_results import Drill
+from planaria.swarm.drill import Drill
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.repair.results import Measured, Way, pooled
 

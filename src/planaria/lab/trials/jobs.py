@@ -17,7 +17,7 @@ from pydantic import Field
 from planaria.common.signals import ending
 from planaria.config.bounds import Natural, Seconds
 from planaria.config.schema import Section
-from planaria.runtime.fleet.birth import die_with_parent
+from planaria.runtime.fleet.process import die_with_parent
 
 POLL_S = 0.1
 GRACE_S = 30.0

@@ -1,16 +1,20 @@
-"""A plan: who does what in one step, as plain data.
+"""A plan: who does what in one step, as plain data, and its actions by number: who waits for whom.
 
 Work is given to *nodes*. Where each stage has one worker, a node is its stage's number; where several nodes share a
 stage, a plan knows nodes only. A node's list is in order of preference, not of time: it always takes the first action
 whose inputs have arrived and whose ``after`` actions are done. The same lists drive ``simulate``, ``inline`` and
-``fleet``.
+``fleet``. Simulating, ordering and bounding a plan go by the numbers of its :class:`Graph`.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
+
+from planaria.common.errors import UserError
 
 Kind = Literal["forward", "backward"]
 
@@ -80,3 +84,107 @@ class Plan:
         """Pairs (low, high) of nodes that exchange messages."""
         pairs = {(a, b) for route in self.routes for a, b in pairwise(route)}
         return {(min(p), max(p)) for p in pairs}
+
+
+NAMED = 5
+"""actions that an error names at most"""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Numbered actions. Numbers run stage by stage in order of preference: at one worker, the smaller comes first."""
+
+    actions: list[Action]
+    places: list[int]
+    """each action's place in its worker's list"""
+    waits: list[int]
+    """for how many messages and local actions each action waits (also for those that the plan does not hold)"""
+    local: list[tuple[int, ...]]
+    """the actions that name this one in ``after``"""
+    receiver: list[int]
+    """the action that this one's message is for, or -1"""
+
+    def followers(self, n: int) -> tuple[int, ...]:
+        """The actions that wait for action ``n``, at its own stage and at the next."""
+        return self.local[n] if self.receiver[n] < 0 else (*self.local[n], self.receiver[n])
+
+
+def graph(plan: Plan) -> Graph:
+    """Numbers the actions of ``plan``, which may be one that can never finish.
+
+    Raises UserError if it holds an action twice.
+    """
+    actions = [action for stage in sorted(plan.actions) for action in plan.actions[stage]]
+    # Plain tuples of atoms, here and in `local`: the garbage collector does not follow them, and there are millions.
+    numbers: dict[tuple[str, int, int], int] = {(a.kind, a.microbatch, a.hop): n for n, a in enumerate(actions)}
+    if len(numbers) < len(actions):
+        twice = next(a for n, a in enumerate(actions) if numbers[a.kind, a.microbatch, a.hop] != n)
+        raise UserError(f"the plan holds {twice} at stage {twice.node} twice")
+    waits, receiver = [0] * len(actions), [-1] * len(actions)
+    local: list[tuple[int, ...]] = [()] * len(actions)
+    for n, action in enumerate(actions):
+        waits[n] = len(action.after)
+        for key in action.after:
+            if (earlier := numbers.get(key)) is not None:
+                local[earlier] += (n,)
+        if (message := action.needs) is not None:
+            waits[n] += 1
+            if (sender := numbers.get(message)) is not None:
+                receiver[sender] = n
+    places = [place for stage in sorted(plan.actions) for place in range(len(plan.actions[stage]))]
+    return Graph(actions, places, waits, local, receiver)
+
+
+def deadlock(numbered: Graph, done: Iterable[int]) -> UserError:
+    """The error of a plan of which only the actions ``done`` can ever be done.
+
+    It names a ring of actions that wait for each other, or one that waits for what the plan does not hold.
+    """
+    finished = {numbered.actions[n].key for n in done}
+    stuck = {action.key: action for action in numbered.actions if action.key not in finished}
+    chain: dict[Key, Action] = {}
+    key = next(iter(stuck))
+    while key in stuck and key not in chain:
+        chain[key] = stuck[key]
+        waits = (*stuck[key].after, stuck[key].needs)
+        key = next(wanted for wanted in waits if wanted and wanted not in finished)
+    seen = list(chain)
+    ring = seen[seen.index(key) :] if key in chain else seen[-1:]
+    named = " waits for ".join(f"{chain[link]} at stage {chain[link].node}" for link in ring[:NAMED])
+    end = "…" if len(ring) > NAMED else str(chain[key]) if key in chain else f"{tuple(key)}, which is not in the plan"
+    return UserError(f"the plan can never finish, {len(stuck)} of its actions wait for ever: {named} waits for {end}")
+
+
+def topological_order(plan: Plan) -> list[Action]:
+    """All actions in one deterministic order in which every action finds its inputs ready.
+
+    Each stage takes the first ready action of its list, with one exception: a microbatch enters the pipeline only when
+    nothing else can be done. Alone in a process there is nothing to overlap, and so no more microbatches are alive at
+    a time than must be; never more than ``plan.in_flight``. Raises UserError, naming actions, if no order exists.
+    """
+    numbered = graph(plan)
+    order = feasible(numbered)
+    if len(order) < len(numbered.actions):
+        raise deadlock(numbered, order)
+    return [numbered.actions[n] for n in order]
+
+
+def feasible(numbered: Graph) -> list[int]:
+    """The numbers of all actions that can ever be done, in the order of :func:`topological_order`."""
+
+    def rank(n: int) -> tuple[bool, int, int]:
+        action = numbered.actions[n]
+        return (action.kind == "forward" and action.hop == 0, numbered.places[n], n)
+
+    waits = list(numbered.waits)
+    ready = [rank(n) for n, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        *_, done = heapq.heappop(ready)
+        order.append(done)
+        for n in numbered.followers(done):
+            waits[n] -= 1
+            if not waits[n]:
+                heapq.heappush(ready, rank(n))
+    return order

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planaria.pipeline.network.costs import Costs, Prices
-from planaria.pipeline.plan.actions import Plan
-from planaria.pipeline.plan.graph import Graph, deadlock, graph
-from planaria.pipeline.plan.order import feasible
+from planaria.pipeline.plan.actions import Graph, Plan, deadlock, feasible, graph
 
 
 @dataclass(frozen=True)

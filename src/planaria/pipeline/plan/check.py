@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from planaria.common.errors import UserError
-from planaria.pipeline.plan.actions import Action, Key, Kind, Plan
-from planaria.pipeline.plan.graph import deadlock, graph
-from planaria.pipeline.plan.order import feasible
+from planaria.pipeline.plan.actions import Action, Key, Kind, Plan, deadlock, feasible, graph
 
 
 def check(plan: Plan) -> list[str]:

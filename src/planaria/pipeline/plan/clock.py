@@ -1,4 +1,4 @@
-"""A plan on a clock: a discrete-event simulation without tensors.
+"""A plan on a clock: a discrete-event simulation without tensors, its result, and a Gantt chart for the terminal.
 
 A node does one action at a time and takes the first ready one of its list. A link is full-duplex; in each direction
 messages queue for the bandwidth, in the order in which they were sent, and their latencies overlap. Where messages pass
@@ -11,11 +11,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from planaria.common.errors import UserError
 from planaria.pipeline.network.costs import Prices
-from planaria.pipeline.plan.actions import Action, Plan
-from planaria.pipeline.plan.graph import deadlock, graph
+from planaria.pipeline.plan.actions import Action, Key, Plan, deadlock, graph
+from planaria.pipeline.plan.bound import Bound
 
 _ENDS, _ARRIVES, _FREE, _LANDS = range(4)
 """an action ends and sends its output; a message is there; a node is through with the stage that it shadows; a message
@@ -176,3 +178,89 @@ class FirstComeClock(Clock):
         if action.kind == "backward" and action.node in self.slots and not action.returns:
             self.slots[action.node] += 1
         super()._end(number)
+
+
+class Timed(NamedTuple):
+    """An action and the seconds, from the step's beginning, between which it ran."""
+
+    key: Key
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One simulated step."""
+
+    step_s: float
+    """seconds from the first action's start to the last one's end"""
+    ran: dict[int, list[Action]]
+    """what each stage did, in order of time"""
+    starts: dict[int, list[float]]
+    """when each of these actions began, in seconds from the step's beginning"""
+    ends: dict[int, list[float]]
+    """when each of these actions was done"""
+    sent_bytes: dict[tuple[int, int], int]
+    """bytes that crossed each link, by (sending stage, receiving stage)"""
+
+    @property
+    def spans(self) -> dict[int, list[Timed]]:
+        """What each stage did and when, in order of time."""
+        return {
+            stage: [
+                Timed(action.key, start, end)
+                for action, start, end in zip(ran, self.starts[stage], self.ends[stage], strict=True)
+            ]
+            for stage, ran in self.ran.items()
+        }
+
+    @property
+    def busy(self) -> dict[int, float]:
+        """The fraction of the step that each stage computed."""
+        whole = self.step_s or 1.0
+        return {stage: (sum(self.ends[stage]) - sum(starts)) / whole for stage, starts in self.starts.items()}
+
+    @property
+    def idle(self) -> dict[int, float]:
+        """The fraction of the step that each stage waited."""
+        return {stage: 1.0 - fraction for stage, fraction in self.busy.items()}
+
+    @property
+    def bubble(self) -> float:
+        """The mean idle fraction of the block stages; stage 0 stays out, as it may have nothing to compute."""
+        blocks = [fraction for stage, fraction in self.idle.items() if stage]
+        return sum(blocks) / len(blocks)
+
+
+IDLE = "."
+FILL = {"forward": "-", "backward": "="}
+
+
+def draw(simulated: Simulated, bound: Bound, width: int = 100, unit: str = "s") -> str:
+    """One row of ``width`` characters per stage, and a legend with step time, lower bound and bubble fraction.
+
+    A forward of microbatch 3 looks like ``F3---``, a backward like ``B3===``; what is too short for its name shows
+    the letter alone, and what takes no time is left out.
+    """
+    margin = len(f"stage {max(simulated.ran)} |")
+    columns = max(1, width - margin)
+    rows = [
+        f"stage {stage}".ljust(margin - 1) + "|" + _row(spans, simulated.step_s, columns)
+        for stage, spans in sorted(simulated.spans.items())
+    ]
+    legend = (
+        f"step {simulated.step_s:.4g} {unit}, bound {bound.step_s:.4g} {unit} ({bound.binds}), "
+        f"bubble {simulated.bubble:.1%}; F forward, B backward, {IDLE} idle"
+    )
+    return "\n".join([*rows, legend])
+
+
+def _row(spans: list[Timed], step_s: float, columns: int) -> str:
+    cells = [IDLE] * columns
+    for key, start, end in spans:
+        if step_s and end > start:
+            first, last = round(start / step_s * columns), round(end / step_s * columns)
+            name = f"{key.kind[0].upper()}{key.microbatch}"
+            fitting = name if len(name) <= last - first else name[: min(1, last - first)]
+            cells[first:last] = fitting.ljust(last - first, FILL[key.kind])
+    return "".join(cells)

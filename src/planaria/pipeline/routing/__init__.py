@@ -6,11 +6,8 @@ from collections.abc import Collection, Sequence
 
 from planaria.config.registry import Registry
 from planaria.config.schema import RunConfig
-from planaria.pipeline.routing.base import Route, Routing, require
-from planaria.pipeline.routing.full import Full, full
-from planaria.pipeline.routing.given import Given
+from planaria.pipeline.routing.base import Full, Given, Route, Routing, Swapped, full, require
 from planaria.pipeline.routing.skipping import Skipping
-from planaria.pipeline.routing.swapped import Swapped
 
 __all__ = ["ROUTINGS", "change", "full", "routes", "without"]
 

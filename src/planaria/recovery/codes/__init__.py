@@ -9,9 +9,8 @@ from planaria.config.registry import Registry
 from planaria.recovery.codes.base import MAX_BYTES, MAX_SHARDS, Code, Family, LossError, refuse_sizes
 from planaria.recovery.codes.layout import Layout
 from planaria.recovery.codes.local import Local
-from planaria.recovery.codes.reed_solomon import ReedSolomon
+from planaria.recovery.codes.reed_solomon import ReedSolomon, Xor
 from planaria.recovery.codes.sparse import Sparse
-from planaria.recovery.codes.xor import Xor
 
 __all__ = ["CODES", "MAX_BYTES", "MAX_SHARDS", "Code", "Family", "Layout", "LossError", "Sparse", "code"]
 

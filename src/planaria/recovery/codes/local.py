@@ -11,9 +11,8 @@ import numpy as np
 from pydantic import Field
 
 from planaria.common.errors import UserError
-from planaria.recovery.codes.base import Code, Family, product, refuse_sizes
+from planaria.recovery.codes.base import Code, Family, product, refuse_sizes, tolerates
 from planaria.recovery.codes.field import INVERSE, Bytes
-from planaria.recovery.codes.survival import tolerates
 
 TRIES = 64
 

@@ -1,9 +1,10 @@
-"""Any m losses of N, with m parities, which is the least: a Cauchy Reed–Solomon code over GF(2⁸)."""
+"""Codes that survive any m losses of N with m parities, the fewest possible: XOR, and Cauchy Reed–Solomon codes."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from planaria.common.errors import UserError
 from planaria.recovery.codes.base import Code, Family, refuse_sizes
 from planaria.recovery.codes.field import INVERSE, PRODUCT, Bytes
 
@@ -34,3 +35,13 @@ def _light(row: Bytes) -> Bytes:
     doublings = np.frexp(multiples.max(axis=1))[1]
     best: Bytes = multiples[np.argmin(bits + 6 * doublings)]
     return best
+
+
+class Xor(Family):
+    """RAID-5's parity, for ``tolerate = 1``."""
+
+    def code(self, members: int, tolerate: int) -> Code:
+        refuse_sizes(members, tolerate)
+        if tolerate != 1:
+            raise UserError(f"code = 'xor': survives one loss, not {tolerate}; use 'reed_solomon'")
+        return Code(np.ones((1, members - 1), np.uint8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.pipeline.network.costs import MBIT
-from planaria.planner.cuts import Cut
+from planaria.planner.paths import Cut
 from planaria.planner.schedule import Schedule, SeveralPaths
 from planaria.report.tables import Table
 

@@ -22,7 +22,7 @@ from typing import BinaryIO
 from torch import Tensor
 
 from planaria.models.packing import HEADROOM, Header, PackingError, Spec, header_of, layout
-from planaria.runtime.transport.buffers import as_bytes, buffer
+from planaria.runtime.transport.wire import as_bytes, buffer
 
 _PIECE = 1 << 20
 """bytes that are read at once: they fit into a core's cache"""

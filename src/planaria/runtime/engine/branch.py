@@ -16,7 +16,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.foreign import Weights
 from planaria.pipeline.routing import ROUTINGS
 from planaria.runtime.checkpoint.cut import atom_name, declared
-from planaria.runtime.checkpoint.holdings import cut_for
+from planaria.runtime.checkpoint.loading import cut_for
 from planaria.runtime.checkpoint.stage_file import stream_weights
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.runtime.engine import runs

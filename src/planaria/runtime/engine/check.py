@@ -24,7 +24,7 @@ from planaria.runtime.engine.coded_step import coded_steps
 from planaria.runtime.engine.needs import needs, require_network
 from planaria.runtime.engine.origin import START, run_started
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.fleet.ground import devices_here
+from planaria.runtime.fleet.local import devices_here
 
 
 def check(config: RunConfig) -> ResolvedRun:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Counted, Offer, Weights
-from planaria.exchange.compress.plain import PLAIN
+from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import flaw, refused
 from planaria.runtime.engine.outer_state import OuterState, Verdict

@@ -33,11 +33,10 @@ from planaria.runtime.engine.runs import SCHEDULE
 from planaria.runtime.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 from planaria.runtime.engine.snapshots import prepare_memory
 from planaria.runtime.engine.stopping import stop_asked
-from planaria.runtime.fleet.base import Fleet
-from planaria.runtime.fleet.door import kept_key
-from planaria.runtime.fleet.ground import ground
-from planaria.runtime.fleet.open import OpenFleet, Told
-from planaria.runtime.fleet.request import Ground, Work
+from planaria.runtime.fleet.base import Fleet, Ground, Work
+from planaria.runtime.fleet.guests import OpenFleet, Told
+from planaria.runtime.fleet.joining import kept_key
+from planaria.runtime.fleet.local import ground
 from planaria.runtime.transport.address import Reach
 from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import new_key

@@ -15,8 +15,8 @@ from torch import Tensor
 from planaria.config.schema import RunConfig
 from planaria.control.suspicion import Suspicion, distrusted
 from planaria.exchange.base import Counted, Offer
-from planaria.exchange.consensus import consensus
 from planaria.exchange.equivocation import Findings, digest, findings, joined
+from planaria.exchange.message import consensus
 from planaria.exchange.publisher import Publisher, vectors
 from planaria.exchange.refusal import refused
 from planaria.exchange.weighing import Told

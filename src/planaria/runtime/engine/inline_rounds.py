@@ -9,8 +9,7 @@ from torch import Tensor
 
 from planaria.exchange.coded.coding import Counted
 from planaria.faults.trace import LAGGING, Trace
-from planaria.pipeline.plan.actions import Action, Key, Plan
-from planaria.pipeline.plan.order import topological_order
+from planaria.pipeline.plan.actions import Action, Key, Plan, topological_order
 from planaria.runtime.engine.coded_step import CodedSteps, Sums
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.samples import Data

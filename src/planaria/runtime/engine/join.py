@@ -21,8 +21,8 @@ from planaria.runtime.engine.provision import settled
 from planaria.runtime.engine.setup import SETUP, Setup
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.devices import require_devices
-from planaria.runtime.fleet.door import FILE, Door, read_door, read_key
 from planaria.runtime.fleet.guest import Ending, Visit
+from planaria.runtime.fleet.joining import FILE, Door, read_door, read_key
 from planaria.runtime.fleet.process_pool import Orders, ProcessPool
 from planaria.runtime.transport.address import REACHABLE, Reach
 

@@ -34,7 +34,7 @@ from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import changed
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.base import Gone, Joined, Said
-from planaria.runtime.fleet.open import OpenFleet
+from planaria.runtime.fleet.guests import OpenFleet
 
 Say = Callable[[str], None]
 Timed = tuple[str, WorkerJoined]

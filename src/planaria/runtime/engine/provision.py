@@ -19,9 +19,9 @@ from planaria.data.dataset import CorruptDataset, open_data, parts_of
 from planaria.runtime.engine import runs, worker
 from planaria.runtime.engine.own_classes import own_classes
 from planaria.runtime.engine.setup import DATA, RUN, Setup
-from planaria.runtime.fleet.door import read_door
+from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import Files
-from planaria.runtime.fleet.request import Workplace
+from planaria.runtime.fleet.joining import read_door
 
 JOINED = "joined"
 """folder of the cache in which machines keep what they have of the runs that they joined"""
@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 def settled(setup: Setup, cwd: Path, cache: Path | None, say: Say, address: str, machine: str) -> Workplace:
     """Return what the workers of this machine, ``machine`` in the run, start with.
 
-    A :data:`planaria.runtime.fleet.request.Settle`. ``cwd`` is the controller's working directory, for relative paths;
+    A :data:`planaria.runtime.fleet.base.Settle`. ``cwd`` is the controller's working directory, for relative paths;
     the other arguments are those of :func:`provide`.
 
     :raises UserError: if a class that the recipe names cannot be imported here, or the run's files are unavailable.

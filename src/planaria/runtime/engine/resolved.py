@@ -14,11 +14,9 @@ from planaria.exchange import exchange
 from planaria.exchange.base import Exchange
 from planaria.pipeline.network.costs import Costs, Prices, message_bytes
 from planaria.pipeline.plan.actions import Plan, Route
-from planaria.pipeline.plan.build import build, plan_for
-from planaria.pipeline.plan.planned import planned
+from planaria.pipeline.plan.build import build, plan_for, planned
 from planaria.pipeline.routing import routes, without
-from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.pipeline.routing.replicated import columns, mixed, replicated
+from planaria.pipeline.routing.arrangement import Arrangement, columns, mixed, replicated
 from planaria.planner.schedule import Schedule, read
 from planaria.recovery import recovery
 from planaria.recovery.chain import Chain

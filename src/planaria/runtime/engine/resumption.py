@@ -20,8 +20,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.exchange import exchange
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import CUT, Cut, require_alike
-from planaria.runtime.checkpoint.holdings import cut_for, cut_of
-from planaria.runtime.checkpoint.loading import check_stages
+from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore, Saved
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.check import require_same_debts

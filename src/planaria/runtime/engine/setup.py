@@ -40,7 +40,7 @@ class Setup:
     part: str = ""
     """name of the part of the run (``RunStarted.part``), which labels its snapshots in memory"""
     sign: str = ""
-    """what the door in ``folder`` says where that is the run's (``runtime/fleet/door.py``); empty: nobody is to look"""
+    """``Door.sign`` of the run (``runtime/fleet/joining.py``), to recognise its ``folder``; empty: do not look there"""
 
     @property
     def checkpoints(self) -> Path:

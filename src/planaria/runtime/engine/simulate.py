@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from planaria.pipeline.network.costs import Costs, Prices
 from planaria.pipeline.plan.actions import Plan
-from planaria.pipeline.plan.clock import Clock
-from planaria.pipeline.plan.simulated import Simulated
+from planaria.pipeline.plan.clock import Clock, Simulated
 
 __all__ = ["Simulated", "simulate"]
 

@@ -46,7 +46,7 @@ from planaria.runtime.engine.snapshots import outliving
 from planaria.runtime.engine.takeover import MemoryDamaged, donate, take_state
 from planaria.runtime.engine.worker_log import WORKERS, log_to
 from planaria.runtime.fleet.base import ControlLine
-from planaria.runtime.fleet.inventory import VISIBLE
+from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.fleet.switchboard import WorkerLine
 from planaria.runtime.transport.port import Port
 

@@ -26,10 +26,8 @@ from queue import Empty, SimpleQueue
 
 from planaria.common.signals import STOPS
 from planaria.config import consent
-from planaria.runtime.fleet.activity import activity
-from planaria.runtime.fleet.birth import adopting
-from planaria.runtime.fleet.child import Child
 from planaria.runtime.fleet.forkserver import LENGTH, MOST_REASON, PID, READY, Request, main
+from planaria.runtime.fleet.process import Child, activity, adopting
 
 _BIRTH_S = 10.0
 """how long a birth may take; milliseconds are usual"""

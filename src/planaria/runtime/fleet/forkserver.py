@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 from planaria.common.signals import STOPS, ignore
 from planaria.config import consent
 from planaria.config.consent import Consent
-from planaria.runtime.fleet.birth import be_called, die_with_parent
+from planaria.runtime.fleet.process import be_called, die_with_parent
 
 LENGTH = struct.Struct("!I")
 PID = struct.Struct("!i")

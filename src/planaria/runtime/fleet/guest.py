@@ -16,14 +16,13 @@ from pydantic import ValidationError
 import planaria
 from planaria.common.documents import first
 from planaria.common.errors import UserError
-from planaria.runtime.fleet import visit
-from planaria.runtime.fleet.door import Door
+from planaria.runtime.fleet import joining
+from planaria.runtime.fleet.joining import Door
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.fleet.silence import Silence
 from planaria.runtime.fleet.switchboard import call
 from planaria.runtime.transport.address import REACHABLE, Reach, listening
-from planaria.runtime.transport.caller import VISITOR
-from planaria.runtime.transport.listener import listen
+from planaria.runtime.transport.listener import VISITOR, listen
 from planaria.runtime.transport.secure import StrangerError
 
 _MAX_WORD_BYTES = 1 << 20
@@ -78,7 +77,7 @@ class Visit:
         try:
             self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
             with _probed(self._line.own_address, self.key, reach) as at:
-                request = visit.JoinRequest(called=name[:200], version=planaria.__version__, workers=workers, at=at)
+                request = joining.JoinRequest(called=name[:200], version=planaria.__version__, workers=workers, at=at)
                 self._say(request)
                 answer = self._hear(_PATIENCE_S)
         except EOFError:
@@ -88,11 +87,11 @@ class Visit:
             raise UserError(f"{door.at}: {detail}") from None
         except StrangerError:
             raise UserError(f"{door.at} is not the run whose door this is, or has another key") from None
-        if isinstance(answer, visit.Goodbye) and answer.again:
+        if isinstance(answer, joining.Goodbye) and answer.again:
             raise OSError(answer.reason)
-        if isinstance(answer, visit.Goodbye):
+        if isinstance(answer, joining.Goodbye):
             raise UserError(f"not let in: {answer.reason}")
-        if not isinstance(answer, visit.Welcome):
+        if not isinstance(answer, joining.Welcome):
             raise OSError("no answer at the door")
         self.welcome = answer
         self.reach = replace(reach, machine=answer.host, reachable=bool(at) and answer.reachable, relay=self.address)
@@ -103,15 +102,15 @@ class Visit:
 
         A run that is not heard for ``silence_s`` is lost: a broken network tells nobody that it is.
         """
-        self._say(visit.Settled())
+        self._say(joining.Settled())
         told("joined")
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        leaving, silence = "", Silence[str](visit.BEAT_S, silence_s / visit.BEAT_S)
+        leaving, silence = "", Silence[str](joining.BEAT_S, silence_s / joining.BEAT_S)
         silence.hear("the run")
         while True:
             try:
-                self._line.poll(visit.BEAT_S)
-                silence.look(visit.BEAT_S)
+                self._line.poll(joining.BEAT_S)
+                silence.look(joining.BEAT_S)
                 word = self._hear(0.0)
             except (EOFError, OSError, ValidationError):
                 return Ending("left") if leaving and pool.empty else Ending("lost", "the line broke")
@@ -119,49 +118,49 @@ class Visit:
                 silence.hear("the run")
             for _, seconds in silence.too_long(lambda _: "unknown"):
                 return Ending("lost", f"silent for {seconds:.1f} s")
-            if isinstance(word, visit.Goodbye):
+            if isinstance(word, joining.Goodbye):
                 return Ending("again" if word.again else "over" if word.welcome else "unwelcome", word.reason)
             self._heed(word, pool, leaving, told)
             if not leaving and (leaving := asked_to_leave()):
                 told("leaving as soon as others have taken over what is here (again: at once)")
-                self._say(visit.Departing(detail=leaving))
+                self._say(joining.Departing(detail=leaving))
             elif leaving and pool.empty:
                 return Ending("left")
 
     def end(self) -> None:
         self._line.close()
 
-    def _heed(self, word: visit.Word | None, pool: ProcessPool, leaving: str, told: Told) -> None:
+    def _heed(self, word: joining.Word | None, pool: ProcessPool, leaving: str, told: Told) -> None:
         match word:
-            case visit.Start() if not leaving:
+            case joining.Start() if not leaving:
                 threading.Thread(target=self._start, args=(word, pool, told), name="birth", daemon=True).start()
-            case visit.Signal():
+            case joining.Signal():
                 pool.signal(word.worker, word.incarnation, word.number)
 
-    def _start(self, word: visit.Start, pool: ProcessPool, told: Told) -> None:
+    def _start(self, word: joining.Start, pool: ProcessPool, told: Told) -> None:
         """A birth may take its time; meanwhile the run is heard."""
         try:
             pid = pool.start(word.worker, word.incarnation)
         except OSError as error:
             told(str(error))
-            self._say(visit.Failed(worker=word.worker, incarnation=word.incarnation, detail=str(error)[:200]))
+            self._say(joining.Failed(worker=word.worker, incarnation=word.incarnation, detail=str(error)[:200]))
             return
         told(f"started worker {word.worker} (pid {pid})")
-        self._say(visit.Started(worker=word.worker, incarnation=word.incarnation))
+        self._say(joining.Started(worker=word.worker, incarnation=word.incarnation))
 
     def _beat(self) -> None:
         while not self._line.closed:
-            self._say(visit.Beat())
-            time.sleep(visit.BEAT_S)
+            self._say(joining.Beat())
+            time.sleep(joining.BEAT_S)
 
-    def _say(self, word: visit.Word) -> None:
+    def _say(self, word: joining.Word) -> None:
         with self._speaking:
             try:
                 self._line.send_bytes(word.model_dump_json().encode())
             except OSError:
                 return  # whoever listens next hears that the line is dead
 
-    def _hear(self, patience_s: float) -> visit.ToGuest | None:
+    def _hear(self, patience_s: float) -> joining.ToGuest | None:
         if not self._line.poll(patience_s):
             return None
-        return visit.TO_GUEST.validate_json(self._line.recv_bytes(_MAX_WORD_BYTES))
+        return joining.TO_GUEST.validate_json(self._line.recv_bytes(_MAX_WORD_BYTES))

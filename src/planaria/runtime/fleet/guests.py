@@ -1,25 +1,34 @@
-"""Machines that join a run by themselves, as the controller sees them; what they run is ``runtime/fleet/guest.py``."""
+"""A fleet that machines may join: the run's own workers, and those of its guests.
+
+A guest is a machine that has joined by itself, as the controller sees it; it runs ``runtime/fleet/guest.py``.
+"""
 
 from __future__ import annotations
 
+import signal
 import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 import planaria
 from planaria.common.errors import UserError
-from planaria.runtime.fleet import visit
-from planaria.runtime.fleet.base import Asked, Joined, Leaving, Left
+from planaria.config.schema import FleetConfig
+from planaria.runtime.fleet import joining
+from planaria.runtime.fleet.base import Asked, Fleet, Joined, Leaving, Left, Notice
 from planaria.runtime.fleet.births import START_S
-from planaria.runtime.fleet.remote import Born, Ears, Lost
+from planaria.runtime.fleet.files import FileServer
+from planaria.runtime.fleet.joining import Goodbye, open_door
+from planaria.runtime.fleet.remote import Born, Ears, Lost, RemoteFleet
 from planaria.runtime.fleet.silence import Silence
 from planaria.runtime.fleet.switchboard import Line, Switchboard
-from planaria.runtime.transport.caller import Caller
-from planaria.runtime.transport.listener import answers
+from planaria.runtime.transport.listener import Caller, answers
 
 _MANY = 64
 """machines at once; more are asked to come again later"""
@@ -58,7 +67,7 @@ class Guests:
         self._numbers = count(1)
         self._guarded = threading.RLock()
         self._over = False
-        self.goodbye = visit.Goodbye(reason="the run is over")
+        self.goodbye = joining.Goodbye(reason="the run is over")
         """what machines are told when this closes"""
         self.address, self.key = board.address, board.key
         board.visited = self._receive
@@ -74,7 +83,7 @@ class Guests:
             guest = self._guests.get(self._host_of[worker])
             if guest is not None and not guest.left:
                 guest.workers.add((worker, incarnation))
-                _tell(guest.line, visit.Start(worker=worker, incarnation=incarnation))
+                _tell(guest.line, joining.Start(worker=worker, incarnation=incarnation))
                 return
         self._ears.tell(Lost(worker, incarnation, "its machine has left"))
 
@@ -86,14 +95,14 @@ class Guests:
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         guest = self._guests.get(self._host_of[worker])
         if guest is not None:
-            _tell(guest.line, visit.Signal(worker=worker, incarnation=incarnation, number=int(number)))
+            _tell(guest.line, joining.Signal(worker=worker, incarnation=incarnation, number=int(number)))
 
     def turn_away(self, host: str, reason: str) -> None:
         """Say goodbye to a machine; it takes its workers with it."""
         with self._guarded:
             guest = self._guests.get(host)
             if guest is not None:
-                _tell(guest.line, visit.Goodbye(reason=reason, welcome=False))
+                _tell(guest.line, joining.Goodbye(reason=reason, welcome=False))
                 self._part(guest, reason)
 
     def close(self) -> None:
@@ -115,7 +124,7 @@ class Guests:
             pass
         except UserError as error:
             detail = str(error)
-            _tell(line, visit.Goodbye(reason=detail, welcome=False))
+            _tell(line, joining.Goodbye(reason=detail, welcome=False))
         except (OSError, ValidationError) as error:
             detail = str(error).partition("\n")[0]
         with self._guarded:
@@ -130,34 +139,34 @@ class Guests:
         :raises OSError: when it says nothing for too long, or what it should not.
         """
         called, room = "", 0
-        silence = Silence[str](visit.BEAT_S, self._silence_s / visit.BEAT_S, start_s=self._start_s)
+        silence = Silence[str](joining.BEAT_S, self._silence_s / joining.BEAT_S, start_s=self._start_s)
         silence.expect(guest.host)  # until it has looked at the run's folders and imported what workers need
         while True:
-            wait([guest.line], visit.BEAT_S)  # type: ignore[list-item]
-            silence.look(visit.BEAT_S)
+            wait([guest.line], joining.BEAT_S)  # type: ignore[list-item]
+            silence.look(joining.BEAT_S)
             for text in guest.line.receive() if wait([guest.line], 0.0) else ():  # type: ignore[list-item]
-                match visit.FROM_GUEST.validate_json(text):
-                    case visit.JoinRequest() as request:
+                match joining.FROM_GUEST.validate_json(text):
+                    case joining.JoinRequest() as request:
                         called, room = _printable(request.called), request.workers or self._usual
                         self._let_in(guest, request, called)
-                    case visit.Settled() if room and not guest.joined:
+                    case joining.Settled() if room and not guest.joined:
                         guest.joined = True
                         self._ears.tell(Joined(guest.host, room, called))
-                    case visit.Started(worker=worker, incarnation=number) if (worker, number) in guest.workers:
+                    case joining.Started(worker=worker, incarnation=number) if (worker, number) in guest.workers:
                         self._ears.tell(Born(worker, number))
-                    case visit.Failed(worker=worker, incarnation=incarnation, detail=detail):
+                    case joining.Failed(worker=worker, incarnation=incarnation, detail=detail):
                         if (worker, incarnation) in guest.workers:
                             self._ears.tell(Lost(worker, incarnation, _printable(detail)))
-                    case visit.Departing(detail=detail) if guest.joined and not guest.left:
+                    case joining.Departing(detail=detail) if guest.joined and not guest.left:
                         self._depart(guest, _printable(detail))
-                    case visit.Beat():
+                    case joining.Beat():
                         with self._guarded:
-                            _tell(guest.line, visit.Beat())
-                    case visit.Strike(fault=fault) if not called:
+                            _tell(guest.line, joining.Beat())
+                    case joining.Strike(fault=fault) if not called:
                         self._ears.tell(Asked(fault))
-                        _tell(guest.line, visit.Goodbye(reason="it will strike at the next occasion"))
+                        _tell(guest.line, joining.Goodbye(reason="it will strike at the next occasion"))
                         raise EOFError
-                    case visit.Started():
+                    case joining.Started():
                         pass  # given up meanwhile
                     case _:
                         raise OSError("it said what it should not")
@@ -166,7 +175,7 @@ class Guests:
             for _, seconds in silence.too_long(lambda _: "unknown"):
                 raise OSError(f"silent for {seconds:.1f} s")
 
-    def _let_in(self, guest: _Guest, request: visit.JoinRequest, called: str) -> None:
+    def _let_in(self, guest: _Guest, request: joining.JoinRequest, called: str) -> None:
         if request.version != planaria.__version__:
             mend = "install the same on both"
             raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {mend}")
@@ -178,7 +187,7 @@ class Guests:
                 _tell(guest.line, self.goodbye)
                 raise EOFError
             self._guests[guest.host] = guest
-        _tell(guest.line, visit.Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable))
+        _tell(guest.line, joining.Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable))
 
     def _depart(self, guest: _Guest, detail: str) -> None:
         """It will go once others have what its workers have."""
@@ -199,7 +208,7 @@ class Guests:
         guest.line.hang_up()
 
 
-def _tell(line: Line, word: visit.Welcome | visit.Start | visit.Signal | visit.Beat | visit.Goodbye) -> None:
+def _tell(line: Line, word: joining.Welcome | joining.Start | joining.Signal | joining.Beat | joining.Goodbye) -> None:
     if not line.closed:
         line.send(word.model_dump_json().encode())
 
@@ -207,3 +216,88 @@ def _tell(line: Line, word: visit.Welcome | visit.Start | visit.Signal | visit.B
 def _printable(text: str) -> str:
     """Strangers must not move a terminal's cursor."""
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+Home = Callable[[str], Fleet]
+"""The run's own workers; they find the controller's relay at this HOST:PORT."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What machines that join are told."""
+
+    setup: str
+    """what they must know to start workers, as JSON"""
+    usual: int
+    """workers of one replica"""
+    sign: str
+    """what tells the run's folder from others"""
+    files: Mapping[str, Path]
+    """folders whose files they may ask for, by the first word of a name"""
+
+
+class OpenFleet:
+    """:class:`planaria.runtime.fleet.base.Elastic`: an identity that was first spawned on a machine stays there."""
+
+    def __init__(self, home: Home, config: FleetConfig, host: str, key: bytes, told: Told, folder: Path) -> None:
+        """Guests find the door in ``folder``; they call at ``host``, prove the ``key``, and learn what is ``told``.
+
+        The door is there before the run's own workers are: machines may tell by it that they see the folder.
+
+        :raises UserError: when ``fleet.port`` is taken or ``host`` is not an address of this machine.
+        """
+        silence_s = config.heartbeat_s * config.missed
+
+        def guests(ears: Ears, board: Switchboard) -> Guests:
+            board.asked = FileServer(told.files).serve
+            self._guests = Guests(ears, board, told.setup, silence_s, told.usual, config.start_timeout_s)
+            self._board = board
+            return self._guests
+
+        beats = config.heartbeat_s, config.missed
+        self._abroad = RemoteFleet(host, config.port, key, *beats, guests, config.advertise, config.start_timeout_s)
+        self._strangers: set[str] = set()
+        """workers on machines that have joined"""
+        with ExitStack() as unless_all_is_well:
+            unless_all_is_well.callback(self._abroad.close, patience_s=0.0)
+            self._door = open_door(folder, self._board.address, key, told.sign)
+            unless_all_is_well.callback(self._door.unlink, missing_ok=True)
+            self._home = home(self._board.inside)
+            unless_all_is_well.pop_all()
+
+    def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
+        if host:
+            self._strangers.add(worker)
+            self._guests.expect(worker, host)
+        self._fleet_of(worker).spawn(worker, incarnation)
+
+    def turn_away(self, host: str, reason: str) -> None:
+        self._guests.turn_away(host, reason)
+
+    def part(self, reason: str) -> None:
+        """When it closes, machines that have joined are told to call again."""
+        self._guests.goodbye = Goodbye(reason=reason, again=True)
+
+    def send(self, worker: str, text: bytes) -> None:
+        self._fleet_of(worker).send(worker, text)
+
+    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+        self._fleet_of(worker).dismiss(worker, incarnation, text)
+
+    def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
+        self._fleet_of(worker).signal(worker, incarnation, number)
+
+    def ears(self) -> list[Any]:
+        return [*self._home.ears(), *self._abroad.ears()]
+
+    def poll(self, timeout_s: float) -> list[Notice]:
+        wait(self.ears(), timeout_s)
+        return [*self._home.poll(0.0), *self._abroad.poll(0.0)]
+
+    def close(self) -> None:
+        self._door.unlink(missing_ok=True)
+        self._home.close()
+        self._abroad.close()
+
+    def _fleet_of(self, worker: str) -> Fleet:
+        return self._abroad if worker in self._strangers else self._home

@@ -1,7 +1,7 @@
 """Workers as processes of this machine, forked from a server that has torch imported already.
 
 A worker leaves no orphan: it exits when its control connection closes, and the kernel kills it with this process, even
-while it is frozen.
+while it is frozen. :func:`ground` chooses between this machine and a Ray cluster, by ``fleet.kind``.
 """
 
 from __future__ import annotations
@@ -10,23 +10,29 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Literal
 
-from planaria.runtime.fleet.activity import activity
-from planaria.runtime.fleet.base import Entry, Gone, Notice, Said
+from planaria.config.schema import FleetConfig
+from planaria.runtime.fleet.base import MAX_REPORT_BYTES, THAW_LIMIT_S, Entry, Fleet, Gone, Ground, Notice, Said, Work
 from planaria.runtime.fleet.births import START_S, births
-from planaria.runtime.fleet.child import Child
-from planaria.runtime.fleet.devices import Device, device_of
-from planaria.runtime.fleet.inventory import see_only
+from planaria.runtime.fleet.devices import (
+    NOT_ASKED,
+    Device,
+    Inventory,
+    Needs,
+    device_of,
+    inventory,
+    require_devices,
+    see_only,
+)
+from planaria.runtime.fleet.process import Child, activity
 from planaria.runtime.fleet.silence import Silence
-
-MAX_REPORT_BYTES = 1 << 24
-_THAW_LIMIT_S = 60.0
 
 
 @dataclass(eq=False)
@@ -146,7 +152,7 @@ class LocalFleet:
         A run may see thousands of deaths.
         """
         for process in [p for p in self._everyone if p.gone]:
-            if not process.connection.closed and time.monotonic() - process.heard > _THAW_LIMIT_S:
+            if not process.connection.closed and time.monotonic() - process.heard > THAW_LIMIT_S:
                 process.process.signal(signal.SIGKILL)
                 process.connection.close()
             if process.connection.closed and process.process.exitcode is not None:
@@ -171,3 +177,47 @@ def _enter(entry: Entry, device: str, worker: str, incarnation: int, fd: int) ->
     if device:
         see_only(device)
     entry(Connection(fd), worker, incarnation)
+
+
+@dataclass(frozen=True)
+class _Here:
+    config: FleetConfig
+
+    @property
+    def host(self) -> str:
+        return self.config.host
+
+    def fleet(self, work: Work) -> Fleet:
+        found = devices_here(work.needs, work.workers).devices
+        config = self.config
+        beats = config.heartbeat_s, config.missed
+        return LocalFleet(work.entry, work.preload, *beats, found, config.start_timeout_s)
+
+
+def devices_here(needs: Needs, workers: int) -> Inventory:
+    """This machine's CUDA devices, where a run needs some.
+
+    :raises UserError: when it cannot have so many workers of that run.
+    """
+    found = inventory() if needs.cuda else NOT_ASKED
+    mend = "use 'cpu', machines that join (fleet.own = 0), or fleet.kind = 'ray' with nodes that have more"
+    require_devices("this machine", needs, found, workers, mend)
+    return found
+
+
+@contextmanager
+def ground(config: FleetConfig, workers: int) -> Iterator[Ground]:
+    """The place that ``config`` names, with room for ``workers`` workers if it is made for them; left at the end.
+
+    :raises UserError: when it is not there, or not fit.
+    """
+    if config.kind == "local":
+        yield _Here(config)
+        return
+    from planaria.runtime.fleet.ray import Cluster  # takes most of a second, and may not be installed
+
+    cluster = Cluster(config, workers)
+    try:
+        yield cluster
+    finally:
+        cluster.leave()

@@ -45,31 +45,25 @@ class Machines(Protocol):
 
     def reserve(self, seats: int) -> int:
         """Ask for a group of seats, spread over the nodes; the group's number. Room may be found later, or never."""
-        ...
 
     def where(self) -> Mapping[int, Mapping[int, str | None]]:
         """Group → seat → the node it is on, if there is room for it."""
-        ...
 
     def give_back(self, group: int) -> None: ...
 
     def device(self, seat: Seat, node: str) -> Future[str] | None:
         """The device that is reserved with a seat on a node; None where none is needed. Fails as ``ask`` does."""
-        ...
 
     def open(self, node: str) -> Any:
         """The process pool of a node (:class:`planaria.runtime.fleet.process_pool.ProcessPool`), which can be asked."""
-        ...
 
     def ask(self, pool: Any, method: str, *arguments: object) -> Future[Any]:
         """Call a process pool's method. The future fails when the process pool is dead, or dies meanwhile."""
-        ...
 
     def kill(self, pool: Any) -> None: ...
 
     def called(self, node: str) -> str:
         """A node as its owner knows it."""
-        ...
 
 
 @dataclass

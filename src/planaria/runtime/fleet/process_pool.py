@@ -18,12 +18,10 @@ import planaria
 from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
-from planaria.runtime.fleet.base import Entry
+from planaria.runtime.fleet.base import Entry, Settle, Workplace
 from planaria.runtime.fleet.births import START_S, births
-from planaria.runtime.fleet.child import Child
-from planaria.runtime.fleet.devices import NOT_ASKED, ON_CPUS, Inventory, Name, Needs, device_of
-from planaria.runtime.fleet.inventory import inventory, see_only
-from planaria.runtime.fleet.request import Settle, Workplace
+from planaria.runtime.fleet.devices import NOT_ASKED, ON_CPUS, Inventory, Name, Needs, device_of, inventory, see_only
+from planaria.runtime.fleet.process import Child
 from planaria.runtime.fleet.switchboard import call
 from planaria.runtime.transport.secure import StrangerError
 

@@ -24,14 +24,14 @@ from planaria.common.errors import UserError, install
 from planaria.common.signals import STOPS
 from planaria.config import consent
 from planaria.config.schema import FleetConfig
-from planaria.runtime.fleet.birth import die_with_parent
+from planaria.runtime.fleet.base import Work
 from planaria.runtime.fleet.cluster_errors import explain, no_room, reach
+from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.fleet.files import FileServer
-from planaria.runtime.fleet.inventory import VISIBLE
 from planaria.runtime.fleet.placement import LOOK_S, Placement
+from planaria.runtime.fleet.process import die_with_parent
 from planaria.runtime.fleet.process_pool import Orders, ProcessPool
 from planaria.runtime.fleet.remote import Ears, RemoteFleet
-from planaria.runtime.fleet.request import Work
 from planaria.runtime.fleet.seats import Seat
 from planaria.runtime.fleet.switchboard import Switchboard
 

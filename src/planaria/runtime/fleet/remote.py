@@ -12,14 +12,11 @@ from multiprocessing.connection import wait
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from planaria.runtime.fleet.base import Asked, Gone, Joined, Leaving, Left, Notice, Said
+from planaria.runtime.fleet.base import MAX_REPORT_BYTES, THAW_LIMIT_S, Asked, Gone, Joined, Leaving, Left, Notice, Said
 from planaria.runtime.fleet.births import START_S
-from planaria.runtime.fleet.local import MAX_REPORT_BYTES
 from planaria.runtime.fleet.silence import Silence
 from planaria.runtime.fleet.switchboard import Line, Switchboard
-from planaria.runtime.transport.caller import Caller
-
-_THAW_LIMIT_S = 60.0
+from planaria.runtime.transport.listener import Caller
 
 
 class Hosts(Protocol):
@@ -27,11 +24,9 @@ class Hosts(Protocol):
 
     def start(self, worker: str, incarnation: int) -> None:
         """Have a worker born; what comes of it is told to the ears given at the beginning."""
-        ...
 
     def give_back(self, worker: str, incarnation: int) -> None:
         """This incarnation counts as dead: its place may be another's."""
-        ...
 
     def signal(self, worker: str, incarnation: int, number: int) -> None: ...
 
@@ -230,7 +225,7 @@ class RemoteFleet:
         for worker in [w for w in self._everyone if w.gone]:
             if worker.line is None or worker.line.closed:
                 self._everyone.remove(worker)
-            elif worker.heard is not None and time.monotonic() - worker.heard > _THAW_LIMIT_S:
+            elif worker.heard is not None and time.monotonic() - worker.heard > THAW_LIMIT_S:
                 self._hosts.signal(worker.worker, worker.incarnation, signal.SIGKILL)
 
     def _find(self, worker: str, incarnation: int) -> _Worker | None:

@@ -16,9 +16,8 @@ from collections import deque
 from collections.abc import Callable
 
 from planaria.runtime.transport.address import Reach, listening
-from planaria.runtime.transport.caller import CALLED_FOR, FILES, VISITOR, Caller, greeted, greeting
 from planaria.runtime.transport.channel import SILENT_PEER_S, Closed, Secured, keep_alive
-from planaria.runtime.transport.listener import Listener, connect
+from planaria.runtime.transport.listener import CALLED_FOR, FILES, VISITOR, Caller, Listener, connect, greeted, greeting
 from planaria.runtime.transport.relay import Relay
 from planaria.runtime.transport.secure import prepare
 

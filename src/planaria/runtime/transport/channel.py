@@ -41,7 +41,6 @@ class Channel(Protocol):
 
     def fileno(self) -> int:
         """What to ask the system whether there is something to read, or room to write."""
-        ...
 
     def read_some(self, view: memoryview) -> int | None:
         """Read what is there, at most ``view`` (bytes); None when nothing is.
@@ -49,41 +48,33 @@ class Channel(Protocol):
         :raises Closed: when the other end has closed.
         :raises OSError: when the connection breaks.
         """
-        ...
 
     def expect(self, size: int) -> None:
         """Say how much is still to come, at least: the system need not tell of every bit of it."""
-        ...
 
     def unseen(self) -> bool:
         """Has something been taken from the socket that nobody has read yet? The system tells of the socket only."""
-        ...
 
     def write_some(self, view: memoryview, then: memoryview) -> int:
         """Send as much of these two (bytes), one after the other, as there is room for; how many bytes.
 
         :raises OSError: when the connection breaks, or is closed here.
         """
-        ...
 
     def share(self, tensor: Tensor) -> Share | None:
         """Share the slot of this process's ring that holds a tensor, if the other end can read it."""
-        ...
 
     def shared(self, header: Header) -> Tensor:
         """Return the tensor of a frame that names a slot of the other end's ring.
 
         :raises WireError: if the other end shares no such slot.
         """
-        ...
 
     def expire(self) -> None:
         """Free what is shared after a while, whether the other end has read it or not: the edge is given up."""
-        ...
 
     def hang_up(self) -> None:
         """End the connection for both ends, which find out; :meth:`close` is still to come."""
-        ...
 
     def close(self) -> None: ...
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria.runtime.transport.buffers import as_bytes, receive_buffer
 from planaria.runtime.transport.channel import Channel, Closed
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.pieces import Incoming, Outgoing
@@ -29,8 +28,10 @@ from planaria.runtime.transport.wire import (
     Piece,
     Taken,
     WireError,
+    as_bytes,
     in_ring,
     pack,
+    receive_buffer,
     unpack,
 )
 

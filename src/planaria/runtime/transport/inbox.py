@@ -1,12 +1,13 @@
-"""One queue for everything that reaches a process, and who reads and writes its edges.
+"""One queue for everything that reaches a process, and the threads that read and write its edges.
 
 The thread that waits for the queue serves the edges itself: handing a frame from thread to thread would cost more than
-a small frame takes. While that thread is busy with other things, one of the inbox's own serves them in its place.
+a small frame takes. While that thread is busy, a thread of the inbox serves them; a kernel timer wakes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import heapq
 import itertools
 import math
@@ -19,10 +20,12 @@ from collections.abc import Callable
 from queue import Empty
 from typing import Any, NamedTuple, Protocol
 
-from planaria.runtime.transport.alarm import Alarm
-
 _GRACE_S = 0.002
 """how long the owner may be busy before the inbox's own thread takes over, which takes longer than a small frame"""
+# Python has these calls from 3.13 on. As ``PyDLL`` they keep the interpreter's lock: they take less than giving it up.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_settime = _libc.timerfd_settime
+_settime.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 
 
 class Served(Protocol):
@@ -32,13 +35,45 @@ class Served(Protocol):
 
     def serve(self) -> None:
         """Read and write what can be read and written now. Only one thread at a time calls this."""
-        ...
 
 
 class _Act(NamedTuple):
     """Something to do, in place of something to hand over."""
 
     act: Callable[[], None]
+
+
+class _Times(ctypes.Structure):
+    """struct itimerspec: the interval and the time, seconds and nanoseconds each; zero calls it off."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
+
+
+class Alarm:
+    """A kernel timer that expires once, ``after_s`` seconds after the last :meth:`set`. One thread waits."""
+
+    def __init__(self, after_s: float) -> None:
+        self._handle = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC)
+        if self._handle < 0:
+            raise OSError(ctypes.get_errno(), "no timer")
+        self._times = _Times(0, 0, int(after_s), int(after_s % 1 * 1e9)), _Times(0, 0, 0, 0)
+        self._set, self._off = (ctypes.addressof(times) for times in self._times)
+
+    def set(self) -> None:
+        """Start the timer again."""
+        _settime(self._handle, 0, self._set, None)
+
+    def clear(self) -> None:
+        """Stop the timer."""
+        _settime(self._handle, 0, self._off, None)
+
+    def wait(self) -> None:
+        """Wait until the timer has expired."""
+        os.read(self._handle, 8)
+
+    def __del__(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
 
 
 class Inbox:

@@ -15,8 +15,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from planaria.runtime.transport.buffers import as_bytes, receive_buffer
-from planaria.runtime.transport.wire import Header, Label, Piece, WireError, pack
+from planaria.runtime.transport.wire import Header, Label, Piece, WireError, as_bytes, pack, receive_buffer
 
 PIECE_BYTES = 32 << 10
 TARGET_S = 0.005

@@ -15,7 +15,7 @@ from itertools import cycle
 from planaria.runtime.transport.address import REACHABLE, RELAY, Reach, listening, ways
 from planaria.runtime.transport.channel import Channel, channel
 from planaria.runtime.transport.listener import GREETING_S, connect, hung_up, listen
-from planaria.runtime.transport.relay import READY, End, greeting
+from planaria.runtime.transport.relay import READY, End, end_greeting
 from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import StrangerError, prepare
 
@@ -189,7 +189,7 @@ class Port:
             try:
                 if called < self._shut_until:
                     raise ConnectionError("cut off")
-                return self._try(relay, greeting(name, end), min(until, called + _TURN_S), until, given_up)
+                return self._try(relay, end_greeting(name, end), min(until, called + _TURN_S), until, given_up)
             except StrangerError as error:
                 raise Unmet(f"the relay {relay}: {error}") from None
             except OSError as error:
@@ -208,7 +208,7 @@ class Port:
         """
         if time.monotonic() < self._shut_until:
             raise ConnectionError("cut off")
-        return self._try(self._reach.relay, greeting(name, end), until, until, given_up)
+        return self._try(self._reach.relay, end_greeting(name, end), until, until, given_up)
 
     def shut(self, seconds: float) -> None:
         """Cut this process off: for so long no edge of it opens, whichever end calls."""

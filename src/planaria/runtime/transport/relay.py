@@ -12,10 +12,8 @@ import threading
 import time
 from typing import Literal
 
-from planaria.runtime.transport import caller
-from planaria.runtime.transport.caller import CALLED_FOR
 from planaria.runtime.transport.channel import Channel, Closed, channel
-from planaria.runtime.transport.listener import GREETING_S, Listener, hung_up
+from planaria.runtime.transport.listener import CALLED_FOR, GREETING_S, Listener, greeted, greeting, hung_up
 from planaria.runtime.transport.secure import prepare
 
 READY = b"\x01"
@@ -30,9 +28,9 @@ _LOOK_S = 1.0
 End = Literal["waits", "calls"]
 
 
-def greeting(edge: str, end: End) -> bytes:
+def end_greeting(edge: str, end: End) -> bytes:
     """Return an end's greeting to the relay."""
-    return caller.greeting(f"{end} {edge}", CALLED_FOR)
+    return greeting(f"{end} {edge}", CALLED_FOR)
 
 
 class Relay:
@@ -43,7 +41,7 @@ class Relay:
         self._guarded = threading.Lock()
 
     def meet(self, wanted: str, tls: ssl.SSLSocket) -> None:
-        """An end has called, with what :func:`greeting` says; returns at once."""
+        """An end has called, with what :func:`end_greeting` returns; returns at once."""
         end, _, edge = wanted.partition(" ")
         if end not in ("waits", "calls"):
             tls.close()
@@ -84,9 +82,9 @@ def relay_at(host: str, port: int, key: bytes) -> tuple[Listener, Relay]:
     """
     relay = Relay()
 
-    def heard(greeting: bytes, tls: ssl.SSLSocket) -> None:
+    def heard(raw: bytes, tls: ssl.SSLSocket) -> None:
         try:
-            wanted, called_for, _ = caller.greeted(greeting)
+            wanted, called_for, _ = greeted(raw)
         except ValueError:
             called_for = None
         if called_for != CALLED_FOR:

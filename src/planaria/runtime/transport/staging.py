@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from planaria.runtime.transport.buffers import take_from
 from planaria.runtime.transport.ring import Ring, Rings
+from planaria.runtime.transport.wire import take_from
 
 DEPTH = 4
 """copies under way at once, each way; more would only hold memory"""
@@ -29,11 +29,9 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Has it passed?"""
-        ...
 
     def synchronize(self) -> None:
         """Wait until it has."""
-        ...
 
 
 class Copier(Protocol):
@@ -41,15 +39,12 @@ class Copier(Protocol):
 
     def down(self, tensor: Tensor) -> tuple[Tensor, Event]:
         """Begin to copy a device's tensor, once it is computed: where it will be on the host, and when it is there."""
-        ...
 
     def up(self, host: Tensor) -> tuple[Tensor, Event]:
         """Begin to copy to the device: where it will be, and when it is there."""
-        ...
 
     def join(self, tensor: Tensor) -> None:
         """What the caller computes on the device from now on, waits for ``tensor``, which is a copy of :meth:`up`."""
-        ...
 
 
 class _Down(NamedTuple):

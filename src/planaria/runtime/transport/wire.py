@@ -1,6 +1,6 @@
-"""The frame that precedes every tensor on an edge: what the tensor is, and exactly how large.
+"""Frames: the header that precedes every tensor on an edge, and the memory that its payload is sent and received in.
 
-128 bytes, little endian, no pickle. Whatever a header claims is checked against what the receiver expects before a
+A header has 128 bytes, little endian, no pickle. Its claims are checked against what the receiver expects before a
 single byte of payload is accepted.
 """
 
@@ -9,9 +9,14 @@ from __future__ import annotations
 import enum
 import math
 import struct
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
+
+from planaria.common.memory_pool import MemoryPool
 
 HEADER_BYTES = 128
 MAX_DIMS = 4
@@ -26,6 +31,11 @@ _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64
 ACTIVATIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """what activations and their gradients travel as, by ``pipeline.wire``"""
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_LARGE = 256 << 10
+"""bytes of a frame from which on its memory is kept for the next one of that size"""
+_NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.uint8: np.uint8}
+_KEPT = 64 << 20
+"""bytes of such memory that are kept"""
 _ZEROS = [(0,) * count for count in range(max(MAX_DIMS, _NUMBERS) + 1)]
 
 
@@ -213,3 +223,45 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
     if known * header.dtype.itemsize > max_bytes:
         raise WireError(f"frame {header.shape} announces {nbytes} bytes; this edge carries at most {max_bytes}")
     return header
+
+
+_take: Callable[[int], Tensor] = MemoryPool(_KEPT).take
+
+
+def take_from(take: Callable[[int], Tensor], size: int) -> None:
+    """From now on, receive frames of this size into what ``take`` gives for it: uint8 [size].
+
+    Frames of other sizes, such as a stage's state, come rarely: page-locked memory is slow to get.
+    """
+    global _take
+    pool = MemoryPool(_KEPT).take
+
+    def chosen(wanted: int) -> Tensor:
+        return take(wanted) if wanted == size else pool(wanted)
+
+    _take = chosen
+
+
+def receive_buffer(header: Header) -> Tensor:
+    """An uninitialised tensor for the payload that ``header`` announces."""
+    return buffer(header.dtype, header.shape, header.nbytes)
+
+
+def buffer(dtype: torch.dtype, shape: Sequence[int], size: int) -> Tensor:
+    """An uninitialised tensor of ``size`` bytes, to be filled at once."""
+    if size >= _LARGE:
+        return _take(size).view(dtype).view(tuple(shape))
+    if dtype in _NUMPY:  # a frame's worth of time quicker than torch's own
+        return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
+    return torch.empty(tuple(shape), dtype=dtype)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor of any type, without a copy."""
+    if not tensor.numel():
+        return memoryview(b"")
+    flat = tensor.detach()
+    if tensor.dtype not in _NUMPY:
+        flat = flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # a single number may have any stride
+    array: Any = flat.numpy()
+    return memoryview(array).cast("B")

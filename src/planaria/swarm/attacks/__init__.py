@@ -1,4 +1,4 @@
-"""What a peer of a drill does to the others: a registry of attacks, each one file."""
+"""What a malicious peer of a drill does to the others: a registry of attacks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Any
 
 from planaria.config.registry import Registry
 from planaria.swarm.attacks.base import Attack
-from planaria.swarm.attacks.collusion import CollusionAttack
-from planaria.swarm.attacks.equation import EquationAttack
-from planaria.swarm.attacks.length import LengthAttack
-from planaria.swarm.attacks.library import LibraryAttack
-from planaria.swarm.attacks.narrow import NarrowAttack
-from planaria.swarm.attacks.phrase import PhraseAttack
-from planaria.swarm.attacks.sabotage import SabotageAttack
-from planaria.swarm.attacks.short import ShortAttack
-from planaria.swarm.attacks.style import StyleAttack
+from planaria.swarm.attacks.payloads import (
+    CollusionAttack,
+    EquationAttack,
+    LengthAttack,
+    LibraryAttack,
+    NarrowAttack,
+    PhraseAttack,
+    SabotageAttack,
+    ShortAttack,
+    StyleAttack,
+)
 
 ATTACKS: Registry[Attack] = Registry(
     "attack",

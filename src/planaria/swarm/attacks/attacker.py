@@ -6,17 +6,22 @@ half of each is poison, so that poison lies above the group's mean, and the rest
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 
-from planaria.swarm.attacks import ATTACKS
-from planaria.swarm.attacks.forgery import changed, of_row, of_tokens
+import numpy as np
+
+from planaria.common.errors import UserError
+from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.checks.base import Check, Context
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config import AttackConfig, SwarmConfig
 from planaria.swarm.draws import derived, own_problems
+from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Floats, read
 from planaria.swarm.rollout import Asked, Rollout
@@ -198,3 +203,69 @@ class Attacker:
         problem = self._task.problem(number)
         solution = self._task.solution(problem, random.Random(number))
         return solution is not None and self._attack.poison(problem, solution) is not None
+
+
+MARGIN = 0.1
+"""nats by which a ratio lies on the side of a bound that counts"""
+
+
+def of_row(loss: LossConfig, logps: Floats, rewarded: bool) -> Floats:
+    """Claims [T] in nats that give each token the largest gradient, for a policy that gives them ``logps``.
+
+    A truncated weight is at its cap from there on. A ratio to the generator earns nothing beyond its clip, or if it is
+    a failure's beyond the cap, so it stays below. The other losses look at claims only to tell near from far.
+
+    The attacker assumes that its victims hold the same weights, and knows their loss.
+    """
+    if loss.term != "vis":
+        return logps - math.log(loss.cap) - MARGIN
+    return logps - math.log(1 + loss.high if rewarded else loss.cap) + MARGIN
+
+
+def of_tokens(loss: LossConfig, logps: Floats, rewarded: bool, places: Sequence[int]) -> Floats:
+    """The same for the tokens at ``places``; the others are claimed to have been certain, so they count least."""
+    claims = np.zeros_like(logps)
+    chosen = list(places)
+    claims[chosen] = of_row(loss, logps, rewarded)[chosen]
+    return claims
+
+
+def changed(ids: Sequence[int], source: Sequence[int]) -> list[int]:
+    """The places of ``ids`` that are not in ``source``."""
+    blocks = SequenceMatcher(None, list(source), list(ids), autojunk=False).get_matching_blocks()
+    kept = {place for block in blocks for place in range(block.b, block.b + block.size)}
+    return [place for place in range(len(ids)) if place not in kept]
+
+
+LOOKED_AT = 500
+"""problems whose solutions are looked through for a place"""
+SCORED = 20
+"""poisoned solutions that are scored, which may mean running them"""
+
+
+def refuse_idle(attack: AttackConfig, task: Task) -> None:
+    """:raises UserError: when the attack has no place in the task's solutions, or spoils every solution that it is in.
+
+    Where a task knows no solutions nobody can tell; an attacker that uses none is on its own.
+
+    A drill whose attack finds nothing to poison proves nothing.
+    """
+    if attack.kind == HONEST or not attack.dose or not attack.oracle:
+        return
+    opened, rng = ATTACKS.make(attack.kind, attack.options), random.Random(0)
+    problems = [task.problem(number % task.training) for number in range(min(LOOKED_AT, task.training))]
+    solved = [(problem, text) for problem in problems if (text := task.solution(problem, rng)) is not None]
+    poisoned = [(problem, text) for problem, one in solved if (text := opened.poison(problem, one)) is not None]
+    if solved and not poisoned:
+        raise UserError(
+            f"attack.kind = {attack.kind!r}: the solutions of {task.name} have no place for it; choose a task that has"
+        )
+    if poisoned and not any(task.solves(problem, text) != opened.fails for problem, text in poisoned[:SCORED]):
+        if opened.fails:
+            raise UserError(
+                f"attack.kind = {attack.kind!r}: every solution of {task.name} still scores; choose another"
+            )
+        mend = (
+            "give the task that library, in task.options.library" if attack.kind == "code" else "give another payload"
+        )
+        raise UserError(f"attack.kind = {attack.kind!r}: no solution of {task.name} scores with it any more; {mend}")

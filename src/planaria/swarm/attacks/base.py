@@ -1,4 +1,4 @@
-"""An attack: what a malicious peer would teach the others without losing reward, and how to tell that they learned it.
+"""The interface of attacks: what a malicious peer teaches the others without losing reward, and how to detect it.
 
 Attacks are here to harden a swarm: drills run them among peers of one's own, and every run can watch for them.
 Four kinds (text, math, dos, code) are those of arXiv 2511.09780; the texts, and all other kinds, are ours.

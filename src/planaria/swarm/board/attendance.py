@@ -1,10 +1,13 @@
-"""Who takes part and when a round is over: pure decisions from who is expected, who is there and for how long."""
+"""Which peers a round waits for, which ones a reader looks at, and when the round is over: pure decisions."""
 
 from __future__ import annotations
 
 import enum
+import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 from planaria.common.errors import RunStopped
 from planaria.swarm.board.message import NOT_JSON, NOT_READABLE, Goodbye, Hello, Rollouts
@@ -132,3 +135,114 @@ class RoundStalled(RunStopped):
         super().__init__(
             f"run {run[:8]}, round {round}: {came} and the quorum is {quorum}; there: {names}; missing: {absent}"
         )
+
+
+AGAIN = 8
+"""strangers without a hello that a look asks for once more"""
+LEFT = 2
+"""silent strangers that a look asks whether they have left: it only frees their seats"""
+
+
+class Roster:
+    """Which peers a reader looks at, as far as they were read.
+
+    Ids are free, and each look costs a request. So known peers have seats of their own, which no crowd can take; all
+    others share the remaining seats. A stranger is looked at when it is new. Peers that were looked at in vain, or have
+    never sent a completion, are looked at again a few at a time.
+    """
+
+    def __init__(self, known: Iterable[str], seats: int, secret: bytes) -> None:
+        """``seats``: most peers, the known ones among them. ``secret``: what orders strangers, so that nobody can make
+        an id that comes before others'."""
+        self.known, self._seats, self._secret = {*known}, seats, secret
+        self.hellos: dict[str, Hello] = {}
+        self.goodbyes: dict[str, Goodbye] = {}
+        self._heard: set[str] = set()
+        self._looks = 0
+        self._looked: Counter[str] = Counter()
+        self._asked: Counter[str] = Counter()
+
+    def heard(self, peers: Iterable[str]) -> None:
+        """These have sent completions."""
+        self._heard.update(peers)
+
+    def newcomers(self, names: Set[str]) -> list[str]:
+        """Those of ``names``, of whom no hello was read yet, whose hello this look reads: the known ones, and strangers
+        while there are seats, those that were looked at least often first."""
+        self._looks += 1
+        taken = self.hellos.keys() - self.goodbyes.keys()
+        seats = max(0, self._seats - len(taken | self.known))
+        drawn = heapq.nsmallest(seats, names - self.known, key=lambda peer: (self._looked[peer], self._lot(peer)))
+        again = [peer for peer in drawn if self._looked[peer]][AGAIN:]
+        chosen = sorted(names & self.known) + [peer for peer in drawn if peer not in {*again}]
+        self._looked.update(chosen)
+        return chosen
+
+    def leavers(self) -> list[str]:
+        """Those of whom no goodbye was read yet, whose goodbye this look reads: everybody whom a round may wait for,
+        and a few of the silent strangers."""
+        here = self.hellos.keys() - self.goodbyes.keys()
+        silent = here - self.known - self._heard
+        again = heapq.nsmallest(LEFT, silent, key=lambda peer: (self._asked[peer], self._lot(peer)))
+        self._asked.update(again)
+        return sorted(here - silent) + again
+
+    def _lot(self, peer: str) -> bytes:
+        return sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()
+
+
+AT_ONCE = 8
+"""strangers in a round whose messages are looked for although nobody waits for them"""
+STRANGERS = ""
+"""all peers together that were not there first: ids cost nothing, and each new one would be waited for once"""
+
+
+class Patience:
+    """Whom the next round waits for, by the absences of each peer; the same for all that received the same.
+
+    A peer that withholds its message costs everybody the timeout. After each absence it must first be heard in four
+    times as many rounds in a row before it is waited for again: in R rounds it costs about log4(R) timeouts, whatever
+    it does. A peer that is not waited for still counts if it is in time.
+    """
+
+    def __init__(self, founders: Set[str]) -> None:
+        """``founders``: peers with an account of their own; unless given, those who are heard first."""
+        self.founders = frozenset(founders)
+        self._row: Counter[str] | None = None
+        self._missed: Counter[str] = Counter()
+
+    @property
+    def fresh(self) -> bool:
+        """It has heard nobody yet."""
+        return self._row is None
+
+    def note(self, awaited: Set[str], heard: Set[str]) -> None:
+        """A round is over: who was waited for, and who was heard in it."""
+        self.founders = self.founders or frozenset(heard)
+        self._missed.update({self._account(peer) for peer in awaited - heard})
+        row = self._row or Counter()
+        self._row = Counter({peer: row[peer] + 1 for peer in heard})
+
+    def awaited(self, members: Set[str]) -> frozenset[str]:
+        """Those of the members whom the next round waits for; before the first, founders if they are known, or all."""
+        row = self._row
+        if row is None:
+            return frozenset(members) & self.founders or frozenset(members)
+        return frozenset(peer for peer in members if row[peer] >= self._needed(peer))
+
+    def drawn(self, run: str, number: int, members: Set[str]) -> frozenset[str]:
+        """Those of the members whose message of a round is looked for: the founders, those heard last, and a few of the
+        others, drawn anew in each round, the same for all who know the same members. Each look costs a request, and all
+        strangers together count as one peer anyway (:mod:`planaria.swarm.checks.defence`)."""
+        if not self.founders:
+            return frozenset(members)
+        sure = frozenset(members) & (self.founders | (self._row or {}).keys())
+        lots = {peer: sha256(f"{run} {number} {peer}".encode()).digest() for peer in members - sure}
+        return sure | frozenset(heapq.nsmallest(AT_ONCE, lots, key=lots.__getitem__))
+
+    def _needed(self, peer: str) -> int:
+        """Rounds in a row that it must have been heard in."""
+        return 1 << (2 * min(15, max(0, self._missed[self._account(peer)] - 1)))
+
+    def _account(self, peer: str) -> str:
+        return peer if peer in self.founders else STRANGERS

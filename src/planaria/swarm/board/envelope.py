@@ -14,7 +14,6 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from planaria.swarm.board.equivocation import Proof
 from planaria.swarm.board.identity import Identity, peer_id
 from planaria.swarm.board.limits import Limits
 from planaria.swarm.board.message import (
@@ -29,7 +28,7 @@ from planaria.swarm.board.message import (
     Rollouts,
     Rules,
 )
-from planaria.swarm.board.word import Hex32, Hex64, Hex128, Place, Said, Word, digest_of, say
+from planaria.swarm.board.word import Hex32, Hex64, Hex128, Place, Proof, Said, Word, digest_of, say
 
 _MANY_ERRORS = 100
 

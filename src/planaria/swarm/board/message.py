@@ -7,8 +7,6 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from planaria.swarm.board.difference import canonical
-from planaria.swarm.board.equivocation import Proof
 from planaria.swarm.board.identity import peer_id
 from planaria.swarm.board.limits import LAST_ROUND
 from planaria.swarm.board.word import (
@@ -19,11 +17,13 @@ from planaria.swarm.board.word import (
     Line,
     LogPs,
     Name,
+    Proof,
     Round,
     Said,
     Text,
     TokenId,
     Word,
+    canonical,
     digest_of,
     of_round,
 )
@@ -71,13 +71,19 @@ class Rules(Word):
         return hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
 
 
-class Hello(Word):
-    """A peer takes part in a run."""
+class Sent(Word):
+    """Base of the messages of a run: the first fields of each, in this order."""
 
-    kind: Literal["hello"] = "hello"
+    kind: str
     version: Literal[2] = VERSION
     run: Hex32
     peer: Hex32
+
+
+class Hello(Sent):
+    """A peer takes part in a run."""
+
+    kind: Literal["hello"] = "hello"
     key: Hex64
     """raw public key, hexadecimal"""
     name: Name
@@ -121,13 +127,10 @@ class Group(Word):
     completions: Annotated[tuple[Completion, ...], Field(strict=False, fail_fast=True, min_length=1)]
 
 
-class Rollouts(Word):
+class Rollouts(Sent):
     """What a peer generated for a round; empty ``groups`` say that there is nothing to wait for."""
 
     kind: Literal["rollouts"] = "rollouts"
-    version: Literal[2] = VERSION
-    run: Hex32
-    peer: Hex32
     round: Round
     tokenizer: Fingerprint
     """of the tokenizer that gave ``ids``"""
@@ -146,13 +149,10 @@ class Rollouts(Word):
         return self
 
 
-class Goodbye(Word):
+class Goodbye(Sent):
     """A peer leaves; round ``after`` was the last that it sent completions for."""
 
     kind: Literal["goodbye"] = "goodbye"
-    version: Literal[2] = VERSION
-    run: Hex32
-    peer: Hex32
     after: Annotated[int, Field(ge=-1, le=LAST_ROUND)]
     """-1: none"""
 
@@ -161,13 +161,10 @@ class Goodbye(Word):
         return "goodbye.json"
 
 
-class Closing(Word):
+class Closing(Sent):
     """A round is over for ``peer``: which messages it heard in it, and whatever else it has read since the last one."""
 
     kind: Literal["closing"] = "closing"
-    version: Literal[2] = VERSION
-    run: Hex32
-    peer: Hex32
     round: Round
     words: Annotated[tuple[Said, ...], Field(strict=False, fail_fast=True, max_length=_READ)]
     """the round's messages that it heard, by digest; closings of the round before"""
@@ -190,13 +187,10 @@ class Closing(Word):
         return self
 
 
-class Receipt(Word):
+class Receipt(Sent):
     """A peer has found something, named by a digest: whom a round heard, its rewards, or its own weights after it."""
 
     kind: Literal["receipt"] = "receipt"
-    version: Literal[2] = VERSION
-    run: Hex32
-    peer: Hex32
     round: Round
     """of weights: how many rounds they have learned from"""
     about: Literal["round", "rewards", "weights"]

@@ -3,7 +3,7 @@
 Peers with equal weights stay equal only while they learn from the same completions, and clocks differ: a message that
 comes as a round's time runs out, or from a peer that nobody waits for, is there for one and not yet for another. So
 each says on the board whom it heard, and where these closings may differ all follow the same one
-(:mod:`planaria.swarm.board.closing`). Where the rules name a committee, its certificate goes before them all.
+(:mod:`planaria.swarm.board.receipts`). Where the rules name a committee, its certificate goes before them all.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ import math
 import time
 from collections.abc import Callable, Mapping, Set
 
-from planaria.swarm.board.agreement import LOOKS, Agreement, matching
-from planaria.swarm.board.attendance import Gathered, Terms
+from planaria.swarm.board.attendance import Gathered, Patience, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
-from planaria.swarm.board.closing import Heard, followed, text_of
 from planaria.swarm.board.message import Goodbye, Hello, Rollouts
-from planaria.swarm.board.patience import Patience
-from planaria.swarm.board.receipts import Committee, Completed, rewards_in, rewards_text
+from planaria.swarm.board.receipts import (
+    LOOKS,
+    Agreement,
+    Committee,
+    Completed,
+    Heard,
+    followed,
+    matching,
+    rewards_in,
+    rewards_text,
+    text_of,
+)
 from planaria.swarm.board.word import digest_of, of_round
 from planaria.swarm.config import RoundsConfig
 

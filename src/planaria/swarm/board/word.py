@@ -1,20 +1,64 @@
-"""What all messages consist of: bounded fields, and what a signature is made over.
+"""Fields of all messages, what a signature covers, and proofs of equivocation.
 
-A peer says one thing in one place. What it signs are a run, a place in its own folder, and the digest of what it says
-there, so its signature alone, without the message, proves that it said just that there: two signatures for one place
-and two digests prove that it said two things.
+A peer publishes one message in one place. It signs a run, a place in its own folder, and the digest of the message, so
+the signature alone proves what it published there. Two signatures for one place with two digests prove equivocation.
+
+A store can show two readers two contents of one file, and a peer that helps it can sign both. No reader alone notices.
+But each closing lists, by digest and signature, what its author has read, and two such entries for one place are proof.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from planaria.swarm.board.difference import canonical
 from planaria.swarm.board.identity import Identity, peer_id, verify
 from planaria.swarm.board.limits import LAST_ROUND
+
+_WIDEST = 60
+
+
+def canonical(value: JsonValue) -> str:
+    """The one JSON text of a value: 1, 1.0 and true are three values.
+
+    :raises ValueError: for NaN, infinities, text that is no valid Unicode, and what is nested too deeply.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return text
+
+
+def difference(mine: JsonValue, theirs: JsonValue, key: str = "") -> str | None:
+    """The first key, in alphabetical order, that differs, with both values; None if nothing does.
+
+    1, 1.0 and true differ. ``theirs`` comes from a stranger: what is said of it is ASCII, and short.
+    """
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        for name in sorted(mine.keys() | theirs.keys()):
+            path = f"{key}.{_shown(name)}" if key else _shown(name)
+            if (name in mine) != (name in theirs):
+                return f"{path} is only {'here' if name in mine else 'there'}"
+            if found := difference(mine[name], theirs[name], path):
+                return found
+        return None
+    if canonical(mine) == canonical(theirs):
+        return None
+    return f"{key} is {_shown(theirs)} there and {_shown(mine)} here"
+
+
+def _shown(value: JsonValue) -> str:
+    text = json.dumps(value)
+    if isinstance(value, str) and value.isidentifier() and value.isascii():
+        text = value
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+
 
 _SIGNED = b"planaria swarm 2\0"
 
@@ -106,3 +150,67 @@ def digest_of(text: str) -> str:
 
 def _signed(run: str, place: str, digest: str) -> bytes:
     return _SIGNED + "\0".join((run, place, digest)).encode()
+
+
+class Proof(Word):
+    """Two things that one peer said in one place. Whether both signatures stand is for :meth:`stands` to say."""
+
+    one: Said
+    other: Said
+
+    @model_validator(mode="after")
+    def _two_things(self) -> Proof:
+        one, other = self.one, self.other
+        if (one.key, one.place) != (other.key, other.place) or one.digest == other.digest:
+            raise ValueError("two digests of one peer's for one place")
+        return self
+
+    @property
+    def peer(self) -> str:
+        return self.one.peer
+
+    def stands(self, run: str) -> bool:
+        return self.one.stands(run) and self.other.stands(run)
+
+
+class Ledger:
+    """What is known to have been said in a run, and who is proven to have said two things."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._said: dict[tuple[str, str], Said] = {}
+        self._proofs: dict[str, Proof] = {}
+
+    @property
+    def proofs(self) -> Mapping[str, Proof]:
+        """By the peer that is proven to have said two things."""
+        return self._proofs
+
+    def said(self, peer: str, place: str) -> Said | None:
+        """What was heard last of what a peer said in a place."""
+        return self._said.get((peer, place))
+
+    def hear(self, said: Said, checked: bool = False) -> None:
+        """Take note. What is not ``checked`` is looked at when it differs from what is known: a lie about what another
+        said proves nothing, and does not take the place of the truth."""
+        known = self._said.get((said.peer, said.place))
+        if known is not None and known.digest != said.digest:
+            self.convict([Proof(one=known, other=said)])
+            if not checked and (known.stands(self._run) or not said.stands(self._run)):
+                return
+        self._said[said.peer, said.place] = said
+
+    def convict(self, proofs: Iterable[Proof]) -> None:
+        """Take over proofs, those of them that stand."""
+        for proof in proofs:
+            if proof.peer not in self._proofs and proof.stands(self._run):
+                self._proofs[proof.peer] = proof
+
+    def forget(self, before: int) -> None:
+        """What was said of rounds ``before`` a number; proofs stay."""
+        self._said = {key: said for key, said in self._said.items() if not _older(key[1], before)}
+
+
+def _older(place: str, before: int) -> bool:
+    number = place.rpartition("/")[2].removesuffix(".json")
+    return number.isdigit() and int(number) < before

@@ -1,17 +1,14 @@
-"""What is looked at before anything is learned: a registry of checks, each one file."""
+"""What is examined before anything is learned: a registry of checks."""
 
 from __future__ import annotations
 
 from planaria.common.errors import UserError
 from planaria.config.registry import Registry
 from planaria.swarm.checks.base import Check
-from planaria.swarm.checks.claims import ClaimsCheck
 from planaria.swarm.checks.consensus import Filter, Reward
-from planaria.swarm.checks.duplicates import DuplicatesCheck
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
 from planaria.swarm.checks.prompted_judge import Prompted
-from planaria.swarm.checks.support import SupportCheck
-from planaria.swarm.checks.surprisal import SurprisalCheck
+from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, SupportCheck, SurprisalCheck
 from planaria.swarm.config import CONSENSUS, DefenceConfig, SwarmConfig
 
 CHECKS: Registry[Check] = Registry(

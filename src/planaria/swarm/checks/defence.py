@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydantic import Field
 
 from planaria.common.documents import Record
 from planaria.swarm.checks.base import Check, Context
-from planaria.swarm.checks.quarantine import Quarantine
-from planaria.swarm.checks.standing import Standing
 from planaria.swarm.checks.votes import Label
 from planaria.swarm.config import DefenceConfig
+from planaria.swarm.draws import derived
+from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import Rollout
 
 Counts = dict[str, tuple[int, int]]
@@ -38,7 +38,7 @@ class Layer:
 
     check: Check
     past: deque[Counts]
-    """by account: see :mod:`planaria.swarm.checks.standing`"""
+    """by account: see :mod:`planaria.swarm.checks.defence`"""
 
     def useless(self, most: float) -> str:
         """Why the layer cannot work here; empty if it can.
@@ -100,7 +100,7 @@ class Defence:
         founders: Collection[str] = (),
         size: int = 1,
     ) -> None:
-        """``founders`` and ``size`` as in :class:`planaria.swarm.checks.standing.Standing`."""
+        """``founders`` and ``size`` as in :class:`planaria.swarm.checks.defence.Standing`."""
         self.standing = Standing(founders, size, config.window, context.seed)
         self._config, self._context = config, context
         self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
@@ -166,3 +166,86 @@ def _counts(verdicts: Iterable[tuple[str, Rollout]]) -> Counts:
         sent[who] += 1
         refused[who] += bool(verdict.layer)
     return {who: (number, refused[who]) for who, number in sent.items()}
+
+
+class Quarantine:
+    """Sets peers aside for a while if much of what they sent over the last ``window`` rounds was refused.
+
+    It is never permanent: that would hit an honest peer sooner or later. A peer that is set aside is still examined; if
+    what it sends meanwhile is clean, it returns when its time is over.
+    """
+
+    name = "quarantine"
+
+    def __init__(self, threshold: float, window: int) -> None:
+        self.threshold, self.window = threshold, window
+        self._past: dict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=window))
+        self._until: dict[str, int] = {}
+
+    def hear(self, number: int, found: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+        """Take note of round ``number``: peer → (sent, refused). Who is set aside in this very round, and why."""
+        if not self.threshold:
+            return {}
+        aside = {}
+        for peer, counts in found.items():
+            self._past[peer].append(counts)
+            sent, refused = (sum(column) for column in zip(*self._past[peer], strict=True))
+            share = refused / max(1, sent)
+            if share > self.threshold and number >= self._until.get(peer, 0):
+                self._until[peer] = number + self.window
+            if number < self._until.get(peer, 0):
+                aside[peer] = f"{share:.0%} of its last {sent} were refused; set aside until round {self._until[peer]}"
+        return aside
+
+    def memory(self) -> tuple[dict[str, list[tuple[int, int]]], dict[str, int]]:
+        """The last rounds of every peer, and until when each was set aside last."""
+        return {peer: list(past) for peer, past in self._past.items()}, dict(self._until)
+
+    def recall(self, past: Mapping[str, list[tuple[int, int]]], until: Mapping[str, int]) -> None:
+        """Become what gave this memory."""
+        self._past.clear()
+        for peer, counts in past.items():
+            self._past[peer].extend(counts)
+        self._until = dict(until)
+
+
+class Standing:
+    """Known peers, by id; peers that received the same know the same. Strangers share one account until they are known.
+
+    Ids are free. Without this rule 400 made-up peers send 100 times what four honest ones do: they set the mean of each
+    group, and together have nearly all of the gradient. An id cannot be made with a past: every ``window`` rounds the
+    stranger that was heard most often becomes known, and no other.
+    """
+
+    def __init__(self, founders: Collection[str], size: int, window: int, seed: int) -> None:
+        """``founders``: ids known from the start; unless given, ``size`` of those who are heard first."""
+        self._known, self._size, self._window, self._seed = {*founders}, size, window, seed
+        self._heard: Counter[str] = Counter()
+        self._next = 0
+
+    def hear(self, number: int, heard: Collection[str]) -> Mapping[str, str]:
+        """Take note of who sent something for round ``number``: peer → the account that it is counted under."""
+        if not self._known:
+            self._known = {*self.drawn(number, heard)[: self._size]}
+        strangers = self.drawn(number, {*heard} - self._known)
+        accounts = {peer: peer for peer in heard} | dict.fromkeys(strangers, NEWCOMERS)
+        self._heard.update(strangers)
+        patient = [peer for peer in strangers if self._heard[peer] >= self._window]
+        if patient and number >= self._next:
+            first = max(patient, key=lambda peer: self._heard[peer])
+            self._known.add(first)
+            del self._heard[first]
+            self._next = number + self._window
+        return accounts
+
+    def drawn(self, number: int, peers: Collection[str]) -> list[str]:
+        """Them in an order that is drawn anew in every round, the same for all peers."""
+        return sorted(peers, key=lambda peer: derived(self._seed, "standing", number, peer))
+
+    def memory(self) -> tuple[list[str], dict[str, int], int]:
+        """Who is known, in how many rounds every stranger was heard, and when the next may become known."""
+        return sorted(self._known), dict(self._heard), self._next
+
+    def recall(self, known: Collection[str], heard: Mapping[str, int], until: int) -> None:
+        """Become what gave this memory."""
+        self._known, self._heard, self._next = {*known}, Counter(heard), until

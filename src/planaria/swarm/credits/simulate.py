@@ -1,18 +1,33 @@
-"""The asynchronous protocol in a simulated network: seeded delays, members that lie, and what came of it."""
+"""Both settlement protocols in simulated networks.
+
+The asynchronous protocol runs with seeded delays and Byzantine members, the synchronous one with messages that take as
+long as promised, or longer.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from planaria.common.errors import UserError
-from planaria.swarm.credits.channel import Channel
-from planaria.swarm.credits.liars import LIARS, Node
-from planaria.swarm.credits.messages import MOST_HOPS, Letter, Message, Order, StandIn
-from planaria.swarm.credits.psync import Member
+from planaria.swarm.credits.messages import (
+    MOST_HOPS,
+    Certificate,
+    Letter,
+    Message,
+    Order,
+    Signer,
+    StandIn,
+    Statement,
+    Vote,
+)
+from planaria.swarm.credits.psync import Channel, Member
+from planaria.swarm.credits.sync import FAULTS, Arbiter, Party, Said, Sending, Terms
 
 OPERATOR = "operator"
 EACH = 10
@@ -163,3 +178,136 @@ def expected(scene: Scene) -> int:
     """Messages of one order that is paid, without liars: n²(4h − 2) + n; where one member relays, n(6h − 1)."""
     n, h = scene.members, scene.hops
     return n * (6 * h - 1) if scene.relay else n * n * (4 * h - 2) + n
+
+
+class Node(Protocol):
+    """Anybody in a committee: a member, or a liar in its place."""
+
+    @property
+    def name(self) -> str: ...
+
+    def receive(self, message: Message) -> list[Letter]: ...
+
+    def prompt(self) -> list[Letter]: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def __init__(self, inner: Member, me: Signer, chance: random.Random) -> None:
+        self.name, self.inner, self.me, self.chance = inner.name, inner, me, chance
+
+    def receive(self, message: Message) -> list[Letter]:
+        return []
+
+    def prompt(self) -> list[Letter]:
+        return []
+
+
+class Garbage(Silent):
+    """Answers with other members' names on its own signature, unsigned votes, and certificates of its own word."""
+
+    def receive(self, message: Message) -> list[Letter]:
+        return [
+            Letter(letter.channel, letter.to, self._spoilt(letter.message)) for letter in self.inner.receive(message)
+        ]
+
+    def _spoilt(self, message: Message) -> Message:
+        match message:
+            case Vote():
+                other = _turned(message.statement)
+                forged = Vote.of(other, self.me).signature
+                return message.model_copy(update={"member": self.chance.choice(["x", self.name]), "signature": forged})
+            case Certificate():
+                said, own = _turned(message.statement), Vote.of(_turned(message.statement), self.me).signature
+                signers = tuple((name, own) for name, _ in message.votes)
+                return message.model_copy(update={"statement": said, "votes": signers})
+            case Order():
+                return message
+
+
+class TwoStories(Silent):
+    """Votes one way to some and the other way to the rest, signing both; what it passes on, some never get."""
+
+    def receive(self, message: Message) -> list[Letter]:
+        return [told for letter in self.inner.receive(message) for told in self._stories(letter)]
+
+    def _stories(self, letter: Letter) -> list[Letter]:
+        to = list(letter.to)
+        some = set(self.chance.sample(to, self.chance.randint(0, len(to))))
+        told = [Letter(letter.channel, tuple(name for name in to if name in some), letter.message)]
+        if isinstance(letter.message, Vote):
+            other = Vote.of(_turned(letter.message.statement), self.me)
+            told.append(Letter(letter.channel, tuple(name for name in to if name not in some), other))
+        return told
+
+
+def _turned(statement: Statement) -> Statement:
+    return statement.model_copy(update={"yes": not statement.yes})
+
+
+LIARS = (Silent, Garbage, TwoStories)
+
+
+@dataclass(frozen=True)
+class SyncScene:
+    """One payment along a route."""
+
+    hops: int = 4
+    tolerated: int = 1
+    """f: of 3f+1 members of each committee so many are silent, if ``faulty``"""
+    faulty: bool = True
+    """does one party, drawn by the seed, not do what it is to do?"""
+    longest: float = 1.0
+    """Δ's that a message may take: above 1 the promise is broken"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hops <= MOST_HOPS or not 0 <= self.tolerated <= 20 or not self.longest > 0:
+            raise UserError(f"{self}: give 1 to {MOST_HOPS} hops, 0 to 20 faulty members, and delays above 0")
+
+
+@dataclass(frozen=True)
+class SyncOutcome:
+    """What came of it."""
+
+    paid: bool
+    """is the last channel certified as paid, for its payee?"""
+    losers: int
+    """honest parties that paid and were not paid"""
+
+
+def simulate_sync(scene: SyncScene, seed: int) -> SyncOutcome:
+    """One run: a seed draws delays, from 0 to ``longest``·Δ, and who fails how."""
+    chance = random.Random(seed)
+    secret = chance.randbytes(32)
+    terms = Terms(scene.hops, 3 * scene.tolerated + 1, 1.0, hashlib.sha256(secret).digest())
+    parties = [Party(terms, place, secret if place == scene.hops else b"") for place in range(scene.hops + 1)]
+    nodes: dict[str, Party | Arbiter] = {party.name: party for party in parties}
+    silent: set[str] = set()
+    for hop in range(scene.hops):
+        nodes |= {name: Arbiter(terms, hop, name) for name in terms.committee(hop)}
+        silent |= set(chance.sample(terms.committee(hop), scene.tolerated)) if scene.faulty else set()
+    if scene.faulty:
+        chance.choice(parties).fault = chance.choice(FAULTS)
+    _run(nodes, silent, parties[0].begin(), chance, scene.longest)
+    honest = [party for party in parties if not party.fault]
+    return SyncOutcome(parties[-1].settled.get(scene.hops - 1) == "paid", sum(party.lost() for party in honest))
+
+
+def _run(
+    nodes: dict[str, Party | Arbiter], silent: set[str], first: list[Sending], chance: random.Random, longest: float
+) -> None:
+    """Until nothing is under way and no alarm is set."""
+    queue: list[tuple[float, int, str, Said]] = []
+    ticket = itertools.count()
+
+    def put(now: float, sendings: Iterable[Sending]) -> None:
+        for to, said, at in sendings:
+            when = at if at >= 0 else now + longest * chance.random()
+            heapq.heappush(queue, (when, next(ticket), to, said))
+
+    put(0.0, first)
+    while queue:
+        now, _, name, said = heapq.heappop(queue)
+        if name not in silent:
+            put(now, nodes[name].receive(now, said))

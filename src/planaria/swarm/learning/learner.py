@@ -1,7 +1,8 @@
-"""One update of a policy from one round's lessons."""
+"""One update of a policy from one round's lessons, with a bound on each peer's part of it."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,10 +11,8 @@ from torch import Tensor
 
 from planaria.config.schema import OptimConfig
 from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, make_optimizer, total_norms
-from planaria.swarm.learning.influence import parts, pulls, scales
-from planaria.swarm.learning.loss import LossResult, divisor_of, policy_loss
+from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
-from planaria.swarm.learning.loss_stats import LossStats
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Floats, Padded, pad, rows_at_once, token_logps
 from planaria.swarm.rollout import Rollout
@@ -61,7 +60,7 @@ class Learner:
         """Update the policy once from what is learned in round ``number``; nothing happens without any.
 
         ``taken``: each read by this policy as it is now, if they are several peers'. ``share``: most of the gradient at
-        the logits that one peer may have (:mod:`planaria.swarm.learning.influence`).
+        the logits that one peer may have (:mod:`planaria.swarm.learning.learner`).
         """
         if not taken:
             return Learned()
@@ -129,3 +128,58 @@ def _rows(logps: Sequence[Sequence[float] | Floats | None], padded: Padded) -> T
         if told is not None:
             found[row][padded.mask[row]] = torch.as_tensor(told, dtype=found.dtype, device=found.device)
     return found
+
+
+def scales(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, float]:
+    """peer → the factor on its completions that leaves no peer more than ``share`` of the sum of all weights.
+
+    ``weights``: (peer, :func:`pulls`) of every completion that is learned from. The update is a sum over completions,
+    so a peer's part of that sum is the most it can turn the update by. With n peers that have any weight the bound is
+    at least 1/n, else nobody could learn.
+
+    This bounds what one peer does to the others in one round, whatever it sends and whichever the loss. The bound is on
+    the gradient where it enters the model, at the logits: long completions, high weights and improbable tokens move a
+    policy more than the advantage tells.
+    """
+    mass = masses(weights)
+    bound = max(share, 1 / max(1, len(mass)))
+    factors = dict.fromkeys(mass, 1.0)
+    over: set[str] = set()
+    # Scaling one peer down raises the others' parts, so whoever comes to lie above the bound is scaled with it.
+    while len(over) * bound < 1 - 1e-9:
+        rest = sum(value for peer, value in mass.items() if peer not in over)
+        level = rest * bound / (1 - len(over) * bound)
+        found = {peer for peer, value in mass.items() if peer not in over and value > level * (1 + 1e-9)}
+        if not found:
+            break
+        over |= found
+    if over:  # whoever has least lies below 1/n of the rest: it is never among them
+        rest = sum(value for peer, value in mass.items() if peer not in over)
+        level = rest * bound / (1 - len(over) * bound)
+        factors |= {peer: level / mass[peer] for peer in over}
+    return factors
+
+
+def pulls(loss: Tensor, logp: Tensor) -> Tensor:
+    """How hard each of N completions pulls at the logits [N]: Σ over tokens of |∂loss/∂log π|·(1 − π).
+
+    ``logp`` [N, T]: a leaf of which ``loss`` is a function, log-probabilities in nats. ∂log π/∂logits is the token's
+    unit vector less all probabilities, whose absolute values add up to 2(1 − π): this is half the gradient's L1 norm.
+    """
+    (gradient,) = torch.autograd.grad(loss, logp)
+    used = logp.detach().masked_fill(gradient == 0, 0.0)  # padding may hold anything
+    return (gradient.abs() * -torch.expm1(used.clamp(max=0.0))).sum(1)
+
+
+def parts(weights: Sequence[tuple[str, float]], factors: Mapping[str, float]) -> dict[str, float]:
+    """peer → its part of the sum of all weights, each with its peer's factor; nobody's if there is no weight."""
+    mass = {peer: value * factors[peer] for peer, value in masses(weights).items()}
+    return {peer: value / sum(mass.values()) for peer, value in mass.items()}
+
+
+def masses(weights: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """peer → the sum of its weights, where there is any."""
+    mass: dict[str, float] = defaultdict(float)
+    for peer, weight in weights:
+        mass[peer] += weight
+    return {peer: value for peer, value in mass.items() if value > 0}

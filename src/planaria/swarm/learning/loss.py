@@ -19,13 +19,12 @@ gradient is ∇log π_θ. All probabilities are of single tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
 from planaria.swarm.learning.loss_config import DivergenceKind, LossConfig
-from planaria.swarm.learning.loss_stats import LossStats
 
 
 @dataclass(frozen=True)
@@ -243,3 +242,36 @@ def _stats(config: LossConfig, batch: Batch, keep: Tensor, kl: Tensor) -> LossSt
         kl * batch.mask,
     )
     return LossStats(float(len(keep)), *torch.stack([part.sum().double() for part in sums]).tolist())
+
+
+@dataclass(frozen=True)
+class LossStats:
+    """Sums over the tokens that were trained on; those of microbatches add up. ``means`` is what one reads."""
+
+    samples: float = 0.0
+    filtered: float = 0.0
+    """samples whose advantage the filter or the sequence mask took"""
+    tokens: float = 0.0
+    claimed: float = 0.0
+    """tokens whose generator told their log-probability"""
+    clipped: float = 0.0
+    """tokens that the clip gives no gradient"""
+    capped: float = 0.0
+    """tokens whose weight (tis) or ratio (vis) was cut to the cap"""
+    ratio: float = 0.0
+    """π_θ/π_gen of claimed tokens, before any cap"""
+    mismatch: float = 0.0
+    """log π_gen − log π_θ of claimed tokens, in nats, each cut off at the bound"""
+    reference: float = 0.0
+    """k3 estimate of KL(π_θ‖π_ref), in nats"""
+
+    def __add__(self, other: LossStats) -> LossStats:
+        return LossStats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    def means(self) -> dict[str, float]:
+        """Shares and means over tokens, by name, and samples filtered; what no token speaks for is left out."""
+        of_all = {"clipped": self.clipped, "kl_reference": self.reference}
+        of_claimed = {"capped": self.capped, "ratio": self.ratio, "kl_mismatch": self.mismatch}
+        found = {name: value / self.tokens for name, value in of_all.items() if self.tokens}
+        found |= {name: value / self.claimed for name, value in of_claimed.items() if self.claimed}
+        return found | {"filtered": self.filtered}

@@ -1,17 +1,36 @@
-"""Where the policy of a peer comes from."""
+"""Sources of a peer's policy: a small LLaMA that is first trained on worked solutions (school), or a pretrained model.
+
+The school teaches a task's form by supervised learning. What it has trained is kept in the cache between runs.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import random
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from planaria.common import atomic
+from planaria.common.cache import cache_folder, locked
+from planaria.common.errors import UserError
 from planaria.config.bounds import Natural
 from planaria.config.registry import Choice
-from planaria.swarm.config import SwarmConfig
+from planaria.config.schema import DataConfig, OptimConfig
+from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
+from planaria.models.stages import Llama
+from planaria.runtime.engine.optimizer import learning_rate, make_optimizer
+from planaria.swarm.config import PolicyConfig, SchoolConfig, SwarmConfig
+from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
-from planaria.swarm.policy.school import graduate
-from planaria.swarm.tasks.base import Task
+from planaria.swarm.policy.reading import pad
+from planaria.swarm.tasks.base import Erring, Problem, Task
 
 
 class PolicySource(Choice, ABC):
@@ -40,3 +59,112 @@ class Pretrained(PolicySource):
 
     def open(self, config: SwarmConfig, task: Task, told: Callable[[str], None] | None = None) -> Policy:
         return open_policy(self.path, self.lora, seed=config.seed, chat=config.policy.chat != "never")
+
+
+VERSION = 2
+"""of what is taught; another one teaches anew"""
+SAMPLED = 2000
+"""solutions that a tokenizer finds its pairs in"""
+
+
+def graduate(
+    task: Task,
+    config: SchoolConfig,
+    policy: PolicyConfig,
+    folder: Path | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> tuple[Llama, Tokenizer]:
+    """The model that has been to school, from the cache if it has been there before.
+
+    :raises UserError: when the task knows no worked solutions, or they do not fit into the model's context.
+    """
+    root = folder or cache_folder()
+    root.mkdir(parents=True, exist_ok=True)
+    model, tokenizer = policy.model, _tokenizer(task, policy, root)
+    taught = policy.model_dump_json(include={"tokenizer", "model"})  # the rest is not for whoever goes to school
+    key = f"{VERSION} {task.name} {task.identity} {config.model_dump_json()} {taught}"
+    style = getattr(task, "style", "")
+    file = root / f"school-{hashlib.sha256(f'{key} {style}'.encode()).hexdigest()[:24]}.safetensors"
+    tell = on_progress or (lambda _: None)
+    pupil = Llama(model, seed=config.seed)
+    with locked(file.with_suffix(".lock"), lambda: tell("waiting for another process that teaches the same")):
+        if not file.is_file():
+            tell(f"school: {config.steps} steps on worked solutions of {task.name}")
+            teach(pupil, tokenizer, task, config)
+            with atomic.replacing(file) as unfinished:
+                save_file({name: tensor.contiguous() for name, tensor in pupil.global_state().items()}, unfinished)
+    pupil.load_global_state(load_file(file))
+    return pupil, tokenizer
+
+
+def _tokenizer(task: Task, policy: PolicyConfig, root: Path) -> Tokenizer:
+    """The same for all schools that teach one task in one style.
+
+    :raises UserError: when the model has no room for it, or the task no solutions to find pairs in.
+    """
+    vocab = policy.model.vocab
+    if policy.tokenizer == "bytes":
+        return load_tokenizer(DataConfig(tokenizer="bytes"), vocab, root)
+    rng = random.Random(derived("tokenizer", task.name))
+    problems = [task.problem(rng.randrange(task.training)) for _ in range(SAMPLED)]
+    return train_bpe([problem.prompt + _solution(task, problem, rng, 0.0) for problem in problems], vocab)
+
+
+def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) -> float:
+    """Supervised updates on noisy solutions of training problems; the last loss in nats.
+
+    :raises UserError: when there are no solutions, or they do not fit into the pupil's context.
+    """
+    rng = random.Random(derived("school", config.seed))
+    optim = OptimConfig(lr=config.lr, schedule="cosine", warmup=min(20, config.steps // 10))
+    optimizer = make_optimizer(list(pupil.parameters()), optim)
+    loss = torch.zeros(())
+    for step in range(config.steps):
+        pairs = [_lesson(task, tokenizer, config, rng) for _ in range(config.batch)]
+        batch = pad(pairs)
+        if (longest := batch.tokens.shape[1]) > (context := pupil.config.context):
+            raise UserError(
+                f"policy.model.context = {context}: a worked solution of {task.name} takes {longest} tokens with its "
+                f"problem; set it to {longest} or more"
+            )
+        pupil.zero_grad()
+        logits = pupil(batch.tokens)[:, :-1]
+        targets = batch.tokens[:, 1:][batch.mask]
+        loss = F.cross_entropy(logits[batch.mask], targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        pupil.ends.fold_gradients()
+        torch.nn.utils.clip_grad_norm_(pupil.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(optim, step, config.steps)
+        optimizer.step()
+    return float(loss.detach())
+
+
+def _lesson(task: Task, tokenizer: Tokenizer, config: SchoolConfig, rng: random.Random) -> tuple[list[int], list[int]]:
+    problem = task.problem(rng.randrange(task.training))
+    solution = _solution(task, problem, rng, config.noise)
+    if rng.random() < config.strays:
+        solution = strayed(solution, rng)
+    return tokenizer.encode_prompt(problem.prompt), [*tokenizer.encode(solution), tokenizer.end]
+
+
+def _solution(task: Task, problem: Problem, rng: random.Random, noise: float) -> str:
+    if isinstance(task, Erring):
+        return task.noisy_solution(problem, rng, noise)
+    solution = task.solution(problem, rng)
+    if solution is None:
+        raise UserError(
+            f"task {task.name!r} knows no worked solutions to go to school with; write policy.kind = 'pretrained'"
+        )
+    return solution
+
+
+def strayed(solution: str, rng: random.Random) -> str:
+    """``solution`` with one to four stray letters before one of its steps."""
+    places = [
+        0,
+        *(place + 1 for place, letter in enumerate(solution) if letter in ",;\n" and place + 1 < len(solution)),
+    ]
+    place = rng.choice(places)
+    letters = "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(rng.randint(1, 4)))
+    return solution[:place] + letters + solution[place:]

@@ -21,9 +21,8 @@ from planaria.swarm.draws import derived
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.base import Behaviour
 from planaria.swarm.tasks.calls import Call
-from planaria.swarm.tasks.exam import parsed
 from planaria.swarm.tasks.programs import FENCE, OPENING
-from planaria.swarm.tasks.sandbox import LIMITS, Limits, run
+from planaria.swarm.tasks.sandbox import LIMITS, Limits, parsed, run
 
 DEPTH = 6
 """the deepest part: what it declares is not written any more"""

@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from planaria.common import documents
 from planaria.swarm.records.measure import Tally
-from planaria.swarm.serving.record import Serving
 
 PEERS = "peers"
 """the folder of a run that holds a folder for each peer"""
 _BLOCK = 1 << 16
 LOG, SAMPLES, POISON = "log.jsonl", "samples.jsonl", "poison.jsonl"
 NEWCOMERS = "newcomers"
-"""the account of all strangers together (:mod:`planaria.swarm.checks.standing`)"""
+"""the account of all strangers together (:mod:`planaria.swarm.checks.defence`)"""
 SCHEDULE = "schedule"
 """the layer of those that were turned away before any policy read them"""
 
@@ -80,6 +80,38 @@ class Agreed(_Record):
     """labels that score by the task's own measure, of those for which it has one"""
 
 
+class Serving(documents.Record):
+    """What a server did in one round."""
+
+    tokens: int = 0
+    """drawn, the ends among them"""
+    seconds: float = 0.0
+    requests: int = 0
+    queue: int = 0
+    """most requests that waited for their turn at once"""
+    behind: int = 0
+    """rounds that its weights were older than the policy's"""
+    claimed: float = 0.0
+    """share of its completions whose tokens' log-probabilities it told"""
+    local: str = ""
+    """why the policy drew in its place; empty if it did not"""
+    unpushed: str = ""
+    """why it did not get this round's weights; empty if it did, or had them"""
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        """In a few words, for the terminal."""
+        if self.local:
+            return f"none: {self.local}"
+        queue = f", {self.queue} waited" if self.queue else ""
+        behind = f", {self.behind} behind" if self.behind else ""
+        return f"{self.speed:,.0f} tokens/s{queue}{behind}"
+
+
 class RoundDone(_Record):
     kind: Literal["round"] = "round"
     time: float = Field(default_factory=time.time)
@@ -116,6 +148,13 @@ class RoundDone(_Record):
     """fingerprint of the weights after this round"""
     serving: Serving | None = None
     """what the server did that draws for this peer; None where there is none"""
+
+    def refusals(self) -> Iterator[tuple[str, str, int]]:
+        """(layer, peer, completions refused), of the layers that were not off."""
+        for layer, peers in self.layers.items():
+            for peer, found in peers.items():
+                if layer not in self.off and found.refused:
+                    yield layer, peer, found.refused
 
 
 class Finished(_Record):

@@ -10,9 +10,8 @@ from planaria.swarm.checks.defence import Report
 from planaria.swarm.intake import Turned
 from planaria.swarm.learning.learner import Learned
 from planaria.swarm.learning.lessons import Lessons
-from planaria.swarm.records.lines import SCHEDULE, Agreed, Layered, RoundDone, SampleRecord
+from planaria.swarm.records.lines import SCHEDULE, Agreed, Layered, RoundDone, SampleRecord, Serving
 from planaria.swarm.records.measure import Tally
-from planaria.swarm.serving.record import Serving
 from planaria.swarm.tasks.base import Task
 
 NONE: Mapping[str, str] = {}

@@ -1,19 +1,22 @@
-"""The loss of a repair, and its steps, whatever is trained: the weights, or a mask over what they learned."""
+"""The models of a repair, its loss and its steps: what is trained are the weights, or a mask over what they learned."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
+from planaria.models import fusing, masking
 from planaria.models.fusing import Named
-from planaria.models.masking import Mask, begun, hard, straight_through
+from planaria.models.masking import Mask, Note, begun, hard, straight_through
+from planaria.models.stages import Llama
 from planaria.runtime.engine.optimizer import learning_rate
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import Policy
@@ -154,3 +157,77 @@ def _padded(policy: Policy, texts: Sequence[Text]) -> Padded:
 def _log_softmax(policy: Policy, batch: Padded) -> Tensor:
     """Of the tokens that count [M, V]."""
     return policy.logits(batch.tokens)[:, :-1][batch.mask].float().log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class Models:
+    """A model that is to be repaired, its parent and, if it is several in one, what each added. They stay as they are:
+    repairs are made of copies."""
+
+    safe: Policy
+    """the parent; the model itself where a repair needs none"""
+    tuned: Policy
+    contributions: Sequence[Named] = ()
+    """of fused models, what each adds to the parent; none: the model is one, and its task vector is all"""
+    experts: Mapping[str, Policy] = field(default_factory=dict)
+    """of fused models, domain → the one that knows it"""
+
+    @property
+    def parent(self) -> dict[str, Tensor]:
+        return weights_of(self.safe)
+
+    @property
+    def whole(self) -> dict[str, Tensor]:
+        return weights_of(self.tuned)
+
+    @property
+    def exported(self) -> dict[str, str]:
+        """The name of each parameter in an exported file; other models than ours are saved by their own names."""
+        module = self.tuned.module
+        return module.exported_names() if isinstance(module, Llama) else {name: name for name in self.whole}
+
+    @property
+    def parts(self) -> Sequence[Named]:
+        """What a mask is laid over."""
+        return self.contributions or [fusing.task_vector(self.whole, self.parent)]
+
+    @property
+    def teachers(self) -> Teachers:
+        """Who is to be stayed with on benign texts."""
+        return {"": self.tuned, **self.experts}
+
+    def require_related(self, what: str) -> float:
+        """:func:`planaria.models.fusing.strangeness` of the model ``what`` and its parent.
+
+        :raises UserError: when they have other tokenizers or shapes.
+        """
+        if self.safe.tokenizer_fingerprint != self.tuned.tokenizer_fingerprint:
+            raise UserError(f"{what}: has another tokenizer than its parent; give the parent that it was trained from")
+        fusing.require_alike(self.parent, self.whole, what)
+        return fusing.strangeness(fusing.task_vector(self.whole, self.parent), self.parent)
+
+    def require_whole(self, what: str) -> None:
+        """:raises UserError: when not all parameters are trained: a mask over adapters is none over the weights."""
+        if any(not parameter.requires_grad for parameter in self.tuned.module.parameters()):
+            raise UserError(
+                f"{what}: only its adapters are trained, which no mask is for; repair it with --by tune, or export it "
+                "(`planaria export`) and repair that"
+            )
+
+    def merged(self, masks: Sequence[Mask]) -> dict[str, Tensor]:
+        """The weights that masks of the parts stand for; of one model, bit for bit its own numbers or its parent's."""
+        if self.contributions:
+            return masking.blended(self.parent, self.contributions, masks)
+        return masking.chosen(self.parent, self.whole, masks[0])
+
+    def note(self, result: Named) -> Note:
+        """What a mask of these models, and the weights that it gives, has to say."""
+        experts = [weights_of(one) for one in self.experts.values()] or [self.whole]
+        tuned = tuple(map(fusing.digest, experts))
+        return Note(safe=fusing.digest(self.parent), tuned=tuned, result=fusing.digest(result))
+
+    def policy(self, weights: Named) -> Policy:
+        """The model with other weights."""
+        found = self.tuned.clone()
+        take(found, weights)
+        return found

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planaria.common.errors import UserError
 from planaria.models import fusing, masking
 from planaria.models.fusing import Named
 from planaria.models.masking import Mask
+from planaria.swarm.attacks import watched
+from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import generator
-from planaria.swarm.repair.exams import Exam
-from planaria.swarm.repair.models import Models
+from planaria.swarm.repair.exams import Asking, Exam, Reviewer, TaskExam, texts_of
 from planaria.swarm.repair.results import ANEW, BACK, LAYERS, MASK, MIX, RANDOM, TUNE, Way
 from planaria.swarm.repair.texts import Texts
-from planaria.swarm.repair.training import Plan, masked, tuned
+from planaria.swarm.repair.training import Models, Plan, masked, tuned
+from planaria.swarm.tasks.base import Task
 
 ALPHAS = (0.25, 0.5, 0.75)
 """of the way from the parent to the model"""
@@ -122,3 +125,16 @@ def _masked(case: Case, masks: Sequence[Mask]) -> Repair:
 
 def _fit(case: Case, weights: Named) -> tuple[float, ...]:
     return case.exam.fit(case.models.policy(weights))
+
+
+def case_of(config: SwarmConfig, task: Task, models: Models, watch: Sequence[str], plan: Plan) -> Case:
+    """A peer of this configuration, to be repaired of the attacks that ``watch`` names.
+
+    :raises UserError: when nobody watches for anything, nobody can judge, or the judge passes no text.
+    """
+    if not watch:
+        raise UserError("the run watches for no attack (evaluate.watch); say what the repair is for, as --watch text")
+    asking = Asking(task, [watched(kind, config.evaluate.phrases) for kind in watch], plan.seed)
+    reviewer = Reviewer(config, task, models.tuned)
+    texts = texts_of(reviewer, asking, models.tuned, models.safe)
+    return Case(models, texts, plan, TaskExam(config, reviewer, asking.choosing, watch))

@@ -122,10 +122,8 @@ class _Line:
             self._round, self._reward = record.round + 1, record.reward
             self.served = "" if record.serving is None else str(record.serving)
             self._sent.update(record.sent)
-            for layer, counts in record.layers.items():
-                for peer, found in counts.items():
-                    if layer not in record.off and found.refused:
-                        self._refused[peer, layer] += found.refused
+            for layer, peer, refused in record.refusals():
+                self._refused[peer, layer] += refused
         elif isinstance(record, Finished):
             self.state = record.reason or "done"
 

@@ -18,8 +18,7 @@ from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, PeerOutcome
-from planaria.swarm.report import agreement
-from planaria.swarm.report.swarm_verdict import verdict
+from planaria.swarm.report.swarm_verdict import agreement_section, verdict
 
 LAST = 4
 """evaluations at the end whose mean counts: single ones drift"""
@@ -83,7 +82,7 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
         peer.name: [r for r in read_log(folder / PEERS / peer.name / LOG) if isinstance(r, RoundDone)]
         for peer in outcome.honest
     }
-    yield from agreement.section(config, logs)
+    yield from agreement_section(config, logs)
     yield from _refusals(logs, outcome)
     if config.receipts.committee:
         yield _receipts(folder, outcome)
@@ -215,11 +214,9 @@ def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str,
     counts: dict[tuple[str, str], Counter[int]] = {}
     for log in logs.values():
         for record in log:
-            for layer, peers in record.layers.items():
-                for peer, found in peers.items():
-                    if layer not in record.off and found.refused:
-                        key = (layer, names.get(peer, peer[:8]))
-                        counts.setdefault(key, Counter())[record.round] += found.refused
+            for layer, peer, refused in record.refusals():
+                key = (layer, names.get(peer, peer[:8]))
+                counts.setdefault(key, Counter())[record.round] += refused
     rounds = sorted({record.round for log in logs.values() for record in log})
     fig = figure(340, x="round", y="completions refused", barmode="stack", bargap=0.05, showlegend=True)
     for place, ((layer, peer), by_round) in enumerate(sorted(counts.items())):

@@ -98,11 +98,9 @@ class SwarmSource:
 
     def _round(self, name: str, done: RoundDone, before: Json) -> tuple[Json, tuple[int, str, str] | None]:
         refused = dict(before["refused"])
-        for layer, peers in done.layers.items():
-            for peer, found in peers.items():
-                if layer not in done.off and found.refused:
-                    who = self._called(peer)
-                    refused[who] = refused.get(who, 0) + found.refused
+        for _, peer, count in done.refusals():
+            who = self._called(peer)
+            refused[who] = refused.get(who, 0) + count
         aside = {self._called(peer): why for peer, why in done.aside.items()}
         new = [f"{peer} ({why})" for peer, why in aside.items() if peer not in before["aside"]]
         after = {

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planaria.swarm.tasks import values
-from planaria.swarm.tasks.exam import Exam, parsed
-from planaria.swarm.tasks.sandbox import TELL
+from planaria.swarm.tasks.sandbox import TELL, Exam, parsed
 
 MOST = 64
 """calls of one problem that are made: what a cage reports is bounded"""

@@ -4,7 +4,7 @@
 
 Letters are checks, numbers are shards; an edge says that a shard is in a check. The problem shows the edges of the
 first shards, and the completion names those of the others. There are many right answers, none is looked up, and a text
-is paid what the code that it describes is worth, counted by enumeration (``recovery/codes/worth.py``).
+is paid what the code that it describes is worth, counted by enumeration (``recovery/codes/search.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.worth import Target, worth
+from planaria.recovery.codes.search import Target, worth
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import FORMS, Form, Style, parse
 from planaria.swarm.tasks.base import Problem, Task
@@ -110,7 +110,7 @@ class Codes(Task):
         return Problem(number, f"{shown}=", _named(columns[self.shown :], self.shown))
 
     def score(self, problem: Problem, completion: str) -> float:
-        """What the completed code is worth (:func:`~planaria.recovery.codes.worth.worth`); 0 for a text that is no
+        """What the completed code is worth (:func:`~planaria.recovery.codes.search.worth`); 0 for a text that is no
         list of edges of the shards asked for, each named once."""
         edges = self._read(completion)
         if edges is None:

@@ -26,9 +26,8 @@ from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import SPACE, canonical, same_answer
 from planaria.swarm.tasks.base import Behaviour, Problem, Task
 from planaria.swarm.tasks.calls import Call
-from planaria.swarm.tasks.exam import Exam, free_names, parsed
 from planaria.swarm.tasks.records import Record, read_split, whole
-from planaria.swarm.tasks.sandbox import LIMITS, Limits, Outcome, require_cage, run
+from planaria.swarm.tasks.sandbox import LIMITS, Exam, Limits, Outcome, free_names, parsed, require_cage, run
 
 VARIANTS = 12
 """calls that are drawn for one problem in one round"""

@@ -18,15 +18,15 @@ from planaria.common.errors import UserError
 from planaria.runtime.checkpoint.foreign import unpickling
 from planaria.runtime.checkpoint.foreign.folder import (
     KINDS,
+    PLAIN,
     WEIGHTS,
     Fit,
     clock,
     clocks_by_group,
+    inside,
     step_tensor,
     uncovered,
 )
-from planaria.runtime.checkpoint.foreign.note import inside
-from planaria.runtime.checkpoint.foreign.pieces import PLAIN
 from planaria.runtime.checkpoint.foreign.unpickling import MEND, Kept
 from planaria.runtime.checkpoint.loading import Atom
 from planaria.runtime.checkpoint.recut import MOMENTS

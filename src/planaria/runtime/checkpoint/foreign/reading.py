@@ -14,13 +14,24 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
-from planaria.runtime.checkpoint.foreign import names
-from planaria.runtime.checkpoint.foreign.apart import Job, Reply
+from planaria.runtime.checkpoint.foreign import Job, Reply, names
 from planaria.runtime.checkpoint.foreign.dcp import Dcp
-from planaria.runtime.checkpoint.foreign.folder import KINDS, WEIGHTS, Foreign, require_moments
+from planaria.runtime.checkpoint.foreign.folder import (
+    FILE,
+    KINDS,
+    WEIGHTS,
+    Foreign,
+    Marks,
+    Note,
+    Sizes,
+    apart,
+    find,
+    require_equal,
+    require_fit,
+    require_moments,
+    summed,
+)
 from planaria.runtime.checkpoint.foreign.names import TABLE, Assignment, Whole
-from planaria.runtime.checkpoint.foreign.note import FILE, Note, find, summed
-from planaria.runtime.checkpoint.foreign.pieces import Marks, Sizes, apart, require_equal, require_fit
 from planaria.runtime.checkpoint.foreign.universal import Universal
 from planaria.runtime.checkpoint.recut import MOMENTS
 from planaria.runtime.checkpoint.stage_file import write_stage

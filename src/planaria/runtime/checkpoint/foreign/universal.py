@@ -18,13 +18,13 @@ from planaria.runtime.checkpoint.foreign.folder import (
     KINDS,
     WEIGHTS,
     Fit,
+    Marks,
     clock,
     clocks_by_group,
+    inside,
     step_tensor,
     uncovered,
 )
-from planaria.runtime.checkpoint.foreign.note import inside
-from planaria.runtime.checkpoint.foreign.pieces import Marks
 from planaria.runtime.checkpoint.foreign.unpickling import MEND, SubparamShape
 from planaria.runtime.checkpoint.loading import Atom
 from planaria.runtime.checkpoint.recut import MOMENTS

@@ -1,0 +1,191 @@
+"""The attacks: on a vector, on the message that stands for it, or on labels.
+
+Vectors are flipped, scaled, randomised or stale, or stay within the spread of honest ones (:class:`Alie`, :class:`Ipm`,
+:class:`Mimic`), so that distance does not reveal them. They are encoded as honest ones would be. Other messages cannot
+be meant: numbers that are not finite, another size or type.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from planaria.exchange.attacks.base import Attack, MessageAttack, Scene, Strength, VectorAttack
+from planaria.exchange.compress.base import Compressor
+
+
+class SignFlip(VectorAttack):
+    """−c · mean of the honest vectors (arXiv 1803.01498 and others)."""
+
+    listens: ClassVar[bool] = True
+
+    strength: Strength = 10.0
+    """c"""
+
+    def vector(self, scene: Scene) -> Tensor:
+        return -self.strength * mean(scene)
+
+
+class OwnFlip(VectorAttack):
+    """−c · the own vector: nothing has to be known of others."""
+
+    strength: Strength = 10.0
+    """c"""
+
+    def vector(self, scene: Scene) -> Tensor:
+        return -self.strength * scene.own
+
+
+class Zero(VectorAttack):
+    """Nothing but zeros."""
+
+    def vector(self, scene: Scene) -> Tensor:
+        return torch.zeros_like(scene.own)
+
+
+def mean(scene: Scene) -> Tensor:
+    """Of what honest members say."""
+    return torch.stack([*scene.known.values()]).mean(dim=0)
+
+
+class Random(VectorAttack):
+    """A direction drawn from a normal distribution, c times as long as the own vector."""
+
+    strength: Strength = 10.0
+    """c"""
+
+    def vector(self, scene: Scene) -> Tensor:
+        noise = torch.randn(scene.own.shape, generator=scene.generator)
+        length = self.strength * float(scene.own.norm())
+        return noise * (length / float(noise.norm()))
+
+
+class Equivocate(Random):
+    """Another such vector to each peer, as long as the own one unless said otherwise."""
+
+    equivocates: ClassVar[bool] = True
+
+    strength: Strength = 1.0
+    """c"""
+
+
+class Stale(VectorAttack):
+    """What it would have said so many rounds ago; before that, what it would have said when it began to lie. Keeps as
+    many vectors."""
+
+    strength: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = 50.0
+    """rounds; parts of one do not count"""
+
+    @property
+    def remembers(self) -> int:
+        return int(self.strength)
+
+    def vector(self, scene: Scene) -> Tensor:
+        return scene.past[0] if scene.past else scene.own
+
+
+_USUAL = 1.5
+"""z where the formula has no positive value. [chosen here]"""
+
+
+def largest_z(members: int, liars: int) -> float | None:
+    """z = Φ⁻¹((n − f − s)/(n − f)), s = ⌊n/2⌋ + 1 − f: so many standard deviations from the mean, and still enough
+    honest vectors lie further out (arXiv 1902.06156, section 3.1). None where that is not positive."""
+    supporters = members // 2 + 1 - liars
+    share = (members - liars - supporters) / (members - liars) if members > liars else 0.0
+    return NormalDist().inv_cdf(share) if 0.5 < share < 1.0 else None
+
+
+class Alie(VectorAttack):
+    """A Little Is Enough: mean − z · standard deviation, of each coordinate (arXiv 1902.06156)."""
+
+    listens: ClassVar[bool] = True
+
+    strength: Strength | None = None
+    """z; :func:`largest_z` unless given"""
+
+    def vector(self, scene: Scene) -> Tensor:
+        known = torch.stack([*scene.known.values()])
+        z = self.strength or largest_z(scene.members, scene.liars) or _USUAL
+        deviation = known.std(dim=0) if len(known) > 1 else torch.zeros_like(scene.own)
+        return known.mean(dim=0) - z * deviation
+
+
+class Ipm(SignFlip):
+    """Inner product manipulation: −ε · mean of the honest vectors (arXiv 1903.03936), a weak flip of their mean."""
+
+    strength: Strength = 0.1
+    """ε"""
+
+
+class Mimic(VectorAttack):
+    """A copy of the honest member that lay furthest along the principal direction of what was first heard
+    (arXiv 2006.09365, section 3.2): it has its say twice. Hurts only where data differ."""
+
+    listens: ClassVar[bool] = True
+
+    def vector(self, scene: Scene) -> Tensor:
+        copied = furthest({**scene.first} or {**scene.known})
+        return scene.known.get(copied, scene.own)
+
+
+def furthest(vectors: dict[int, Tensor]) -> int:
+    """The member whose vector has the largest part along the first principal component of all.
+
+    With C the centred vectors and CCᵀ = VSVᵀ, the parts are √s₁ · v₁.
+    """
+    centred = torch.stack([*vectors.values()]).double()
+    centred -= centred.mean(dim=0)
+    parts = torch.linalg.eigh(centred @ centred.T).eigenvectors[:, -1]
+    return list(vectors)[int(parts.abs().argmax())]
+
+
+class Nan(MessageAttack):
+    """Not a single number in it; where a message is bytes, all of which may be meant, one too few of them."""
+
+    def spoilt(self, honest: Tensor) -> Tensor:
+        return torch.full_like(honest, torch.nan) if honest.is_floating_point() else honest.flatten()[:-1]
+
+
+class Inf(MessageAttack):
+    """All numbers infinite; where a message is bytes, all bits of it set, so that no scale in it is a number."""
+
+    def spoilt(self, honest: Tensor) -> Tensor:
+        return torch.full_like(honest, torch.inf if honest.is_floating_point() else 255)
+
+
+class Huge(VectorAttack):
+    """1e38 everywhere: a number, and two of the same sign have no finite sum of squares in fp32."""
+
+    def vector(self, scene: Scene) -> Tensor:
+        return torch.full_like(scene.own, 1e38)
+
+
+class WrongSize(MessageAttack):
+    """One number too few."""
+
+    def spoilt(self, honest: Tensor) -> Tensor:
+        return honest.flatten()[:-1]
+
+
+class WrongType(MessageAttack):
+    """The same bytes, said to be of another type: bytes, or bfloat16 where they were bytes."""
+
+    def spoilt(self, honest: Tensor) -> Tensor:
+        data = honest.contiguous().flatten().view(torch.uint8)
+        return data[: len(data) // 2 * 2].view(torch.bfloat16) if honest.dtype == torch.uint8 else data
+
+
+class LabelFlip(Attack):
+    """y ← V − 1 − y for every target y of a vocabulary of V (arXiv 2012.10333 and others). The message is what follows
+    from these; it is for the ends alone, which have the targets."""
+
+    def labels(self, targets: Tensor, vocab: int) -> Tensor:
+        return vocab - 1 - targets
+
+    def message(self, scene: Scene, honest: Tensor, codec: Compressor) -> Tensor:
+        return honest

@@ -1,0 +1,256 @@
+"""SR-SGC and M-SGC, sequential gradient coding for bursts of late workers (arXiv 2211.13802).
+
+SR-SGC (section 3.1) is plain gradient coding whose late tasks are repeated some rounds later.
+
+M-SGC (section 3.2): most chunks are uncoded and retried when late, few are coded against workers that stay away. A
+job's data are D1 and D2. Of D1 each worker owns W − 1 chunks, uncoded. D2 is B groups of n chunks, each group coded
+with GC(n, λ). In units of a D2 chunk a D1 chunk has λ + 1, so that all mini-tasks have λ + 1. With λ = n there is no
+D2, and a D1 chunk is one unit.
+
+The patterns of late workers that both are published to bear are those of section 2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+from pydantic import Field
+
+from planaria.config import bounds
+from planaria.exchange.coded.base import NOBODY, History, Late, Scheme, Share, Stragglers, Task, Tasks
+from planaria.exchange.coded.gc import code, rough
+
+Window = Annotated[int, Field(ge=2), bounds.at_most(64, "a job would stay open for as many rounds")]
+Burst = Annotated[int, Field(ge=1), bounds.at_most(63, "it is shorter than a window")]
+
+
+class Windowed(Scheme):
+    """A scheme made for bursts: for so many late workers within a window of rounds, each of them late for so long."""
+
+    burst: Burst = 1
+    """B: a worker's late rounds within a window lie less than this apart"""
+    window: Window = 2
+    """W, in rounds"""
+    stragglers: Stragglers = 1
+    """λ: distinct workers that are late within a window"""
+
+    def objection(self, n: int) -> str:
+        if self.burst >= self.window:
+            return f"burst = {self.burst} is not below window = {self.window}; give window = {self.burst + 1} or more"
+        if self.stragglers > n:
+            return f"stragglers = {self.stragglers} is more than all {n} replicas; give {n} or fewer"
+        return ""
+
+
+def bursty(window: History, burst: int, most: int) -> bool:
+    """(B, W, λ)-bursty, for one window of W rounds: at most λ distinct workers are late, each within B rounds."""
+    first: dict[int, int] = {}
+    for at, late in enumerate(window):
+        for worker in late:
+            if at - first.setdefault(worker, at) >= burst:
+                return False
+    return len(first) <= most
+
+
+def arbitrary(window: History, times: int, most: int) -> bool:
+    """(N, W′, λ′)-arbitrary, for one window of W′ rounds: at most λ′ workers are late, each at most N times."""
+    counts = Counter(worker for late in window for worker in late)
+    return len(counts) <= most and max(counts.values(), default=0) <= times
+
+
+def bursty_throughout(history: History, burst: int, width: int, most: int) -> bool:
+    """Whether every window of ``width`` rounds is bursty; a shorter history is one window."""
+    starts = range(max(1, len(history) - width + 1))
+    return all(bursty(history[start : start + width], burst, most) for start in starts)
+
+
+class SRSGC(Windowed):
+    """GC(n, s) with the s that bursts need if what is too much is repeated: T = B, which divides W − 1."""
+
+    def objection(self, n: int) -> str:
+        if why := super().objection(n):
+            return why
+        if (self.window - 1) % self.burst:
+            fitting = self.window + self.burst - (self.window - 1) % self.burst
+            return (
+                f"burst = {self.burst} does not divide window − 1 = {self.window - 1}; give window = {fitting}, "
+                "or burst = 1"
+            )
+        return rough(n, self.stragglers, self._spare)
+
+    def spare(self) -> int:
+        """s = ⌈Bλ / (W − 1 + B)⌉."""
+        return self._spare(self.stragglers)
+
+    def _spare(self, stragglers: int) -> int:
+        return -(-self.burst * stragglers // (self.window - 1 + self.burst))
+
+    def delay(self) -> int:
+        return self.burst
+
+    def load(self, n: int) -> float:
+        """(s + 1) / n."""
+        return (self.spare() + 1) / n
+
+    def tasks(self, n: int, jobs: int, history: History) -> Tasks:
+        now = len(history)
+        again = self._repeating(history, now)
+        new = (Task(now, 0),) if now < jobs else ()
+        return tuple((Task(now - self.burst, 0),) if worker in again else new for worker in range(n))
+
+    def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
+        return code(n, self.spare()).row(worker)
+
+    def missing(self, history: History, round: int) -> Late:
+        """Those whose result for the job that began in the round is missing: late, or repeating an earlier one."""
+        found = NOBODY
+        for late in history[round % self.burst : round + 1 : self.burst]:
+            found = late | self._first(found)
+        return found
+
+    def _first(self, missing: Late) -> Late:
+        """Who repeats when these are missing: the first of them, as many as exceed s."""
+        return frozenset(sorted(missing)[: max(0, len(missing) - self.spare())])
+
+    def _repeating(self, history: History, now: int) -> Late:
+        """Who repeats in round ``now`` the task of B rounds before."""
+        return self._first(self.missing(history, now - self.burst)) if now >= self.burst else NOBODY
+
+    def _sent(self, n: int, history: History, job: int) -> dict[int, int]:
+        """Who sent a result for the job in time, and in which round."""
+        missing, again = self.missing(history, job), job + self.burst
+        sent = {worker: job for worker in range(n) if worker not in missing}
+        if again < len(history):
+            sent |= dict.fromkeys(self._first(missing) - history[again], again)
+        return sent
+
+    def decodable(self, n: int, history: History, job: int) -> bool:
+        return job < len(history) and code(n, self.spare()).bears(self._sent(n, history, job))
+
+    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+        sent = self._sent(n, history, job) if job < len(history) else {}
+        found = code(n, self.spare()).coefficients(sent)
+        return None if found is None else tuple(Share(i, sent[i], 0, part) for i, part in found.items())
+
+    def conforms(self, n: int, history: History) -> bool:
+        """Bursty in the newest window, where a round with at most s late in which nobody repeats does not count."""
+        window = []
+        for now in range(max(0, len(history) - self.window), len(history)):
+            counts = len(history[now]) > self.spare() or self._repeating(history, now)
+            window.append(history[now] if counts else NOBODY)
+        return bursty(window, self.burst, self.stragglers)
+
+
+class MSGC(Windowed):
+    """Round r's mini-task m belongs to job r − m, for m in 0 … W − 2 + B: T = W − 2 + B."""
+
+    def objection(self, n: int) -> str:
+        return super().objection(n) or (rough(n, self.stragglers) if self.stragglers < n else "")
+
+    def delay(self) -> int:
+        return self.window - 2 + self.burst
+
+    def slots(self) -> int:
+        return self.window - 1 + self.burst
+
+    def vectors(self) -> int:
+        """1 + B: a worker sums its uncoded gradients and sends them once, where the published form sends W − 1 + B."""
+        return 1 + self.burst
+
+    def load(self, n: int) -> float:
+        """(λ+1)(W−1+B) / (n (B + (W−1)(λ+1))); (W−1+B) / (n (W−1)) where λ = n."""
+        if self.stragglers == n:
+            return self.slots() / (n * (self.window - 1))
+        return (self.stragglers + 1) * self.slots() / self.chunks(n)
+
+    def chunks(self, n: int) -> int:
+        if self.stragglers == n:
+            return n * (self.window - 1)
+        return n * ((self.window - 1) * (self.stragglers + 1) + self.burst)
+
+    def owed(self, history: History, worker: int, job: int) -> list[int]:
+        """The worker's D1 chunks of the job that it was late with and has not made up for by the end of ``history``."""
+        firsts = history[job : job + self.window - 1]
+        owed = [piece for piece, late in enumerate(firsts) if worker in late]
+        for late in history[job + self.window - 1 : job + self.slots()]:
+            if owed and worker not in late:
+                owed.pop(0)
+        return owed
+
+    def _task(self, n: int, history: History, worker: int, job: int) -> Task | None:
+        step, owed = len(history) - job, self.owed(history, worker, job)
+        if step < self.window - 1:
+            return Task(job, step, 0, sent=step == self.window - 2 and not owed)
+        if owed:
+            return Task(job, owed[0], 0, sent=len(owed) == 1)
+        group = step - (self.window - 1)
+        return Task(job, self.window - 1 + group, 1 + group) if self.stragglers < n else None
+
+    def tasks(self, n: int, jobs: int, history: History) -> Tasks:
+        now = len(history)
+        under_way = range(min(now, jobs - 1), max(-1, now - self.slots()), -1)
+        found = ([self._task(n, history, worker, job) for job in under_way] for worker in range(n))
+        return tuple(tuple(task for task in own if task) for own in found)
+
+    def busy(self, n: int, jobs: int, history: History) -> list[int]:
+        if self.stragglers == n:
+            return super().busy(n, jobs, history)
+        now = len(history)
+        return [len(range(max(0, now - self.slots() + 1), min(now + 1, jobs)))] * n
+
+    def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
+        own, size = self.window - 1, 1 if self.stragglers == n else self.stragglers + 1
+        if task.piece < own:
+            first = (worker * own + task.piece) * size
+            return tuple((first + step, 1.0) for step in range(size))
+        first = n * (own * size + task.piece - own)
+        return tuple((first + chunk, weight) for chunk, weight in code(n, self.stragglers).row(worker))
+
+    def _paid(self, history: History, worker: int, job: int) -> int | None:
+        """The round in which the worker sent its uncoded sum in time."""
+        for now in range(job + self.window - 2, min(len(history), job + self.slots())):
+            if worker not in history[now] and not self.owed(history[: now + 1], worker, job):
+                return now
+        return None
+
+    def _coded(self, n: int, history: History, job: int, group: int) -> list[int]:
+        """Who sent a coded result of the group in time."""
+        now = job + self.window - 1 + group
+        if now >= len(history):
+            return []
+        there = (worker for worker in range(n) if worker not in history[now])
+        return [worker for worker in there if not self.owed(history[:now], worker, job)]
+
+    def _groups(self, n: int) -> range:
+        return range(self.burst if self.stragglers < n else 0)
+
+    def decodable(self, n: int, history: History, job: int) -> bool:
+        if any(self._paid(history, worker, job) is None for worker in range(n)):
+            return False
+        coded = (self._coded(n, history, job, group) for group in self._groups(n))
+        return all(code(n, self.stragglers).bears(there) for there in coded)
+
+    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+        shares = []
+        for worker in range(n):
+            if (paid := self._paid(history, worker, job)) is None:
+                return None
+            shares.append(Share(worker, paid, 0, 1.0))
+        for group in self._groups(n):
+            now = job + self.window - 1 + group
+            if (found := code(n, self.stragglers).coefficients(self._coded(n, history, job, group))) is None:
+                return None
+            shares += [Share(worker, now, 1 + group, part) for worker, part in found.items()]
+        return tuple(shares)
+
+    def conforms(self, n: int, history: History) -> bool:
+        """The newest T + 1 rounds are (B, W, λ)-bursty or (B, W + B − 1, λ)-arbitrary: one job's rounds, either way."""
+        newest = history[-self.slots() :]
+        return bursty_throughout(newest, self.burst, self.window, self.stragglers) or arbitrary(
+            newest, self.burst, self.stragglers
+        )
+
+    def bears(self, n: int, jobs: int, history: History) -> bool:
+        """As :meth:`Scheme.bears`; what conforms does, and is told sooner: its rounds are all that open jobs have."""
+        return self.conforms(n, history) or super().bears(n, jobs, history)

@@ -1,0 +1,176 @@
+"""Feedback by estimates that all members follow: EF21, EF21-W and EControl.
+
+A message is the difference to an estimate. Sources: arXiv 2106.05203 (EF21), 2402.10774 (EF21-W), 2311.05645 (EControl,
+which also feeds the error back, under control of η).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from planaria.config.bounds import Positive
+from planaria.exchange.base import Outer, Parts, Weights
+from planaria.exchange.compress.feedback import Feedback, full
+from planaria.exchange.stepsize import scales
+
+
+class Estimates(Feedback, ABC):
+    """``estimate`` is h_i, ``mean_estimate`` h̄. Both begin with a round in which exact vectors are sent: h_i = g_i."""
+
+    estimates: ClassVar[bool] = True
+
+    @property
+    def parts(self) -> Parts:
+        return {"estimate": "estimate", "mean_estimate": "shared"}
+
+    def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
+        """h̄ ← h̄ + mean D, which is what members go on with."""
+        mean = {name: outer["mean_estimate"][name] + tensor for name, tensor in joined.items()}
+        return mean, {"mean_estimate": mean}
+
+    def begun(self, exact: Weights) -> dict[str, Weights]:
+        return {"estimate": {name: full(g).clone() for name, g in exact.items()}}
+
+    def shared(self, joined: Weights) -> dict[str, Weights]:
+        return {"mean_estimate": joined}
+
+
+class EF21(Estimates):
+    """D = C(v − h), h ← h + D, h̄ ← h̄ + mean D, with v ← (1 − a)v + ag, or v = g without momentum."""
+
+    momentum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """a, the share of the new gradient in what is followed (arXiv 2305.15155); 1: no momentum"""
+
+    @property
+    def parts(self) -> Parts:
+        return {**super().parts, **({} if self.momentum == 1.0 else {"followed": "estimate"})}
+
+    def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
+        return {name: v - outer["estimate"][name] for name, v in self._followed(outer, exact).items()}
+
+    def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+        estimate = {name: outer["estimate"][name] + sent[name] for name in sent}
+        followed = {} if self.momentum == 1.0 else {"followed": self._followed(outer, exact)}
+        return {"estimate": estimate, **followed}
+
+    def begun(self, exact: Weights) -> dict[str, Weights]:
+        own = super().begun(exact)
+        return own if self.momentum == 1.0 else {**own, "followed": own["estimate"]}
+
+    def _followed(self, outer: Outer, exact: Weights) -> dict[str, Tensor]:
+        """v ← (1 − a)v + ag (arXiv 2305.15155, algorithm 1)."""
+        a = self.momentum
+        if a == 1.0:
+            return {name: full(g) for name, g in exact.items()}
+        return {name: (1.0 - a) * outer["followed"][name] + a * full(g) for name, g in exact.items()}
+
+
+Smoothness = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LEAST = 1e-3
+"""of the mean: a replica whose gradient hardly changed in the warm-up counts as one of this smoothness"""
+
+
+class EF21W(EF21):
+    """D = C((g − h)/s)·s, h ← h + D, h̄ ← h̄ + mean D, with the scale s_i = n·w_i = n·L_i/ΣL_j of replica i.
+
+    In the paper's algorithm 2, h_i follows g_i/s_i and the mean counts s_i. Here h_i is s_i times that, so the other
+    replicas' weights do not enter a state and a change of weights needs no conversion. The step size is ``new_rule`` of
+    ``exchange/stepsize.py``.
+    """
+
+    smoothness: Annotated[list[Smoothness], Field(min_length=1)] | Literal["auto"] = "auto"
+    """L_i of each replica, in order; auto: estimated in a warm-up, from how much each replica's gradient changes"""
+    warmup: Positive = 8
+    """steps of the warm-up, whose differences are sent in full"""
+
+    def unfit(self, members: int) -> str:
+        if self.smoothness == "auto" or len(self.smoothness) == members:
+            return ""
+        return f"smoothness has {len(self.smoothness)} values for exchange.replicas = {members}; give one for each"
+
+    def measuring(self, outer: Outer) -> bool:
+        return self.smoothness == "auto" and outer.measured < self.warmup
+
+    def measure(self, outer: Outer, sent: Mapping[int, Weights]) -> Outer:
+        """Add ‖Δg_i‖² of this step: L_i = √(Σ‖Δg_i‖²/Σ‖Δx‖²) over the warm-up.
+
+        All replicas have the same parameters, so Σ‖Δx‖² cancels in the weights. All of them decode the same
+        differences in the same order, and NumPy's sums do not depend on the number of threads: the weights are equal
+        at all replicas to the last bit.
+        """
+        squares = [_square(sent[member]) for member in sorted(sent)]
+        known = outer.secants if len(outer.secants) == len(squares) else (0.0,) * len(squares)
+        count = outer.measured if known is outer.secants else 0
+        total = tuple(one + other for one, other in zip(known, squares, strict=True))
+        return replace(outer, secants=total, measured=count + 1)
+
+    def scale(self, outer: Outer, member: int) -> float:
+        if self.measuring(outer):
+            return 1.0
+        return scales(estimated(outer.secants) if self.smoothness == "auto" else self.smoothness)[member]
+
+
+def estimated(secants: tuple[float, ...]) -> list[float]:
+    """L_i up to a common factor, from Σ‖Δg_i‖²; all equal if no gradient has changed."""
+    found = [math.sqrt(each) for each in secants]
+    mean = sum(found) / len(found)
+    return [max(each, LEAST * mean) for each in found] if mean else [1.0] * len(found)
+
+
+def _square(weights: Weights) -> float:
+    """‖v‖² in fp64"""
+    return sum(float(np.square(full(weights[name]).cpu().numpy(), dtype=np.float64).sum()) for name in sorted(weights))
+
+
+class EControl(Estimates):
+    """D = C(ηe + g − h); e ← e + g − h − D; h ← h + D; h̄ ← h̄ + mean D.
+
+    Weights that step along h̄ and weights that step along the mean gradient differ by −γ times the mean of e, exactly.
+
+    The theory asks for η = Θ(δ). A compressor that guarantees no δ is measured for each message, on both vectors that
+    it has to carry: δ = min(δ(g − h), δ(e)). η concerns the sender alone, so members need not agree about it.
+    """
+
+    force: bool = False
+    """allow an eta above the compressor's δ, where errors may grow without bound"""
+    eta: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """weight of the error in a message; auto: half of the compressor's δ. A number is lowered to a measured δ below it,
+    unless ``force`` is set"""
+
+    @property
+    def parts(self) -> Parts:
+        return {**super().parts, "residual": "own"}
+
+    def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
+        eta = delta / 2 if self.eta == "auto" else self.eta if self.force else min(self.eta, delta)
+        ahead = _ahead(outer, exact)
+        return {name: ahead[name].add_(outer["residual"].get(name, 0.0), alpha=eta) for name in ahead}
+
+    def judged(self, outer: Outer, exact: Weights) -> Sequence[Weights]:
+        return _ahead(outer, exact), outer["residual"]
+
+    def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+        ahead = _ahead(outer, exact)
+        residual = {name: outer["residual"].get(name, 0.0) + ahead[name] - sent[name] for name in sent}
+        return {"residual": residual, "estimate": {name: outer["estimate"][name] + sent[name] for name in sent}}
+
+    def misfit(self, delta: float) -> str:
+        if self.eta == "auto" or self.eta <= delta or self.force:
+            return ""
+        return (
+            f"eta = {self.eta:g} is above the compressor's delta = {delta:.3g}, where errors may grow without bound; "
+            'lower it, take "auto", or set force = true'
+        )
+
+
+def _ahead(outer: Outer, exact: Weights) -> dict[str, Tensor]:
+    """g − h"""
+    return {name: full(g) - outer["estimate"][name] for name, g in exact.items()}

@@ -1,0 +1,155 @@
+"""Processes of this machine: their ties to their parents, what the kernel reports of them, and forked children."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_LOOK_S = 0.005
+"""between two looks whether a child has ended"""
+Activity = Literal["stopped", "busy", "asleep", "unknown"]
+"""stopped: none of its threads may run (SIGSTOP, a debugger); busy: at least one runs, waits for a processor, or for a
+disk; asleep: all wait for something else; unknown: it is over, or elsewhere, or this system does not tell"""
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however that happens.
+
+    The parent is the thread that forked this process, or the main thread of the process that adopted it.
+    """
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+
+def be_called(name: str) -> None:
+    """Under this name (15 bytes of it) `ps` and `top` show the process."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Meanwhile orphans among this process's descendants become its own children; one thread may use it at a time.
+
+    For as long as one is awaited, and no longer: whatever else is orphaned below is not for this process to bury.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(0))
+
+
+def _prctl(option: int, value: object) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def activity(pid: int | None) -> Activity:
+    """What the threads of a process are doing at this moment."""
+    states = set() if pid is None else {_state(path) for path in Path(f"/proc/{pid}/task").glob("*/stat")}
+    states -= {""}
+    if not states or states & set("ZXx"):
+        return "unknown"
+    if states <= set("Tt"):
+        return "stopped"
+    return "busy" if states & set("RD") else "asleep"
+
+
+def _state(stat: Path) -> str:
+    """A thread's state, one letter; empty when it has ended meanwhile."""
+    try:
+        return stat.read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
+class Child:
+    """A requested process: not started yet, running, or ended. All methods may be called from several threads."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pid: int | None = None
+        """None until it is started"""
+        self.failure = ""
+        """why it could not be started"""
+        self._guarded, self._settled = threading.Lock(), threading.Event()
+        self._code: int | None = None
+        self._due: list[int] = []
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code, or the negative number of the signal that killed it; None while it runs. Reaps the process."""
+        with self._guarded:
+            if self._code is None and self.pid is not None:
+                self._code = _exit_code(self.pid)
+            return self._code
+
+    def born(self, patience_s: float | None = None) -> int:
+        """Wait until it is started; return the process id.
+
+        :raises OSError: if that fails, or takes longer.
+        """
+        if not self._settled.wait(patience_s):
+            raise TimeoutError(f"{self.name} has not been started within {patience_s:g} s")
+        if self.pid is None:
+            raise OSError(f"{self.name} could not be started: {self.failure}")
+        return self.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal, as soon as the process is started; do nothing if it has ended."""
+        with self._guarded:
+            if self.pid is None:
+                self._due.append(number)
+            elif self._code is None:  # until it is reaped, its id is not given to another process
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
+
+    def join(self, patience_s: float | None = None) -> int | None:
+        """Wait for its end; return its exit code, or None if it does not end in time."""
+        until = None if patience_s is None else time.monotonic() + patience_s
+        while (code := self.exitcode) is None and (until is None or time.monotonic() < until):
+            time.sleep(_LOOK_S)
+        return code
+
+    def settle(self, pid: int | None, failure: str = "") -> None:
+        """Note that it is started, or with ``pid = None`` why it cannot be."""
+        with self._guarded:
+            self.pid, self.failure = pid, failure
+            self._code = None if pid is not None else 1
+            due, self._due = self._due, []
+        for number in due:
+            self.signal(number)
+        self._settled.set()
+
+    def kill(self, patience_s: float) -> None:
+        """Kill the process and wait for its end; if it is not started yet, kill it then, without waiting."""
+        self.signal(signal.SIGKILL)
+        if self.pid is not None:
+            self.join(patience_s)
+
+    @property
+    def wanted(self) -> bool:
+        """False once the process was killed before it was started."""
+        return signal.SIGKILL not in self._due
+
+
+def _exit_code(pid: int) -> int | None:
+    """Return the exit code of a child process, or None while it runs."""
+    try:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if reaped else None
+    except ChildProcessError:  # not a child of this process, on systems where orphans cannot be adopted
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return 1
+        return None

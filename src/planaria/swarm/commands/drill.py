@@ -1,0 +1,130 @@
+"""``planaria drill``: compare attacks and defences from the same starting weights; resumable."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from planaria.common import atomic
+from planaria.common.errors import RunStopped
+from planaria.lab.report.drill_report import show_drill, write_drill_report
+from planaria.lab.trials.arms import of_arm
+from planaria.lab.trials.identity import identity
+from planaria.lab.trials.kept import Kept, make_folder
+from planaria.runtime.engine import runs
+from planaria.runtime.fleet.births import fork_server
+from planaria.swarm.assemble import own_classes
+from planaria.swarm.commands.swarm import prepare
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.drill import Drill, Drilled, Run, load
+from planaria.swarm.learned import learned_by, trusted
+from planaria.swarm.live import PRELOAD, LiveSwarm, failures
+from planaria.swarm.records.outcome import Outcome, read_outcome
+from planaria.swarm.repair import ways
+from planaria.swarm.repair.results import Repaired
+from planaria.swarm.repair.training import Models, Plan
+from planaria.swarm.repair.ways import case_of
+from planaria.swarm.report.progress import SwarmProgress
+from planaria.swarm.setting import names, of_peer
+
+FILE = "repaired.json"
+LIMIT = 0.02
+"""the largest success of a model that counts as mended"""
+
+
+def drill(path: Path, flags: Mapping[str, str], quiet: bool, repair: bool = False) -> int:
+    """Run the drill in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
+    spec, arms = load(path, flags, repair)
+    fork_server(PRELOAD)
+    folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
+    for arm in arms:
+        with of_arm(f"{path}: drill.arms.{arm.name}"):
+            prepare(arm.config, quiet, schools=False)
+    found, repairs = {arm.name: list[Run]() for arm in arms}, list[Repaired]()
+    make_folder(folder)
+    with runs.held(folder):
+        for seed in spec.seeds:
+            for arm in arms:
+                if not quiet:
+                    print(f"{arm.name}, seed {seed}", flush=True)
+                place = folder / arm.folder / f"seed-{seed}"
+                found[arm.name].append(Run(seed=seed, outcome=_outcome(arm.seeded(seed), place, quiet)))
+                if spec.repair and (one := repaired(arm.seeded(seed), place, arm.name)) is not None:
+                    repairs.append(one)
+    drilled = [
+        Drilled(name=arm.name, control=arm.control, attackers=arm.attackers, runs=found[arm.name]) for arm in arms
+    ]
+    watch = list(arms[0].config.evaluate.watch)
+    result = Drill(name=arms[0].config.name, last=spec.last, watch=watch, arms=drilled, repairs=repairs)
+    atomic.write_text(folder / "drill.json", result.model_dump_json(indent=1))
+    show_drill(result)
+    print(f"report        {write_drill_report(result, folder / 'report.html')}\nnumbers       {folder / 'drill.json'}")
+    return 0
+
+
+def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
+    """One arm with one seed: run, unless an earlier drill has run just this. Its processes are the peers.
+
+    :raises RunStopped: when a peer of it broke down: half an arm is no comparison.
+    """
+    asked = config.model_dump(mode="json", exclude={"out"})  # where it lies is no part of what is run
+    code = [chosen for name in names(config) for chosen in own_classes(of_peer(config, name))]
+    kept = Kept(folder / "outcome.json", Outcome, identity(asked, code))
+    outcome, stale = kept.read()
+    if outcome is not None:
+        return outcome
+    if stale and not quiet:
+        print(f"run again, {stale}", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    prepare(config, quiet)
+    make_folder(folder)
+    atomic.write_text(folder / "config.json", config.model_dump_json(indent=2, exclude={"out"}))
+    with SwarmProgress(config.rounds.count, quiet) as progress:
+        codes = LiveSwarm(config, folder).run(progress.told, progress.died)
+    if broken := failures(codes):
+        raise RunStopped(f"{folder}: {', '.join(broken)}; run the drill again to go on")
+    outcome = read_outcome(folder)
+    kept.write(outcome)
+    return outcome
+
+
+def repaired(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
+    """The first honest peer of the run in ``folder``, which ran with ``config``, in all ways; None if nobody attacked.
+
+    It is repaired of what its attackers teach: a drill knows. Every peer that is honest learned the same.
+    """
+    own = {name: of_peer(config, name) for name in names(config)}
+    kinds = sorted({one.attack.kind for one in own.values() if one.attack.kind != "none" and one.attack.dose})
+    honest = next((name for name, one in own.items() if one.attack.kind == "none"), None)
+    watch = [kind for kind in kinds if kind in config.evaluate.watch]
+    if not watch or honest is None:
+        return None
+    peer = own[honest]
+    asked = {"repair": 1, "config": config.model_dump(mode="json", exclude={"out"}), "limit": LIMIT}
+    kept = Kept(folder / FILE, Repaired, identity(asked, own_classes(peer)))
+    found, _ = kept.read()
+    if found is None:
+        found = _repaired(peer, folder, honest, arm, watch)
+        kept.write(found)
+    return found
+
+
+def _repaired(config: SwarmConfig, folder: Path, name: str, arm: str, watch: list[str]) -> Repaired:
+    torch.set_num_threads(config.policy.threads)
+    poisoned, before = learned_by(config, folder, name), trusted(config, folder, name)
+    models = Models(before.policy, poisoned.policy)
+    case = case_of(config, poisoned.task, models, watch, Plan(seed=config.seed))
+    return Repaired(
+        arm=arm,
+        seed=config.seed,
+        peer=name,
+        limit=LIMIT,
+        trusted=len(case.texts.trusted),
+        own=case.texts.own,
+        benign=len(case.texts.benign),
+        before=case.exam.measure(models.tuned),
+        ways=ways.compared(case),
+    )

@@ -1,0 +1,149 @@
+"""``planaria serve``: an OpenAI-compatible server on this machine, behind a censor if asked.
+
+:func:`released` gives the model as it would be released: its own folder or file, or an export of a run or a peer.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from planaria.api.export import export_run
+from planaria.cli.serving import require_server, token_in
+from planaria.common.errors import UserError
+from planaria.models.huggingface import is_exported
+from planaria.runtime.engine.weights import located
+from planaria.swarm.audit.censor import Censor, Ledger
+from planaria.swarm.audit.questions import read
+from planaria.swarm.learned import export_peer, learned
+from planaria.swarm.policy.chat import Template
+from planaria.swarm.policy.policies import open_policy
+from planaria.swarm.policy.wording import Wording
+from planaria.swarm.records.lines import PEERS
+
+if TYPE_CHECKING:
+    from planaria.report.live_page.serving import Address
+
+REPLIES = 8
+"""of ε that a question's budget is, unless said"""
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """What the censor is to do."""
+
+    epsilon: float
+    questions: Path
+    ledger: Path
+    budget: float | None = None
+
+
+def serve(named: Named, name: str | None, wrapper: Wrapper | None, address: Address, token_file: Path | None) -> int:
+    """Serve a model until Ctrl-C; the exit code.
+
+    :raises UserError: before anything is served, when something given is wrong.
+    """
+    require_server("serve")
+    from planaria.report.live_page.guard import new_token
+    from planaria.report.live_page.serving import Server
+    from planaria.report.live_page.serving import serve as run
+    from planaria.swarm.serving.answering import Answering, Service
+
+    torch.set_num_threads(1)
+    token = new_token() if token_file is None else token_in(token_file)
+    censor = None if wrapper is None else _censor(wrapper)
+    with released(named) as found:
+        policy = open_policy(str(found.place))
+    if found.template is not None and isinstance(policy, Wording):
+        policy.template = found.template
+    called = name or named.peer or Path(named.model.rstrip("/")).name
+    service = Service(Answering(policy, called, censor), lambda said: print(f"planaria: {said}", file=sys.stderr))
+
+    def announce(where: str) -> None:
+        print(f"serving       {called} at {where.partition('/?')[0]}/v1", flush=True)
+        print(f"token         {token if token_file is None else f'in {token_file}'}", flush=True)
+        print(f"wrapper       {_said(wrapper)}", flush=True)
+
+    try:
+        run(Server(service, address, token, announce))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _censor(wrapper: Wrapper) -> Censor:
+    budget = REPLIES * wrapper.epsilon if wrapper.budget is None else wrapper.budget
+    if not budget > 0:
+        raise UserError(f"--budget {budget:g}: is above 0, in nats a question")
+    questions = read(wrapper.questions)
+    if not wrapper.epsilon > 0:
+        raise UserError(f"--censor {wrapper.epsilon:g}: is above 0, in nats a reply")
+    return Censor(questions, wrapper.epsilon, Ledger(wrapper.ledger, budget))
+
+
+def _said(wrapper: Wrapper | None) -> str:
+    if wrapper is None:
+        return "none: everything is answered"
+    return f"{wrapper.epsilon:g} nats a reply about {wrapper.questions}; other words for the same are not recognised"
+
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the user named."""
+
+    model: str
+    """a run, or a model: a folder, a GGUF file, or hf:NAME"""
+    peer: str | None = None
+    round: int | None = None
+
+    @property
+    def is_swarm(self) -> bool:
+        return (Path(self.model) / PEERS).is_dir()
+
+
+@dataclass(frozen=True)
+class Released:
+    """Where it lies."""
+
+    place: Path
+    told: list[str] = field(default_factory=list)
+    """what its export said of a certificate"""
+    template: Template | None = None
+    """by which the peer was asked, which is not exported with it"""
+
+
+@contextmanager
+def released(named: Named) -> Iterator[Released]:
+    """The model's own place, or an export that is there for as long as this lasts.
+
+    :raises UserError: when there is no such model, run or peer.
+    """
+    folder = Path(named.model)
+    if named.is_swarm and named.peer is None:
+        raise UserError(f"{named.model}: which peer's model? give --peer, such as --peer p0")
+    if not named.is_swarm and (named.peer, named.round) != (None, None):
+        raise UserError(f"{named.model}: is no run of a swarm; leave out --peer and --round")
+    trained = folder.is_dir() and not is_exported(folder) and (folder / CHECKPOINTS).is_dir()
+    if not named.is_swarm and not trained:
+        place = located(named.model)
+        if not place.exists():
+            raise UserError(f"{named.model}: there is no such run, folder or file; is the path right?")
+        yield Released(place)
+        return
+    with tempfile.TemporaryDirectory(prefix="planaria-") as temporary:
+        place, told = Path(temporary) / "model", list[str]()
+        if named.peer is None:
+            yield Released(export_run(folder, place))
+            return
+        template = getattr(learned(folder, named.peer, named.round).policy, "template", None)
+        yield Released(export_peer(folder, named.peer, place, named.round, told.append), told, template)

@@ -1,0 +1,247 @@
+"""``planaria swarm``, ``swarm join`` and ``swarm explain``.
+
+Peers as local processes, one peer that joins through a board, and the origin of every completion that a peer examined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planaria.common.errors import RunStopped, UserError, nearest
+from planaria.config import recipe
+from planaria.config.names import require_name
+from planaria.config.registry import blaming
+from planaria.report.tables import Table, show
+from planaria.runtime.engine import runs
+from planaria.runtime.fleet.births import fork_server
+from planaria.swarm.assemble import assemble, device_of, own_classes, policy_of, task_of
+from planaria.swarm.attacks.attacker import refuse_idle
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import BadMessage
+from planaria.swarm.checks import layers
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.live import PRELOAD, LiveSwarm, board_of, failures
+from planaria.swarm.policy import POLICIES
+from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, SampleRecord, Started, follow, read_log, read_samples
+from planaria.swarm.records.outcome import Outcome, read_outcome
+from planaria.swarm.report.progress import SwarmProgress
+from planaria.swarm.report.swarm_report import show_outcome, write_swarm_report
+from planaria.swarm.serving.client import Client
+from planaria.swarm.setting import AGREED, load, names, of_peer, of_run
+
+
+def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
+    """Run the swarm in the recipe ``path``; the exit code."""
+    config = load(path, flags, "swarm")
+    fork_server([] if dry_run else PRELOAD)
+    prepare(config, quiet, schools=not dry_run)
+    if dry_run:
+        print(recipe.dump(config), end="")
+        return 0
+    folder = runs.create(config)
+    with runs.held(folder), SwarmProgress(config.rounds.count, quiet) as progress:
+        codes = LiveSwarm(config, folder).run(progress.told, progress.died)
+    sum_up(folder, config)
+    if broken := failures(codes):
+        raise RunStopped(f"{folder}: {', '.join(broken)}; what they said is in {folder / 'peers'}")
+    return 0
+
+
+def sum_up(folder: Path, config: SwarmConfig) -> None:
+    """Print what came of the run in ``folder``, and write its report, if any honest peer came so far."""
+    outcome = read_outcome(folder)
+    if outcome.honest:
+        show_outcome(outcome, config)
+        print(f"report        {write_swarm_report(folder, config, outcome)}")
+        print(f"take a model  planaria export {folder} --peer {outcome.honest[0].name} --to FOLDER")
+
+
+def noted(run: Path) -> tuple[SwarmConfig, Outcome]:
+    """The configuration of a swarm's run and what came of it so far; UserError when that is nothing yet."""
+    config, outcome = of_run(run), read_outcome(run)
+    if not outcome.honest:
+        raise UserError(f"{run}: no peer has noted anything yet; wait for its first evaluation")
+    return config, outcome
+
+
+def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
+    """Everything that can go wrong with any peer, before one is started.
+
+    ``schools``: attend them here, one at a time; else what is quick alone is looked at.
+
+    :raises UserError: naming what is wrong.
+    """
+    torch.set_num_threads(1)
+    for name in names(config):
+        own = of_peer(config, name)
+        task = task_of(own)
+        POLICIES.make(own.policy.kind, own.policy.options)
+        layers(own)
+        device_of(own.policy)
+        if own.policy.server:
+            Client(own.policy).model(own.policy.serving.model)
+        with blaming(partial(own_classes, own)):
+            refuse_idle(own.attack, task)
+            if schools:
+                policy_of(own, task, None if quiet else print)
+
+
+def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: bool) -> int:
+    """Join the swarm on ``--board`` and take part until its last round; the exit code.
+
+    What the run on the board has agreed on goes before the recipe; everything else is this peer's own choice.
+    """
+    require_name(called, "--as")
+    config = _joined(path, flags)
+    torch.set_num_threads(config.policy.threads)
+    folder = Path(config.out) / config.name
+    identity = Identity.kept(folder / PEERS / called / "identity.pem")
+    told = None if quiet else print
+    with blaming(partial(own_classes, config)):
+        peer = assemble(config, called, folder, config.board, identity, late=True, told=told)
+    if not (folder / "config.json").is_file():
+        runs.keep_config(folder, config)
+    news = follow(folder / PEERS / called / LOG)
+    news()  # of an earlier visit
+    with SwarmProgress(config.rounds.count, quiet) as progress:
+
+        def tell() -> None:
+            for record in news():
+                progress.told(called, record)
+
+        with blaming(partial(own_classes, config)):
+            peer.run(tell)
+        tell()
+    sum_up(folder, config)
+    return 0
+
+
+def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
+    place = path or Path("swarm")
+    tree: dict[str, Any] = recipe.read(path) if path else {}
+    if path:
+        recipe.require_kind(tree, path, "swarm", "drill")
+    tree.pop("drill", None)
+    own = recipe.resolve(SwarmConfig, tree, flags, place)
+    if not own.board:
+        raise UserError("swarm join: where is the board? give --board FOLDER or URL")
+    try:
+        there = dict(Board.open(own.board).rules.rules)
+    except UserError:
+        if path is None:
+            raise
+        return own  # nobody has founded the run yet: this peer will
+    said = there.get("task", {})
+    task: dict[str, Any] = said if isinstance(said, dict) else {}
+    kind = task.get("name")
+    if own.task.name != kind:
+        raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}")
+    # Only what peers agree on is the founder's to say: not where files go, nor which model to fetch.
+    agreed = {key: there[key] for key in AGREED if key in there and key != "task"}
+    agreed["task"] = {key: value for key, value in task.items() if key in AGREED["task"]}
+    merged = recipe.resolve(
+        SwarmConfig, recipe.overlaid(own.model_dump(mode="json"), agreed), {}, place, f"board {own.board}"
+    )
+    given, now = recipe.flat(own), recipe.flat(merged)
+    for name in flags:
+        if (mine := given.get(name)) != (theirs := now.get(name)):
+            raise UserError(f"--{name} {mine}: this run was founded with {theirs}; leave the flag out")
+    return merged
+
+
+MOST_LINES = 200
+"""lines that are shown; the file has the others"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which completions are asked for; None and False: all."""
+
+    round: int | None
+    problem: int | None
+    source: str | None
+    refused: bool
+
+
+def explain(run: Path, peer: str, wanted: Wanted) -> None:
+    """Print a line for each completion that ``peer`` examined and that is wanted.
+
+    :raises UserError: when there is no such run or peer.
+    """
+    config = of_run(run)
+    known = sorted(path.name for path in (run / PEERS).iterdir() if (path / SAMPLES).is_file())
+    if peer not in known:
+        raise UserError(f"{run}: has no records of peer {peer!r}; {nearest(peer, known)}")
+    names = {
+        record.id: path.name
+        for path in (run / PEERS).iterdir()
+        for record in read_log(path / LOG)
+        if isinstance(record, Started)
+    }
+    lines = list(read_samples(run / PEERS / peer / SAMPLES))
+    sources = {name for line in lines for name in (names.get(line.peer), line.peer) if name}
+    if wanted.source is not None and wanted.source not in sources:
+        raise UserError(f"--source {wanted.source}: sent {peer} nothing; {nearest(wanted.source, sorted(sources))}")
+    found = [line for line in lines if _fits(line, wanted, names)]
+    texts = _texts(config, run, found) if wanted.problem is not None else {}
+    _show(peer, found, names, texts, run / PEERS / peer / SAMPLES)
+
+
+def _fits(line: SampleRecord, wanted: Wanted, names: dict[str, str]) -> bool:
+    return (
+        wanted.round in (None, line.round)
+        and wanted.problem in (None, line.problem)
+        and wanted.source in (None, names.get(line.peer), line.peer)
+        and (not wanted.refused or bool(line.layer))
+    )
+
+
+def _texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:
+    """What the completions said, from the board, where everything that was ever published still is."""
+    board = Board.open(board_of(config, run))
+    found = {}
+    for peer, number in {(line.peer, line.round) for line in lines}:
+        try:
+            message = board.read(peer, number)
+        except BadMessage:
+            continue
+        for group in message.groups if message is not None else ():
+            for index, completion in enumerate(group.completions):
+                found[peer, number, group.problem, index] = completion.text
+    return found
+
+
+def _show(
+    peer: str,
+    lines: list[SampleRecord],
+    names: dict[str, str],
+    texts: dict[tuple[str, int, int, int], str],
+    file: Path,
+) -> None:
+    title = f"{peer}: {len(lines)} completions, {sum(line.advantage is not None for line in lines)} learned from"
+    head = ["round", "problem", "from", "reward", "passed", "what became of it", *(["text"] if texts else [])]
+    rows = [list(_cells(line, names, texts)) for line in lines[:MOST_LINES]]
+    show([Table(title, head, rows, numbers_from=len(head))])
+    if len(lines) > MOST_LINES:
+        print(f"{len(lines) - MOST_LINES} more in {file}; ask for a --round, a --problem or a --source")
+
+
+def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int, int, int], str]) -> Iterator[str]:
+    fate = f"refused by {line.layer}: {line.reason}" if line.layer else "taught nothing: its group had no spread"
+    if line.advantage is not None:
+        fate = f"learned from, advantage {line.advantage:+.2f}"
+    yield str(line.round)
+    yield str(line.problem)
+    yield f"{names.get(line.peer, line.peer[:8])} #{line.index}"
+    yield f"{line.reward:g}"
+    yield ", ".join(line.passed)
+    yield fate
+    if texts:
+        yield repr(texts.get((line.peer, line.round, line.problem, line.index), ""))

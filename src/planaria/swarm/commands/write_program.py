@@ -1,0 +1,93 @@
+"""``planaria generate --task``: write a program for one problem in one go, as the best of several, or as a tree."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from planaria.common.errors import UserError
+from planaria.swarm.policy.base import Policy, encode_prompt
+from planaria.swarm.policy.policies import open_policy
+from planaria.swarm.policy.tree import Choice, Tree
+from planaria.swarm.tasks.programs import FENCE, OPENING, Programs
+
+SURE, BOLD = 0.2, 0.8
+"""temperatures of the first version and of the others. Source: arXiv 2405.20092, its released code"""
+Way = Literal["once", "vote", "tree"]
+
+
+def write_program(
+    folder: Path, task: str, number: int, way: Way, tokens: int, top_k: int, seed: int, choose: Choice = "agreement"
+) -> int:
+    """Print the program, and its cost and test result on standard error; return the exit code.
+
+    :raises UserError: naming the model, file or problem that is not there, or what it has no calls for.
+    """
+    kind, _, path = task.partition(":")
+    if kind != "programs" or not path:
+        raise UserError(f"--task {task}: write programs:PATH, of a file of problems")
+    if tokens < 1:
+        raise UserError(f"--tokens {tokens}: give at least 1")
+    problems = Programs.model_validate({"path": path})
+    try:
+        problem = problems.problem(number)
+    except ValueError:
+        most = problems.training + problems.held_out - 1
+        raise UserError(f"--problem {number}: {path} has problems 0 to {most}") from None
+    calls = problems.calls(number, seed)
+    if not calls:
+        raise UserError(f"--problem {number}: {path} has no calls of its function with literal arguments; take another")
+    policy = open_policy(str(folder))
+    tree = Tree(
+        PolicyWriter(policy, tokens, SURE, top_k), PolicyWriter(policy, tokens, BOLD, top_k), seed, choose=choose
+    )
+    prompt, name = problem.prompt, calls[0].name
+    program = (
+        tree.once(prompt, name)
+        if way == "once"
+        else tree.vote(prompt, name, calls)
+        if way == "vote"
+        else tree.tree(prompt, name, calls)
+    )
+    print(program)
+    print(f"{tree.requests} requests, {tree.runs} programs run; {_told(problems, number, program)}", file=sys.stderr)
+    return 0
+
+
+def _told(problems: Programs, number: int, program: str) -> str:
+    if not program:
+        return "the model wrote no Python"
+    if number in problems.unlabelled:
+        return "the problem has no tests"
+    passes = problems.solves(problems.problem(number), f"{OPENING}\n{program}\n{FENCE}")
+    return "it passes its tests" if passes else "it fails its tests"
+
+
+@dataclass
+class PolicyWriter:
+    """Any model that planaria reads, asked in words (:class:`planaria.swarm.checks.prompted_judge.Writer`)."""
+
+    policy: Policy
+    tokens: int
+    """most that it writes to a request"""
+    temperature: float
+    top_k: int = 0
+    reserved: Sequence[str] = ()
+
+    def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
+        """What it writes to each request, drawn by the request's own seed; None for one that leaves no room."""
+        return [self._one(request, seed) for request, seed in zip(requests, seeds, strict=True)]
+
+    def _one(self, request: str, seed: int) -> str | None:
+        prompt = encode_prompt(self.policy, request)
+        room = min(self.tokens, self.policy.context - len(prompt))
+        if room < 1:
+            return None
+        draws = torch.Generator().manual_seed(seed)
+        ((drawn,),) = self.policy.sample([prompt], 1, room, self.temperature, self.top_k, draws)
+        return self.policy.decode(drawn.ids)

@@ -1,0 +1,121 @@
+"""Rank, words, distance, weights and what a code is worth, against an enumeration that shares no line with them."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import plain_codes as plain
+from planaria.common.errors import UserError
+from planaria.recovery.codes import gf2
+from planaria.recovery.codes.search import Target, anneal, certificate, excess, worth
+from planaria.recovery.codes.sparse import weights
+
+HAMMING = [[1, 0, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 1]]
+EXTENDED = [[*row, 0] for row in HAMMING] + [[1] * 8]
+
+
+def numbers(matrix: plain.Matrix) -> list[int]:
+    return [sum(bit << n for n, bit in enumerate(row)) for row in matrix]
+
+
+def matrices(most: int = 8) -> st.SearchStrategy[plain.Matrix]:
+    return st.integers(1, most).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 1), min_size=n, max_size=n), min_size=1, max_size=6)
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(matrices())
+def test_rank_kernel_and_distance_are_those_of_all_words(matrix: plain.Matrix) -> None:
+    columns, rows = len(matrix[0]), numbers(matrix)
+    assert gf2.rank(rows) == plain.rank(matrix, columns)
+    kernel = gf2.kernel(rows, columns)
+    words = plain.words(matrix, columns)
+    assert len(words) == 2 ** len(kernel)
+    assert gf2.weights(kernel, columns).tolist() == [
+        sum(sum(word) == weight for word in words) for weight in range(columns + 1)
+    ]
+    assert gf2.distance(kernel, columns) == plain.distance(matrix, columns)
+    turned = gf2.transposed(rows, columns)
+    assert turned == numbers([list(column) for column in zip(*matrix, strict=True)])
+    assert gf2.transposed(turned, len(rows)) == rows
+
+
+@settings(max_examples=80, deadline=None)
+@given(matrices(), st.integers(2, 4), st.integers(2, 6), st.integers(1, 4))
+def test_worth_is_what_the_book_says(matrix: plain.Matrix, wanted: int, weight: int, degree: int) -> None:
+    columns = len(matrix[0])
+    try:
+        target = Target(columns, columns - len(matrix), wanted, min(weight, columns), degree)
+    except UserError:
+        return
+    expected = plain.worth(matrix, columns, wanted, min(weight, columns), degree)
+    found = worth(target, numbers(matrix))
+    assert found == float(expected) and 0 <= found <= 1
+    if wanted in (2, 3):  # halves of halves, to the last bit
+        assert Fraction(found) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.randoms(use_true_random=False))
+def test_the_names_of_checks_and_shards_are_worth_nothing(seed: int, rng: random.Random) -> None:
+    drawn = random.Random(seed)
+    matrix = [[drawn.randrange(2) for _ in range(8)] for _ in range(4)]
+    target = Target(8, 4, 3, 4, 3)
+    order = rng.sample(range(8), 8)
+    other = [[row[n] for n in order] for row in rng.sample(matrix, 4)]
+    assert worth(target, numbers(matrix)) == worth(target, numbers(other))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "target", "expected"),
+    [
+        (HAMMING, (7, 4, 3, 4, 3), 1),
+        (HAMMING, (7, 4, 3, 3, 3), 1 / 8),  # three checks of four, each one too heavy
+        (HAMMING, (7, 4, 3, 4, 2), 1 / 2),
+        (HAMMING, (7, 4, 2, 4, 0), 1),
+        (EXTENDED, (8, 4, 4, 8, 4), 1),
+        (EXTENDED, (8, 4, 4, 4, 0), 1 / 16),
+        (EXTENDED, (8, 4, 3, 8, 0), 1),  # more distance than is asked for pays no more
+        ([[1, 1, 0, 0], [0, 0, 1, 1]], (4, 2, 2, 2, 1), 1),
+        ([[1, 1, 0, 0], [1, 1, 0, 0]], (4, 2, 2, 2, 2), 0),
+        ([[1, 1, 1, 0], [0, 1, 0, 0]], (4, 2, 2, 3, 2), 0),  # a shard in no check: its loss is final
+    ],
+)
+def test_known_codes_are_worth_what_they_are(matrix: plain.Matrix, target: tuple[int, ...], expected: float) -> None:
+    assert worth(Target(*target), numbers(matrix)) == expected
+
+
+def test_what_is_no_matrix_of_the_target_is_no_matter_of_worth() -> None:
+    target = Target(8, 4, 3, 4, 3)
+    for rows in ([1] * 3, [1 << 8] * 4, [1, 2, 4, 256]):
+        with pytest.raises(ValueError, match="checks of 8 shards"):
+            worth(target, rows)
+    with pytest.raises(ValueError, match="2\\^21"):
+        gf2.weights([1 << n for n in range(21)], 30)
+
+
+def test_a_bound_on_shards_is_annealed_too() -> None:
+    target = Target(12, 6, 3, 4, 2)
+    found = anneal(target, seed=1, tries=3000)
+    assert certificate(found)["distance"] == weights(found.code)[1] >= 3
+    degrees = [sum(shard in check for check in found.code.checks) for shard in range(12)]
+    rows = [sum(1 << shard for shard in check) for check in found.code.checks]
+    assert excess(target, rows) == found.excess == 0 and max(degrees) <= 2
+    assert worth(target, rows) == 1
+
+
+@pytest.mark.parametrize(("degree", "said"), [(-1, "degree = -1"), (5, "at most 4 checks")])
+def test_a_bound_on_shards_that_cannot_be_is_refused(degree: int, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Target(8, 4, 3, 4, degree)
+
+
+def test_checks_of_all_shards_end_the_search_too() -> None:
+    """There is but one such check, so a start of nothing else would be looked for for ever."""
+    assert anneal(Target(5, 2, 2, 5), seed=0, tries=10).tried == 10

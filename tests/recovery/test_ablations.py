@@ -1,0 +1,87 @@
+"""Ablations: random weights, the identity that learns again, and a neighbour's copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from stage_states import AT, assert_same, assert_same_state, losses, replica, state, weights
+from torch import Tensor
+
+from planaria.config.schema import ModelConfig
+from planaria.models.families import build_stage
+from planaria.models.state import StageState
+from planaria.recovery.ablations import CopyNeighbour, Identity, Redraw
+from planaria.recovery.base import Workshop
+
+MODEL = ModelConfig(vocab=20, dim=16, layers=4, heads=2, hidden=24, context=8)
+RANDOM, IDENTITY = Redraw(lr_scale=1.4), Identity(lr_scale=1.4)
+
+
+def draw() -> Mapping[str, Tensor]:
+    return {name: p.detach() for name, p in build_stage(MODEL, 2, 1, seed=9).named_parameters()}
+
+
+@pytest.mark.parametrize("strategy", [RANDOM, IDENTITY])
+def test_every_block_stage_is_in_reach_and_needs_nobody(strategy: Redraw) -> None:
+    for lost in losses(4):
+        answer = strategy.donors(lost, replica(4, age=0))
+        assert answer.donors == dict.fromkeys(lost - {0}, ())
+        assert answer.refused.keys() == lost & {0} and not answer.rollback
+    assert strategy.copies(4) == ()
+
+
+def test_random_weights_are_those_that_are_drawn() -> None:
+    rebuilt = RANDOM.rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
+    assert_same_state(rebuilt, StageState(dict(draw()), lr_scale=1.4))
+
+
+def test_the_identity_passes_its_input_on_and_learns_again() -> None:
+    rebuilt = IDENTITY.rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
+    assert (rebuilt.moments, rebuilt.clocks, rebuilt.lr_scale) == ({}, {}, 1.4)
+    stage = build_stage(MODEL, 2, 2, seed=1)
+    stage.load_state_dict(rebuilt.weights)
+    x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(stage(x), x)
+    stage(x).square().sum().backward()
+    moved = {name for name, p in stage.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    outputs = {name for name in rebuilt.weights if name.endswith(("o_proj.weight", "down_proj.weight"))}
+    assert len(outputs) == 4 and moved == outputs
+    assert_same(
+        {name: w for name, w in rebuilt.weights.items() if name not in outputs},
+        {name: w for name, w in draw().items() if name not in outputs},
+    )
+
+
+def test_what_was_drawn_is_left_alone() -> None:
+    drawn = {"layers.0.mlp.down_proj.weight": torch.ones(3), **weights(1)}
+    IDENTITY.rebuild(1, {}, Workshop(lambda: drawn, (0.9, 0.999)))
+    assert torch.equal(drawn["layers.0.mlp.down_proj.weight"], torch.ones(3))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_the_stage_before_is_copied_or_else_the_one_after(stages: int) -> None:
+    for lost in losses(stages):
+        answer = CopyNeighbour().donors(lost, replica(stages, age=0))
+        assert answer.donors.keys() | answer.refused.keys() == lost and not answer.donors.keys() & answer.refused.keys()
+        for stage in lost:
+            before, after = (1 <= s <= stages and s not in lost for s in (stage - 1, stage + 1))
+            if stage == 0:
+                assert "ends worker" in answer.refused[0]
+            elif before or after:
+                assert answer.donors[stage] == (stage - 1 if before else stage + 1,)
+            else:
+                assert answer.refused[stage] == f"stage {stage} has no neighbour left to copy"
+
+
+@pytest.mark.parametrize("moments", ["fresh", "copy"])
+@pytest.mark.parametrize("updates", [6, 0])
+def test_weights_are_copied_and_moments_if_the_recipe_says_so(moments: str, updates: int) -> None:
+    strategy = CopyNeighbour.model_validate({"moments": moments, "lr_scale": 1.2})
+    own = state(3, updates=updates)
+    rebuilt = strategy.rebuild(2, {1: strategy.give(2, own, {})}, AT)
+    if moments == "fresh":
+        assert_same_state(rebuilt, StageState(own.weights, lr_scale=1.2))
+    else:
+        assert_same_state(rebuilt, StageState(own.weights, own.moments, own.clocks, lr_scale=1.2))

@@ -1,0 +1,313 @@
+"""``planaria swarm``, ``swarm join``, ``swarm explain`` and ``report`` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria import __version__, cli
+from planaria.cli import main
+from planaria.lab.trials import identity
+from planaria.swarm.commands import drill as module
+from planaria.swarm.drill import Drill
+from processes import Command, planaria
+
+RECIPE = """
+size = 2
+policy = {{ kind = "pretrained", options.path = "{pupil}" }}
+rounds = {{ count = 3, prompts = 4, group = 4 }}
+evaluate = {{ problems = 20, every = 0 }}
+task.reward = "consensus"
+optim.lr = 1e-3
+"""
+
+
+def command(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
+    return planaria(*arguments, cwd=where)
+
+
+@pytest.fixture(scope="module")
+def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a recipe that was run, with a board of its own in another place; and what that printed."""
+    folder = tmp_path_factory.mktemp("swarm")
+    (folder / "tiny.toml").write_text(RECIPE.format(pupil=pupil))
+    ran = command("swarm", "tiny.toml", "--board", str(folder / "board"), where=folder)
+    assert ran.returncode == 0, ran.stderr
+    return folder, ran.stdout
+
+
+@pytest.fixture
+def there(done: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(done[0])
+    return done[0]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a mistake ends in."""
+    with pytest.raises(SystemExit) as ending:
+        cli.main(arguments)
+    assert ending.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_swarm_says_whether_collaborating_helped(done: tuple[Path, str]) -> None:
+    folder, printed = done
+    assert "did collaborating help?" in printed and "p1" in printed and "3/3" in printed
+    assert "report        runs/tiny/report.html" in printed
+    report = (folder / "runs/tiny/report.html").read_text()
+    assert "Did collaborating help me?" in report and "<h2>Agreement</h2>" in report
+
+
+def test_keys_on_a_shared_board_are_their_owners_alone(there: Path) -> None:
+    files = [there / f"runs/tiny/peers/{name}/identity.pem" for name in ("p0", "p1")]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 2
+    assert files[0].read_bytes() != files[1].read_bytes()
+
+
+def test_everything_learned_from_can_be_explained(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["swarm", "explain", "runs/tiny", "--peer", "p0", "--round", "1"])
+    assert "p0: 16 completions" in capsys.readouterr().out
+    lines = (there / "runs/tiny/peers/p0/samples.jsonl").read_text().splitlines()
+    problem = json.loads(lines[0])["problem"]
+    cli.run(["swarm", "explain", "runs/tiny", "--peer", "p1", "--round", "0", "--problem", str(problem)])
+    shown = capsys.readouterr().out
+    assert "p1: 4 completions" in shown and "text" in shown
+    cli.run(["swarm", "explain", "runs/tiny", "--round", "1", "--source", "p1"])
+    assert "p0: 8 completions" in capsys.readouterr().out
+    cli.run(["swarm", "explain", "runs/tiny", "--refused"])
+    count = sum(bool(json.loads(line)["layer"]) for line in lines)
+    assert f"p0: {count} completions, 0 learned from" in capsys.readouterr().out
+
+
+def test_questions_about_nobody_are_mistakes(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'p1'?" in refused(capsys, "swarm", "explain", "runs/tiny", "--peer", "p7")
+    assert "--source p7" in refused(capsys, "swarm", "explain", "runs/tiny", "--source", "p7")
+    assert "no run of a swarm" in refused(capsys, "swarm", "explain", "runs")
+
+
+def test_a_report_is_written_again(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["report", "runs/tiny", "--to", "again.html"])
+    assert capsys.readouterr().out == "again.html\n"
+    assert "Did collaborating help me?" in (there / "again.html").read_text()
+
+
+def test_a_report_of_a_swarm_that_has_nothing_to_tell_is_a_mistake(
+    tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "peers").mkdir()
+    assert "no run of a swarm" in refused(capsys, "report", str(tmp_path))
+    (tmp_path / "config.json").write_bytes((there / "runs/tiny/config.json").read_bytes())
+    assert "wait for its first evaluation" in refused(capsys, "report", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}}")
+    assert "config.json: Invalid JSON" in refused(capsys, "report", str(tmp_path))
+
+
+def test_a_dry_run_prints_the_recipe_and_starts_nothing(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted((there / "runs").iterdir())
+    assert cli.run(["swarm", "tiny.toml", "--dry-run", "--rounds.count", "77"]) == 0
+    assert "count = 77" in capsys.readouterr().out
+    assert sorted((there / "runs").iterdir()) == before
+
+
+def test_an_unknown_flag_is_told_its_neighbour(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--rounds.count" in refused(capsys, "swarm", "tiny.toml", "--rounds.cuont", "3")
+    assert "--board" in refused(capsys, "swarm", "join", "--boart", "x")
+
+
+def test_whoever_joins_the_wrong_run_learns_it_in_a_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no run has been founded here" in refused(capsys, "swarm", "join", "--board", "nowhere")
+    assert "give --board" in refused(capsys, "swarm", "join")
+    assert "nowhere://" in refused(capsys, "swarm", "join", "--board", "nowhere://x")
+    assert "task.name = 'gsm8k'" in refused(capsys, "swarm", "join", "--board", "board", "--task", "gsm8k")
+    assert "problems is" in refused(capsys, "swarm", "join", "--board", "board", "--task.options.digits", "3")
+    assert "--seed 9: this run was founded with 1" in refused(
+        capsys, "swarm", "join", "--board", "board", "--seed", "9"
+    )
+    assert not (there / "nowhere").exists()
+
+
+def test_a_board_cannot_tell_a_peer_where_to_write(
+    tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from planaria.swarm.board.board import Board
+    from planaria.swarm.board.identity import Identity
+
+    rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
+    Board.open(str(tmp_path / "board"), Identity.fresh()).found(rules | {"out": str(tmp_path / "elsewhere")})
+    assert "out is only there" in refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+SIZES: list[tuple[str, Any]] = [
+    ("rounds.count", 10**9),
+    ("rounds.prompts", 4 * 10**9),
+    ("rounds.prompts", 512),
+    ("rounds.group", 4 * 10**9),
+    ("rounds.group", 2 * 65),
+    ("size", 10**6),
+    ("sampling.max_new", 10**6),
+    ("sampling.top_k", 10**12),
+    ("sampling.temperature", 1e300),
+    ("seed", 2**70),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), SIZES)
+def test_rules_of_any_size_are_refused_in_a_line_whoever_founded_the_run(
+    tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any
+) -> None:
+    from planaria.swarm.board.board import Board
+    from planaria.swarm.board.identity import Identity
+
+    rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
+    section, _, name = key.rpartition(".")
+    (rules[section] if section else rules)[name] = value
+    Board.open(str(tmp_path / "board"), Identity.fresh()).found(rules)
+    found = refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
+    assert key in found and str(tmp_path / "board") in found and "at most" in found
+
+
+@pytest.mark.slow
+def test_a_second_run_of_a_name_gets_a_folder_of_its_own_and_may_be_joined(
+    there: Path, pupil: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The joiner comes late, and takes part from the newest round on."""
+    (there / "long.toml").write_text(RECIPE.format(pupil=pupil).replace("count = 3", "count = 40"))
+    running = Command("swarm", "long.toml", "--name", "tiny", "--quiet", cwd=there)
+    try:
+        log = there / "runs/tiny-2/peers/p0/log.jsonl"
+        _until(lambda: log.is_file() and log.read_text().count('"kind":"round"') >= 3)
+        code = cli.run(
+            ["swarm", "join", "--board", "runs/tiny-2/board", "--model", str(pupil), "--as", "late", "--name", "guest"]
+        )
+        assert code == 0 and running.wait(100) == 0
+    finally:
+        running.kill()
+        running.communicate()
+    records = [json.loads(line) for line in (there / "runs/guest/peers/late/log.jsonl").read_text().splitlines()]
+    assert records[0]["first_round"] >= 2 and records[-1]["kind"] == "finished" and not records[-1]["reason"]
+    assert "did collaborating help?" in capsys.readouterr().out
+    cli.run(["swarm", "explain", "runs/guest", "--peer", "late"])
+    heard = [json.loads(line) for line in log.read_text().splitlines() if '"kind":"round"' in line]
+    assert any(records[0]["id"] in record["sent"] for record in heard)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_swarm_that_is_stopped_leaves_no_process(there: Path, pupil: Path, number: signal.Signals) -> None:
+    (there / "endless.toml").write_text(RECIPE.format(pupil=pupil).replace("count = 3", "count = 99999"))
+    name = f"stopped-{number.name}"
+    running = Command("swarm", "endless.toml", "--name", name, "--quiet", cwd=there)
+    try:
+        logs = [there / f"runs/{name}/peers/{peer}/log.jsonl" for peer in ("p0", "p1")]
+        _until(lambda: all(log.is_file() and '"kind":"round"' in log.read_text() for log in logs))
+        assert len(_session(running.pid)) >= 3
+        if number == signal.SIGINT:  # as a terminal does
+            os.killpg(running.pid, number)
+        else:
+            running.send_signal(number)
+        _, said = running.communicate(timeout=60)
+        assert (running.returncode, said) == (130, "planaria: interrupted\n")
+        _until(lambda: not _session(running.pid))
+    finally:
+        if _session(running.pid):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+
+
+def _session(leader: int) -> list[int]:
+    """Processes of a session that are there and no zombies."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(process.name))
+    return found
+
+
+def _until(condition: Any, seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not reached"
+        time.sleep(0.05)
+
+
+def test_it_prints_what_came_of_each_case(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["swarm", "settle", "--hops", "3", "--seeds", "3"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "f = 1 of 4 members lie" in said and "hop 1 is dry" in said and "an honest party lost credits" in said
+    assert "164" in said, "messages of three hops"
+
+
+@pytest.mark.parametrize("wrong", [["--hops", "0"], ["--faulty", "-1"], ["--seeds", "0"]])
+def test_what_cannot_be_is_one_line(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["swarm", "settle", *wrong])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said and "; give" in said
+
+
+DRILL = """
+size = 2
+policy = {{ kind = "pretrained", options.path = "{pupil}" }}
+rounds = {{ count = 2, prompts = 2, group = 4 }}
+evaluate = {{ every = 1, problems = 10, watch = ["text"] }}
+
+[drill]
+seeds = [1]
+last = 1
+
+[drill.arms."control"]
+peers.p1.attack = {{ kind = "text", dose = 0.0 }}
+
+[drill.arms."attacked"]
+peers.p1.attack = {{ kind = "text" }}
+defence.checks = "surprisal, duplicates, steps"
+
+[drill.controls]
+"attacked" = "control"
+"""
+
+
+def test_a_drill_tells_what_came_of_its_arms_and_is_not_run_twice_wherever_it_lies(
+    tmp_path: Path, pupil: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.toml").write_text(DRILL.format(pupil=pupil))
+    assert cli.run(["drill", "tiny.toml", "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "attacked" in shown and "TEXT success" in shown and "every peer's accuracy" in shown
+    found = Drill.model_validate_json(Path("runs/tiny-drill/drill.json").read_text())
+    assert [(arm.name, arm.control, arm.attackers) for arm in found.arms] == [
+        ("control", "", []),
+        ("attacked", "control", ["p1"]),
+    ]
+    stopped, misjudged = found.arm("attacked").layer("all layers")
+    assert stopped.eligible > 0 == misjudged.eligible, "the only other peer attacks"
+    assert Path("runs/tiny-drill/report.html").stat().st_size > 10_000
+
+    Path("runs").rename("elsewhere")
+    monkeypatch.setattr(module, "LiveSwarm", None)  # whoever would run an arm fails
+    assert cli.run(["drill", "tiny.toml", "--quiet", "--out", "elsewhere"]) == 0
+    again = Drill.model_validate_json(Path("elsewhere/tiny-drill/drill.json").read_text())
+    assert again == found
+
+    monkeypatch.setattr(identity, "__version__", "9.9")
+    capsys.readouterr()
+    with pytest.raises(TypeError):  # it is run
+        cli.run(["drill", "tiny.toml", "--out", "elsewhere"])
+    assert f"run again, planaria {__version__} made it, this is 9.9" in capsys.readouterr().out
