@@ -45,6 +45,7 @@ def state(config: RunConfig, stage: int) -> StageState:
     import torch
 
     from planaria.models.families import build_stage
+    from planaria.models.optimizers.adamw import KEYS
     from planaria.models.state import StageState
 
     built = build_stage(config.model, config.pipeline.stages, stage, 0, "meta")
@@ -53,7 +54,9 @@ def state(config: RunConfig, stage: int) -> StageState:
         name: [torch.empty(p.shape).uniform_(-1, 1, generator=draw) for _ in range(3)]
         for name, p in built.named_parameters()
     }
-    moments = {name: (first, second.square_()) for name, (_, first, second) in made.items()}
+    moments = {
+        name: dict(zip(KEYS, (first, second.square_()), strict=True)) for name, (_, first, second) in made.items()
+    }
     return StageState({name: weight for name, (weight, _, _) in made.items()}, moments, dict.fromkeys(made, STEP))
 
 
@@ -104,7 +107,7 @@ def write_plainly(path: Path, held: StageState) -> None:
     """The same tensors' bytes, and fsync."""
     from planaria.runtime.transport.wire import as_bytes
 
-    pairs = [tensor for pair in held.moments.values() for tensor in pair]
+    pairs = [tensor for pair in held.moments.values() for tensor in pair.values()]
     with path.open("wb") as file:
         for tensor in (*held.weights.values(), *pairs):
             file.write(as_bytes(tensor))
@@ -187,7 +190,7 @@ def loading(folder: Path, cuts: list[RunConfig], repeats: int) -> list[Row]:
 
 
 def _flat(one: StageState) -> dict[str, object]:
-    return {f"{name}.{place}": moment for name, pair in one.moments.items() for place, moment in enumerate(pair)}
+    return {f"{name}.{place}": moment for name, pair in one.moments.items() for place, moment in pair.items()}
 
 
 def large(place: Path, layers: int, dim: int, vocab: int) -> list[Row]:

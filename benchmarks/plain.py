@@ -11,8 +11,9 @@ from torch.nn import Parameter
 from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
 from planaria.models.hf_config import to_config
+from planaria.models.optimizers.adamw import adamw
 from planaria.models.stages import Llama, global_name
-from planaria.runtime.engine.optimizer import learning_rate, make_optimizer
+from planaria.runtime.engine.optimizer import learning_rate
 
 
 class PlainLoop:
@@ -27,7 +28,7 @@ class PlainLoop:
         model = Llama(config.model, config.pipeline.stages, config.seed)
         self._module = self.module_of(model)
         self._groups = self.groups_of(model)
-        self._optimizer = make_optimizer([p for group in self._groups for p in group], config.optim)
+        self._optimizer = adamw([p for group in self._groups for p in group], config.optim)
 
     def module_of(self, model: Llama) -> Any:
         """What is trained: it has the weights of ``model``."""

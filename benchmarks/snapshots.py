@@ -87,12 +87,15 @@ def _blocked(given: argparse.Namespace) -> Row:
 def _state(megabytes: int) -> StageState:
     import torch
 
+    from planaria.models.optimizers.adamw import KEYS
     from planaria.models.state import StageState
 
     side = 512
     count = max(1, megabytes * 10**6 // (3 * 4 * side * side))
     weights = {f"layers.{n}.weight": torch.randn(side, side) for n in range(count)}
-    moments = {name: (torch.randn_like(w), torch.rand_like(w)) for name, w in weights.items()}
+    moments = {
+        name: dict(zip(KEYS, (torch.randn_like(w), torch.rand_like(w)), strict=True)) for name, w in weights.items()
+    }
     return StageState(weights, moments, dict.fromkeys(weights, 7))
 
 

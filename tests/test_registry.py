@@ -20,6 +20,7 @@ from planaria.exchange.compress import COMPRESSORS
 from planaria.exchange.compression import FEEDBACKS
 from planaria.exchange.robust import RULES
 from planaria.models.families import FAMILIES
+from planaria.models.optimizers import OPTIMIZERS
 from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES, recovery, with_strategy
 from planaria.recovery.codes import CODES
@@ -32,7 +33,7 @@ from planaria.swarm.tasks import TASKS
 
 ALL: list[registry.Registry[Any]] = [
     *(RECOVERIES, CODES, ROUTINGS, FAMILIES, EXCHANGES, SCHEMES, COMPRESSORS, FEEDBACKS, RULES, TRACKERS),
-    *(ATTACKS, CHECKS, POLICIES, TASKS),
+    *(OPTIMIZERS, ATTACKS, CHECKS, POLICIES, TASKS),
 ]
 
 OWN = """

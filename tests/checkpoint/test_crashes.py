@@ -32,7 +32,7 @@ SEEN = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate",
 def states(stage: int, step: int) -> StageState:
     built = build_stage(MODEL, STAGES, stage, 0, "meta")
     weights = {name: torch.full(p.shape, float(step)) for name, p in built.named_parameters()}
-    moments = {name: (weight + 1, weight + 2) for name, weight in weights.items()}
+    moments = {name: {"exp_avg": weight + 1, "exp_avg_sq": weight + 2} for name, weight in weights.items()}
     return StageState(weights, moments, dict.fromkeys(weights, step))
 
 

@@ -72,7 +72,7 @@ def require_same(found: StageState, wanted: StageState) -> None:
     assert found.weights.keys() == wanted.weights.keys() and found.moments.keys() == wanted.moments.keys()
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in wanted.weights.items())
     for name, pair in wanted.moments.items():
-        assert all(torch.equal(*both) for both in zip(found.moments[name], pair, strict=True))
+        assert all(torch.equal(*both) for both in zip(found.moments[name].values(), pair.values(), strict=True))
     assert found.clocks == wanted.clocks
     for name in wanted.weights:
         assert found.scales.get(name, found.lr_scale) == wanted.scales.get(name, wanted.lr_scale)

@@ -23,6 +23,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.events import Standing
 from planaria.exchange import exchange
 from planaria.models.families import build_stage
+from planaria.models.optimizers.adamw import KEYS
 from planaria.models.packing import digest
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
@@ -90,7 +91,12 @@ def atom(given: RunConfig, name: str, replica: int, shape: tuple[int, ...]) -> d
     parts = exchange(given.exchange).parts if given.exchange.replicas > 1 else {}
     outer = {p: drawn(p, name, alike if sharing == "shared" else replica, shape) for p, sharing in parts.items()}
     w, first, second = (drawn(what, name, alike, shape) for what in ("weight", "first", "second"))
-    return {"weight": w, "moments": (first, second.square()), "clock": clock(name, alike), "outer": outer}
+    return {
+        "weight": w,
+        "moments": {"exp_avg": first, "exp_avg_sq": second.square()},
+        "clock": clock(name, alike),
+        "outer": outer,
+    }
 
 
 def shapes(given: RunConfig, stage: int) -> dict[str, tuple[int, ...]]:
@@ -164,10 +170,10 @@ def check(was: RunConfig, now: RunConfig, found: States) -> None:
             if kept or was.exchange.kind == "allreduce":
                 atoms = atoms[replica : replica + 1] if kept else atoms[:1]
             mean = [torch.stack(of).mean(0) if len(of) > 1 else of[0] for of in (
-                [a["weight"] for a in atoms], [a["moments"][0] for a in atoms], [a["moments"][1] for a in atoms]
+                [a["weight"] for a in atoms], *([a["moments"][key] for a in atoms] for key in KEYS)
             )]  # fmt: skip
             assert same(got.weights[local], mean[0]), name
-            assert all(same(a, b) for a, b in zip(got.moments[local], mean[1:], strict=True)), name
+            assert all(same(a, b) for a, b in zip(got.moments[local].values(), mean[1:], strict=True)), name
             assert got.clocks[local] == min(a["clock"] for a in atoms)
             assert got.scales.get(local, got.lr_scale) == scale(name)
         check_outer(was, now, replica, stage, got)
@@ -234,7 +240,7 @@ def test_every_cut_reads_every_other(
 def assert_bytes(got: StageState, expected: StageState) -> None:
     for name, tensor in expected.weights.items():
         assert same(got.weights[name], tensor)
-        assert all(same(a, b) for a, b in zip(got.moments[name], expected.moments[name], strict=True))
+        assert all(same(a, b) for a, b in zip(got.moments[name].values(), expected.moments[name].values(), strict=True))
     assert got.outer.keys() == expected.outer.keys()
     assert all(same(got.outer[name], tensor) for name, tensor in expected.outer.items())
     rates = [{name: s.scales.get(name, s.lr_scale) for name in s.weights} for s in (got, expected)]
@@ -265,7 +271,7 @@ def by_position(monkeypatch: pytest.MonkeyPatch) -> None:
             s._replace(key=".".join([*s.key.split(".")[:2], "0", *s.key.split(".")[3:]])) if ".layers." in s.key else s
             for s in made.of
         ]
-        return made._replace(of=tuple(first)) if kind in recut.MOMENTS else made
+        return made._replace(of=tuple(first)) if kind in KEYS else made
 
     monkeypatch.setattr(recut, "_made", wrong)
 
@@ -392,8 +398,7 @@ def test_files_of_version_1_are_read_at_any_cut(tmp_path: Path) -> None:
         held, path = state(was, stage, 0), stage_file(store.unfinished(STEP), stage)
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {f"weights.{n}": t for n, t in held.weights.items()} | {"rng": held.generators["cpu"]}
-        tensors |= {f"exp_avg.{n}": pair[0] for n, pair in held.moments.items()}
-        tensors |= {f"exp_avg_sq.{n}": pair[1] for n, pair in held.moments.items()}
+        tensors |= {f"{key}.{n}": tensor for n, pair in held.moments.items() for key, tensor in pair.items()}
         label = {"version": 1, "stage": stage, "step": STEP, "updates": 20 + stage, "lr_scale": 1.0 + stage}
         save_file(tensors, path, {"planaria": json.dumps(label | {"grad_norm": 3.0, "clipped_norm": None})})
         digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -405,7 +410,7 @@ def test_files_of_version_1_are_read_at_any_cut(tmp_path: Path) -> None:
             name = named(now, stage, local)
             old = 1 + int(name.split()[1]) // 3 if name.startswith("layer ") else 0
             assert same(got.weights[local], atom(was, name, 0, shape)["weight"])
-            assert same(got.moments[local][1], atom(was, name, 0, shape)["moments"][1])
+            assert same(got.moments[local]["exp_avg"], atom(was, name, 0, shape)["moments"]["exp_avg"])
             assert (got.clocks[local], got.scales.get(local, got.lr_scale)) == (20 + old, 1.0 + old)
     assert same(loaded(saved, now)[0, 0].generators["cpu"], state(was, 0, 0).generators["cpu"])
 

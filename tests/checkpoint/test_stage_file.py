@@ -25,7 +25,7 @@ def state(seed: int = 1) -> StageState:
     weights = {"layers.0.a": torch.randn(3, 4, generator=generator), "norm": torch.randn(5, generator=generator)}
     weights["norm"][0] = -0.0
     weights["norm"][1] = 1e-42  # a subnormal number
-    moments = {name: (t * 0.3, t * t) for name, t in weights.items()}
+    moments = {name: {"exp_avg": t * 0.3, "exp_avg_sq": t * t} for name, t in weights.items()}
     clocks = {"layers.0.a": 17, "norm": 3}
     return StageState(weights, moments, clocks, 1.1, 0.1 + 0.2, 1 / 3, {"cpu": generator.get_state()})
 
@@ -38,8 +38,8 @@ def assert_same(found: StageState, expected: StageState) -> None:
         return tensor.dtype, tuple(tensor.shape), content.numpy().tobytes()
 
     assert {n: raw(t) for n, t in found.weights.items()} == {n: raw(t) for n, t in expected.weights.items()}
-    assert {n: [*map(raw, pair)] for n, pair in found.moments.items()} == {
-        n: [*map(raw, pair)] for n, pair in expected.moments.items()
+    assert {n: [*map(raw, pair.values())] for n, pair in found.moments.items()} == {
+        n: [*map(raw, pair.values())] for n, pair in expected.moments.items()
     }
     plain = [(s.clocks, s.lr_scale, s.grad_norm, s.clipped_norm) for s in (found, expected)]
     assert plain[0] == plain[1]
@@ -91,7 +91,7 @@ def test_a_stage_comes_back_bit_for_bit(changed: dict[str, object], tmp_path: Pa
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_numbers_come_back_exactly(tmp_path: Path, scale: float, norm: float | None, clock: int) -> None:
     w = torch.ones(2)
-    kept = StageState({"w": w}, {"w": (w, w)}, {"w": clock}, scale, norm, norm)
+    kept = StageState({"w": w}, {"w": {"exp_avg": w, "exp_avg_sq": w}}, {"w": clock}, scale, norm, norm)
     write_stage(tmp_path, 1, 0, kept)
     assert_same(read_stage(tmp_path, 1, 0), kept)
 
@@ -147,8 +147,8 @@ def test_a_file_of_version_1_is_read(tmp_path: Path) -> None:
     """As planaria 0.1 wrote it: numbers in the header, one clock for all, one generator."""
     kept = state()
     tensors = {f"weights.{name}": tensor for name, tensor in kept.weights.items()}
-    for place, kind in enumerate(("exp_avg", "exp_avg_sq")):
-        tensors |= {f"{kind}.{name}": pair[place] for name, pair in kept.moments.items()}
+    for name, pair in kept.moments.items():
+        tensors |= {f"{key}.{name}": tensor for key, tensor in pair.items()}
     tensors |= {"rng": kept.generators["cpu"], "outer.rounds": torch.tensor(4)}
     label = {"version": 1, "stage": 2, "step": 9, "updates": 17, "lr_scale": 1.1, "grad_norm": 0.5}
     save_file(tensors, stage_file(tmp_path, 2), {"planaria": json.dumps(label | {"clipped_norm": None})})

@@ -78,7 +78,7 @@ def states(engine: InlineEngine) -> dict[int, dict[str, bytes]]:
     found = {}
     for stage, runner in engine.runners.items():
         state = runner.state()
-        tensors = dict(state.weights) | {f"{n}/{k}": t for n, pair in state.moments.items() for k, t in enumerate(pair)}
+        tensors = dict(state.weights) | {f"{n}/{k}": t for n, pair in state.moments.items() for k, t in pair.items()}
         found[stage] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
     return found
 

@@ -29,7 +29,7 @@ SWAPPED = {"kind": "swapped"}
 def raw(state: StageState) -> tuple[Any, ...]:
     """A stage's state, bit for bit."""
     weights = {name: tensor.numpy().tobytes() for name, tensor in state.weights.items()}
-    moments = {name: [t.numpy().tobytes() for t in pair] for name, pair in state.moments.items()}
+    moments = {name: [t.numpy().tobytes() for t in pair.values()] for name, pair in state.moments.items()}
     return weights, moments, state.clocks, state.lr_scale, state.grad_norm, state.clipped_norm
 
 

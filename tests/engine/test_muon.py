@@ -15,13 +15,18 @@ from tiny import losses as of_engine
 from planaria.api.export import export_state
 from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig, RunConfig
+from planaria.models.optimizers import optimizer
+from planaria.models.optimizers.muon import MuonBesideAdamW, matrices
 from planaria.models.packing import pack, unpack
-from planaria.runtime.engine.optimizer import MuonBesideAdamW, matrices, stage_optimizer
 from planaria.runtime.engine.runner import StageRunner
 from planaria.swarm.config import SwarmConfig
 
 Recipe = Callable[..., RunConfig]
 MUON: dict[str, Any] = {"kind": "muon", "lr": 5e-3, "clip": 0.0}
+
+
+def built(named: dict[str, Any], stage: int, optim: OptimConfig, scales: dict[Any, float] | None = None) -> Any:
+    return optimizer(optim).build(named, stage, optim, scales or {})
 
 
 def test_matrices_of_layers_are_muons_and_no_others(config: Recipe) -> None:
@@ -33,14 +38,14 @@ def test_matrices_of_layers_are_muons_and_no_others(config: Recipe) -> None:
         chosen.append({name for name, p in runner.parameters.items() if id(p) in ids})
     assert all(name.startswith("layers.") and "norm" not in name for names in chosen for name in names)
     assert len(chosen[0]) == 2 * 7 and len(chosen[1]) == 7
-    assert isinstance(stage_optimizer(block.parameters, 1, OptimConfig()), torch.optim.AdamW)
+    assert isinstance(built(block.parameters, 1, OptimConfig()), torch.optim.AdamW)
 
 
 def test_an_update_is_torchs() -> None:
     optim = OptimConfig.model_validate({**MUON, "weight_decay": 0.1})
     torch.manual_seed(0)
     ours, theirs = ([torch.nn.Parameter(t) for t in (torch.ones(3, 5), torch.ones(4))] for _ in range(2))
-    both = stage_optimizer({"layers.0.a": ours[0], "norm": ours[1]}, 0, optim)
+    both = built({"layers.0.a": ours[0], "norm": ours[1]}, 0, optim)
     assert isinstance(both, MuonBesideAdamW)
     muon = torch.optim.Muon(theirs[:1], lr=5e-3, weight_decay=0.1, momentum=optim.beta1, adjust_lr_fn="match_rms_adamw")
     adamw = torch.optim.AdamW(
@@ -61,7 +66,7 @@ def test_an_update_is_torchs() -> None:
 def test_matrices_keep_learning_rates_of_their_own() -> None:
     matrix, other = torch.nn.Parameter(torch.ones(3, 5)), torch.nn.Parameter(torch.ones(3, 5))
     named = {"layers.0.a": matrix, "layers.0.b": other}
-    both = stage_optimizer(named, 1, OptimConfig.model_validate(MUON), {matrix: 2.0})
+    both = built(named, 1, OptimConfig.model_validate(MUON), {matrix: 2.0})
     assert {group["scale"]: group["params"] for group in both.param_groups if group["params"]} == {
         2.0: [matrix],
         None: [other],
@@ -72,7 +77,7 @@ def test_matrices_keep_learning_rates_of_their_own() -> None:
     both.step()
     moved = [(1 - p.detach()) for p in (matrix, other)]
     assert torch.allclose(moved[0], 2 * moved[1], atol=1e-6) and moved[1].any()
-    alone = stage_optimizer({"layers.0.a": matrix}, 1, OptimConfig.model_validate(MUON), {matrix: 2.0})
+    alone = built({"layers.0.a": matrix}, 1, OptimConfig.model_validate(MUON), {matrix: 2.0})
     alone.step()
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.config.schema import OptimConfig, RunConfig
-from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, make_optimizer, total_norms
+from planaria.models.optimizers.adamw import adamw
+from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, total_norms
 from planaria.runtime.engine.resumption import rate_change
 
 
@@ -86,7 +87,7 @@ def test_a_resumed_run_whose_rate_goes_on_says_nothing(before: RunConfig, after:
 
 def test_the_recipe_reaches_adamw() -> None:
     config = OptimConfig(lr=0.1, beta1=0.5, beta2=0.25, eps=1e-3, weight_decay=0.2)
-    group = make_optimizer([torch.nn.Parameter(torch.ones(2))], config).param_groups[0]
+    group = adamw([torch.nn.Parameter(torch.ones(2))], config).param_groups[0]
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.1, (0.5, 0.25), 1e-3, 0.2)
 
 

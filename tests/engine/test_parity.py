@@ -141,7 +141,7 @@ NORMS = st.none() | st.floats(0, 1e30)
 def made(seed: int, clock: int, norm: float | None) -> StageState:
     generator = torch.Generator().manual_seed(seed)
     w, m, v = (torch.randn(3, 5, generator=generator) for _ in range(3))
-    return StageState({"w": w}, {"w": (m, v)}, {"w": clock}, 1.0 + clock, norm, norm)
+    return StageState({"w": w}, {"w": {"exp_avg": m, "exp_avg_sq": v}}, {"w": clock}, 1.0 + clock, norm, norm)
 
 
 @given(st.lists(st.integers(0, 99), min_size=2, max_size=5, unique=True), st.data())

@@ -44,13 +44,13 @@ def trained(config: RunConfig, steps: int = 3) -> StageRunner:
 
 def copied(state: StageState) -> StageState:
     weights = {name: tensor.clone() for name, tensor in state.weights.items()}
-    moments = {name: (a.clone(), b.clone()) for name, (a, b) in state.moments.items()}
+    moments = {name: {key: t.clone() for key, t in pair.items()} for name, pair in state.moments.items()}
     return replace(state, weights=weights, moments=moments)
 
 
 def raw(state: StageState) -> tuple[object, ...]:
     weights = {name: tensor.numpy().tobytes() for name, tensor in state.weights.items()}
-    moments = {name: [t.numpy().tobytes() for t in pair] for name, pair in state.moments.items()}
+    moments = {name: [t.numpy().tobytes() for t in pair.values()] for name, pair in state.moments.items()}
     return weights, moments, state.clocks, state.lr_scale, state.grad_norm, state.clipped_norm
 
 

@@ -56,7 +56,7 @@ def state(seed: int = 1) -> StageState:
         return torch.randn(*shape, generator=made)
 
     weights = {"w": some(7, 3), "b": some(3)}
-    moments = {name: (some(*w.shape), some(*w.shape).abs()) for name, w in weights.items()}
+    moments = {name: {"exp_avg": some(*w.shape), "exp_avg_sq": some(*w.shape).abs()} for name, w in weights.items()}
     outer = {"rounds": torch.tensor(3), "momentum.w": some(7, 3)}
     return StageState(
         weights, moments, {"w": 4, "b": 5}, 1.1, 0.5, None, {"cpu": torch.get_rng_state()}, outer, {"b": 2.0}
@@ -69,7 +69,11 @@ def part(folder: Path, step: int = 8) -> Part:
 
 def spoil(of: StageState) -> None:
     """What training does to a state."""
-    for tensor in (*of.weights.values(), *(t for pair in of.moments.values() for t in pair), *of.outer.values()):
+    for tensor in (
+        *of.weights.values(),
+        *(t for pair in of.moments.values() for t in pair.values()),
+        *of.outer.values(),
+    ):
         tensor.fill_(0)
     of.clocks.clear()
 

@@ -27,6 +27,7 @@ from planaria.control.logs import RunRecord, read_run
 from planaria.exchange import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
+from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import read_stage
@@ -132,7 +133,7 @@ def assert_sound(record: RunRecord, within: float = 1e-6) -> None:
 def same(one: StageState, other: StageState) -> bool:
     """To the last bit: weights, moments, and outer state."""
     pairs = [(one.weights, other.weights), (one.outer, other.outer)]
-    pairs += [({n: pair[i] for n, pair in s.moments.items()} for s in (one, other)) for i in (0, 1)]  # type: ignore[misc]
+    pairs += [({n: pair[key] for n, pair in s.moments.items()} for s in (one, other)) for key in KEYS]  # type: ignore[misc]
     return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
 
 

@@ -31,7 +31,7 @@ def final(record: RunRecord, step: int) -> dict[int, list[tuple[str, bytes]]]:
     found = {}
     for stage in range(record.config.pipeline.stages + 1):
         state = read_stage(record.folder / "checkpoints" / f"step-{step:08d}", stage, step)
-        tensors = dict(state.weights) | {f"{n}.{i}": t for n, pair in state.moments.items() for i, t in enumerate(pair)}
+        tensors = dict(state.weights) | {f"{n}.{i}": t for n, pair in state.moments.items() for i, t in pair.items()}
         found[stage] = [(name, t.view(torch.uint8).numpy().tobytes()) for name, t in sorted(tensors.items())]
     return found
 

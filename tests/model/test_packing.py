@@ -18,6 +18,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from planaria.models import packing
+from planaria.models.optimizers.adamw import KEYS
 from planaria.models.packing import HEADROOM, TYPES, PackingError, named_tensors, pack, state_of, unpack
 from planaria.models.state import StageState
 
@@ -55,7 +56,7 @@ def states(draw: st.DrawFn) -> StageState:
     }
     return StageState(
         {name: draw(tensors(shape)) for name, shape in shapes.items()},
-        {name: (draw(tensors(shapes[name])), draw(tensors(shapes[name]))) for name in moving},
+        {name: {key: draw(tensors(shapes[name])) for key in KEYS} for name in moving},
         {name: draw(st.integers(0, (1 << 63) - 1)) for name in moving},
         draw(st.floats(1e-6, 1e6)),
         draw(NORMS),
@@ -67,7 +68,9 @@ def states(draw: st.DrawFn) -> StageState:
 def some_state() -> StageState:
     a, b = torch.arange(6.0).view(2, 3), torch.ones(5)
     generators, outer = {"cpu": torch.arange(7, dtype=torch.uint8)}, {"rounds": torch.tensor(3)}
-    return StageState({"a": a, "b": b}, {"b": (b * 2, b * 3)}, {"b": 4}, 1.1, 2.5, None, generators, outer)
+    return StageState(
+        {"a": a, "b": b}, {"b": {"exp_avg": b * 2, "exp_avg_sq": b * 3}}, {"b": 4}, 1.1, 2.5, None, generators, outer
+    )
 
 
 def assert_same(found: StageState, expected: StageState) -> None:
@@ -75,7 +78,10 @@ def assert_same(found: StageState, expected: StageState) -> None:
     for kind in ("weights", "generators", "outer"):
         one, other = getattr(found, kind), getattr(expected, kind)
         assert {name: bits(tensor) for name, tensor in one.items()} == {name: bits(t) for name, t in other.items()}
-    pairs = [{n: [bits(t) for t in pair] for n, pair in state.moments.items()} for state in (found, expected)]
+    pairs = [
+        {n: {key: bits(t) for key, t in pair.items()} for n, pair in state.moments.items()}
+        for state in (found, expected)
+    ]
     assert pairs[0] == pairs[1]
     for field in ("clocks", "lr_scale", "grad_norm", "clipped_norm"):
         assert getattr(found, field) == getattr(expected, field), field
@@ -271,11 +277,18 @@ def test_a_header_that_lies_is_refused_in_one_line(body: int, lie: dict[str, Any
 
 
 CHANGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], object]]] = {
-    "of no kind": ("no 'w.a'", lambda named: named.update({"w.a": torch.zeros(1)})),
+    "of no kind": ("no 'W.a'", lambda named: named.update({"W.a": torch.zeros(1)})),
     "without a kind": ("no 'a'", lambda named: named.update(a=torch.zeros(1))),
-    "one moment": ("two moments", lambda named: named.pop("exp_avg.b")),
-    "moments of nothing": ("two moments", lambda named: named.pop("weights.b")),
-    "moments of another shape": ("two moments", lambda named: named.update({"exp_avg.b": torch.zeros(5, 1)})),
+    "one moment of two": (
+        "exp_avg_sq of other parameters, and none of 'a'",
+        lambda named: named.update({"exp_avg.a": torch.ones(2, 3)}),
+    ),
+    "moments of nothing": ("exp_avg of 'b' in another shape", lambda named: named.pop("weights.b")),
+    "moments of another shape": (
+        "exp_avg of 'b' in another shape",
+        lambda named: named.update({"exp_avg.b": torch.zeros(5, 1)}),
+    ),
+    "too many tensors": ("over 8", lambda named: named.update({f"k{n}.b": torch.ones(5) for n in range(7)})),
     "no clocks": ("one clock", lambda named: named.pop("clocks")),
     "a clock too many": ("one clock", lambda named: named.update(clocks=torch.tensor([4, 4]))),
     "a clock that is none": ("one clock", lambda named: named.update(clocks=torch.tensor([4.0]))),

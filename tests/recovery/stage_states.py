@@ -9,17 +9,18 @@ from itertools import chain, combinations
 import torch
 from torch import Tensor
 
-from planaria.models.state import StageState
+from planaria.models.optimizers.adamw import KEYS
+from planaria.models.state import Shapes, StageState
 from planaria.recovery.base import Replica, Workshop
 
-SHAPES = {"b": torch.Size([5, 3]), "a": torch.Size([7])}
+SHAPES = Shapes({"b": torch.Size([5, 3]), "a": torch.Size([7])}, KEYS)
 
 
 def nothing_drawn() -> Mapping[str, Tensor]:
     raise AssertionError("this strategy draws no weights")
 
 
-AT = Workshop(nothing_drawn, betas=(0.9, 0.999))
+AT = Workshop(nothing_drawn, decays=dict(zip(KEYS, (0.9, 0.999), strict=True)))
 
 
 def weights(seed: int, shapes: Mapping[str, torch.Size] = SHAPES) -> dict[str, Tensor]:
@@ -30,7 +31,9 @@ def weights(seed: int, shapes: Mapping[str, torch.Size] = SHAPES) -> dict[str, T
 def state(seed: int, updates: int = 3, shapes: Mapping[str, torch.Size] = SHAPES) -> StageState:
     """A stage after so many updates of each parameter, with moments if there were any."""
     first, second = weights(seed + 1000, shapes), weights(seed + 2000, shapes)
-    moments = {name: (first[name], second[name].square()) for name in shapes} if updates else {}
+    moments = (
+        {name: {"exp_avg": first[name], "exp_avg_sq": second[name].square()} for name in shapes} if updates else {}
+    )
     norms = (seed + 0.5, 0.25 * seed) if updates else (None, None)
     return StageState(weights(seed, shapes), moments, dict.fromkeys(moments, updates), 1.1, *norms)
 
@@ -45,8 +48,8 @@ def assert_same_state(found: StageState, expected: StageState) -> None:
     """Bit for bit, except for generators."""
     assert_same(found.weights, expected.weights)
     assert found.moments.keys() == expected.moments.keys()
-    for place in (0, 1):
-        one, other = ({name: pair[place] for name, pair in s.moments.items()} for s in (found, expected))
+    for key in KEYS:
+        one, other = ({name: pair[key] for name, pair in s.moments.items()} for s in (found, expected))
         assert_same(one, other)
     for field in ("clocks", "lr_scale", "grad_norm", "clipped_norm"):
         assert getattr(found, field) == getattr(expected, field), field
@@ -82,7 +85,7 @@ class ToyStage:
 
     def load(self, state: StageState) -> None:
         weights = {name: tensor.clone() for name, tensor in state.weights.items()}
-        moments = {name: (first.clone(), second.clone()) for name, (first, second) in state.moments.items()}
+        moments = {n: {key: t.clone() for key, t in pair.items()} for n, pair in state.moments.items()}
         self.now = replace(state, weights=weights, moments=moments, clocks=dict(state.clocks))
 
     def state(self) -> StageState:
@@ -93,7 +96,7 @@ class ToyStage:
 
     def apply(self, step: int, gradients: StageState) -> None:
         for name, grad in gradients.weights.items():
-            first, second = self.now.moments[name]
+            first, second = self.now.moments[name].values()
             first.lerp_(grad, 0.1)
             second.lerp_(grad * grad, 0.001)
             self.now.weights[name] -= 0.01 * self.now.lr_scale / (step + 1) * first / (second.sqrt() + 1e-8)

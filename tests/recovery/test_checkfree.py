@@ -84,7 +84,7 @@ def test_mean_moments_are_weighed_like_the_weights() -> None:
     before, after = state(1, updates=9), state(2, updates=4)  # norms 1.5 and 2.5
     found = rebuilt_as_given("mean", before, after)
     omegas = (1.5**2, 2.5**2)
-    moments, clocks = merge_moments(before, after, omegas, AT.betas)
+    moments, clocks = merge_moments(before, after, omegas, AT.decays)
     expected = StageState(merge(before.weights, after.weights, *omegas), moments, clocks, lr_scale=1.1)
     assert_same_state(found, expected)
     assert found.clocks == {"a": 9, "b": 9}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import AT, assert_same, state, weights
 
+from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
 from planaria.recovery.merging import merge, merge_moments
 
@@ -63,15 +65,15 @@ def test_merge_refuses_neighbours_of_another_make() -> None:
 # Moments
 
 
-def moment(of: StageState, place: int) -> dict[str, torch.Tensor]:
+def moment(of: StageState, place: str) -> dict[str, torch.Tensor]:
     return {name: pair[place] for name, pair in of.moments.items()}
 
 
 def test_moments_of_equal_clocks_get_the_weighted_mean_bit_for_bit() -> None:
     before, after = state(1, updates=7), state(2, updates=7)
-    merged, clocks = merge_moments(before, after, (3.0, 1.0), AT.betas)
+    merged, clocks = merge_moments(before, after, (3.0, 1.0), AT.decays)
     assert clocks == dict.fromkeys(merged, 7)
-    for place in (0, 1):
+    for place in KEYS:
         expected = merge(moment(before, place), moment(after, place), 3.0, 1.0)
         assert_same({name: pair[place] for name, pair in merged.items()}, expected)
 
@@ -79,30 +81,43 @@ def test_moments_of_equal_clocks_get_the_weighted_mean_bit_for_bit() -> None:
 def test_of_different_clocks_each_counts_as_what_adamw_would_make_of_it() -> None:
     """A neighbour reborn two updates ago has small moments because they started at zero, not because it learnt."""
     steady = torch.full((4,), 2.0)
-    moments = {t: {"a": (steady * (1 - 0.9**t), steady**2 * (1 - 0.999**t))} for t in (500, 2)}
+    moments = {
+        t: {"a": dict(zip(KEYS, (steady * (1 - 0.9**t), steady**2 * (1 - 0.999**t)), strict=True))} for t in (500, 2)
+    }
     old, young = (StageState({"a": steady}, moments[t], {"a": t}) for t in (500, 2))
-    merged, clocks = merge_moments(old, young, (1.0, 5.0), AT.betas)
+    merged, clocks = merge_moments(old, young, (1.0, 5.0), AT.decays)
     assert clocks == {"a": 500}
-    torch.testing.assert_close(merged["a"][0] / (1 - 0.9**500), steady)
-    torch.testing.assert_close(merged["a"][1] / (1 - 0.999**500), steady**2)
+    torch.testing.assert_close(merged["a"][KEYS[0]] / (1 - 0.9**500), steady)
+    torch.testing.assert_close(merged["a"][KEYS[1]] / (1 - 0.999**500), steady**2)
 
 
 def test_every_parameter_has_a_clock_of_its_own() -> None:
     """One that is older than its neighbours weighs, and is corrected, by itself."""
     before, after = state(1, updates=9), state(2, updates=4)
     mixed = replace(before, clocks={"a": 2, "b": 9})
-    merged, clocks = merge_moments(mixed, after, (1.0, 3.0), AT.betas)
+    merged, clocks = merge_moments(mixed, after, (1.0, 3.0), AT.decays)
     assert clocks == {"a": 4, "b": 9}
-    young = merge_moments(state(1, updates=2), after, (1.0, 3.0), AT.betas)[0]
-    old = merge_moments(before, after, (1.0, 3.0), AT.betas)[0]
-    for place in (0, 1):
+    young = merge_moments(state(1, updates=2), after, (1.0, 3.0), AT.decays)[0]
+    old = merge_moments(before, after, (1.0, 3.0), AT.decays)[0]
+    for place in KEYS:
         assert torch.equal(merged["a"][place], young["a"][place]) and torch.equal(merged["b"][place], old["b"][place])
+
+
+def test_a_tensor_without_a_decay_gets_the_weighted_mean_whatever_its_clock() -> None:
+    """Such as the momentum of SGD, which no update corrects."""
+    old, young = (
+        StageState(weights(n), {name: {"momentum_buffer": t} for name, t in weights(n + 5).items()}, {"a": n, "b": 3})
+        for n in (1, 9)
+    )
+    merged, clocks = merge_moments(old, young, (3.0, 1.0), {})
+    assert clocks == {"a": 9, "b": 3}
+    assert_same(moment(StageState({}, merged), "momentum_buffer"), merge(weights(6), weights(14), 3.0, 1.0))
 
 
 def test_moments_of_other_parameters_are_refused() -> None:
     other = state(2, shapes={"c": torch.Size([3])})
     with pytest.raises(ValueError, match="differ in parameters"):
-        merge_moments(state(1), other, (1.0, 1.0), AT.betas)
+        merge_moments(state(1), other, (1.0, 1.0), AT.decays)
 
 
 omegas = st.floats(1e-3, 1e3)
@@ -114,27 +129,28 @@ def test_moments_agree_with_a_wide_reference(
     t_before: int, t_after: int, omega: tuple[float, float], beta: tuple[float, float]
 ) -> None:
     before, after = state(1, updates=t_before), state(2, updates=t_after)
-    merged, clocks = merge_moments(before, after, omega, beta)
+    decays = dict(zip(KEYS, beta, strict=True))
+    merged, clocks = merge_moments(before, after, omega, decays)
     assert set(clocks.values()) == {max(t_before, t_after)}
     share = omega[0] / sum(omega)
-    for name, place in ((name, place) for name in merged for place in (0, 1)):
-        sides = [s.moments[name][place].double() / (1 - beta[place] ** s.clocks[name]) for s in (before, after)]
-        wide = (share * sides[0] + (1 - share) * sides[1]) * (1 - beta[place] ** clocks[name])
+    for name, place in product(merged, KEYS):
+        sides = [s.moments[name][place].double() / (1 - decays[place] ** s.clocks[name]) for s in (before, after)]
+        wide = (share * sides[0] + (1 - share) * sides[1]) * (1 - decays[place] ** clocks[name])
         scale = wide.abs().max().item()
         torch.testing.assert_close(merged[name][place].double(), wide, rtol=1e-5, atol=1e-5 * scale)
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 3), (3, 0), (0, 0)])
 def test_without_moments_at_both_there_are_none(one: int, other: int) -> None:
-    assert merge_moments(state(1, updates=one), state(2, updates=other), (1.0, 1.0), AT.betas) == ({}, {})
+    assert merge_moments(state(1, updates=one), state(2, updates=other), (1.0, 1.0), AT.decays) == ({}, {})
 
 
 def test_moments_are_merged_into_new_memory() -> None:
     before, after = state(1), state(2)
-    merged, _ = merge_moments(before, after, (1.0, 1.0), AT.betas)
+    merged, _ = merge_moments(before, after, (1.0, 1.0), AT.decays)
     for pair in merged.values():
-        for tensor in pair:
+        for tensor in pair.values():
             tensor.zero_()
-    for place in (0, 1):
+    for place in KEYS:
         assert_same(moment(before, place), moment(state(1), place))
         assert_same(moment(after, place), moment(state(2), place))

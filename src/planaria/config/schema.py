@@ -80,8 +80,11 @@ class RoutingConfig(Section):
 
 
 class OptimConfig(Section):
-    kind: Literal["adamw", "muon"] = "adamw"
-    """adamw; muon: matrices of decoder layers by Muon, with beta1 as its momentum, all else by AdamW"""
+    kind: str = "adamw"
+    """adamw; muon: matrices of decoder layers by Muon, with beta1 as its momentum, all else by AdamW; sgd: with
+    beta1 as its momentum; or 'module:Class'"""
+    options: Options = Options()
+    """of the kind"""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """peak learning rate of AdamW, and of Muon scaled to updates of the same size"""
     beta1: Fraction = 0.9

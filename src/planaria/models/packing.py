@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -72,8 +73,10 @@ _ALIGNED = 64
 _LARGEST = 1 << 48
 """bytes of a tensor"""
 _MOST_SIDES = 64
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_KINDS = ("weights", *_MOMENTS, "generators", "outer")
+_KINDS = ("weights", "generators", "outer")
+_KEY = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""name of an optimizer's tensor"""
+_MOST_KEYS = 8
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 Spec = tuple[torch.dtype, Sequence[int]]
@@ -117,7 +120,9 @@ def pack_bare(state: StageState, memory: Callable[[int], Tensor]) -> Tensor:
 def bare_bytes(shapes: Shapes) -> int:
     """Length of what :func:`pack_bare` makes of a stage of these parameters that has been trained, in fp32 on a CPU."""
     specs: dict[str, Spec] = {
-        f"{kind}.{name}": (torch.float32, shape) for kind in ("weights", *_MOMENTS) for name, shape in shapes.items()
+        f"{kind}.{name}": (torch.float32, shape)
+        for kind in ("weights", *shapes.state)
+        for name, shape in shapes.items()
     }
     specs |= {"numbers": (torch.float64, (3,)), "clocks": (torch.int64, (len(shapes),))}
     specs["generators.cpu"] = (torch.uint8, torch.random.get_rng_state().shape)
@@ -164,8 +169,8 @@ def digest_table(rows: Iterable[bytes]) -> Tensor:
 def entries(state: StageState) -> dict[str, Tensor]:
     """All of ``state`` as contiguous tensors on the CPU; they share memory where they can."""
     named = {f"weights.{name}": tensor for name, tensor in state.weights.items()}
-    for place, kind in enumerate(_MOMENTS):
-        named |= {f"{kind}.{name}": pair[place] for name, pair in state.moments.items()}
+    for name, held in state.moments.items():
+        named |= {f"{key}.{name}": tensor for key, tensor in held.items()}
     named |= {f"generators.{name}": tensor for name, tensor in state.generators.items()}
     named |= {f"outer.{name}": tensor for name, tensor in state.outer.items()}
     norms = (math.nan if norm is None else norm for norm in (state.grad_norm, state.clipped_norm))
@@ -187,20 +192,24 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
         _check_digests(named)
     kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
     numbers, clocks, scales = (named.pop(key, None) for key in ("numbers", "clocks", "scales"))
-    for key, tensor in named.items():
-        kind, dot, name = key.partition(".")
-        if not dot or kind not in kinds:
-            raise PackingError(f"a packed state has no {key!r}")
-        kinds[kind][name] = tensor
-    weights, first, second, generators, outer = kinds.values()
-    shapes = {name: tensor.shape for name, tensor in weights.items()}
-    _require_paired(first, second)
-    if any(m[n].shape != shapes.get(n) for m in (first, second) for n in m):
-        raise PackingError("a packed state has two moments of a parameter, of the shape of its weights")
-    moments = {name: (first[name], second[name]) for name in first}
+    moments: dict[str, dict[str, Tensor]] = {}
+    for entry, tensor in named.items():
+        kind, dot, name = entry.partition(".")
+        if not dot or (kind not in kinds and not _KEY.fullmatch(kind)):
+            raise PackingError(f"a packed state has no {entry!r}")
+        if kind in kinds:
+            kinds[kind][name] = tensor
+        else:
+            moments.setdefault(name, {})[kind] = tensor
+    weights, generators, outer = kinds.values()
+    _require_complete({name: held.keys() for name, held in moments.items()})
+    for name, held in moments.items():
+        for key, tensor in held.items():
+            if name not in weights or tensor.shape != weights[name].shape:
+                raise PackingError(f"a packed state has {key} of {name!r} in another shape than its weights")
     told = numbers_of(numbers)
     own = scales_of(scales, weights, told[0])
-    return StageState(weights, moments, clocks_of(clocks, first), *told, generators, outer, own)
+    return StageState(weights, moments, clocks_of(clocks, moments), *told, generators, outer, own)
 
 
 Numbers = tuple[float | None, float | None]
@@ -221,18 +230,27 @@ def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[st
     small = {key: read(key) for key in ("numbers", "clocks", "scales") if key in entries}
     for key, tensor in small.items():
         require_digest(key, tensor, entries.pop(key).sha256)
-    weights, first, second = (
-        [k.partition(".")[2] for k in keys if k.startswith(f"{kind}.")] for kind in ("weights", *_MOMENTS)
-    )
-    _require_paired(first, second)
+    weights = [k.removeprefix("weights.") for k in keys if k.startswith("weights.")]
+    moments: dict[str, set[str]] = {}
+    for kind, _, name in (key.partition(".") for key in keys if "." in key):
+        if kind not in _KINDS:
+            moments.setdefault(name, set()).add(kind)
+    _require_complete(moments)
     scale, *norms = numbers_of(small.get("numbers"))
     scales = scales_of(small.get("scales"), weights, scale)
-    return entries, clocks_of(small.get("clocks"), first), scale, scales, (norms[0], norms[1])
+    return entries, clocks_of(small.get("clocks"), moments), scale, scales, (norms[0], norms[1])
 
 
-def _require_paired(first: Collection[str], second: Collection[str]) -> None:
-    if odd := sorted({*first} ^ {*second}):
-        raise PackingError(f"a packed state has two moments of a parameter or none; of {odd[0]!r} there is one")
+def _require_complete(moments: Mapping[str, Set[str]]) -> None:
+    """:raises PackingError: when parameters with a state of their optimizer do not all have the same tensors."""
+    keys = set().union(*moments.values())
+    if len(keys) > _MOST_KEYS:
+        raise PackingError(
+            f"a packed state has {len(keys)} tensors of its optimizer for a parameter, over {_MOST_KEYS}"
+        )
+    for name, held in sorted(moments.items()):
+        if lacking := sorted(keys - held):
+            raise PackingError(f"a packed state has {lacking[0]} of other parameters, and none of {name!r}")
 
 
 def layout(

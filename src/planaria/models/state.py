@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-Shapes = Mapping[str, torch.Size]
-"""a stage's parameters by local name"""
+
+class Shapes(dict[str, torch.Size]):
+    """A stage's parameters by local name, and the names of the tensors that its optimizer keeps for each."""
+
+    def __init__(self, shapes: Mapping[str, torch.Size], state: Sequence[str]) -> None:
+        super().__init__(shapes)
+        self.state = tuple(state)
 
 
 @dataclass
 class StageState:
     """A stage's weights and what its optimizer knows, by local parameter name.
 
-    ``moments`` maps a parameter to AdamW's (first, second) moment, and ``clocks`` to the updates that these have seen:
-    its bias correction goes by them. Both are empty before the first update and have the same names. ``lr_scale``
+    ``moments`` maps a parameter to the tensors of its optimizer by name (``models.optimizers.Optimizer.keys``), and
+    ``clocks`` to the updates that these have seen. Both are empty before the first update and have the same names.
+    ``lr_scale``
     multiplies the stage's learning rate; parameters in ``scales``, from stages of another cut, have another. The norms
     (L2, before and after clipping) are those of the last committed gradient; None when there is none yet.
     ``generators`` are the states of the holder's random generators by kind of device. ``outer`` is what replicas keep
@@ -25,7 +31,7 @@ class StageState:
     """
 
     weights: dict[str, Tensor]
-    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     clocks: dict[str, int] = field(default_factory=dict)
     lr_scale: float = 1.0
     grad_norm: float | None = None
@@ -38,7 +44,7 @@ class StageState:
         """The ``wanted`` parameters only, with their moments or without; shares memory, leaves generators and outer
         state out."""
         weights = {name: tensor for name, tensor in self.weights.items() if wanted(name)}
-        kept = {name: pair for name, pair in self.moments.items() if moments and wanted(name)}
+        kept = {name: held for name, held in self.moments.items() if moments and wanted(name)}
         clocks = {name: self.clocks[name] for name in kept}
         scales = {name: scale for name, scale in self.scales.items() if wanted(name)}
         return StageState(weights, kept, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, scales=scales)
@@ -51,5 +57,5 @@ class StageState:
     @property
     def nbytes(self) -> int:
         """Bytes of weights and moments."""
-        pairs = [tensor for pair in self.moments.values() for tensor in pair]
-        return sum(tensor.nbytes for tensor in (*self.weights.values(), *pairs))
+        moments = [tensor for held in self.moments.values() for tensor in held.values()]
+        return sum(tensor.nbytes for tensor in (*self.weights.values(), *moments))

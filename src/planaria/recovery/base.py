@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from planaria.config.registry import Choice
@@ -83,8 +84,8 @@ class Workshop:
 
     draw: Callable[[], Mapping[str, Tensor]]
     """new weights for the stage, drawn as at the beginning of a run but with other random numbers"""
-    betas: tuple[float, float]
-    """decay of AdamW's two moments"""
+    decays: Mapping[str, float]
+    """β of the optimizer's tensors that are exponential means (``models.optimizers.Optimizer.decays``)"""
     before: StageState | None = None
     """the stage's state as it was lost, for controls: only where the loss was simulated"""
 
@@ -303,7 +304,7 @@ class RestoredHolder(Holder, Protocol):
         ...
 
 
-def numel(shapes: Shapes) -> int:
+def numel(shapes: Mapping[str, torch.Size]) -> int:
     """Numbers in tensors of these shapes."""
     return sum(shape.numel() for shape in shapes.values())
 

@@ -51,7 +51,7 @@ class Uniform(Recovery):
         weights = merge(before.weights, after.weights, omega_before, omega_after)
         if self.moments == "copy":
             return StageState(weights, before.moments, before.clocks, self.lr_scale)
-        moments, clocks = merge_moments(before, after, (omega_before, omega_after), at.betas)
+        moments, clocks = merge_moments(before, after, (omega_before, omega_after), at.decays)
         return StageState(weights, moments, clocks, self.lr_scale)
 
     def _refuses(self, stage: int, lost: frozenset[int], stages: int) -> str:

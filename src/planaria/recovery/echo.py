@@ -143,7 +143,7 @@ class EchoSender(Sender):
 class EchoHolder(Holder):
     """Keeps the copy. Slices of a stage's earlier holder stay until the new one has sent its own."""
 
-    def __init__(self, bits: int, every: int, shapes: Shapes) -> None:
+    def __init__(self, bits: int, every: int, shapes: Mapping[str, torch.Size]) -> None:
         self._bits, self._every = bits, every
         self._shapes = dict(sorted(shapes.items()))
         self._round = _Round(numel(shapes), every)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from planaria.models.state import StageState
 
-Moments = dict[str, tuple[Tensor, Tensor]]
+Moments = dict[str, dict[str, Tensor]]
 
 
 def merge(
@@ -35,13 +35,14 @@ def merge(
 
 
 def merge_moments(
-    before: StageState, after: StageState, omegas: tuple[float, float], betas: tuple[float, float]
+    before: StageState, after: StageState, omegas: tuple[float, float], decays: Mapping[str, float]
 ) -> tuple[Moments, dict[str, int]]:
-    """The same mean of the neighbours' AdamW moments, and the clocks that go with it. [not in the paper]
+    """The same mean of what the neighbours' optimizers keep, and the clocks that go with it. [not in the paper]
 
-    AdamW divides a moment by 1 − β^t to undo its start at zero. Neighbours may have different t: each moment is so
-    corrected with its own clock, averaged, and uncorrected with the larger one, T = max(t), which is returned. Equal
-    clocks give the plain weighted mean. Without moments at both, there are none.
+    AdamW divides a moment by 1 − β^t to undo its start at zero; ``decays`` has the β of each such tensor. Neighbours
+    may have different t: each moment is corrected with its own clock, averaged, and uncorrected with the larger one,
+    T = max(t), which is returned. Equal clocks give the plain weighted mean, as do tensors without β. Without a state
+    at both, there is none.
 
     :raises ValueError: when the neighbours differ in names or shapes.
     """
@@ -49,10 +50,13 @@ def merge_moments(
         return {}, {}
     latest = {name: max(side.clocks.get(name, 0) for side in (before, after)) for name in before.clocks | after.clocks}
 
-    def aged(side: StageState, place: int) -> dict[str, Tensor]:
-        beta, clocks = betas[place], side.clocks
-        corrected = {name: (1.0 - beta ** latest[name]) / (1.0 - beta ** clocks[name]) for name in clocks}
-        return {name: pair[place] * corrected[name] for name, pair in side.moments.items()}
+    def aged(side: StageState, key: str) -> dict[str, Tensor]:
+        held = {name: tensors[key] for name, tensors in side.moments.items()}
+        if (beta := decays.get(key)) is None:
+            return held
+        corrected = {name: (1.0 - beta ** latest[name]) / (1.0 - beta**clock) for name, clock in side.clocks.items()}
+        return {name: tensor * corrected[name] for name, tensor in held.items()}
 
-    first, second = (merge(aged(before, place), aged(after, place), *omegas) for place in (0, 1))
-    return {name: (first[name], second[name]) for name in first}, latest
+    keys = next(iter(before.moments.values())).keys()
+    merged = {key: merge(aged(before, key), aged(after, key), *omegas) for key in keys}
+    return {name: {key: merged[key][name] for key in keys} for name in latest}, latest

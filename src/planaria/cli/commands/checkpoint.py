@@ -17,7 +17,7 @@ from planaria.report.tables import Table
 from planaria.runtime.checkpoint.cut import atom_name, require_known
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
 from planaria.runtime.checkpoint.loading import copies_of, cut_of, require_file, stage_for
-from planaria.runtime.checkpoint.recut import MOMENTS, Copy, equal_copies, require_whole
+from planaria.runtime.checkpoint.recut import Copy, equal_copies, require_whole
 from planaria.runtime.checkpoint.stage_file import Contents, write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
 from planaria.runtime.engine import runs
@@ -54,7 +54,9 @@ def show(folder: Path, name: str | None) -> list[Table]:
 def _atom(held: Contents, local: str) -> tuple[str, ...]:
     """Type, clock, scale, bytes with moments, and digest of a file's parameter."""
     entry, clock = held.entries[f"weights.{local}"], held.clocks.get(local)
-    size = sum(held.entries[key].nbytes for kind in ("weights", *MOMENTS) if (key := f"{kind}.{local}") in held.entries)
+    size = sum(
+        held.entries[key].nbytes for kind in ("weights", *held.state) if (key := f"{kind}.{local}") in held.entries
+    )
     scale = held.scales.get(local, held.lr_scale)
     return (
         str(entry),

@@ -16,7 +16,7 @@ from planaria.models.stages import parameter_count
 from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
-from planaria.runtime.engine.copy_costs import STATE, costs_of_copies, shapes_of
+from planaria.runtime.engine.copy_costs import costs_of_copies, shapes_of, state_bytes
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.simulate import Simulated, simulate
 
@@ -79,8 +79,8 @@ def clock_of(config: RunConfig) -> Clock:
     sent = [sum(count for pair, count in between if pair == link) for link in {pair for pair, _ in between}]
     bandwidth = network.bandwidth or math.inf
     largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in range(pipeline.stages + 1))
-    moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
-    copied = STATE * largest / network.memory_bandwidth if network.memory_bandwidth else 0.0
+    moved = state_bytes(config) * largest / network.store_bandwidth if network.store_bandwidth else 0.0
+    copied = state_bytes(config) * largest / network.memory_bandwidth if network.memory_bandwidth else 0.0
     stands, goes_on = (copied, moved) if config.checkpoint.background else (moved, 0.0)
     donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
     step = busy + max(sent, default=0.0) / bandwidth + waiting_s(config)

@@ -20,6 +20,7 @@ from planaria.config.schema import RunConfig
 from planaria.exchange.message import consensus
 from planaria.models.families import family
 from planaria.models.one_array import Part, parts
+from planaria.models.optimizers import optimizer
 from planaria.models.stages import Llama
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
@@ -142,7 +143,7 @@ class Atom:
     scale: float
     """of its learning rate"""
     how: Mapping[str, recut.Made]
-    """weights, exp_avg and exp_avg_sq, by kind"""
+    """weights and the tensors of its optimizer, by kind"""
 
     def read(self, kind: str) -> Tensor:
         """fp32, of the atom's shape; of several replicas the mean. UserError when it is damaged."""
@@ -168,8 +169,7 @@ def atoms_of(saved: Saved) -> list[Atom]:
     for stage in manifest.stages if not manifest.model.one_array else (0,):
         made = planned(saved.folder, one, stage, whole=True)
         for local, entry in declared(one, stage).items():
-            tensors = (made.weights[local], *made.moments.get(local, ()))
-            how = dict(zip(("weights", *recut.MOMENTS), tensors, strict=False))
+            how = {"weights": made.weights[local], **made.moments.get(local, {})}
             scale = made.scales.get(local, made.lr_scale)
             found.append(Atom(atom_name(one, stage, local), entry.shape, made.clocks.get(local), scale, how))
     return found
@@ -207,7 +207,21 @@ def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> 
 
     :raises UserError: when something is missing or damaged, or does not fit together.
     """
-    return carry_out(planned(folder, cut_for(config), stage, replica))
+    made = planned(folder, cut_for(config), stage, replica)
+    _require_optimizer(made, config, folder)
+    return carry_out(made)
+
+
+def _require_optimizer(made: recut.StagePlan, config: RunConfig, folder: Path) -> None:
+    """:raises UserError: when a checkpoint has the state of another optimizer than the run's."""
+    wanted = {*optimizer(config.optim).keys}
+    for name, held in made.moments.items():
+        if held.keys() != wanted:
+            raise UserError(
+                f"{folder}: has {', '.join(sorted(held)) or 'nothing'} of its optimizer for {name}, and optim.kind = "
+                f"{config.optim.kind!r} needs {', '.join(sorted(wanted))}; leave optim.kind as it was, or begin a run "
+                "with the weights: --train.start"
+            )
 
 
 def files_for(folder: Path, config: RunConfig, stage: int) -> list[str]:
@@ -274,8 +288,7 @@ def carry_out(made: recut.StagePlan) -> StageState:
     def of(kind: str, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: tensors[kind, name] for name in names}
 
-    first, second = (of(kind, made.moments) for kind in recut.MOMENTS)
-    moments = {name: (first[name], second[name]) for name in made.moments}
+    moments = {name: {key: tensors[key, name] for key in held} for name, held in made.moments.items()}
     outer = of("outer", made.outer)
     if outer or made.rounds is not None:
         outer["rounds"] = tensors.get(("rounds", ""), torch.tensor(0))
@@ -289,9 +302,9 @@ def _hows(made: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.Made]]
     """All tensors of a stage, by kind and name, and how each is made."""
     for name, how in made.weights.items():
         yield ("weights", name), how
-    for name, pair in made.moments.items():
-        for kind, how in zip(recut.MOMENTS, pair, strict=True):
-            yield (kind, name), how
+    for name, held in made.moments.items():
+        for key, how in held.items():
+            yield (key, name), how
     for name, how in made.outer.items():
         yield ("outer", name), how
     if made.rounds is not None:
@@ -318,7 +331,9 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
         require_alike(saved, wanted, str(checkpoints / name))
         copies = copies_for(checkpoints / name, manifest, wanted, stage)
         for replica in range(config.exchange.replicas):
-            for held in recut.plan(saved, wanted, stage, replica, copies).files.values():
+            made = recut.plan(saved, wanted, stage, replica, copies)
+            _require_optimizer(made, config, checkpoints / name)
+            for held in made.files.values():
                 found[held.path] = checkpoints / name, held
     for place, held in found.values():
         require_file(place, held)

@@ -21,7 +21,6 @@ from planaria.exchange.base import SECANTS, Sharing
 from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
 from planaria.runtime.checkpoint.stage_file import Contents, Entry
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 MEND = "choose another checkpoint"
 
 
@@ -55,7 +54,7 @@ class StagePlan:
     """How the state of a stage is made, by local names, as in ``StageState``; ``rounds`` are of its outer state."""
 
     weights: Mapping[str, Made]
-    moments: Mapping[str, tuple[Made, ...]]
+    moments: Mapping[str, Mapping[str, Made]]
     clocks: Mapping[str, int]
     lr_scale: float
     scales: Mapping[str, float]
@@ -67,8 +66,8 @@ class StagePlan:
     @property
     def files(self) -> dict[str, Contents]:
         """All files that it takes something of."""
-        pairs = [made for pair in self.moments.values() for made in pair]
-        sources = [source for made in (*self.weights.values(), *pairs, *self.outer.values()) for source in made.of]
+        moments = [made for held in self.moments.values() for made in held.values()]
+        sources = [source for made in (*self.weights.values(), *moments, *self.outer.values()) for source in made.of]
         sources += [*self.generators.values(), *filter(None, [self.rounds])]
         return {str(source.held.path): source.held for source in sources}
 
@@ -148,7 +147,7 @@ def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int,
     single = next(iter(part.values())) if len(part) == 1 and whole else None
     return StagePlan(
         {local: _made(of, "weights", shapes[local]) for local, of in atoms.items()},
-        {local: tuple(_made(atoms[local], kind, shapes[local]) for kind in MOMENTS) for local in clocks},
+        {local: _moments(atoms[local], shapes[local]) for local in clocks},
         clocks,
         scale,
         scales,
@@ -174,7 +173,7 @@ class _Atom(NamedTuple):
     @property
     def digests(self) -> tuple[object, ...]:
         """What equal copies have in common."""
-        keys = [f"{kind}.{self.local}" for kind in ("weights", *MOMENTS)]
+        keys = [f"{kind}.{self.local}" for kind in ("weights", *self.held.state)]
         return self.clock, self.scale, *(self.held.entries[key] for key in keys if key in self.held.entries)
 
 
@@ -193,7 +192,7 @@ def _index(cut: Cut, stages: Mapping[int, Contents]) -> dict[str, _Atom]:
             if atom.local not in expected:
                 raise UserError(f"{held.path}: {atom.name} ({atom.local}) is not of this model; {MEND}")
             found[atom.name] = atom
-            for kind in MOMENTS:
+            for kind in held.state:
                 if atom.clock is not None:
                     _require(held, f"{kind}.{atom.local}", expected[atom.local], f"{kind} of {atom.name}")
     return found
@@ -217,6 +216,10 @@ def _require_equal(indices: Mapping[int, Mapping[str, _Atom]]) -> None:
                     f"{other[name].held.path}: {name} differs between replicas {first} and {number}, which agree on "
                     f"every step's gradient and must be equal; {MEND}"
                 )
+
+
+def _moments(atoms: Sequence[_Atom], expected: Entry) -> dict[str, Made]:
+    return {key: _made(atoms, key, expected) for key in atoms[0].held.state}
 
 
 def _made(atoms: Sequence[_Atom], kind: str, expected: Entry) -> Made:

@@ -71,6 +71,10 @@ class Label(BaseModel):
                 raise UserError(f"{path}: holds {name} {found}, not {wanted}; choose another checkpoint")
 
 
+_KINDS = ("weights", "generators", "outer")
+"""kinds of entries beside the tensors of an optimizer, each called ``KIND.NAME``"""
+
+
 class _FirstLabel(Label):
     """The same in version 1, whose numbers were not tensors, and whose parameters had one clock."""
 
@@ -82,12 +86,15 @@ class _FirstLabel(Label):
 
     def state(self, tensors: dict[str, Tensor]) -> StageState:
         """What such a file holds."""
-        kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("weights", "exp_avg", "exp_avg_sq", "outer")}
+        kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("weights", "outer")}
+        moments: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             kind, _, name = key.partition(".")
-            kinds.get(kind, {})[name] = tensor
-        weights, first, second, outer = kinds.values()
-        moments = {name: (first[name], second[name]) for name in weights if name in first and name in second}
+            if kind in kinds:
+                kinds[kind][name] = tensor
+            elif name:
+                moments.setdefault(name, {})[kind] = tensor
+        weights, outer = kinds.values()
         generators = {"cpu": tensors["rng"]} if "rng" in tensors else {}
         clocks = dict.fromkeys(moments, self.updates)
         return StageState(weights, moments, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, generators, outer)
@@ -274,8 +281,13 @@ class Contents:
         return self.label.place or 0
 
     def names(self, kind: str) -> list[str]:
-        """The names of a kind of entries, in order: weights, exp_avg, exp_avg_sq, generators, outer."""
+        """The names of a kind of entries, in order: weights, generators, outer, or one of :attr:`state`."""
         return sorted(key.partition(".")[2] for key in self.entries if key.partition(".")[0] == kind)
+
+    @property
+    def state(self) -> list[str]:
+        """The names of the tensors that the optimizer keeps for a parameter, in order."""
+        return sorted({key.partition(".")[0] for key in self.entries if "." in key} - {*_KINDS})
 
     @property
     def generators(self) -> dict[str, str]:
@@ -293,7 +305,8 @@ def contents(folder: Path, stage: int, step: int, place: int = 0) -> Contents:
         if not isinstance(label, _FirstLabel):
             return Contents(path, expected, True, *summary(specs, file.tensor))
         entries = {key: Entry(*spec) for key, spec in specs.items()}
-        clocks = {key.partition(".")[2]: label.updates for key in specs if key.startswith("exp_avg.")}
+        named = (key.partition(".") for key in specs)
+        clocks = {name: label.updates for kind, _, name in named if name and kind not in _KINDS}
         norms = (label.grad_norm, label.clipped_norm)
         return Contents(path, expected, False, entries, clocks, label.lr_scale, {}, norms)
 

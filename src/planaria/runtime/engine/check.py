@@ -18,6 +18,7 @@ from planaria.faults.checks import require_edges, require_listeners, require_rea
 from planaria.faults.trace import Trace
 from planaria.faults.trace import read as read_trace
 from planaria.models.families import check_shapes, family, stage_parameters
+from planaria.models.optimizers import optimizer
 from planaria.pipeline.plan.check import require
 from planaria.recovery import RECOVERIES
 from planaria.runtime.engine.coded_step import coded_steps
@@ -89,6 +90,7 @@ def require_sound(resolved: ResolvedRun) -> None:
     :raises UserError: naming the setting, and what goes instead.
     """
     config, chain = resolved.config, resolved.recovery
+    optimizer(config.optim)
     if chain.slots and config.exchange.replicas > 1:
         raise UserError(
             f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with "
@@ -130,7 +132,7 @@ def require_sound(resolved: ResolvedRun) -> None:
 def _check_shared(config: RunConfig, strategies: Sequence[str]) -> None:
     """What weights that share their numbers go together with."""
     said = f"model.share = {config.model.share}"
-    if config.model.share > 1 and config.optim.kind != "adamw":
+    if config.model.share > 1 and not optimizer(config.optim).elementwise:
         raise UserError(f"{said}: optim.kind = {config.optim.kind!r} is for matrices of their own; use 'adamw'")
     if config.model.share > 1 and "identity" in strategies:
         raise UserError(f"{said}: recovery 'identity' sets single matrices to zero, and they share; use 'random'")

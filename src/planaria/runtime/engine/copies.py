@@ -15,6 +15,7 @@ from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.models.families import build_stage
+from planaria.models.optimizers import optimizer
 from planaria.models.state import Shapes, StageState
 from planaria.pipeline.plan.actions import Action
 from planaria.pipeline.routing.arrangement import Arrangement
@@ -59,7 +60,8 @@ class _Original:
     @property
     def shapes(self) -> Shapes:
         meta = build_stage(self.config.model, self.config.pipeline.stages, self.stage, 0, "meta")
-        return {name: parameter.shape for name, parameter in meta.named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in meta.named_parameters()}
+        return Shapes(shapes, optimizer(self.config.optim).keys)
 
     def twin(self) -> StageRunner:
         runner = self.make(self.config, self.stage, False)
@@ -234,7 +236,7 @@ class Keeping:
 
 def workshop(config: RunConfig, stage: int, step: int) -> Workshop:
     """For a rebirth of ``stage`` in ``step``; the same in both engines, so that they go on alike."""
-    return Workshop(partial(_draw, config, stage, step), (config.optim.beta1, config.optim.beta2))
+    return Workshop(partial(_draw, config, stage, step), optimizer(config.optim).decays(config.optim))
 
 
 def _draw(config: RunConfig, stage: int, step: int) -> Mapping[str, Tensor]:

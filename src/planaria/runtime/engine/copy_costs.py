@@ -11,15 +11,19 @@ import torch
 from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.families import build_stage
+from planaria.models.optimizers import optimizer
 from planaria.models.stages import parameter_count
+from planaria.models.state import Shapes
 from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import RECOVERIES, names
 from planaria.recovery.base import Copy, CopyCost, Machines, numel
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.simulate import simulate
 
-STATE = 3 * FP32_BYTES
-"""bytes of a parameter's durable state: its weight and two moments"""
+
+def state_bytes(config: RunConfig) -> int:
+    """Return the bytes of a parameter's durable state: its weight and what its optimizer keeps."""
+    return FP32_BYTES * (1 + len(optimizer(config.optim).keys))
 
 
 def costs_of_copies(run: ResolvedRun) -> list[tuple[Copy, CopyCost]]:
@@ -30,9 +34,9 @@ def costs_of_copies(run: ResolvedRun) -> list[tuple[Copy, CopyCost]]:
     ]
 
 
-def shapes_of(config: RunConfig, stage: int) -> Mapping[str, torch.Size]:
+def shapes_of(config: RunConfig, stage: int) -> Shapes:
     """The parameters of a stage by local name."""
-    return _stage_shapes(config.model, config.pipeline.stages, stage)
+    return Shapes(_stage_shapes(config.model, config.pipeline.stages, stage), optimizer(config.optim).keys)
 
 
 @cache
@@ -48,7 +52,7 @@ def step_bytes_and_memory(run: ResolvedRun) -> tuple[float, float]:
     """
     costs = costs_of_copies(run)
     memory = sum(cost.host_memory + cost.own_memory for _, cost in costs)
-    share = memory / (STATE * parameter_count(run.config.model)) + run.config.checkpoint.background
+    share = memory / (state_bytes(run.config) * parameter_count(run.config.model)) + run.config.checkpoint.background
     return sum(len(copy.pairs) * cost.step_bytes for copy, cost in costs), share
 
 
@@ -76,7 +80,7 @@ def settle(config: RunConfig) -> RunConfig:
     size = message_bytes(config.model, config.pipeline)
     step_s = simulate(ResolvedRun(alone).training(0), Costs(config.network), size).step_s
     stages = range(config.pipeline.stages + 1)
-    largest = max(3 * FP32_BYTES * numel(shapes_of(config, stage)) for stage in stages)
+    largest = max(state_bytes(config) * numel(shapes_of(config, stage)) for stage in stages)
     network = config.network
     bandwidth = network.bandwidth or math.inf
     at = Machines(len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly)

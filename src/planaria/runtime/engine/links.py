@@ -9,6 +9,7 @@ from torch import Tensor
 from planaria.control.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
 from planaria.exchange import exchange
 from planaria.models.families import stage_parameters
+from planaria.models.optimizers import optimizer
 from planaria.models.packing import HEADROOM
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
 from planaria.runtime.engine.resolved import ResolvedRun
@@ -136,9 +137,10 @@ class Links:
         return max(message_bytes(config.model, config.pipeline), *(self._state_bytes(s) for s in copied), 0)
 
     def _state_bytes(self, stage: int) -> int:
-        """The largest packed state of a stage: weights, both moments, and what replicas keep from round to round."""
+        """The largest packed state of a stage: weights, optimizer state, and what replicas keep from round to round."""
         config = self._setup.config
-        copies = 3 + (len(exchange(config.exchange).parts) if config.exchange.replicas > 1 else 0)
+        outer = len(exchange(config.exchange).parts) if config.exchange.replicas > 1 else 0
+        copies = 1 + len(optimizer(config.optim).keys) + outer
         return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
 
     def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> Edge:

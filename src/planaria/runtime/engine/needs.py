@@ -9,25 +9,24 @@ from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.started import RunStarted
 from planaria.models.families import stage_parameters
+from planaria.models.optimizers import optimizer
 from planaria.models.stages import stage_layers
 from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.runtime.fleet.devices import ON_CPUS, Needs
 from planaria.runtime.transport.listener import answers
 from planaria.runtime.transport.secure import NO_PROC
 
-COPIES = 4
-"""fp32 numbers for each parameter: the weight, its gradient, and AdamW's two moments"""
-
 
 def needs(config: RunConfig) -> Needs:
-    """16 bytes for each parameter of each stage; nothing on CPUs.
+    """fp32 weight, gradient and optimizer state of each parameter of each stage, in bytes; nothing on CPUs.
 
     A lower bound: activations, copies that recovery keeps, and CUDA's own half a gigabyte for each process come on top.
     """
     if config.train.device != "cuda":
         return ON_CPUS
     config = least(config) if config.pipeline.layers == "auto" else config
-    taken = (COPIES * FP32_BYTES * count for count in _parameters(config))
+    copies = 2 + len(optimizer(config.optim).keys)
+    taken = (copies * FP32_BYTES * count for count in _parameters(config))
     return Needs(tuple(taken), sized=config.pipeline.unlike)
 
 

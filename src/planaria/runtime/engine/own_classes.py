@@ -12,6 +12,7 @@ from planaria.exchange.coded import coded_of
 from planaria.exchange.compression import compression_of
 from planaria.exchange.robust import robust_of
 from planaria.models.families import FAMILIES
+from planaria.models.optimizers import OPTIMIZERS
 from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES, names
 from planaria.recovery.codes import CODES
@@ -25,6 +26,7 @@ def own_classes(config: RunConfig) -> list[type[Choice]]:
     chosen: list[type[Choice]] = [RECOVERIES.find(name) for name in names(config.recovery)]
     chosen += [CODES.find(name) for name in _codes(config.recovery.options)]
     chosen += [ROUTINGS.find(config.routing.kind), FAMILIES.find(config.model.family)]
+    chosen.append(OPTIMIZERS.find(config.optim.kind))
     return foreign([*chosen, *_of_exchange(config.exchange)])
 
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from planaria.config.schema import RunConfig
 from planaria.models.families import build_stage
+from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
-from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, stage_optimizer, total_norms
+from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, total_norms
 from planaria.runtime.engine.samples import Batch, Masks, placed
 from planaria.runtime.transport.wire import ACTIVATIONS
 
@@ -39,7 +40,8 @@ class StageRunner:
         if config.train.compile:
             _compile(self.module, stage)
         self.parameters = dict(self.module.named_parameters())
-        self.optimizer = stage_optimizer(self.parameters, stage, config.optim)
+        self.rule = optimizer(config.optim)
+        self.optimizer = self.rule.build(self.parameters, stage, config.optim)
         self.lr_scale, self.scales = 1.0, dict[str, float]()
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
@@ -194,7 +196,9 @@ class StageRunner:
         """
         before = self.state()
         before.weights = {name: tensor.clone() for name, tensor in before.weights.items()}
-        before.moments = {name: (m.clone(), v.clone()) for name, (m, v) in before.moments.items()}
+        before.moments = {
+            name: {key: tensor.clone() for key, tensor in held.items()} for name, held in before.moments.items()
+        }
         self._update(step)
         self._before = before
 
@@ -244,7 +248,7 @@ class StageRunner:
         """The stage's state; its tensors share the runner's memory: copy or send them before the next commit."""
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
         known = {name: self.optimizer.state[p] for name, p in self.parameters.items() if p in self.optimizer.state}
-        moments = {name: (held["exp_avg"], held["exp_avg_sq"]) for name, held in known.items()}
+        moments = {name: {key: held[key] for key in self.rule.keys} for name, held in known.items()}
         steps = torch.stack([held["step"] for held in known.values()]).tolist() if known else []
         clocks = {name: int(step) for name, step in zip(known, steps, strict=True)}
         generators = {kind: generator.get_rng_state() for kind, generator in self._generators.items()}
@@ -254,20 +258,20 @@ class StageRunner:
     def load(self, state: StageState) -> None:
         """Become ``state``: weights, moments and clocks, learning-rate scale, last norms, generators that are here.
 
-        :raises ValueError: when a parameter is missing or has another shape.
+        :raises ValueError: when a parameter is missing or has another shape, or the state is of another optimizer.
         """
         self.drop()
         self.put(state.weights)
         self.lr_scale, self.scales = state.lr_scale, dict(state.scales)
         scales = {self.parameters[name]: scale for name, scale in self.scales.items()}
-        self.optimizer = stage_optimizer(self.parameters, self.stage, self.config.optim, scales)
-        for name, (first, second) in state.moments.items():
+        self.optimizer = self.rule.build(self.parameters, self.stage, self.config.optim, scales)
+        for name, held in state.moments.items():
+            if held.keys() != set(self.rule.keys):
+                raise ValueError(f"stage {self.stage}: {name} has {sorted(held)}, not {self.rule.keys}")
             parameter = self.parameters[name]
-            self.optimizer.state[parameter] = {
-                "step": torch.tensor(float(state.clocks[name]), device=parameter.device),
-                "exp_avg": first.to(parameter.device, copy=True),
-                "exp_avg_sq": second.to(parameter.device, copy=True),
-            }
+            step = torch.tensor(float(state.clocks[name]), device=parameter.device)
+            tensors = {key: tensor.to(parameter.device, copy=True) for key, tensor in held.items()}
+            self.optimizer.state[parameter] = {"step": step, **tensors}
         self.grad_norm, self.clipped_norm = state.grad_norm, state.clipped_norm
         for kind in self._generators.keys() & state.generators.keys():
             # Copied, because torch reads it as numbers of eight bytes, wherever in a larger tensor it begins.

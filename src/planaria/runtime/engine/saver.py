@@ -143,8 +143,8 @@ class Buffer:
                 state,
                 weights={name: own(f"weights.{name}", w) for name, w in state.weights.items()},
                 moments={
-                    name: (own(f"first.{name}", first), own(f"second.{name}", second))
-                    for name, (first, second) in state.moments.items()
+                    name: {key: own(f"{key}.{name}", tensor) for key, tensor in held.items()}
+                    for name, held in state.moments.items()
                 },
                 generators={kind: own(f"generators.{kind}", g) for kind, g in state.generators.items()},
                 outer={name: own(f"outer.{name}", tensor) for name, tensor in state.outer.items()},

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import OptimConfig
-from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, make_optimizer, total_norms
+from planaria.models.optimizers.adamw import adamw
+from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, total_norms
 from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.base import Policy
@@ -53,7 +54,7 @@ class Learner:
         self.policy, self._loss, self._optim = policy, loss, optim
         self._temperature, self._rounds = temperature, rounds
         self.parameters = [p for p in policy.module.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(self.parameters, optim)
+        self.optimizer = adamw(self.parameters, optim)
         self._reference = policy.clone() if loss.beta else None
 
     def learn(self, number: int, taken: Sequence[Rollout], share: float = 1.0) -> Learned:

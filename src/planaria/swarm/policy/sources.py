@@ -23,8 +23,9 @@ from planaria.config.bounds import Natural
 from planaria.config.registry import Choice
 from planaria.config.schema import DataConfig, OptimConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
+from planaria.models.optimizers.adamw import adamw
 from planaria.models.stages import Llama
-from planaria.runtime.engine.optimizer import learning_rate, make_optimizer
+from planaria.runtime.engine.optimizer import learning_rate
 from planaria.swarm.config import PolicyConfig, SchoolConfig, SwarmConfig
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import Policy
@@ -117,7 +118,7 @@ def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) 
     """
     rng = random.Random(derived("school", config.seed))
     optim = OptimConfig(lr=config.lr, schedule="cosine", warmup=min(20, config.steps // 10))
-    optimizer = make_optimizer(list(pupil.parameters()), optim)
+    optimizer = adamw(list(pupil.parameters()), optim)
     loss = torch.zeros(())
     for step in range(config.steps):
         pairs = [_lesson(task, tokenizer, config, rng) for _ in range(config.batch)]

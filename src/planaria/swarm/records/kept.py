@@ -27,6 +27,7 @@ from torch import nn
 from planaria.common import documents
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
+from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.swarm.checks.defence import Memory
@@ -172,7 +173,7 @@ def save_state(
     held = {name: optimizer.state[parameter] for name, parameter in weights.items() if parameter in optimizer.state}
     state = StageState(
         weights={name: parameter.detach() for name, parameter in weights.items()},
-        moments={name: (known["exp_avg"], known["exp_avg_sq"]) for name, known in held.items()},
+        moments={name: {key: known[key] for key in KEYS} for name, known in held.items()},
         clocks={name: int(known["step"]) for name, known in held.items()},
         generators={"cpu": generator.get_state()},
         outer={"round": torch.tensor(round)},
@@ -195,13 +196,10 @@ def load_state(
     state, weights = _fitting(folder, module, round, sha256), _trained(module)
     _take(state, weights)
     optimizer.state.clear()
-    for name, (first, second) in state.moments.items():
+    for name, tensors in state.moments.items():
         parameter = weights[name]
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(state.clocks[name]), device=parameter.device),
-            "exp_avg": first.to(parameter.device),
-            "exp_avg_sq": second.to(parameter.device),
-        }
+        step = torch.tensor(float(state.clocks[name]), device=parameter.device)
+        optimizer.state[parameter] = {"step": step, **{key: tensors[key].to(parameter.device) for key in KEYS}}
     generator.set_state(state.generators["cpu"])
     return Progress(int(state.outer["round"]), max(state.clocks.values(), default=0))
 

@@ -1,4 +1,4 @@
-"""Folders of ``torch.distributed.checkpoint``: ``model.<name>``, ``optim.state.<name>.{exp_avg,exp_avg_sq,step}``."""
+"""Folders of ``torch.distributed.checkpoint``: ``model.<name>`` and AdamW's ``optim.state.<name>.<key>``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
+from planaria.models.optimizers import adamw
 from planaria.runtime.checkpoint.foreign import unpickling
 from planaria.runtime.checkpoint.foreign.folder import (
     KINDS,
@@ -29,7 +30,6 @@ from planaria.runtime.checkpoint.foreign.folder import (
 )
 from planaria.runtime.checkpoint.foreign.unpickling import MEND, Kept
 from planaria.runtime.checkpoint.loading import Atom
-from planaria.runtime.checkpoint.recut import MOMENTS
 
 METADATA = ".metadata"
 STATE = re.compile(r"(optim|optimizer)\.state\.(?P<name>.+)\.(?P<kind>[^.]+)")
@@ -58,8 +58,8 @@ def write(atoms: Iterable[Atom], folder: Path) -> None:
         reads[f"model.{atom.name}"] = partial(atom.read, WEIGHTS)
         if atom.clock is not None:
             step = step_tensor(atom.clock)
-            state[atom.name] = {kind: torch.empty(atom.shape, device="meta") for kind in MOMENTS} | {"step": step}
-            reads |= {f"optim.state.{atom.name}.{kind}": partial(atom.read, kind) for kind in MOMENTS}
+            state[atom.name] = {kind: torch.empty(atom.shape, device="meta") for kind in adamw.KEYS} | {"step": step}
+            reads |= {f"optim.state.{atom.name}.{kind}": partial(atom.read, kind) for kind in adamw.KEYS}
 
     class Planner(DefaultSavePlanner):
         def lookup_object(self, index: MetadataIndex) -> Any:

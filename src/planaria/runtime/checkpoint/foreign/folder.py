@@ -19,14 +19,14 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.bounds import Natural
 from planaria.config.schema import ModelConfig
+from planaria.models.optimizers import adamw
 from planaria.models.packing import digest
 from planaria.runtime.checkpoint.cut import CUT
 from planaria.runtime.checkpoint.foreign.names import Shapes, Whole
 from planaria.runtime.checkpoint.loading import Atom
-from planaria.runtime.checkpoint.recut import MOMENTS
 
 WEIGHTS = "weights"
-KINDS = (WEIGHTS, *MOMENTS)
+KINDS = (WEIGHTS, *adamw.KEYS)
 FILE = "planaria.json"
 FREE = ("init_std", *CUT)
 """what a model may say otherwise than the note: no trained number depends on it"""
@@ -75,11 +75,11 @@ def require_moments(place: Path, kinds: Mapping[str, frozenset[str]], clocks: Ma
 
     :raises UserError: naming the first parameter that lacks something.
     """
-    some = any(held & set(MOMENTS) for held in kinds.values())
+    some = any(held & set(adamw.KEYS) for held in kinds.values())
     for name, held in sorted(kinds.items()):
         if WEIGHTS not in held:
             raise UserError(f"{place}: the weights of {name} are missing, though it has {min(held)}; bring them back")
-        if some and (lacking := [kind for kind in MOMENTS if kind not in held]):
+        if some and (lacking := [kind for kind in adamw.KEYS if kind not in held]):
             raise UserError(f"{place}: {lacking[0]} of {name} is missing, though others have theirs; bring it back")
         if some and name not in clocks:
             raise UserError(

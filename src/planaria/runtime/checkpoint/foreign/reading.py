@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
+from planaria.models.optimizers import adamw
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
 from planaria.runtime.checkpoint.foreign import Job, Reply, names
@@ -33,7 +34,6 @@ from planaria.runtime.checkpoint.foreign.folder import (
 )
 from planaria.runtime.checkpoint.foreign.names import TABLE, Assignment, Whole
 from planaria.runtime.checkpoint.foreign.universal import Universal
-from planaria.runtime.checkpoint.recut import MOMENTS
 from planaria.runtime.checkpoint.stage_file import write_stage
 
 FORMATS: Mapping[str, Callable[[Path], Foreign]] = {"dcp": Dcp, "universal": Universal}
@@ -91,8 +91,7 @@ class Reading:
                 kinds[kind] |= {local[name]: tensor for name, tensor in parts.items() if name in local}
             if self._trained:
                 clocks |= {local[n]: self._foreign.clocks[whole.name] for n in whole.parts if n in local}
-        first, second = (kinds[kind] for kind in MOMENTS)
-        moments = {name: (first[name], second[name]) for name in first}
+        moments = {name: {key: kinds[key][name] for key in adamw.KEYS} for name in kinds[adamw.FIRST]}
         scales = {} if self._note is None else self._note.scales
         own = {local[name]: scale for name, scale in scales.items() if name in local}
         return StageState(kinds[WEIGHTS], moments, clocks, scales=own)

@@ -1,4 +1,4 @@
-"""DeepSpeed's universal folders: ``zero/<name>/{fp32,exp_avg,exp_avg_sq,step}.pt`` in the folder that
+"""DeepSpeed's universal folders: ``zero/<name>/fp32.pt`` and AdamW's ``<key>.pt`` beside it, in the folder that
 ``latest_universal`` names."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
+from planaria.models.optimizers import adamw
 from planaria.runtime.checkpoint.foreign import unpickling
 from planaria.runtime.checkpoint.foreign.folder import (
     KINDS,
@@ -27,10 +28,9 @@ from planaria.runtime.checkpoint.foreign.folder import (
 )
 from planaria.runtime.checkpoint.foreign.unpickling import MEND, SubparamShape
 from planaria.runtime.checkpoint.loading import Atom
-from planaria.runtime.checkpoint.recut import MOMENTS
 
 LATEST, OPTIMIZER, STATES = "latest_universal", "optimizer_state.pt", "mp_rank_00_model_states.pt"
-FILES = {WEIGHTS: "fp32.pt"} | {kind: f"{kind}.pt" for kind in MOMENTS}
+FILES = {WEIGHTS: "fp32.pt"} | {kind: f"{kind}.pt" for kind in adamw.KEYS}
 VERSION, OLDEST = 0.4, 0.2
 INFO = "universal_checkpoint_info"
 PIECES = ("cat_dim", "param_n_sub_params", "sub_param_shape")

@@ -1,0 +1,70 @@
+"""Muon (arXiv 2502.16982) for the matrices of decoder layers, AdamW for all else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from planaria.config.schema import OptimConfig
+from planaria.models.optimizers.adamw import FIRST, SECOND, AdamW, adamw
+from planaria.models.optimizers.base import NONE, Built, groups
+
+LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
+"""what the names of a decoder layer's parameters begin with"""
+
+
+class Muon(AdamW):
+    """State and its keys are AdamW's, also for matrices: Muon's momentum is the same mean of gradients as the first
+    moment, and the second moment stays zero. So stages with both kinds of parameters are re-cut by parameter."""
+
+    elementwise = False
+
+    def build(
+        self,
+        named: Mapping[str, nn.Parameter],
+        stage: int,
+        config: OptimConfig,
+        scales: Mapping[nn.Parameter, float] = NONE,
+    ) -> Built:
+        wanted = matrices(named, stage)
+        theirs = set(wanted)
+        beside = adamw((p for p in named.values() if p not in theirs), config, scales)
+        if not wanted:
+            return beside
+        muon = torch.optim.Muon(
+            groups(wanted, scales),
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            momentum=config.beta1,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        return MuonBesideAdamW(beside, muon)
+
+
+class MuonBesideAdamW:
+    """Both optimizers with one ``state``."""
+
+    def __init__(self, beside: torch.optim.AdamW, muon: torch.optim.Muon) -> None:
+        self._adamw, self._muon = beside, muon
+        self.state = beside.state
+        self.param_groups = [*beside.param_groups, *muon.param_groups]
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        self._adamw.step()
+        for group in self._muon.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                if p not in self.state:
+                    zero = {FIRST: torch.zeros_like(p), SECOND: torch.zeros_like(p)}
+                    self.state[p] = {"step": torch.zeros((), device=p.device), **zero}
+                self.state[p]["step"] += 1
+                self._muon.state[p] = {"momentum_buffer": self.state[p][FIRST]}
+        self._muon.step()  # type: ignore[no-untyped-call]
+
+
+def matrices(named: Mapping[str, nn.Parameter], stage: int) -> list[nn.Parameter]:
+    """Return the matrices of a stage's layers, not the embedding and head, whatever the cut."""
+    return [p for name, p in named.items() if p.ndim == 2 and (stage > 0 or LAYER.match(name))]

@@ -1,0 +1,48 @@
+"""Stochastic gradient descent with momentum, by ``torch.optim.SGD``: one state tensor for each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from planaria.config.schema import OptimConfig
+from planaria.models.optimizers.base import NONE, Built, Optimizer, groups
+
+MOMENTUM = "momentum_buffer"
+
+
+class Sgd(Optimizer):
+    """b ← β₁b + g + λw; w ← w − ηb, or with Nesterov's step w ← w − η(g + λw + β₁b). beta2 and eps have no effect."""
+
+    keys = (MOMENTUM,)
+    nesterov: bool = False
+    """take Nesterov's step"""
+
+    def build(
+        self,
+        named: Mapping[str, nn.Parameter],
+        stage: int,
+        config: OptimConfig,
+        scales: Mapping[nn.Parameter, float] = NONE,
+    ) -> Built:
+        return _CountedSgd(
+            groups(named.values(), scales),
+            lr=config.lr,
+            momentum=config.beta1,
+            weight_decay=config.weight_decay,
+            nesterov=self.nesterov,
+        )
+
+
+class _CountedSgd(torch.optim.SGD):
+    """Counts updates, which torch's SGD does not, and has a momentum from the first one on, even with β₁ = 0."""
+
+    def step(self, closure: Any = None) -> Any:
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            if p not in self.state:
+                self.state[p] = {"step": torch.zeros((), device=p.device), MOMENTUM: torch.zeros_like(p)}
+            self.state[p]["step"] += 1
+        return super().step(closure)

@@ -1,0 +1,171 @@
+"""Every optimizer: its state travels by name, outlives a lost stage, and is refused by another optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_recut_runs import begin, go_on, losses, recipe
+from tiny import engine_of
+from tiny import losses as of_engine
+
+from planaria.common.errors import UserError
+from planaria.config import consent
+from planaria.config.schema import OptimConfig, RunConfig
+from planaria.models.optimizers import OPTIMIZERS, optimizer
+from planaria.models.packing import pack, unpack
+from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
+from planaria.runtime.engine.check import check
+from planaria.runtime.engine.needs import needs
+from planaria.runtime.engine.runner import StageRunner
+
+Recipe = Callable[..., RunConfig]
+KINDS = OPTIMIZERS.names
+
+LION = """
+import torch
+
+from planaria.models.optimizers.base import NONE, Optimizer, groups
+
+
+class Lion(Optimizer):
+    keys = ("mean",)
+    slow: float = 0.99
+
+    def build(self, named, stage, config, scales=NONE):
+        return Signs(groups(named.values(), scales), dict(lr=config.lr, fast=config.beta1, slow=self.slow))
+
+
+class Signs(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p not in self.state:
+                    self.state[p] = {"step": torch.zeros(()), "mean": torch.zeros_like(p)}
+                own = self.state[p]
+                own["step"] += 1
+                p.sub_(own["mean"].lerp(p.grad, 1 - group["fast"]).sign_(), alpha=group["lr"])
+                own["mean"].lerp_(p.grad, 1 - group["slow"])
+"""
+
+
+def optim(kind: str) -> dict[str, Any]:
+    return {"kind": kind, "lr": {"adamw": 5e-3, "muon": 5e-3, "sgd": 0.5}.get(kind, 1e-3)}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An optimizer of a module in the present folder."""
+    (tmp_path / "own_lion.py").write_text(LION)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "own_lion:Lion"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=10)
+@given(drawn=st.data())
+def test_the_state_has_the_declared_tensors_and_travels_to_the_last_bit(kind: str, drawn: st.DataObject) -> None:
+    config = OptimConfig.model_validate({**optim(kind), "weight_decay": drawn.draw(st.sampled_from([0.0, 0.1]))})
+    rule, updates = optimizer(config), drawn.draw(st.integers(1, 4))
+    torch.manual_seed(drawn.draw(st.integers(0, 99)))
+    named = {"layers.0.a": torch.nn.Parameter(torch.randn(4, 6)), "norm": torch.nn.Parameter(torch.randn(6))}
+    built = rule.build(named, 1, config)
+    for _ in range(updates):
+        for parameter in named.values():
+            parameter.grad = torch.randn_like(parameter)
+        built.step()
+    for parameter in named.values():
+        held = built.state[parameter]
+        assert int(held["step"]) == updates and {*rule.keys} <= held.keys()
+        assert all(held[key].shape == parameter.shape and held[key].dtype == torch.float32 for key in rule.keys)
+    assert rule.decays(config).keys() <= {*rule.keys}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_continues_to_the_last_bit_from_a_message_and_from_a_file(
+    config: Recipe, kind: str, tmp_path: Path
+) -> None:
+    made = config(optim=optim(kind))
+    engine, moved = engine_of(made), engine_of(made)
+    assert of_engine(engine, 4) == of_engine(moved, 4)
+    for node, runner in moved.runners.items():
+        state = runner.state()
+        write_stage(tmp_path, runner.stage, 4, state)
+        again = read_stage(tmp_path, runner.stage, 4) if node % 2 else unpack(pack(state))
+        moved.runners[node] = StageRunner(made, runner.stage, initialise=False)
+        moved.runners[node].load(again)
+    assert of_engine(moved, 3) == of_engine(engine, 3)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "own"])
+def test_training_learns_and_continues_after_a_loss(config: Recipe, kind: str, own: str) -> None:
+    with consent.allowing():
+        made = config(
+            optim=optim(own if kind == "own" else kind),
+            recovery={"strategy": "checkfree", "options": {"moments": "mean"}},
+        )
+        check(made.model_copy(update={"engine": "inline"}))
+        engine = engine_of(made)
+        before = of_engine(engine, 12)
+        assert before[-1] < before[0] - 0.1
+        assert engine.lose([2]).reason == ""
+        held = engine.runners[2].state().moments
+        assert held and all({*one} == {*optimizer(made.optim).keys} for one in held.values()), "the neighbours' mean"
+        assert of_engine(engine, 8)[-1] < before[0] - 0.1
+
+
+@pytest.mark.parametrize("strategy", ["redundant", "snapshot"])
+def test_a_copied_stage_of_one_state_tensor_is_the_lost_one(config: Recipe, strategy: str) -> None:
+    made = config(optim=optim("sgd"), recovery={"strategy": f"{strategy}, checkpoint"})
+    struck, unbroken = engine_of(made), engine_of(made)
+    assert of_engine(struck, 5) == of_engine(unbroken, 5)
+    assert struck.lose([2]).reason == ""
+    assert of_engine(struck, 4) == of_engine(unbroken, 4)
+
+
+def test_a_state_of_another_optimizer_is_refused(config: Recipe) -> None:
+    runner, other = (StageRunner(config(optim=optim(kind)), 1) for kind in ("adamw", "sgd"))
+    engine = engine_of(config(optim=optim("adamw")))
+    of_engine(engine, 1)
+    runner.load(engine.runners[1].state())
+    with pytest.raises(ValueError, match=r"has \['exp_avg', 'exp_avg_sq'\], not \('momentum_buffer',\)"):
+        other.load(runner.state())
+
+
+def test_a_run_is_not_resumed_with_another_optimizer(config: Recipe, tmp_path: Path) -> None:
+    folder = begin(recipe(config, tmp_path, steps=3, optim=optim("sgd")))
+    with pytest.raises(UserError, match=r"--optim.kind adamw: the moments of .* are sgd's; .*--train.start"):
+        go_on(folder, optim__kind="adamw", train__steps=5)
+    go_on(folder, train__steps=5)
+    whole = begin(recipe(config, tmp_path / "whole", steps=5, optim=optim("sgd")))
+    assert losses(folder) == losses(whole)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kind": "adam"}, "optim.kind = 'adam': no such choice; did you mean 'adamw'?"),
+        ({"kind": "sgd", "options": {"nesterof": True}}, "optim.options.nesterof: no option of 'sgd'; did you mean"),
+        ({"kind": "sgd", "options": {"nesterov": 3}}, "optim.options.nesterov = 3: "),
+        ({"kind": "adamw", "options": {"nesterov": True}}, "optim.options.nesterov: no option of 'adamw'"),
+    ],
+)
+def test_a_wrong_optimizer_is_one_line_before_any_step(config: Recipe, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        check(config(optim=fields))
+    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+
+
+def test_a_device_needs_room_for_the_state_that_there_is(config: Recipe) -> None:
+    sizes = {}
+    for kind in KINDS:
+        made = config(optim=optim(kind))
+        made = made.model_copy(update={"train": made.train.model_copy(update={"device": "cuda"})})
+        sizes[kind] = needs(made).stages[1]
+    assert sizes["adamw"] == sizes["muon"] and sizes["sgd"] * 4 == sizes["adamw"] * 3
