@@ -1,7 +1,8 @@
 # make demo   train the demo recipe: a pipeline of real processes, two of which are killed on the way
 # make demo-swarm   four peers learn to add from each other's completions, without trusting each other
 # make test   lint, types and tests
-# make test-slow   the other tests: more settings, and what takes longest, such as the wheel
+# make test-all   every test that needs no GPU: about an hour on two cores
+# make test-slow   those that make test leaves out: more settings, and what takes longest, such as the wheel
 # make test-gpu   what needs a CUDA device; skipped, with the reason, where there is none
 # make hunt   the property tests again, with new random examples each time
 # make docs   the documentation as a site, in build/site
@@ -20,7 +21,7 @@ BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' b
 # Hundreds of processes are started, and each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-swarm test lint types unit test-slow test-gpu hunt docs bench clean
+.PHONY: demo demo-swarm test lint types unit test-all test-slow test-gpu hunt docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/planaria train demo
@@ -41,6 +42,8 @@ types: $(VENV)/.installed-dev
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/pytest -n 2 --dist loadfile --durations=30 --durations-min=5
+
+test-all: lint types unit test-slow
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --timeout 600

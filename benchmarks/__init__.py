@@ -1,1 +1,1 @@
-"""One command per claim: ``python -m benchmarks.NAME`` measures it beside what bounds it, and says PASS or FAIL."""
+"""Evidence for published numbers: ``python -m benchmarks.NAME [CASE]`` measures claims and prints PASS or FAIL."""

@@ -1,10 +1,4 @@
-"""What do checkpoints cost: digests, another cut, memory?
-
-A state of 256 MB is saved with its manifest and digests, and the same bytes are written plainly, with fsync; it is
-loaded at the same cut and at another. Then a state shaped like a model of 1.5 billion parameters, stage by stage,
-against the disk's own speed for the same bytes; what is read is not in the system's cache. Peaks of memory are the
-process's, above what it had before. torch's distributed checkpoints of the same tensors stand beside, for comparison.
-"""
+"""Checkpoints: speed and memory of saving and loading, saves in the background, memory of activations."""
 
 from __future__ import annotations
 
@@ -12,21 +6,39 @@ import argparse
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
+from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, parser, start
+from benchmarks.fleet_run import bytes_data, require_finished, run_fleet
+from planaria.common.errors import UserError
+from planaria.config.schema import (
+    CheckpointConfig,
+    FleetConfig,
+    OptimConfig,
+    PipelineConfig,
+    RecoveryConfig,
+    RunConfig,
+    TrainConfig,
+)
+from planaria.control import decisions as d
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from planaria.config.schema import RunConfig
+    from planaria.control.run_record import RunRecord
     from planaria.models.state import StageState
     from planaria.runtime.checkpoint.store import Saved
 
-NAME = "checkpoints"
+
+CHECKPOINTS_NAME = "checkpoints"
 STEP = 1000
 CHUNK = 16 << 20
 FAST, LITTLE, NO_COPY = Claim(low=0.8), Claim(high=1.05), Claim(high=1.1)
@@ -232,7 +244,7 @@ def large(place: Path, layers: int, dim: int, vocab: int) -> list[Row]:
 
 
 def arguments() -> argparse.Namespace:
-    flags = parser(NAME, __doc__)
+    flags = parser(CHECKPOINTS_NAME, run_checkpoints.__doc__)
     flags.add_argument("--megabytes", type=int, default=256)
     flags.add_argument("--repeats", type=int, default=7)
     flags.add_argument("--layers", type=int, default=28, help="of the large model, each a stage")
@@ -242,7 +254,15 @@ def arguments() -> argparse.Namespace:
     return flags.parse_args()
 
 
-def main() -> int:
+def run_checkpoints() -> int:
+    """What do checkpoints cost: digests, another cut, memory?
+
+    A state of 256 MB is saved with its manifest and digests, and the same bytes are written plainly, with fsync; it is
+    loaded at the same cut and at another. Then a state shaped like a model of 1.5 billion parameters, stage by stage,
+    against the disk's own speed for the same bytes; what is read is not in the system's cache. Peaks of memory are the
+    process's, above what it had before. torch's distributed checkpoints of the same tensors stand beside, for
+    comparison.
+    """
     given = arguments()
     place = Path(tempfile.mkdtemp(prefix="planaria-", dir=given.place))
     try:
@@ -252,8 +272,217 @@ def main() -> int:
         rows += large(place, given.layers, given.dim, given.vocab)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return conclude(NAME, given, rows)
+    return conclude(CHECKPOINTS_NAME, given, rows)
+
+
+SAVES_NAME = "saves"
+SAVES_LITTLE = Claim(high=0.1)
+
+
+class Arm:
+    """Runs with one kind of save, and what their logs say."""
+
+    def __init__(self, given: argparse.Namespace, background: bool) -> None:
+        self.config = recipe(given, background)
+        self.waits: list[float] = []
+        """of each save but the last of a run, which always is waited for"""
+        self.plain: list[float] = []
+        """steps beside which nothing is written"""
+        self.beside: list[float] = []
+
+    def run(self) -> float:
+        """The mean wait of one more run; seconds."""
+        record = run_fleet(self.config)
+        require_finished(record)
+        waits = self._read(record)
+        shutil.rmtree(record.folder)
+        self.waits += waits
+        return fmean(waits)
+
+    def _read(self, record: RunRecord) -> list[float]:
+        waits, ordered, began, writing = [], None, 0.0, False
+        for t, fact in record.history:
+            if isinstance(fact, d.Save):
+                ordered, writing = t, True
+            elif isinstance(fact, d.Seal):
+                writing = False
+            elif isinstance(fact, d.RunStep):
+                waits += [] if ordered is None else [t - ordered]
+                ordered, began = None, t
+            elif isinstance(fact, d.Commit):
+                (self.beside if writing else self.plain).append(t - began)
+        return waits
+
+
+def recipe(given: argparse.Namespace, background: bool) -> RunConfig:
+    """The recipe smollm2 without its weights."""
+    from planaria.config.recipe import load
+    from planaria.config.shipped import find
+
+    model = load(find("smollm2"), {}).model
+    if given.layers < 6 or (given.layers - model.ends_layers) % 4:
+        raise UserError(f"--layers {given.layers}: two at the ends and as many in each of four stages; give 6, 10, …")
+    return RunConfig(
+        name=f"{SAVES_NAME}-{'background' if background else 'foreground'}",
+        out=str(given.out),
+        model=model.model_copy(update={"layers": given.layers, "context": given.context}),
+        pipeline=PipelineConfig(stages=4, microbatches=4, microbatch_size=1),
+        optim=OptimConfig(lr=1e-5),
+        data=bytes_data(),
+        train=TrainConfig(steps=given.every * (given.saves + 1), eval_every=0),
+        recovery=RecoveryConfig(strategy="checkpoint"),
+        fleet=FleetConfig(spares=0),
+        checkpoint=CheckpointConfig(every=given.every, keep=1, background=background),
+    )
+
+
+def compare(given: argparse.Namespace) -> Row:
+    from planaria.models.stages import parameter_count
+
+    behind, before = Arm(given, True), Arm(given, False)
+    short, long = interleaved([behind.run, before.run], given.repeats)
+    size = 12 * parameter_count(before.config.model) / 1e9
+    beside = {
+        "background": f"{median(behind.waits):.3f} s, at most {max(behind.waits):.3f} s",
+        "foreground": f"{median(before.waits):.2f} s",
+        "a step": f"{median(behind.plain):.2f} s",
+        "beside writing": f"{median(behind.beside):.2f} s" if behind.beside else "none",
+    }
+    ratios = [a / b for a, b in zip(short, long, strict=True)]
+    what = f"{size:.1f} GB at five workers: wait in the background / in the foreground"
+    return Row(what, ratios, "memory / disk", SAVES_LITTLE, beside)
+
+
+def run_saves() -> int:
+    """How long does training wait for a checkpoint that is written in the background, over one that it waits for?
+
+    The fleet trains a model of SmolLM2-135M's shapes, from random weights, once with each kind of save in turns. A wait
+    is from the order to save to the order of the next step, as the run's log has it. The claim: all waits of a run in
+    the background, the first included, which copies to memory that was never touched, take at most 1/10 of as many in
+    the foreground. What the writing costs the steps beside it is shown.
+
+    A checkpoint has 12 bytes a parameter, 1.6 GB; a run needs room for two of them (``--out``).
+    """
+    flags = parser(SAVES_NAME, run_saves.__doc__)
+    flags.add_argument("--repeats", type=int, default=3, help="runs of each kind")
+    flags.add_argument("--saves", type=int, default=3, help="of a run, beside the one at its end")
+    flags.add_argument("--every", type=int, default=12, help="steps between saves")
+    flags.add_argument("--layers", type=int, default=30, help="fewer take less room: 6 half a gigabyte")
+    flags.add_argument("--context", type=int, default=16, help="tokens of a sample; short steps make short runs")
+    flags.add_argument("--out", type=Path, default=RUNS, help="a folder on the disk that is written to")
+    given = flags.parse_args()
+    return conclude(SAVES_NAME, given, [compare(given)], ["measured: mean wait of a run's saves in either way"])
+
+
+ACTIVATIONS_NAME = "activations"
+WHOLE = 1 << 60
+ALLOCATOR = "MALLOC_MMAP_THRESHOLD_"
+
+Side = Callable[[], "list[Tensor]"]
+"""one microbatch; the gradients"""
+
+
+def ends(tokens: int, dim: int, vocab: int) -> tuple[Side, Side]:
+    """The loss of so many tokens, with all logits at once and in chunks."""
+    import torch
+
+    from planaria.config.schema import ModelConfig
+    from planaria.models import chunked_loss
+    from planaria.models.families import build_stage
+
+    model = ModelConfig(vocab=vocab, dim=dim, layers=1, heads=dim // 64, context=tokens // 8, tied=False)
+    module: Any = build_stage(model, 1, 0, 1)
+    draw = torch.Generator().manual_seed(1)
+    given = torch.randn(8, tokens // 8, dim, generator=draw)
+    targets = torch.randint(vocab, (8, tokens // 8), generator=draw)
+    usual = chunked_loss.CPU_BYTES
+
+    def side(chunk: int) -> list[Tensor]:
+        chunked_loss.CPU_BYTES = chunk
+        module.zero_grad()
+        x = given.clone().requires_grad_()
+        module.loss(x, targets).backward()
+        return [x.grad, module.lm_head.weight.grad.clone()]
+
+    return lambda: side(WHOLE), lambda: side(usual)
+
+
+def block(layers: int, dim: int, tokens: int) -> tuple[Side, Side]:
+    """A block stage's microbatch, with all activations kept and recomputed."""
+    import torch
+
+    from planaria.config.schema import ModelConfig
+    from planaria.models.families import build_stage
+
+    model = ModelConfig(vocab=64, dim=dim, layers=layers, heads=dim // 64, hidden=dim * 11 // 4, context=tokens // 8)
+    module: Any = build_stage(model, 1, 1, 1)
+    given = torch.randn(8, tokens // 8, dim, generator=torch.Generator().manual_seed(1))
+
+    def side(recompute: bool) -> list[Tensor]:
+        module.recompute = recompute
+        module.zero_grad()
+        x = given.clone().requires_grad_()
+        module(x).square().mean().backward()
+        return [x.grad, *(parameter.grad.clone() for parameter in module.parameters())]
+
+    return lambda: side(False), lambda: side(True)
+
+
+def measured(name: str, before: Side, after: Side, most: float, repeats: int) -> list[Row]:
+    """Memory, gradients and time of the new way over the old one."""
+    used: list[float] = []
+    for side in (after, before):  # what the larger one gives back would hide what the smaller one takes
+        side()
+        with peak(used):
+            found = side()
+        kept = sum(gradient.nbytes for gradient in found)
+        used[-1] -= kept  # a copy that is made here
+        del found
+    old, new = before(), after()
+    apart = max(float((a - b).norm() / b.norm()) for a, b in zip(new, old, strict=True))
+    slow, quick = interleaved([lambda: timed(before), lambda: timed(after)], repeats)
+    ratios = [new_s / old_s for new_s, old_s in zip(quick, slow, strict=True)]
+    beside = {"before, MB": round(used[1] / 1e6), "now, MB": round(used[0] / 1e6)}
+    return [
+        Row(f"{name}: peak memory over before", [used[0] / used[1]], "1", Claim(high=most), beside),
+        Row(f"{name}: gradients, apart from before", [apart], "1", Claim(high=1e-6)),
+        Row(f"{name}: seconds over before", ratios, "1", None, {"seconds": round(median(quick), 3)}),
+    ]
+
+
+def activations_arguments() -> argparse.Namespace:
+    flags = parser(ACTIVATIONS_NAME, run_activations.__doc__)
+    flags.add_argument("--tokens", type=int, default=4096, help="of one microbatch")
+    flags.add_argument("--dim", type=int, default=256)
+    flags.add_argument("--vocab", type=int, default=32768)
+    flags.add_argument("--layers", type=int, default=8)
+    flags.add_argument("--repeats", type=int, default=3)
+    return flags.parse_args()
+
+
+def run_activations() -> int:
+    """What do chunks of logits and recomputed activations save, and what do they cost?
+
+    The ends of a model with a vocabulary of 32,768, and a block stage of eight layers, each with one microbatch forward
+    and backward: the process's peak above what it had before, with and without; the gradients of both ways; seconds in
+    turns.
+
+    glibc's malloc keeps the holes that freed activations leave, and its peak says little of what is in use: by default
+    eight recomputed layers take 0.49 of the memory. So the process is started with ``MALLOC_MMAP_THRESHOLD_`` = 256 KB,
+    by which large memory goes back at once. Workers can be started so too; touching fresh pages takes time, though: a
+    microbatch of eight layers 2.7 s in place of 1.7.
+    """
+    given = activations_arguments()
+    if ALLOCATOR not in os.environ:
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.checkpoints", "activations", *sys.argv[1:]],
+            os.environ | {ALLOCATOR: str(256 << 10)},
+        )
+    loss = measured("the ends' loss", *ends(given.tokens, given.dim, given.vocab), 0.35, given.repeats)
+    stage = measured("a block stage", *block(given.layers, given.dim, given.tokens), 0.4, given.repeats)
+    return conclude(ACTIVATIONS_NAME, given, [*loss, *stage])
 
 
 if __name__ == "__main__":
-    start(main)
+    start(checkpoints=run_checkpoints, saves=run_saves, activations=run_activations)

@@ -1,29 +1,34 @@
-"""What do the erasure codes survive, what does a repair read, and how fast are they?
-
-Every set of losses that a code claims is really lost and brought back, the table of losses survived against reads is
-counted set by set, and annealing finds the sparse code of 16 shards. Speeds are of one thread's time, in megabytes of
-data a second; zfec's stand beside them where it is installed.
-"""
+"""Erasure codes: exactness, speed and survival, and a swarm that learns to complete codes."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import json
+import random
+import shutil
 import statistics
 import time
-from collections.abc import Callable
-from itertools import combinations
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, islice
 from pathlib import Path
+from statistics import fmean
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from benchmarks.common import RESULTS, Claim, Row, conclude, interleaved, parser, start, write
+from benchmarks.common import RESULTS, RUNS, Claim, Row, conclude, interleaved, parser, start, write
 
 if TYPE_CHECKING:
     from planaria.recovery.codes import Code, Layout
+    from planaria.swarm.config import SwarmConfig
+    from planaria.swarm.policy.base import Policy
+    from planaria.swarm.tasks.base import Problem
+    from planaria.swarm.tasks.codes import Codes
 
-NAME = "codes"
+
+CODES_NAME = "codes"
 GROUPS = {(4, 1): 1 / 3, (4, 2): 1.0, (6, 2): 0.5, (8, 3): 0.6}
 """parity held over state, by members and losses tolerated"""
 KNOWN = {
@@ -204,7 +209,7 @@ def over_a_link(kinds: dict[str, Code], size: int) -> Row:
 
 
 def arguments() -> argparse.Namespace:
-    flags = parser(NAME, __doc__)
+    flags = parser(CODES_NAME, run_codes.__doc__)
     flags.add_argument("--seed", type=int, default=4, help="of the annealing")
     flags.add_argument("--tries", type=int, default=20_000, help="matrices that the annealing counts")
     flags.add_argument("--megabytes", type=int, default=64, help="of data that is encoded")
@@ -215,7 +220,13 @@ def arguments() -> argparse.Namespace:
     return flags.parse_args()
 
 
-def main() -> int:
+def run_codes() -> int:
+    """What do the erasure codes survive, what does a repair read, and how fast are they?
+
+    Every set of losses that a code claims is really lost and brought back, the table of losses survived against reads
+    is counted set by set, and annealing finds the sparse code of 16 shards. Speeds are of one thread's time, in
+    megabytes of data a second; zfec's stand beside them where it is installed.
+    """
     given = arguments()
     import numpy as np
 
@@ -242,8 +253,278 @@ def main() -> int:
     ]
     if given.save:
         write(given.to, file(found).model_dump_json(indent=1) + "\n")
-    return conclude(NAME, given, rows, [*notes, f"certificate: {json.dumps(said)}"])
+    return conclude(CODES_NAME, given, rows, [*notes, f"certificate: {json.dumps(said)}"])
+
+
+Columns = list[int]
+"""of the hidden shards, each the bits of its checks"""
+Search = Callable[["Codes", "Problem", random.Random], Iterator[float]]
+"""the rewards that it looks at, one after the other, without end"""
+PATIENCE = 40
+"""changes without a gain after which a climb begins anew"""
+
+
+def text(task: Codes, columns: Sequence[int]) -> str:
+    edges = [
+        f"{ascii_lowercase[c]}{task.shown + n}"
+        for n, column in enumerate(columns)
+        for c in range(12)
+        if column >> c & 1
+    ]
+    return task.form.write("", ",".join(edges))
+
+
+def vectors(task: Codes) -> list[int]:
+    """All sets of checks that a shard may be in."""
+    return [v for v in range(1, 1 << task.shards - task.data) if v.bit_count() <= task.degree]
+
+
+def drawn(task: Codes, rng: random.Random) -> Columns:
+    return [rng.choice(vectors(task)) for _ in range(task.shards - task.shown)]
+
+
+def blind(task: Codes, problem: Problem, rng: random.Random) -> Iterator[float]:
+    """Any shards."""
+    while True:
+        yield task.score(problem, text(task, drawn(task, rng)))
+
+
+def climb(task: Codes, problem: Problem, rng: random.Random, patience: int = PATIENCE) -> Iterator[float]:
+    """From any shards on, an edge is turned over or a shard drawn anew, and kept unless that is worth less."""
+    while True:
+        columns = drawn(task, rng)
+        now = task.score(problem, text(task, columns))
+        yield now
+        idle = 0
+        while idle < patience:
+            changed, place = list(columns), rng.randrange(len(columns))
+            if rng.random() < 0.5:
+                changed[place] ^= 1 << rng.randrange(task.shards - task.data)
+            else:
+                changed[place] = rng.choice(vectors(task))
+            found = task.score(problem, text(task, changed))
+            yield found
+            idle = 0 if found > now else idle + 1
+            if found >= now:
+                columns, now = changed, found
+
+
+def best(search: Search, task: Codes, problem: Problem, rng: random.Random, looks: int) -> float:
+    """The best reward of so many; a search ends with the first that is 1."""
+    found = 0.0
+    for reward in islice(search(task, problem, rng), looks):
+        found = max(found, reward)
+        if found == 1:
+            break
+    return found
+
+
+def greedy(task: Codes, shown: Sequence[int], rng: random.Random) -> Columns | None:
+    """Shard by shard, any that no few others add up to and that checks have room for; None where none is left."""
+    columns, room = [], [task.weight - sum(v >> c & 1 for v in shown) for c in range(task.shards - task.data)]
+    for _ in range(task.shards - task.shown):
+        sums = {0}
+        for _few in range(task.distance - 2):
+            sums |= {v ^ each for v in [*shown, *columns] for each in sums}
+        fit = [v for v in vectors(task) if v not in sums and all(left >= (v >> c & 1) for c, left in enumerate(room))]
+        if not fit:
+            return None
+        light = min(v.bit_count() for v in fit)
+        column = rng.choice([v for v in fit if v.bit_count() == light])
+        columns.append(column)
+        room = [left - (column >> c & 1) for c, left in enumerate(room)]
+    return columns
+
+
+CODE_SEARCH_NAME = "code_search"
+LOOKS = (1, 4, 16, 64)
+"""rewards that are looked at for one problem"""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one seed's learning came to: solved shares by one draw (before, after), and by the best of several."""
+
+    curve: list[float]
+    before: dict[int, float]
+    after: dict[int, float]
+
+
+def recipe(given: argparse.Namespace, name: str, seed: int) -> SwarmConfig:
+    from planaria.config import shipped
+    from planaria.config.recipe import read
+    from planaria.swarm.config import SwarmConfig
+
+    plain: dict[str, Any] = read(shipped.find("code_swarm")) | {"name": name, "seed": seed}
+    plain["task"] = {"name": "codes", "options": options(given)}
+    plain["school"] = {"steps": given.school, "seed": seed}
+    plain["rounds"] = plain["rounds"] | {"count": given.rounds, "keep": 0}
+    plain["evaluate"] = {"every": 10, "problems": 1000}
+    plain["optim"] = {"lr": given.lr}
+    return SwarmConfig.model_validate(plain)
+
+
+def options(given: argparse.Namespace) -> dict[str, Any]:
+    return {key: getattr(given, key) for key in ("shards", "data", "distance", "weight", "degree", "shown")}
+
+
+def learn(given: argparse.Namespace, arm: str, seed: int, problems: Sequence[Problem]) -> Learned:
+    """One run of a swarm, kept: all its rounds as its first peer lives through them."""
+    config = recipe(given, f"{arm}-{seed}", seed)
+    folder = RUNS / CODE_SEARCH_NAME / config.name.replace(" ", "_")
+    kept, said = folder / "learned.json", f"{config.model_dump_json()} {given.problems}"
+    if kept.is_file() and (found := json.loads(kept.read_text()))["said"] == said:
+        return Learned(found["curve"], *({int(k): v for k, v in found[when].items()} for when in ("before", "after")))
+    shutil.rmtree(folder, ignore_errors=True)
+    learned = ran(given, config, arm, problems, folder)
+    print(f"{config.name}: {' '.join(f'{x:.3f}' for x in learned.curve)}; {learned}", flush=True)
+    write(kept, json.dumps(asdict(learned) | {"said": said}))
+    return learned
+
+
+def ran(given: argparse.Namespace, config: SwarmConfig, arm: str, problems: Sequence[Problem], folder: Path) -> Learned:
+    from benchmarks.consensus import together
+    from planaria.swarm.assemble import policy_of, task_of
+    from planaria.swarm.records.lines import LOG, Evaluated, read_log
+    from planaria.swarm.tasks.codes import Codes
+
+    task: Any = task_of(config)
+    policy = policy_of(config, task, print)  # one school for both arms
+    before = drawn_best(given, config, policy, problems, task)
+    if arm == "right alone":
+        task = only_right(Codes)(**options(given))
+    together(config, folder, task, policy)
+    curve = [r.accuracy.rate or 0.0 for r in read_log(folder / "p0" / LOG) if isinstance(r, Evaluated)]
+    after = drawn_best(given, config, policy, problems, task)
+    return Learned(curve, before, after)
+
+
+def only_right(base: type[Codes]) -> type[Codes]:
+    """The same task, that pays nothing for a part of the way."""
+
+    class OnlyRight(base):  # type: ignore[valid-type, misc]
+        def score(self, problem: Problem, completion: str) -> float:
+            return float(super().score(problem, completion) == 1)
+
+    return OnlyRight
+
+
+def drawn_best(
+    given: argparse.Namespace, config: SwarmConfig, policy: Policy, problems: Sequence[Problem], task: Codes
+) -> dict[int, float]:
+    """Share of problems that the best of so many draws of a policy solves."""
+    from planaria.swarm.draws import generator
+    from planaria.swarm.rollout import ask
+
+    solved: dict[int, list[bool]] = {looks: [] for looks in LOOKS}
+    for n, problem in enumerate(problems):
+        (found,) = policy.sample(
+            [ask(problem, policy).prompt],
+            max(LOOKS),
+            config.sampling.max_new,
+            config.sampling.temperature,
+            config.sampling.support(policy.vocab),
+            generator("best", config.seed, n),
+        )
+        right = [one.ended and task.solves(problem, policy.decode(one.ids)) for one in found]
+        for looks, shares in solved.items():
+            shares.append(any(right[:looks]))
+    return {looks: fmean(shares) for looks, shares in solved.items()}
+
+
+def searched(task: Codes, search: Search, problems: Sequence[Problem], seed: int, looks: int) -> float:
+    rng = random.Random(seed)
+    return fmean(best(search, task, problem, rng, looks) == 1 for problem in problems)
+
+
+def constructed(task: Codes, problems: Sequence[Problem], seed: int, tries: int) -> float:
+    """Share of problems that the greedy rule solves in so many tries, without looking at a reward."""
+    rng, solved = random.Random(seed), []
+    for problem in problems:
+        columns = shown(task, problem)
+        found = (greedy(task, columns, rng) for _ in range(tries))
+        solved.append(any(task.solves(problem, text(task, hidden)) for hidden in found if hidden is not None))
+    return fmean(solved)
+
+
+def shown(task: Codes, problem: Problem) -> list[int]:
+    columns = [0] * task.shown
+    for edge in problem.prompt.rstrip("=").split(","):
+        columns[int(edge[1:])] |= 1 << ord(edge[0]) - ord("a")
+    return columns
+
+
+def learning_rows(runs: dict[str, list[Learned]]) -> list[Row]:
+    rows = []
+    for arm, found in runs.items():
+        rises = [run.curve[-1] - run.curve[0] for run in found]
+        rows += [
+            Row(f"{arm}: solved by one draw, before", [run.curve[0] for run in found], "all: 1"),
+            Row(f"{arm}: the same, after", [run.curve[-1] for run in found], "all: 1"),
+            Row(f"{arm}: rise", rises, "all: 1", Claim(low=0.1) if arm == GRADED else None, judged="least"),
+        ]
+    return rows
+
+
+def search_rows(given: argparse.Namespace, task: Codes, runs: list[Learned], problems: Sequence[Problem]) -> list[Row]:
+    rows = []
+    for looks in LOOKS:
+        sides = {
+            "policy, before": [run.before[looks] for run in runs],
+            "policy, after": [run.after[looks] for run in runs],
+            "blind": [searched(task, blind, problems, seed, looks) for seed in given.seeds],
+            "climb": [searched(task, climb, problems, seed, looks) for seed in given.seeds],
+            "greedy, no reward": [constructed(task, problems, seed, looks) for seed in given.seeds],
+        }
+        rows += [Row(f"{looks} looks a problem: {side}", found, "all: 1") for side, found in sides.items()]
+    spent = given.rounds * 16 * 12
+    each = spent // len(problems) + 1
+    for name, search in (("blind", blind), ("climb", climb)):
+        found = [searched(task, search, problems, seed, each) for seed in given.seeds]
+        lead = [run.after[1] - other for run, other in zip(runs, found, strict=True)]
+        rows += [
+            Row(f"{spent + len(problems)} looks at {len(problems)} problems in all: {name}", found, "all: 1"),
+            Row(f"the same: policy after learning, less {name}", lead, "as good: 0"),
+        ]
+    return rows
+
+
+GRADED = "worth"
+
+
+def run_code_search() -> int:
+    """Does a swarm learn to complete erasure codes, and is that worth its rewards beside plain search?
+
+    - learn: four peers learn the task `codes` from worked solutions that contain mistakes. Measured: held-out problems
+      solved by one draw, before and after, rewarded by the worth of a code, and for correct answers alone.
+    - search: the same held-out problems by draws of the policy, blind draws, hill climbing and a greedy rule, with as
+      many rewards evaluated; and what the rewards spent on learning would have bought.
+
+    Learning is computed by one of four peers with equal weights for all (benchmarks/consensus.py says why).
+    """
+    flags = parser(CODE_SEARCH_NAME, run_code_search.__doc__)
+    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    flags.add_argument("--rounds", type=int, default=60)
+    flags.add_argument("--school", type=int, default=800, help="steps")
+    flags.add_argument("--lr", type=float, default=1e-3)
+    flags.add_argument("--problems", type=int, default=150, help="held out, for the searches")
+    flags.add_argument("--arms", nargs="+", default=[GRADED, "right alone"])
+    for key, usual in (("shards", 8), ("data", 4), ("distance", 3), ("weight", 4), ("degree", 3), ("shown", 4)):
+        flags.add_argument(f"--{key}", type=int, default=usual)
+    given = flags.parse_args()
+    import torch
+
+    from planaria.swarm.tasks.codes import Codes
+
+    torch.set_num_threads(1)
+    task = Codes(**options(given))
+    problems = [task.problem(task.training + n) for n in range(given.problems)]
+    runs = {arm: [learn(given, arm, seed, problems) for seed in given.seeds] for arm in given.arms}
+    rows = learning_rows(runs) + search_rows(given, task, runs[given.arms[0]], problems)
+    return conclude(
+        CODE_SEARCH_NAME, given, rows, [f"{task.name}, {task.shown} shown; one draw: 1,000 held-out problems"]
+    )
 
 
 if __name__ == "__main__":
-    start(main)
+    start(codes=run_codes, code_search=run_code_search)

@@ -7,6 +7,7 @@ what is cheap; the rest is imported where it is used, as the command line does.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import math
 import os
@@ -117,7 +118,10 @@ class Row:
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """A benchmark's flags, ``--save`` among them; its module's docstring is the help text."""
     made = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}", description=doc, formatter_class=_Formatter, allow_abbrev=False
+        prog=" ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *_case]),
+        description=inspect.cleandoc(doc or ""),
+        formatter_class=_Formatter,
+        allow_abbrev=False,
     )
     made.add_argument("--save", action="store_true", help=f"write the numbers to results/{file_of(name).name} too")
     return made
@@ -208,11 +212,14 @@ def saved(name: str) -> dict[str, Any]:
 
 
 def keep(name: str, record: Mapping[str, object]) -> Path:
-    """Add or replace one result in its file, atomically; return the file's path."""
+    """Add or replace one result in its file, a line for each, atomically; return the file's path."""
     path = file_of(name)
     results = json.loads(path.read_text()) if path.is_file() else {}
     results = dict(sorted({**results, name: record}.items()))
-    write(path, json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    lines = (
+        f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}" for key, value in results.items()
+    )
+    write(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
 
 
@@ -255,16 +262,50 @@ def interleaved(sides: Sequence[Callable[[], float]], repeats: int) -> list[list
     return found
 
 
-def start(main: Callable[[], int]) -> None:
-    """Run a benchmark as a program: users' mistakes are one line and exit code 2."""
+_case: list[str] = []
+"""the case that runs, if the benchmark has several"""
+
+
+def start(main: Callable[[], int] | None = None, **cases: Callable[[], int]) -> None:
+    """Run a benchmark as a program, or one of its cases: ``python -m benchmarks.FILE CASE``; without CASE, all of them.
+
+    Errors that the user can fix are printed in one line and exit with code 2.
+    """
+    if main:
+        sys.exit(_run(main))
+    if sys.argv[1:2] in [["-h"], ["--help"]]:
+        print(_overview(cases))
+        sys.exit()
+    chosen = list(cases)
+    if sys.argv[1:] and not sys.argv[1].startswith("-"):
+        chosen = [sys.argv.pop(1)]
+        if chosen[0] not in cases:
+            print(f"benchmark: no case {chosen[0]!r}; choose from {', '.join(cases)}", file=sys.stderr)
+            sys.exit(2)
+    codes = []
+    for name in chosen:
+        _case[:] = [name]
+        codes.append(_run(cases[name]))
+    sys.exit(max(codes))
+
+
+def _run(main: Callable[[], int]) -> int:
     from planaria.common.errors import RunStopped, UserError
 
     try:
-        code = main()
+        return main()
     except (UserError, RunStopped) as error:
         print(f"benchmark: {error}", file=sys.stderr)
-        code = 2
-    sys.exit(code)
+        return 2
+
+
+def _overview(cases: Mapping[str, Callable[[], int]]) -> str:
+    """Each case with the first line of its description."""
+    program = f"python -m benchmarks.{Path(sys.argv[0]).stem}"
+    rows = [f"  {name:14} {inspect.cleandoc(case.__doc__ or '').partition(chr(10))[0]}" for name, case in cases.items()]
+    return "\n".join(
+        [f"usage: {program} [CASE] [FLAGS]", "", "Without CASE, all cases run. CASE --help shows its flags.", "", *rows]
+    )
 
 
 def _finite(value: float) -> float | None:

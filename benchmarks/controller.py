@@ -1,35 +1,39 @@
-"""What it costs the controller to think, by the number of workers: CPU time of ``decide`` and ``apply``, nothing else.
-
-Workers are pretended: they do as they are told at once, and their reports come in random order. What happens is written
-down first and folded again under the clock, ``decide`` after every fact, as the controller does it. Two layouts: one
-replica on a schedule, with many nodes for each of eight stages; and replicas of eight workers that meet in pairs every
-tenth step. The claims, at 1,000 workers: at most 20 ms for a step, at most 0.3 s for a loss (two broken edges, a death
-notice, until the first order of the new generation), and a worker costs at most 1.25 of what it costs among 16.
-"""
+"""Cost of the control plane and of observing a run: 1,000 workers, watchers of the live page, trackers."""
 
 from __future__ import annotations
 
 import argparse
 import gc
+import http.client
 import json
 import os
 import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
-from benchmarks.common import ROOT, Claim, Row, conclude, parser, start
+from benchmarks.common import ROOT, Claim, Row, conclude, interleaved, milliseconds, parser, start
+from benchmarks.fleet_run import add_model_flags, real_stages, require_finished, run_fleet, step_seconds
+from benchmarks.inline import cpu_seconds
+from planaria.report.live.tracker import Tracker
 
 if TYPE_CHECKING:
+    from planaria.config.schema import RunConfig
     from planaria.control.decisions import Decision
     from planaria.control.events import Event, RunStarted
+    from planaria.control.protocols import Observer
     from planaria.control.state import RunState
 
-NAME = "controller"
+
+CONTROLLER_NAME = "controller"
 STAGES = 8
 """the ends among them"""
 EVERY = 10
@@ -43,7 +47,8 @@ def started(**layout: Any) -> RunStarted:
     from planaria.control.events import RunStarted
 
     plain = {
-        "name": NAME, "seed": 1, "stages": STAGES - 1, "steps": 10**6, "first_step": 0, "wall_time": 0.0, "spares": 2,
+        "name": CONTROLLER_NAME,
+        "seed": 1, "stages": STAGES - 1, "steps": 10**6, "first_step": 0, "wall_time": 0.0, "spares": 2,
     }  # fmt: skip
     return RunStarted.model_validate(plain | layout)
 
@@ -253,7 +258,7 @@ def before(given: argparse.Namespace) -> dict[str, list[list[float]]]:
         paths = os.pathsep.join([str(given.before), str(ROOT)])
         try:
             told = subprocess.run(
-                [sys.executable, "-m", f"benchmarks.{NAME}", *flags],
+                [sys.executable, "-m", "benchmarks.controller", "controller", *flags],
                 env=os.environ | {"PYTHONPATH": paths},
                 capture_output=True,
                 text=True,
@@ -291,8 +296,17 @@ def rows(given: argparse.Namespace) -> list[Row]:
     return found
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
+def run_controller() -> int:
+    """Measure the controller's CPU time of ``decide`` and ``apply``, by the number of workers.
+
+    Workers are pretended: they do as they are told at once, and their reports come in random order. What happens is
+    written down first and folded again under the clock, ``decide`` after every fact, as the controller does it. Two
+    layouts: one replica on a schedule, with many nodes for each of eight stages; and replicas of eight workers that
+    meet in pairs every tenth step. The claims, at 1,000 workers: at most 20 ms for a step, at most 0.3 s for a loss
+    (two broken edges, a death notice, until the first order of the new generation), and a worker costs at most 1.25 of
+    what it costs among 16.
+    """
+    flags = parser(CONTROLLER_NAME, run_controller.__doc__)
     flags.add_argument("--workers", type=int, nargs="+", default=[16, 64, 256, 512, LARGE], help="sizes")
     flags.add_argument("--steps", type=int, default=EVERY, help="folded at a time; a round is one of ten")
     flags.add_argument("--repeats", type=int, default=9)
@@ -307,8 +321,168 @@ def main() -> int:
         "milliseconds of CPU time of decide and apply; a step: all replicas make one, a tenth of a round included",
         "a loss: two broken edges, a death notice, the new generation, its members' reports, its first order",
     ]
-    return conclude(NAME, given, rows(given), notes)
+    return conclude(CONTROLLER_NAME, given, rows(given), notes)
+
+
+LIVE_WATCHERS_NAME = "live_watchers"
+CLAIM, SHARE = Claim(high=1.01), Claim(high=0.01)
+END_S = 30.0
+
+
+def read(url: str, watchers: int) -> None:
+    """So many watchers, who read and forget until the server ends."""
+    parts = urlsplit(url)
+    token = parse_qs(parts.query)["token"][0]
+    os.nice(19)
+
+    def one() -> None:
+        line = http.client.HTTPConnection(parts.hostname or "", parts.port)
+        line.request("GET", "/api/runs/0/frames", headers={"authorization": f"Bearer {token}"})
+        answer = line.getresponse()
+        while answer.read1(1 << 16):
+            pass
+
+    threads = [threading.Thread(target=one) for _ in range(watchers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
+def watched(folder: Path, watchers: int, shares: list[float]) -> Iterator[None]:
+    """The page of a run and its watchers; ``shares`` gets what the page took of all cores in the meantime."""
+    from planaria.cli.commands.watch import beside
+    from planaria.report.live_page.serving import Address
+
+    said: list[str] = []
+    with beside(folder, Address(), None, False, said.append) as page:
+        began, before = time.monotonic(), cpu_seconds([page.pid])
+        url = said[0].split()[-1]
+        script = f"from benchmarks.controller import read; read({url!r}, {watchers})"
+        readers = subprocess.Popen([sys.executable, "-c", script])
+        yield
+        took, lasted = cpu_seconds([page.pid]) - before, time.monotonic() - began
+        shares.append(took / lasted / len(os.sched_getaffinity(0)))
+    readers.wait(END_S)
+
+
+def step_s(config: RunConfig, watchers: int, warm: int, shares: list[float]) -> float:
+    """Seconds of a step, the median; ``shares`` as in :func:`watched`."""
+    with ExitStack() as beside:
+
+        def around(inner: Observer, folder: Path) -> Observer:
+            if watchers:
+                beside.enter_context(watched(folder, watchers, shares))
+            return inner
+
+        record = run_fleet(config, around=around)
+    require_finished(record)
+    return statistics.median(step_seconds(record, warm))
+
+
+def run_live_watchers() -> int:
+    """What do watchers of the live page cost a run? Step times with no page, with one watcher, and with twenty.
+
+    The same small run is trained on the fleet in turns: without a page, and with one that is served by a process of its
+    own, as `planaria train --live` starts it, and read by one or by twenty watchers in another process. Compared are
+    the medians of the steps' times. The claim: at most 1.01 of the time without.
+
+    Steps vary by more than that from run to run, so the processor time that the page took is claimed too: less than a
+    hundredth of all cores' over the run. It is what a machine without an idle core cannot do otherwise meanwhile.
+    Watchers run at the lowest priority, since real ones are on other machines.
+    """
+    flags = parser(LIVE_WATCHERS_NAME, run_live_watchers.__doc__)
+    add_model_flags(flags)
+    flags.add_argument("--steps", type=int, default=150, help="in one repeat")
+    flags.add_argument("--warm", type=int, default=20, help="the first of these, which do not count")
+    flags.add_argument("--repeats", type=int, default=7, help="of each side")
+    flags.add_argument("--watchers", type=int, nargs="+", default=[1, 20])
+    given = flags.parse_args()
+    config = real_stages(given, LIVE_WATCHERS_NAME, given.steps, spares=1, save_every=0)
+    counts = [0, *given.watchers]
+    shares: dict[int, list[float]] = {count: [] for count in counts}
+    sides = [lambda n=count: step_s(config, n, given.warm, shares[n]) for count in counts]
+    alone, *others = interleaved(sides, given.repeats)
+    rows = []
+    for count, found in zip(given.watchers, others, strict=True):
+        ratios = [with_page / without for with_page, without in zip(found, alone, strict=True)]
+        beside = {"without": milliseconds(alone), "with": milliseconds(found)}
+        who = f"{count} watcher{'s' * (count > 1)}"
+        rows.append(Row(who, ratios, "1", CLAIM, beside))
+        rows.append(Row(f"{who}: processor time of the page, of all cores'", shares[count], "0", SHARE))
+    return conclude(LIVE_WATCHERS_NAME, given, rows, ["measured: median time of a step with the page / without"])
+
+
+TRACKERS_COST_NAME = "trackers_cost"
+TRACKERS_COST_CLAIM = Claim(high=1.01)
+SLOW = "benchmarks.controller:Slow"
+
+
+class Slow(Tracker):
+    """Computes for a while in each call."""
+
+    call_ms: float = 20.0
+
+    def open(self, folder: Path) -> None:
+        """It keeps nothing."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        until = time.thread_time() + self.call_ms / 1e3
+        while time.thread_time() < until:
+            pass
+
+    def close(self) -> None:
+        """It has nothing left to send."""
+
+
+def trackers_cost_step_s(config: RunConfig, tracked: bool, warm: int) -> float:
+    """Seconds of a step, the median."""
+    record = run_fleet(config, tracked=tracked)
+    require_finished(record)
+    return statistics.median(step_seconds(record, warm))
+
+
+def observed(config: RunConfig, names: str, call_ms: float) -> RunConfig:
+    """The recipe with these trackers."""
+    options = {"call_ms": call_ms} if SLOW in names else {}
+    told = config.observe.model_copy(update={"trackers": names, "options": options})
+    return config.model_copy(update={"observe": type(told).model_validate(told.model_dump())})
+
+
+def run_trackers_cost() -> int:
+    """What do trackers cost a run? Step times with the recipe's trackers, and without any.
+
+    The same small run is trained on the fleet in turns: with nobody told of its numbers, and with trackers that are
+    told of every step, each in a thread of its own in the controller's process (``report/live/beside.py``). Compared
+    are the medians of the steps' times, pair by pair. The claim: at most 1.01 of the time without.
+
+    ``slow`` is a tracker that is made here: each of its calls computes for ``--call-ms`` and so holds the interpreter.
+    It is not among the trackers that the claim is made for, since nobody would ship it; it shows what a bad one does.
+    """
+    flags = parser(TRACKERS_COST_NAME, run_trackers_cost.__doc__)
+    add_model_flags(flags)
+    flags.add_argument("--steps", type=int, default=150, help="in one repeat")
+    flags.add_argument("--warm", type=int, default=20, help="the first of these, which do not count")
+    flags.add_argument("--repeats", type=int, default=7, help="of each side")
+    flags.add_argument("--trackers", nargs="+", default=["tensorboard"], help="sides; 'a, b' is one with both")
+    flags.add_argument("--slow", action="store_true", help="one more side, with the slow tracker")
+    flags.add_argument("--call-ms", type=float, default=20.0, help="what a call of the slow tracker computes")
+    given = flags.parse_args()
+    config = real_stages(given, TRACKERS_COST_NAME, given.steps, spares=0, save_every=0)
+    names = [*given.trackers, *([SLOW] if given.slow else [])]
+    recipes = {name: observed(config, name, given.call_ms) for name in names}
+    sides = [partial(trackers_cost_step_s, config, False, given.warm)]
+    sides += [partial(trackers_cost_step_s, recipe, True, given.warm) for recipe in recipes.values()]
+    alone, *others = interleaved(sides, given.repeats)
+    rows = []
+    for name, found in zip(names, others, strict=True):
+        ratios = [told / without for told, without in zip(found, alone, strict=True)]
+        beside = {"without": milliseconds(alone), "with": milliseconds(found)}
+        claim = None if name == SLOW else TRACKERS_COST_CLAIM
+        rows.append(Row(name.rpartition(":")[2], ratios, "1", claim, beside))
+    return conclude(TRACKERS_COST_NAME, given, rows, ["measured: median time of a step with trackers / without"])
 
 
 if __name__ == "__main__":
-    start(main)
+    start(controller=run_controller, live_watchers=run_live_watchers, trackers_cost=run_trackers_cost)

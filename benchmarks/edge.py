@@ -1,24 +1,240 @@
-"""An edge's round trips beside the best that the same two processes reach without it, message size by message size.
-
-A payload goes there and eight bytes come back: over raw gloo, over a raw Python socket, over an edge; and over the
-standard library's TLS 1.3 and over an edge between machines, which is inside TLS. The claims: on one machine an edge
-keeps at least 95 % of the better of gloo and the socket, and between machines 80 % of raw TLS. All sides take turns.
-
-Between stages on GPUs a frame is already in host memory when it is sent, because the device has copied it there: into
-a ring that both ends have mapped (``ring``), in place of memory of the sender (``edge``). From then until the other end
-has it, a ring carries at least three times what an edge does, with at most half of the processor time of both ends, of
-the largest message. ``filled ring`` adds what a sender without a device would do: copy it into the ring.
-"""
+"""Transport between two processes: an edge beside raw connections, and what shared memory would save."""
 
 from __future__ import annotations
 
+import argparse
+import mmap
+import multiprocessing as mp
+import os
+import socket
 import statistics
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
-from benchmarks.pair import SIDES, Side, opened
+from planaria.common.memory_pool import MemoryPool
+from planaria.config.schema import ModelConfig
+from planaria.models.stages import BlockStage
+from planaria.runtime.transport.channel import Closed, Plain
+from planaria.runtime.transport.wire import HEADER_BYTES, as_bytes
 
-NAME = "edge"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_TAG, _TIMEOUT_S = 7, 30.0
+Side = Literal["gloo", "socket", "edge", "ring", "filled ring", "raw tls", "edge tls"]
+SIDES: tuple[Side, ...] = ("gloo", "socket", "edge", "ring", "filled ring", "raw tls", "edge tls")
+ACK_BYTES = 8
+SLOTS = 2
+
+
+class End:
+    """One of the two processes. The other end's edges listen at ``there``; empty where they call."""
+
+    def __init__(self, folder: Path, rank: int, key: bytes, max_bytes: int, told: Connection) -> None:
+        import torch
+
+        from planaria.runtime.transport.inbox import Inbox
+        from planaria.runtime.transport.port import Port
+        from planaria.runtime.transport.ring import Ring, Rings
+
+        torch.set_num_threads(1)
+        self._rank, self._other, self._key, self._folder = rank, 1 - rank, key, folder
+        self._port, self._inbox, self._ring = Port("127.0.0.1", key), Inbox(), Ring(SLOTS, max_bytes)
+        self._port.rings = Rings(self._ring)
+        told.send(self._port.address)
+        self._there = told.recv()
+        self._group = _gloo(folder / "store", rank)
+        self._raw = {
+            "socket": _connected(folder / "socket", rank),
+            "raw tls": _proved(_connected(folder / "tls", rank), rank, key),
+        }
+        self._edges = {name: self._edge(name, max_bytes) for name in ("edge", "ring", "filled ring", "edge tls")}
+        self._buffer, self._ack = torch.zeros(max_bytes, dtype=torch.uint8), torch.zeros(ACK_BYTES, dtype=torch.uint8)
+
+    def give(self, side: Side, size: int, count: int) -> float:
+        """Send ``size`` bytes and wait for the answer, so many times; mean seconds of one round trip."""
+        payload, began = self._buffer[:size], time.monotonic()
+        for _ in range(count):
+            self._send(side, payload)
+            self._receive(side, self._ack)
+        return (time.monotonic() - began) / count
+
+    def take(self, side: Side, size: int, count: int) -> None:
+        """Be the other end of :meth:`give`."""
+        payload = self._buffer[:size]
+        for _ in range(count):
+            self._receive(side, payload)
+            self._send(side, self._ack)
+
+    def link(self, name: str) -> float:
+        """Seconds that a new edge to the other end takes, which must ask for it too."""
+        began = time.monotonic()
+        edge = self._edge(name, 1 << 20)
+        took = time.monotonic() - began
+        edge.abandon()
+        return took
+
+    def prove(self, number: int) -> float:
+        """Seconds that the two ends of a new connection take to prove the run's key to each other."""
+        raw = _connected(self._folder / f"proof-{number}", self._rank)
+        began = time.monotonic()
+        with _proved(raw, self._rank, self._key) as tls:
+            tls.sendall(b"!")  # the calling end is through before the other has judged it
+            tls.recv(1)
+            return time.monotonic() - began
+
+    def _edge(self, name: str, max_bytes: int) -> Any:
+        from planaria.runtime.transport import channel
+        from planaria.runtime.transport.edge import Edge, EdgeSpec
+
+        inside = channel.meet_here  # type: ignore[attr-defined]
+        channel.meet_here = inside if name != "edge tls" else lambda tls: None  # type: ignore[attr-defined]
+        at = self._there if self._rank else ""
+        edge = Edge(EdgeSpec(name, at, self._other, max_bytes, _TIMEOUT_S), self._port, self._inbox)
+        self._expect("Opened")
+        channel.meet_here = inside  # type: ignore[attr-defined]
+        return edge
+
+    def _send(self, side: Side, payload: Tensor) -> None:
+        from planaria.runtime.transport.wire import Content, Ping
+
+        if side == "gloo":
+            self._group.send([payload], self._other, _TAG).wait()
+        elif side in self._raw:
+            self._raw[side].sendall(payload.numpy().data)
+        elif "ring" in side and payload.nbytes > ACK_BYTES:
+            room = self._ring.allocate(payload.nbytes)
+            if room is None:
+                raise RuntimeError("the other end has not read what it was lent")
+            if side == "filled ring":
+                room.copy_(payload)
+            self._edges[side].send(Ping(1, Content.PING), room)
+        else:
+            self._edges[side].send(Ping(1, Content.PING), payload)
+
+    def _receive(self, side: Side, into: Tensor) -> None:
+        if side == "gloo":
+            self._group.recv([into], self._other, _TAG).wait()
+        elif side in self._raw:
+            view = into.numpy().data
+            while view:
+                view = view[self._raw[side].recv_into(view) :]
+        else:
+            self._expect("Arrived")
+
+    def _expect(self, kind: str) -> None:
+        item = self._inbox.get(timeout=_TIMEOUT_S)
+        if type(item).__name__ != kind:
+            raise RuntimeError(f"{kind} was expected of the edge, which said {item}")
+
+
+def _gloo(store: Path, rank: int) -> Any:
+    from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout, options._threads = timedelta(seconds=600), 1
+    return ProcessGroupGloo(FileStore(str(store), 2), rank, 2, options)
+
+
+def _connected(meeting: Path, rank: int) -> socket.socket:
+    """A TCP connection over the loopback; the first end leaves its port in a file."""
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            unfinished = meeting.with_suffix(".unfinished")
+            unfinished.write_text(str(server.getsockname()[1]))
+            unfinished.replace(meeting)
+            raw, _ = server.accept()
+    else:
+        while not meeting.exists():
+            time.sleep(0.01)
+        raw = socket.create_connection(("127.0.0.1", int(meeting.read_text())))
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return raw
+
+
+def _proved(raw: socket.socket, rank: int, key: bytes) -> socket.socket:
+    from planaria.runtime.transport.secure import begin, prove
+
+    tls = begin(raw, key, calling=rank == 1)
+    prove(tls, key, _TIMEOUT_S)
+    tls.settimeout(None)
+    return tls
+
+
+class Pair:
+    """This process's end, and orders to the other."""
+
+    def __init__(self, end: End, orders: Connection) -> None:
+        self._end, self._orders = end, orders
+
+    def transfer(self, side: Side, size: int, count: int) -> float:
+        """Seconds of one round trip, the mean of ``count``: ``size`` bytes there, eight back."""
+        self._orders.send((side, size, count))
+        return self._end.give(side, size, count)
+
+    def spent(self, side: Side, size: int, count: int) -> float:
+        """As :meth:`transfer`, but the processor seconds that both ends together spend on one."""
+        self._orders.send(("spent", side, size, count))
+        began = time.process_time()
+        self._end.give(side, size, count)
+        return (time.process_time() - began + float(self._orders.recv())) / count
+
+    def link(self, name: str) -> float:
+        """Seconds that a new edge between the two takes, the proof of the key included."""
+        self._orders.send(("link", name))
+        return self._end.link(name)
+
+    def prove(self, number: int) -> float:
+        """Seconds that a proof of the key takes, on a new connection."""
+        self._orders.send(("prove", number))
+        return self._end.prove(number)
+
+
+@contextmanager
+def opened(max_bytes: int) -> Iterator[Pair]:
+    """A pair for messages of at most ``max_bytes``."""
+    from planaria.runtime.transport.secure import new_key
+
+    context, key = mp.get_context("spawn"), new_key()
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        process = context.Process(target=_other, args=(Path(folder), key, max_bytes, theirs), daemon=True)
+        process.start()
+        try:
+            yield Pair(End(Path(folder), 0, key, max_bytes, ours), ours)
+        finally:
+            ours.send(None)
+            process.join(5)
+
+
+def _other(folder: Path, key: bytes, max_bytes: int, orders: Connection) -> None:
+    """The other process: does its part of what it is told, until the orders end."""
+    end = End(folder, 1, key, max_bytes, orders)
+    while (order := orders.recv()) is not None:
+        if order[0] == "link":
+            end.link(order[1])
+        elif order[0] == "prove":
+            end.prove(order[1])
+        elif order[0] == "spent":
+            began = time.process_time()
+            end.take(*order[1:])
+            orders.send(time.process_time() - began)
+        else:
+            end.take(*order)
+
+
+EDGE_NAME = "edge"
 HERE, BEYOND = Claim(low=0.95), Claim(low=0.8)
 RING, RING_CPU = Claim(low=3.0), Claim(high=0.5)
 KB = 1024
@@ -61,8 +277,21 @@ def ring_rows(size: int, took: Mapping[Side, Sequence[float]], spent: Sequence[S
     ]
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
+def run_edge() -> int:
+    """An edge's round trips beside the best that the same two processes reach without it, message size by message size.
+
+    A payload goes there and eight bytes come back: over raw gloo, over a raw Python socket, over an edge; and over the
+    standard library's TLS 1.3 and over an edge between machines, which is inside TLS. The claims: on one machine an
+    edge keeps at least 95 % of the better of gloo and the socket, and between machines 80 % of raw TLS. All sides take
+    turns.
+
+    Between stages on GPUs a frame is already in host memory when it is sent, because the device has copied it there:
+    into a ring that both ends have mapped (``ring``), in place of memory of the sender (``edge``). From then until the
+    other end has it, a ring carries at least three times what an edge does, with at most half of the processor time of
+    both ends, of the largest message. ``filled ring`` adds what a sender without a device would do: copy it into the
+    ring.
+    """
+    flags = parser(EDGE_NAME, run_edge.__doc__)
     flags.add_argument(
         "--sizes", type=int, nargs="+", default=[64, 1024, 4096, 32768], metavar="KB", help="message sizes"
     )
@@ -80,8 +309,112 @@ def main() -> int:
             if size == max(given.sizes) * KB:
                 both = [lambda n=count, s=size, side=side: pair.spent(side, s, n) for side in ("edge", "ring")]
                 found += ring_rows(size, took, interleaved(both, given.repeats))
-    return conclude(NAME, given, found, ["measured: the raw side's round trip over the edge's, in the same repeat"])
+    return conclude(
+        EDGE_NAME, given, found, ["measured: the raw side's round trip over the edge's, in the same repeat"]
+    )
+
+
+SHARED_MEMORY_NAME = "shared_memory"
+SHAPES = {1: (512, 512), 4: (1024, 1024), 32: (2048, 4096)}
+"""MB of a frame → the width of the model, and tokens in a microbatch"""
+
+
+def cpu_s(act: Callable[[], object], times: int) -> float:
+    """Processor seconds of ``act``, the mean after one for warming up."""
+    act()
+    began = time.process_time()
+    for _ in range(times):
+        act()
+    return (time.process_time() - began) / times
+
+
+def line() -> tuple[Plain, Plain]:
+    """A connection as edges of one machine have it, both ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        calling = socket.create_connection(server.getsockname())
+        called, _ = server.accept()
+    calling.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Plain(calling), Plain(called)
+
+
+def carry(ends: tuple[Plain, Plain], header: memoryview, payload: memoryview, into: memoryview) -> None:
+    """Send and receive a frame, by turns."""
+    sender, receiver = ends
+    while into:
+        if header or payload:
+            sent = sender.write_some(header, payload)
+            header, payload = header[sent:], payload[max(0, sent - len(header)) :]
+        got = receiver.read_some(into)
+        if got is None:
+            continue
+        if not got:
+            raise Closed
+        into = into[got:]
+
+
+def by_socket(size: int, times: int) -> float:
+    ends, pool = line(), MemoryPool(64 << 20)
+    header, payload = memoryview(bytes(HEADER_BYTES)), as_bytes(torch.ones(size, dtype=torch.uint8))
+    return cpu_s(lambda: carry(ends, header, payload, as_bytes(pool.take(HEADER_BYTES + size))), times)
+
+
+def by_memory(size: int, times: int) -> float:
+    ends, payload = line(), torch.ones(size, dtype=torch.uint8)
+    header, into = memoryview(bytes(HEADER_BYTES)), memoryview(bytearray(HEADER_BYTES))
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        os.truncate(file.fileno(), size)
+        here, there = (torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8) for _ in range(2))
+
+        def once() -> None:
+            here.copy_(payload)
+            carry(ends, header, memoryview(b""), into)
+            there.view(torch.float32)
+
+        return cpu_s(once, times)
+
+
+def computing(width: int, tokens: int) -> float:
+    """Processor seconds of one layer's forward and backward pass, by which two frames leave."""
+    torch.set_num_threads(1)
+    config = ModelConfig(vocab=8, dim=width, layers=1, heads=8, hidden=width * 11 // 4, context=512)
+    stage = BlockStage(config, range(1))
+    for parameter in stage.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    x = torch.randn(tokens // 512, 512, width, requires_grad=True)
+    return cpu_s(lambda: stage(x).sum().backward(), 1) / 2
+
+
+def row_of(given: argparse.Namespace, megabytes: int) -> Row:
+    size, (width, tokens) = megabytes << 20, SHAPES[megabytes]
+    times = max(4, given.megabytes // megabytes)
+    pairs = [(by_socket(size, times), by_memory(size, times)) for _ in range(given.repeats)]
+    whole = computing(width, tokens)
+    shares = [(socket_s - memory_s) / whole for socket_s, memory_s in pairs]
+    sockets, memories = zip(*pairs, strict=True)
+    beside = {
+        "socket": f"{min(sockets) * 1e3:.2f} ms",
+        "shared": f"{min(memories) * 1e3:.2f} ms",
+        "a pass": f"{whole * 1e3:.0f} ms",
+    }
+    return Row(f"{megabytes} MB, width {width}, {tokens} tokens", shares, "0.02, from where it would pay", None, beside)
+
+
+def run_shared_memory() -> int:
+    """Would shared memory between processes of one machine pay? Processor time of a large frame, both ends together.
+
+    Today a frame is copied into the kernel and out of it again, into recycled memory. Against that: one copy into a
+    mapped file of /dev/shm, which is recycled too, a short message through the same socket, and a tensor over the
+    receiver's own mapping of it. Beside it what a block stage of one layer computes with such a frame, forward and
+    backward, on one thread. Shared memory would pay where the processor time that it saves is at least 2 % of that;
+    nothing is claimed.
+    """
+    flags = parser(SHARED_MEMORY_NAME, run_shared_memory.__doc__)
+    flags.add_argument("--megabytes", type=int, default=1024, help="that are moved in one repeat")
+    flags.add_argument("--repeats", type=int, default=5)
+    given = flags.parse_args()
+    notes = ["measured: processor time saved by shared memory / that of a pass; one thread"]
+    return conclude(SHARED_MEMORY_NAME, given, [row_of(given, megabytes) for megabytes in SHAPES], notes)
 
 
 if __name__ == "__main__":
-    start(main)
+    start(edge=run_edge, shared_memory=run_shared_memory)

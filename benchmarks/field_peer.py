@@ -1,7 +1,10 @@
-"""What both of the peers' trainers in ``benchmarks.field`` do alike: the model, a batch, the clipping, the lines.
+"""The peer systems' side of ``benchmarks.field``: model, batch and trainer, and the program of the arm torchrun.
 
-It needs torch and safetensors alone, and runs in the peer's own environment. The model is LLaMA as planaria trains it,
-in plain PyTorch and with Hugging Face's names, so that the same file of weights gives the same first losses.
+Imports only torch and safetensors, because it runs in the peer's own environment. The model is LLaMA as planaria trains
+it, in plain PyTorch and with Hugging Face's names, so that one file of weights gives the same first losses.
+
+torchrun: DistributedDataParallel over gloo, restarted from the newest checkpoint. Rank 0 writes weights and moments
+atomically every few updates. When a rank dies, torch's elastic agent stops the others and restarts all ranks.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -169,3 +174,46 @@ class Trainer:
     def say(self, **told: Any) -> None:
         """A line, with the time."""
         self._lines.write(json.dumps({"t": time.monotonic(), **told}) + "\n")
+
+
+def main(path: str) -> None:
+    job = job_of(path)
+    dist.init_process_group("gloo")
+    rank, share = dist.get_rank(), job.batch // dist.get_world_size()
+    trainer = Trainer(job, rank)
+    step = restored(trainer)
+    module = DistributedDataParallel(trainer.model)
+    while True:
+        began = time.monotonic()
+        trainer.optimizer.zero_grad()
+        loss = module(trainer.windows(step * job.batch + rank * share, share))
+        loss.backward()
+        trainer.clip()
+        trainer.optimizer.step()
+        trainer.say(began=began, step=step, used=job.batch, upto=(step + 1) * job.batch, loss=loss.item())
+        step += 1
+        if rank == 0 and step % job.save_every == 0:
+            save(trainer, step)
+
+
+def file_of(trainer: Trainer) -> Path:
+    return Path(trainer.job.folder, "checkpoint.pt")
+
+
+def restored(trainer: Trainer) -> int:
+    """Take up the newest checkpoint, if there is one; the number of updates in it."""
+    if not (file := file_of(trainer)).exists():
+        return 0
+    saved = torch.load(file, weights_only=True)
+    trainer.model.load_state_dict(saved["model"])
+    trainer.optimizer.load_state_dict(saved["optimizer"])
+    return int(saved["step"])
+
+
+def save(trainer: Trainer, step: int) -> None:
+    began, file = time.monotonic(), file_of(trainer)
+    unfinished = file.with_suffix(".unfinished")
+    state = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict(), "step": step}
+    torch.save(state, unfinished)
+    os.replace(unfinished, file)  # noqa: PTH105
+    trainer.say(saved=time.monotonic() - began)

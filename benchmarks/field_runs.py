@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import RUNS
-from benchmarks.field_ledger import Strike, Update, next_steps, updates_of
-from benchmarks.field_systems import System, alive
-from benchmarks.trl_runs import bury, children
+from benchmarks.field_systems import Strike, System, Update, alive, next_steps, updates_of
+from benchmarks.trl import bury, children
 from planaria.common.errors import RunStopped
 from planaria.control.statefile import born
 

@@ -1,21 +1,505 @@
-"""What does planaria do with recipes, flags, topologies, traces and schedules that are meant to break it?
-
-Every case is one command, in this process: it may be taken or refused, but it must answer; a refusal is exit code 2 and
-one line. No traceback, no answer later than 5 s from a `--dry-run`, nothing left in the folder of runs by what was
-refused.
-"""
+"""Commands given hostile input or damaged files: no traceback, one line per refusal."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import random
+import shutil
+import signal
 import tempfile
+import time
+import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.command import carry_out
 from benchmarks.common import Claim, Row, conclude, parser, start
-from benchmarks.hostile_cases import Case, cases, prepare
 
-NAME = "hostile"
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 60
+GOOD = """engine = "inline"
+[model]
+vocab = 300
+dim = 32
+layers = 4
+heads = 4
+hidden = 64
+context = 32
+[pipeline]
+stages = 4
+microbatches = 4
+microbatch_size = 2
+[network]
+forward_s = [0.01, 0.02, 0.02, 0.02, 0.02]
+backward_s = [0.02, 0.04, 0.04, 0.04, 0.04]
+bandwidth = 1e8
+store_bandwidth = 1e8
+[data]
+source = "{home}/text.txt"
+tokenizer = "bytes"
+cache = "{home}/cache"
+[train]
+steps = 2
+eval_every = 1
+"""
+COMPARE = """
+[compare]
+seeds = [1]
+[compare.trace]
+hourly = 0.1
+step_s = 10.0
+[compare.arms.copies]
+recovery.strategy = "echo"
+"""
+EXPERTS = """engine = "inline"
+[model]
+vocab = 257
+dim = 32
+layers = 2
+heads = 4
+context = 32
+[pipeline]
+stages = 1
+microbatches = 1
+[data]
+tokenizer = "bytes"
+[train]
+eval_every = 0
+[experts]
+sizes = { S = 16, M = 32, L = 48 }
+steps = [1, 2, 3]
+seed = { steps = 2 }
+probe = { steps = 1, by = ["probe"] }
+[experts.domains]
+one = { source = "text.txt", hand = 0 }
+two = { source = "text.txt", hand = 1 }
+three = { source = "text.txt", hand = 2 }
+"""
+SWARM = "size = 2\nrounds = { count = 1, prompts = 4, group = 4 }\nschool = { steps = 1 }\n"
+DRILL = SWARM + '[drill]\nseeds = [1]\n[drill.arms.open]\nattack = { kind = "none" }\n'
+TOPOLOGY = """matrix = "twelve_cities"
+[[nodes]]
+site = "London"
+count = 3
+[[nodes]]
+site = "Iowa"
+count = 3
+"""
+TRACE = '{"faults": [{"step": 1, "stage": 2}]}'
+KINDS = {
+    "train": (GOOD, ["train", "--dry-run"]),
+    "plan": (GOOD, ["plan"]),
+    "advise": (GOOD, ["advise"]),
+    "compare": (GOOD + COMPARE, ["compare", "--quiet"]),
+    "experts": (EXPERTS, ["experts", "--dry-run"]),
+    "swarm": (SWARM, ["swarm", "--dry-run"]),
+    "drill": (DRILL, ["drill", "--quiet"]),
+}
+"""command → its recipe, and the words before that"""
+VALUES = (
+    *("1000000000", "-1", "0", "1e308", "1e-300", "1e-9", "nan", "inf", "-inf", "true", "[]", "{}", "''", "none"),
+    *("[[[[0]]]]", "[1, 2, 3]", "1979-05-27", "{a = {b = 1}}", "../../..", "/dev/zero", "/proc/self/mem"),
+    *("[" * 3000, "9" * 5000, "9" * 19, "0x" + "f" * 5000, "x" * 70000),
+    *('"\\u0000"', '"\\ud800"', "\udcff", "a\nb", "\u202e", "\x1b[2J"),
+)
+"""what a flag is given, whatever it is for"""
+PATHS = ("HOME", "HOME/text.txt", "/dev/zero", "/dev/null", "/proc/self/mem", "x" * 5000, "\udcff.toml", "a\nb", "")
+READERS = frozenset(("train", "plan", "advise"))
+"""commands that read the same kind of recipe"""
+FURTHER = {"export": ("--to", "HOME/x"), "generate": ("--prompt", "a"), "chaos": ("--kill", "stage=1")}
+"""what a command needs beside a run"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One command line, and the files that it is given, below a folder of its own."""
+
+    name: str
+    words: tuple[str, ...]
+    """HOME stands for the folder"""
+    files: tuple[tuple[str, bytes], ...] = ()
+    refused: bool = False
+    """must it be refused? Otherwise it may be taken too, if that is an answer"""
+
+    def arguments(self, home: Path) -> list[str]:
+        """The words as they are to be given, its files written."""
+        for name, content in self.files:
+            (home / name).write_bytes(content)
+        return [word.replace("HOME", str(home)) for word in self.words]
+
+
+def prepare(home: Path) -> None:
+    """What is right beside what is wrong: a text, recipes, a topology, a trace, a schedule."""
+
+    (home / "text.txt").write_text(TEXT)
+    for name, (text, _) in KINDS.items():
+        (home / f"{name}.toml").write_text(text.replace("{home}", str(home)))
+    (home / "topology.toml").write_text(TOPOLOGY)
+    (home / "trace.json").write_text(TRACE)
+    words = ["plan", "train.toml", "--network.topology", "topology.toml", "--routing.data_nodes", "2", "--budget"]
+    said = carry_out([_at(home, w) for w in words] + ["50moves", "--quiet", "--to", str(home / "schedule.json")], 120)
+    assert said.code == 0, said.err
+
+
+def cases(home: Path, seed: int, values: int = 2) -> list[Case]:
+    """All cases, with so many values for each flag of a recipe."""
+    draw = random.Random(f"hostile {seed}")
+    made = [*_flags(draw, values), *_recipes(home, draw), *_kinds(), *_topologies(draw), *_traces(), *_schedules(home)]
+    return [*made, *_further()]
+
+
+def _at(home: Path, word: str) -> str:
+    return str(home / word) if (home / word).exists() else word
+
+
+def _flags(draw: random.Random, values: int) -> Iterator[Case]:
+    """Every setting of a recipe, with values that it was not made for."""
+    from planaria.config.recipe import fields
+    from planaria.config.schema import RunConfig
+    from planaria.swarm.config import SwarmConfig
+
+    for command, root in (("train", RunConfig), ("swarm", SwarmConfig)):
+        for field, _ in fields(root):
+            for value in draw.sample(VALUES, values):
+                words = (command, f"HOME/{command}.toml", "--dry-run", f"--{field}={value}")
+                yield Case(f"{command} --{field}={value[:20]!r}", words)
+
+
+def _documents(good: str) -> dict[str, bytes]:
+    """What somebody may give for a TOML document."""
+    text = good.encode()
+    return {
+        "empty": b"",
+        "binary": bytes(range(256)) * 8,
+        "latin-1": text + '\n# Grüße\nprompt = "ü"\n'.encode("latin-1"),
+        "utf-16": good.encode("utf-16"),
+        "cut": text[: len(text) // 2] + b"[",
+        "deep": text + b"\n[deep]\na = " + b"[" * 20000,
+        "deep tables": text + b"\n[deep]\na = " + b"{a = " * 5000,
+        "deep keys": b".".join([b"a"] * 20000) + b" = 1\n" + text,
+        "digits": b"seed = " + b"9" * 5000 + b"\n" + text,
+        "nul": b'name = "a\x00b"\n' + text,
+        "spelt nul": b'name = "a\\u0000b"\n' + text,
+        "surrogate": b'name = "\\ud800"\n' + text,
+        "newlines": b'"a\\nb" = 1\n' + text,
+        "escape": b'name = "\\u001b[2J\\n\\n"\n' + text,
+        "long name": b'name = "' + b"x" * 5000 + b'"\n' + text,
+        "large": text + b"\n#" + b"x" * (2 << 20),
+        "huge value": b'name = ["' + b"x" * 200000 + b'"]\n' + text,
+        "list of tables": b"[[model]]\nvocab = 3\n",
+    }
+
+
+def _recipes(home: Path, draw: random.Random) -> Iterator[Case]:
+    for command, (_, words) in KINDS.items():
+        good = (home / f"{command}.toml").read_text()
+        for name, content in _documents(good).items():
+            if command == "advise" and name in ("escape", "long name"):
+                continue  # it is taken, and good advice takes its time
+            files = (("bad.toml", content),)
+            taken = name in ("empty", "escape", "long name") or command == "compare"
+            yield Case(f"{command}: {name}", (words[0], "HOME/bad.toml", *words[1:]), files, not taken)
+    for command, (_, words) in KINDS.items():
+        for path in draw.sample(PATHS, 4):
+            yield Case(f"{command} {path[:20]!r}", (words[0], path, *words[1:]), refused=True)
+
+
+def _kinds() -> Iterator[Case]:
+    """Recipes of one kind for another's command."""
+    for command, (_, words) in KINDS.items():
+        for other in KINDS.keys() - (READERS if command in READERS else {command}):
+            if not (command == "compare" and other in READERS):
+                yield Case(f"{command} {other}.toml", (words[0], f"HOME/{other}.toml", *words[1:]), refused=True)
+
+
+def _topologies(draw: random.Random) -> Iterator[Case]:
+    of = ("plan", "HOME/train.toml", "--network.topology", "HOME/bad.toml", "--routing.data_nodes", "2")
+    plan = (*of, "--budget", "50moves", "--quiet", "--to", "HOME/out.json")
+    for name, content in _documents(TOPOLOGY).items():
+        yield Case(f"topology: {name}", plan, (("bad.toml", content),), name != "large")
+    for key in ("count", "speed", "memory", "site", "role"):
+        for value in ("1000000000", "-1", "0", "1e308", "1e-300", "nan", "9" * 5000, '""', '"\\u0000"', "[]"):
+            told = f'matrix = "twelve_cities"\n[[nodes]]\nsite = "London"\ncount = 8\n{key} = {value}\n'
+            told = told.replace("count = 8\ncount", "count").replace('site = "London"\nsite', "site")
+            yield Case(f"topology: {key} = {value[:10]}", plan, (("bad.toml", told.encode()),))
+    table = 'matrix = { latency_ms = "l.csv", bandwidth_mbit = "b.csv" }\n'
+    table += "".join(f'[[nodes]]\nsite = "{site}"\ncount = 3\n' for site in "AB")
+    good = b",A,B\nA,,1\nB,1,\n"
+    for cell in ("1e-9", "1e-300", "1e308", "-1", "nan", "9" * 5000, "", "\x00", "x", '"', "1,1,1,1"):
+        for bad in ("l.csv", "b.csv"):
+            broken = f",A,B\nA,,{cell}\nB,{cell},\n".encode()
+            files = {"l.csv": good, "b.csv": good, bad: broken, "bad.toml": table.encode()}
+            yield Case(f"{bad}: {cell[:8]!r}", plan, tuple(files.items()))
+    for content in (b"", b"\xff\xfe", b",A\n", b"A,B\n" * 9999, b"," * 100000):
+        files = {"l.csv": content, "b.csv": good, "bad.toml": table.encode()}
+        yield Case(f"l.csv: {content[:6]!r}", plan, tuple(files.items()), refused=True)
+
+
+def _traces() -> Iterator[Case]:
+    fault = {"step": 1, "stage": 2}
+    odd = [
+        *("", "[]", "null", "{", "{}", "[" * 20000, '{"faults": ' + "[" * 20000, '{"faults": [' + "9" * 5000 + "]}"),
+        *(
+            '{"faults": [{"step": 1, "stage": 2, "signal": "\\ud800"}]}',
+            '{"faults": [{"step": 1, "stage": 2}], "x": 1}',
+        ),
+        *(json.dumps({"faults": [fault | {k: v}]}) for k in fault for v in (-1, 1e308, 10**18, "1", None, True, [])),
+        *(json.dumps({"faults": [fault | {"offset": v}]}) for v in (-0.1, 1, 1e308, "0")),
+        *(json.dumps({"faults": [fault | {"resume_after_s": v, "signal": "stop"}]}) for v in (0, -1, 1e308)),
+        json.dumps({"faults": [fault] * 3, "version": 2}),
+    ]
+    words = ("train", "HOME/train.toml", "--out", "HOME/none", "--quiet", "--chaos.trace", "HOME/bad.json")
+    for number, text in enumerate(odd):
+        if '"stage": 1000000000000000000' in text or ('"step": 1000000000000000000' in text and '"stage": 2' in text):
+            continue  # far away, and right: it never strikes
+        refused = 'resume_after_s": 1e+308' not in text
+        yield Case(f"trace {number}: {text[:30]}", words, (("bad.json", text.encode()),), refused)
+    for content in (b"\xff\xfe", b"\x00" * 64, TRACE.encode("utf-16"), TRACE.encode() + b"\xff"):
+        yield Case(f"trace: {content[:8]!r}", words, (("bad.json", content),), True)
+
+
+def _schedules(home: Path) -> Iterator[Case]:
+    tree = json.loads((home / "schedule.json").read_text())
+    words = ("train", "HOME/train.toml", "--dry-run", "--routing.schedule", "HOME/bad.json")
+    for key in tree:
+        for value in (None, -1, 10**18, 1e308, [], [[]], {}, "\x00", [[10**9]]):
+            text = json.dumps(tree | {key: value})
+            yield Case(f"schedule: {key} = {str(value)[:12]}", words, (("bad.json", text.encode()),))
+    for content in (b"", b"[" * 30000, b"\xff", json.dumps(tree).encode()[:-9], b'{"a": ' * 9999, b"9" * 5000):
+        yield Case(f"schedule: {content[:8]!r}", words, (("bad.json", content),), True)
+
+
+def _words(said: dict[str, str]) -> tuple[str, ...]:
+    return tuple(word for key, text in said.items() for word in (f"--{key}", text))
+
+
+def _further() -> Iterator[Case]:
+    """Flags of commands that read no recipe, and runs that are none."""
+    trace = {"hourly": "0.1", "step-seconds": "10", "stages": "4", "steps": "100"}
+    for flag in trace:
+        for value in ("1000000000", "-1", "nan", "inf", "1e-300", "9" * 5000, "", "x"):
+            given = _words(trace | {flag: value})
+            yield Case(f"trace --{flag} {value[:12]}", ("trace", "HOME/out.json", *given))
+    for seed in ("-1", "9" * 30, "9" * 5000):
+        yield Case(f"trace --seed {seed[:6]}", ("trace", "HOME/out.json", *_words(trace), f"--seed={seed}"))
+    for command in ("report", "replay", "export", "eval", "generate", "chaos", "join", "accept", "swarm explain"):
+        more = FURTHER.get(command, ())
+        for path in PATHS:
+            yield Case(f"{command} {path[:10]!r}", (*command.split(), path, *more), refused=True)
+    for budget in ("1e999s", "-1s", "0s", "9" * 5000 + "s", "nan", "0.0moves"):
+        words = ("plan", "HOME/train.toml", "--network.topology", "HOME/topology.toml", f"--budget={budget}")
+        yield Case(f"plan --budget {budget[:8]}", words, refused=True)
+
+
+Damage = Callable[[bytes, random.Random], bytes | None]
+"""what becomes of a file; None: it is gone"""
+PAGE = 4096
+
+
+def _flip(content: bytes, low: int, high: int, draw: random.Random) -> bytes:
+    """One bit flipped, somewhere from ``low`` to ``high``."""
+    high = min(high, len(content))
+    place = draw.randrange(max(0, min(low, high - 1)), high)
+    return content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
+
+
+def _zeroed(content: bytes, draw: random.Random) -> bytes:
+    start = draw.randrange(max(1, len(content) - PAGE))
+    return content[:start] + bytes(min(PAGE, len(content) - start)) + content[start + PAGE :]
+
+
+DAMAGE_KINDS: dict[str, Damage] = {
+    "gone": lambda content, draw: None,
+    "empty": lambda content, draw: b"",
+    "truncated": lambda content, draw: content[: draw.randrange(1, max(2, len(content) - 1))],
+    "bit at the beginning": lambda content, draw: _flip(content, 0, 64, draw),
+    "bit in the middle": lambda content, draw: _flip(content, len(content) // 3, 2 * len(content) // 3, draw),
+    "bit near the end": lambda content, draw: _flip(content, len(content) - 64, len(content), draw),
+    "a page of zeros": _zeroed,
+    "no UTF-8": lambda content, draw: content[: len(content) // 2] + b"\xff\xfe" + content[len(content) // 2 :],
+    "nested": lambda content, draw: b"[" * 30000,
+    "digits": lambda content, draw: b'{"step": ' + b"9" * 5000 + b"}",
+    "another's": lambda content, draw: b'{"format": 1, "name": "another"}\n',
+    "twice": lambda content, draw: content + content,
+}
+LOGS = ("events.jsonl", "spans.jsonl", "metrics.jsonl")
+"""written line by line while the run goes on: no digest covers them, what is no line is refused"""
+MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class DamageCase:
+    """One damaged file of one run, and the command that is given this run."""
+
+    run: str
+    file: str
+    kind: str
+    command: str
+    read: bool
+    """does the command need this file?"""
+
+    @property
+    def name(self) -> str:
+        return f"{self.run}/{self.file}: {self.kind}: {self.command}"
+
+    @property
+    def log(self) -> bool:
+        return Path(self.file).name in LOGS
+
+    def damage(self, folder: Path, draw: random.Random) -> None:
+        path = folder / self.file
+        before = path.read_bytes()
+        content = DAMAGE_KINDS[self.kind](before, draw) if before else b"\x00"
+        assert content != before, self.name
+        path.unlink() if content is None else path.write_bytes(content)
+
+    def arguments(self, folder: Path) -> list[str]:
+        run = str(folder)
+        return {
+            "resume": ["train", "--resume", run, "--train.steps", "6", "--quiet"],
+            "generate": ["generate", run, "--prompt", "the", "--tokens", "2"],
+            "generate model": ["generate", f"{run}/model", "--prompt", "the", "--tokens", "2"],
+            "export": ["export", run, "--to", f"{run}/exported"],
+            "eval": ["eval", run, "--omit", "0.25", "--subsets", "1", "--microbatches", "1"],
+            "report": ["report", run],
+            "replay": ["replay", run],
+        }[self.command]
+
+
+def prepare_damage(home: Path, fleet: bool = True) -> None:
+    """Small real runs below ``home``: one replica, two, and (``fleet``) one on processes, all whole."""
+
+    (home / "text.txt").write_text(TEXT)
+    (home / "trace.json").write_text(TRACE.replace('"step": 1', '"step": 9'))
+    (home / "recipe.toml").write_text(GOOD.replace("{home}", str(home)))
+    base = ["train", str(home / "recipe.toml"), "--out", str(home), "--quiet", "--train.steps", "4"]
+    base += ["--checkpoint.every", "2", "--recovery.strategy", "checkpoint"]
+    runs = {"single": ["--chaos.trace", str(home / "trace.json")]}
+    runs["replicas"] = ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--exchange.options.every", "1"]
+    if fleet:
+        runs["fleet"] = [
+            "--engine",
+            "fleet",
+            "--pipeline.stages",
+            "2",
+            "--network.forward_s",
+            "[]",
+            "--network.backward_s",
+            "[]",
+        ]
+    for name, more in runs.items():
+        said = carry_out([*base, "--name", name, *more], 120)
+        assert said.code == 0, said.err
+
+
+def damage_cases(home: Path, seed: int, count: int | None = None) -> list[DamageCase]:
+    """So many of all cases, drawn; each file, kind and command about as often as it is among all."""
+    made = [case for run in ("single", "replicas", "fleet") if (home / run).is_dir() for case in _of(home / run)]
+    random.Random(f"damage {seed}").shuffle(made)
+    return made[:count]
+
+
+def copied(home: Path, case: DamageCase, place: Path) -> Path:
+    """The case's run, whole, in a place of its own."""
+    shutil.rmtree(place, ignore_errors=True)
+    return Path(shutil.copytree(home / case.run, place))
+
+
+def _of(folder: Path) -> Iterator[DamageCase]:
+    for file, commands in _readers(folder).items():
+        for kind in DAMAGE_KINDS:
+            for command in commands:
+                yield DamageCase(folder.name, file, kind, command, True)
+    if folder.name == "fleet":
+        return
+    for file, command in (("data.json", "generate"), ("trace.json", "export"), ("spans.jsonl", "generate")):
+        if (folder / file).exists():
+            yield from (DamageCase(folder.name, file, kind, command, False) for kind in DAMAGE_KINDS)
+
+
+def _readers(folder: Path) -> dict[str, tuple[str, ...]]:
+    """File of a run → the commands that need it."""
+    model, logs = ("resume", "generate", "export", "eval"), ("report", "replay")
+    if folder.name == "fleet":  # its stages are read by other processes; they are inline ones' files
+        return {"state.json": ("resume", "replay"), "events.jsonl": logs, "spans.jsonl": logs, "config.json": logs}
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    stages = [file.relative_to(folder).as_posix() for file in sorted(newest.rglob("*.safetensors"))]
+    found = {
+        "config.json": (*model, "report"),
+        "planaria.sha256": (*model, "report"),
+        "tokenizer.json": model,
+        "data.json": ("resume", "eval"),
+        "trace.json": ("resume", "eval"),
+        **dict.fromkeys([f"{newest.relative_to(folder)}/manifest.json", *stages], model),
+        **{f"model/{name}": ("generate model",) for name in MODEL},
+        "model/planaria.sha256": ("generate model",),
+        **dict.fromkeys(LOGS, ("report",)),
+    }
+    return {file: commands for file, commands in found.items() if (folder / file).exists()}
+
+
+class TooSlow(BaseException):
+    """Nobody waits that long; not an Exception, so that no command takes it for one of its own."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended. ``code`` -1: with a traceback; -2: it gave no answer in time."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def lines(self) -> list[str]:
+        """What it complained of."""
+        return [line for line in self.err.splitlines() if line.strip()]
+
+    @property
+    def kind(self) -> bool:
+        """Was it refused as it should be: exit code 2, and one line?"""
+        return self.code == 2 and len(self.lines) == 1 and self.lines[0].startswith("planaria: ")
+
+
+def carry_out(arguments: Sequence[str], limit_s: float = 30.0) -> Said:
+    """Run one command line to its end, or for ``limit_s`` at most. To be called from the main thread."""
+    from planaria.cli import main
+
+    out, err, code, begin = io.StringIO(), io.StringIO(), 0, time.monotonic()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            with _within(limit_s):
+                main(list(arguments))
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        except TooSlow:
+            code = -2
+        except BaseException:
+            traceback.print_exc()
+            code = -1
+    return Said(code, out.getvalue(), err.getvalue(), time.monotonic() - begin)
+
+
+@contextlib.contextmanager
+def _within(limit_s: float) -> Iterator[None]:
+    """TooSlow when the block takes longer."""
+
+    def ring(*_: object) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+HOSTILE_NAME = "hostile"
 DRY_S = 5.0
 
 
@@ -43,8 +527,14 @@ def _there(home: Path) -> set[str]:
     return {str(path) for path in (home / "none").rglob("*")}
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
+def run_hostile() -> int:
+    """What does planaria do with recipes, flags, topologies, traces and schedules that are meant to break it?
+
+    Every case is one command, in this process: it may be taken or refused, but it must answer; a refusal is exit code 2
+    and one line. No traceback, no answer later than 5 s from a `--dry-run`, nothing left in the folder of runs by what
+    was refused.
+    """
+    flags = parser(HOSTILE_NAME, run_hostile.__doc__)
     flags.add_argument("--seed", type=int, default=34107)
     flags.add_argument("--values", type=int, default=3, help="for each field of a recipe")
     flags.add_argument("--verbose", action="store_true", help="print what each case said")
@@ -74,8 +564,81 @@ def main() -> int:
         Row("refused, with something left behind", [wrong["left something"]], "0", Claim(high=0)),
         Row("slowest --dry-run, s", [slowest], f"{DRY_S:g}", Claim(high=DRY_S)),
     ]
-    return conclude(NAME, given, rows)
+    return conclude(HOSTILE_NAME, given, rows)
+
+
+DAMAGE_NAME = "damage"
+
+
+def damage_verdict(case: DamageCase, home: Path, place: Path, seed: int) -> tuple[str, str]:
+    """(how it ended, what was said): refused, not read, read (a log) or what is wrong with it."""
+    folder = copied(home, case, place)
+    case.damage(folder, random.Random(f"{seed} {case.name}"))
+    before = _damage_there(folder)
+    said = carry_out(case.arguments(folder), 60)
+    answer = said.err.strip()[-300:]
+    if said.code == -2:
+        return "no answer", answer
+    if said.code == 1 and case.command == "replay" and case.log:
+        return "refused", answer  # the log does not explain the run, which is what replay is there to say
+    if said.code not in (0, 2) or "Traceback" in said.err:
+        return "traceback", answer
+    if said.code == 0:
+        return ("read" if case.log else "believed" if case.read else "not read"), answer
+    if not said.kind:
+        return "not one line", answer
+    if Path(case.file).name not in said.err and Path(case.file).parent.name not in said.err:
+        return "not named", answer
+    return ("refused", answer) if _damage_there(folder) == before else ("left something", answer)
+
+
+def _damage_there(folder: Path) -> dict[str, tuple[int, int]]:
+    """The files of a folder, their sizes and times; a lock is no content."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+def run_damage() -> int:
+    """What does planaria do with a run of which one file is damaged, altered or gone?
+
+    Small real runs; of each case's copy one file is damaged in one way, and one command is given it, in this process.
+    What the command needs and a digest covers must be refused: exit code 2, one line that names the file, nothing
+    changed in the folder. Logs, which no digest covers, may be read where what is left of them are whole lines. No
+    traceback, ever.
+    """
+    flags = parser(DAMAGE_NAME, run_damage.__doc__)
+    flags.add_argument("--seed", type=int, default=34107)
+    flags.add_argument("--cases", type=int, default=900, help="of about two thousand")
+    flags.add_argument("--only", default="", help="cases with this in their name")
+    given = flags.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        home, ended = Path(place) / "runs", Counter[str]()
+        home.mkdir()
+        prepare_damage(home)
+        found = [case for case in damage_cases(home, given.seed) if given.only in case.name][: given.cases]
+        for case in found:
+            how, said = damage_verdict(case, home, Path(place) / "run", given.seed)
+            ended[how] += 1
+            if how not in ("refused", "not read", "read"):
+                print(f"{how:14} {case.name}: {said}", flush=True)
+    wrong = {
+        "traceback": "tracebacks",
+        "no answer": "no answer",
+        "believed": "damage believed",
+        "not one line": "refused, but not in one line",
+        "not named": "refused without the file's name",
+        "left something": "refused, with something changed",
+    }
+    rows = [Row("cases", [len(found)], "", Claim(low=500))]
+    rows += [Row(what, [ended[how]], "0", Claim(high=0)) for how, what in wrong.items()]
+    told = {
+        "refused": "refused in one line",
+        "not read": "not read by the command",
+        "read": "logs read, as far as whole",
+    }
+    rows += [Row(what, [ended[how]], "") for how, what in told.items()]
+    return conclude(DAMAGE_NAME, given, rows)
 
 
 if __name__ == "__main__":
-    start(main)
+    start(hostile=run_hostile, damage=run_damage)

@@ -1,40 +1,30 @@
-"""How good are the plans of ``planaria plan``, and how soon?
-
-- The published instance (twenty nodes in twelve cities, a third skipped): as published, with its five data nodes given,
-  and with the planner free to choose them; over the published full pipeline (82.8 s), which used them all.
-- Networks nobody has seen: random sites and links, 10 to 50 nodes. Every plan is checked by every guideline, and held
-  against random skipping on its own arrangement and the planner's own full pipeline.
-- A thousand nodes at twenty sites.
-- Nodes of unequal speed (1, 2 and 4) and memory: the plan made for them over the plan made as if they were equal, both
-  on the unequal nodes.
-
-The claims: given data nodes ≤ 0.40 within 120 s and below 0.397 within the whole budget; ≤ 0.68 of random skipping; no
-guideline broken, never slower than random skipping or the full pipeline; a valid plan of a thousand nodes in 300 s;
-unequal nodes ≤ 0.9. Certified gaps (1 − bound / step): ≤ 5 % with given data nodes, ≤ 15 % free, ≤ 25 % with a thousand
-nodes.
-"""
+"""Plans for pipelines: the published instance, certified gaps, gradient sums and equal links."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import replace
-from statistics import fmean
+from itertools import permutations, product
+from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks.common import Claim, Row, conclude, parser, start
+from benchmarks.common import Cell, Claim, Row, conclude, parser, start
 from planaria.config import recipe, shipped
 from planaria.pipeline.network.topology import read
+from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.baselines import baselines, random_skipping
 from planaria.planner.bound import certificate
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import ROLES, Problem, problem_of
+from planaria.planner.problem import ROLES, Problem, Solution, problem_of
 from planaria.planner.search import Budget, Found, search, step_ns
+from planaria.planner.tables import NO_SUMS
 
-NAME = "planner"
+PLANNER_NAME = "planner"
 PUBLISHED_FULL_S = 82.8
 """the full pipeline over all five data nodes on the published arrangement"""
 PUBLISHED_DATA = (0, 3, 4, 10, 11)
@@ -167,8 +157,23 @@ def unequal_row(given: argparse.Namespace) -> Row:
     return Row("speeds 1, 2, 4 and memories 1, 2, 4: known over unknown", ratios, "1", Claim(high=0.9), beside, "worst")
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
+def run_planner() -> int:
+    """How good are the plans of ``planaria plan``, and how soon?
+
+    - The published instance (twenty nodes in twelve cities, a third skipped): as published, with its five data nodes
+      given, and with the planner free to choose them; over the published full pipeline (82.8 s), which used them all.
+    - Networks nobody has seen: random sites and links, 10 to 50 nodes. Every plan is checked by every guideline, and
+      held against random skipping on its own arrangement and the planner's own full pipeline.
+    - A thousand nodes at twenty sites.
+    - Nodes of unequal speed (1, 2 and 4) and memory: the plan made for them over the plan made as if they were equal,
+      both on the unequal nodes.
+
+    The claims: given data nodes ≤ 0.40 within 120 s and below 0.397 within the whole budget; ≤ 0.68 of random skipping;
+    no guideline broken, never slower than random skipping or the full pipeline; a valid plan of a thousand nodes in 300
+    s; unequal nodes ≤ 0.9. Certified gaps (1 − bound / step): ≤ 5 % with given data nodes, ≤ 15 % free, ≤ 25 % with a
+    thousand nodes.
+    """
+    flags = parser(PLANNER_NAME, run_planner.__doc__)
     flags.add_argument("--seed", type=int, default=0)
     flags.add_argument("--seconds", type=float, default=600, help="for each search of the published instance")
     flags.add_argument("--networks", type=int, default=20)
@@ -176,8 +181,216 @@ def main() -> int:
     flags.add_argument("--large-seconds", type=float, default=280)
     given = flags.parse_args()
     rows = [*city_rows(given), *fresh_rows(given), *large_rows(given), unequal_row(given)]
-    return conclude(NAME, given, rows, ["seconds are of the simulated step; a gap is 1 − bound / step"])
+    return conclude(PLANNER_NAME, given, rows, ["seconds are of the simulated step; a gap is 1 − bound / step"])
+
+
+BOUND_NAME = "planner_bound"
+
+
+def gap_row(what: str, problem: Problem, seed: int, moves: int, most: float) -> Row:
+    """One search and its gap; an invalid plan fails."""
+    found, bound = search(problem, seed, Budget(moves=moves)), certificate(problem)
+    sound = not broken(problem, found.solution)
+    beside: dict[str, float | int | str] = {
+        "step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s", "moves": moves,
+        "terms": ", ".join(f"{name.split(':')[0]} {seconds:.2f}" for name, seconds in bound.terms.items()),
+    }  # fmt: skip
+    return Row(what, [bound.gap(found.step_s)], "0", Claim(high=most if sound else -1.0), beside)
+
+
+def fresh_row(networks: int, moves: int) -> Row:
+    gaps = []
+    for n in range(networks):
+        nodes = 10 + 40 * n // max(1, networks - 1)
+        problem = generated(n, nodes, 4 + n % 9, 3 + n % 4, max(1, nodes // 5), (1.0, 2.0), (2, 3, 4))
+        gaps.append(certificate(problem).gap(search(problem, n, Budget(moves=moves)).step_s))
+    return Row(f"{networks} networks of 10 to 50 nodes", gaps, "0", None, {"moves": moves})
+
+
+def tiny(seed: int) -> Problem:
+    """One or two data nodes and three workers at three sites; times are a few nanoseconds."""
+    rng = np.random.default_rng(seed)
+    data = 1 + seed % 2
+    nodes, transmit = data + 3, rng.integers(0, 9, (3, 3))
+    forward, backward = rng.integers(1, 9, (2, 3, nodes))
+    return Problem(
+        names=("",) * nodes, sites=("", "", ""), site=rng.integers(0, 3, nodes), sizes=(data, 2, 1),
+        microbatches=3 - data, visits=int(rng.integers(1, 3)), swaps=1, jump=2, forward=forward, backward=backward,
+        link=transmit + rng.integers(0, 20, (3, 3)), transmit=transmit, slots=rng.integers(1, 3, nodes),
+        role=np.zeros(nodes, np.int64),
+    )  # fmt: skip
+
+
+def plans(problem: Problem) -> Iterator[Solution]:
+    """Every arrangement and every set of routes that obeys the rules."""
+    for order in permutations(range(problem.nodes)):
+        stage = np.empty(problem.nodes, np.int64)
+        stage[list(order)] = np.repeat(np.arange(len(problem.sizes)), problem.sizes)
+        if list(order) != sorted(order, key=lambda node: (stage[node], node)):
+            continue
+        workers = np.flatnonzero(stage).tolist()
+        ways = [
+            way
+            for way in permutations(workers, problem.visits)
+            if not disorder(stage[list(way)].tolist(), problem.swaps, problem.jump)
+        ]
+        letting = np.flatnonzero(stage == 0).tolist() * problem.microbatches
+        for origin, path in product({*permutations(letting)}, product(ways, repeat=problem.count)):
+            used = np.bincount(stage[np.array(path)].ravel(), minlength=3)[1:]
+            if used.max() - used.min() <= used.sum() % 2:
+                yield Solution(stage, np.array(origin), np.array(path))
+
+
+def tiny_rows(count: int) -> list[Row]:
+    problems = [tiny(seed) for seed in range(count)]
+    best = [min((step_ns(problem, plan) for plan in plans(problem)), default=NEVER) / 1e9 for problem in problems]
+    found = []
+    for what, exact, claim in (("the bound", True, Claim(0.0, 1e-9)), ("without trying all plans", False, Claim(0.0))):
+        gaps = [certificate(problem, exact=exact).gap(step) for problem, step in zip(problems, best, strict=True)]
+        met = {"bound is the optimum": f"{sum(abs(gap) < 1e-9 for gap in gaps)} of {count}"}
+        for judged in ("least", "worst") if exact else ("least",):
+            found.append(Row(f"{count} tiny problems, {what}", gaps, "0", claim, met, judged))
+    return found
+
+
+def rows(given: argparse.Namespace) -> Iterator[Row]:
+    seed, moves = given.seed, given.moves
+    yield gap_row("published, data nodes given", with_data(published(), PUBLISHED_DATA), seed, moves, 0.05)
+    yield gap_row("published, data nodes free", published(), seed, 2 * moves, 0.15)
+    large = generated(1, 1000, 20, 7, 200, (1.0,), (3,))
+    yield gap_row("1,000 nodes, 1,200 microbatches", large, seed, given.large_moves, 0.25)
+    yield fresh_row(given.networks, given.network_moves)
+    yield from tiny_rows(given.tiny)
+
+
+def run_bound() -> int:
+    """How much could be left to gain? The certified gap, 1 − bound / step, of plans found with so many moves.
+
+    Searches end by moves, not by the clock: the same plans and gaps on any machine, busy or idle.
+
+    - The published instance, with its data nodes given and with the planner free to choose them.
+    - A thousand nodes at twenty sites, by cells.
+    - The networks of the first case: 10 to 50 nodes, speeds 1 and 2.
+    - Tiny problems of one or two data nodes, all of whose plans are tried here, by a program of its own: how far below
+      the best the bound is, and how far it would be if it did not try them all itself.
+
+    The claims: ≤ 5 % with data nodes given, ≤ 15 % free, ≤ 25 % with 1,000 nodes; the bound of a tiny problem is the
+    best of its plans, and no plan at all beats what the bound would be otherwise.
+    """
+    flags = parser(BOUND_NAME, run_bound.__doc__)
+    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--moves", type=int, default=1_000_000, help="for the published instance; twice for free nodes")
+    flags.add_argument("--large-moves", type=int, default=3_000_000)
+    flags.add_argument("--networks", type=int, default=20)
+    flags.add_argument("--network-moves", type=int, default=20_000)
+    flags.add_argument("--tiny", type=int, default=60)
+    given = flags.parse_args()
+    return conclude(
+        BOUND_NAME, given, list(rows(given)), ["a gap is 1 − bound / step; no time of this machine is in it"]
+    )
+
+
+SUMS_NAME = "planner_sums"
+FLAGS = {"model.layers": "5", "model.hidden": "14336", "routing.sums": "true"}
+"""five stages of one layer of width 4,096: 1.48 billion parameters with the ends"""
+
+
+def sums_published() -> Problem:
+    topology = read(shipped.FOLDER / "topologies" / "twelve_cities.toml")
+    return problem_of(recipe.load(shipped.find("twelve_cities"), FLAGS), topology)
+
+
+def with_bits(problem: Problem, bits: int) -> Problem:
+    """Messages of gradients that are so much shorter. Latency shrinks with them; beside their seconds it is nothing."""
+    return replace(problem, sums=problem.sums * bits // 32)
+
+
+def sums_plans(given: argparse.Namespace, problem: Problem) -> list[tuple[Solution, Solution]]:
+    """For each seed, a plan for the passes alone, and one for the sums too."""
+    alone = replace(problem, sums=NO_SUMS)
+    found = [
+        tuple(search(asked, seed, Budget(moves=given.moves)).solution for asked in (alone, problem))
+        for seed in given.seeds
+    ]
+    assert not any(broken(problem, plan) for pair in found for plan in pair)
+    return [(without, knowing) for without, knowing in found]
+
+
+def sums_rows(given: argparse.Namespace) -> Iterator[Row]:
+    whole = sums_published()
+    for bits, most in ((32, 0.5), (8, 1.0)):
+        problem = with_bits(whole, bits)
+        found = sums_plans(given, problem)
+        alone, with_sums = replace(problem, sums=NO_SUMS), []
+        for what, pair in (("for its passes alone", 0), ("for its sums too", 1)):
+            seconds = [step_ns(problem, one[pair]) / 1e9 for one in found]
+            passes = [step_ns(alone, one[pair]) / 1e9 for one in found]
+            beside: dict[str, Cell] = {"of it passes": f"{median(passes):.1f} s"}
+            yield Row(f"{bits} bits: s of a step planned {what}", seconds, "see the bound", None, beside)
+            with_sums.append(seconds)
+        ratios = [knowing / without for without, knowing in zip(*with_sums, strict=True)]
+        yield Row(f"{bits} bits: planned for its sums over not", ratios, "unknown", Claim(high=most))
+        bound = certificate(problem)
+        gaps = [bound.gap(seconds) for seconds in with_sums[1]]
+        beside = {"bound": f"{bound.step_s:.2f} s", "binds": bound.binds}
+        yield Row(f"{bits} bits: certified gap", gaps, "0", None, beside)
+
+
+def run_sums() -> int:
+    """What if a step is over only when all gradients are summed, not when all passes are done?
+
+    The published instance (twenty nodes in twelve cities, five of them data nodes, a third of the stages skipped) with
+    a model of about 1.5 billion parameters, whose gradients are sent in 32 bits. A plan made for its passes alone is
+    timed with the sums, and held against a plan whose search knew them; then with gradients of 8 bits, and with what a
+    single link of the network would allow at least: the certified bound. Searches end by moves: the same on any
+    machine.
+
+    The claim: knowing the sums, a step takes at most half of what it does without.
+    """
+    flags = parser(SUMS_NAME, run_sums.__doc__)
+    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    flags.add_argument("--moves", type=int, default=2_000_000)
+    given = flags.parse_args()
+    return conclude(SUMS_NAME, given, list(sums_rows(given)), ["no time of this machine is in it"])
+
+
+UNIFORM_NAME = "uniform"
+LINKS_S = {"links of the published mean": None, "links of 0.35 s": 0.35, "free links": 0.0}
+FULL = 5
+
+
+def rows_of(given: argparse.Namespace) -> list[Row]:
+    base = with_data(published(), PUBLISHED_DATA)
+    mean_s = float(base.link.mean()) / 1e9
+    rows = []
+    for slots, claim in ((base.count, Claim(low=0.58, high=0.72)), (3, None)):
+        for what, link_s in LINKS_S.items():
+            ticks = round((mean_s if link_s is None else link_s) * 1e9)
+            alike = replace(base, link=np.full_like(base.link, ticks), slots=np.full(base.nodes, slots))
+            full = replace(alike, visits=FULL)
+            steps = [[search(p, seed, Budget(moves=given.moves)).step_s for seed in given.seeds] for p in (alike, full)]
+            beside = {"skipping": f"{min(steps[0]):.2f} s", "full": f"{min(steps[1]):.2f} s"}
+            ratios = [one / other for one, other in zip(*steps, strict=True)]
+            rows.append(Row(f"{what}, {slots} slots a node", ratios, "0.60 to 0.67", claim, beside))
+    return rows
+
+
+def run_uniform() -> int:
+    """Separate skipping from planning: the published instance with all links alike.
+
+    Three of five stages visited: nodes have 0.6 of the work, ways 0.67 of the length, so skipping alone should leave
+    about that much of a step. Both arms are planned alike. The claim, where memory is ample: 0.58 to 0.72. With the
+    three slots of the published nodes no claim is made: a full route holds more slots for longer, and memory limits the
+    full pipeline first.
+    """
+    flags = parser(UNIFORM_NAME, run_uniform.__doc__)
+    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    flags.add_argument("--moves", type=int, default=150_000, help="of each search")
+    given = flags.parse_args()
+    return conclude(
+        UNIFORM_NAME, given, rows_of(given), ["measured: step with a third skipped ÷ step with nothing skipped"]
+    )
 
 
 if __name__ == "__main__":
-    start(main)
+    start(planner=run_planner, bound=run_bound, sums=run_sums, uniform=run_uniform)

@@ -1,31 +1,120 @@
-"""How long training stands still when a worker dies: from the signal to the next microbatch that is through.
-
-SIGKILLs strike middle stages in their forward pass, their backward pass, during a commit, and strike a donor while it
-gives its state to a stage that is being rebuilt (what is lost then is adjacent, which CheckFree cannot repair, so the
-run rolls back to its last checkpoint). The claims, with a spare at hand: median at most 0.2 s and at most 5 times the
-physical limit that the same run measures; worst at most 3 s; and every one of them goes on. Without a spare: at most
-6 s. Frozen by SIGSTOP and thawed later: at most 2.5 s, and what the zombie says is ignored.
-"""
+"""Recovery: seconds from a kill to the next microbatch, and steps made under regular faults."""
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
+import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count, cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from benchmarks.common import Claim, Row, conclude, parser, start
-from benchmarks.fleet_run import add_model_flags, ending, real_stages, run_fleet
+from benchmarks.edge import opened
+from benchmarks.fleet_run import (
+    StopAfter,
+    add_model_flags,
+    ending,
+    first_step_t,
+    real_stages,
+    run_fleet,
+    step_seconds,
+    thaw_later,
+)
+from planaria.common.errors import UserError
+from planaria.control import decisions as d
+from planaria.control import events as e
 
 if TYPE_CHECKING:
     from planaria.config.schema import RunConfig
     from planaria.control.logs import RunRecord
+    from planaria.control.protocols import Observer
     from planaria.faults.trace import Fault
     from planaria.report.run.recovery_timeline import RecoveryTiming
+    from planaria.runtime.fleet.base import ControlLine
 
-NAME = "recovery_time"
+
+_PASSES = 5
+
+
+def parts(record: RunRecord, state_bytes: int) -> dict[str, float]:
+    """Seconds of each part, for stages of ``state_bytes`` in a run like ``record``'s."""
+    with opened(state_bytes) as pair:
+        relink = min(pair.link(f"again {n}") for n in range(_PASSES))
+        pair.transfer("gloo", state_bytes, 1)  # first touches
+        transfer = min(pair.transfer("gloo", state_bytes, 2) for _ in range(_PASSES))
+    return {"detect": detect_s(), "relink": relink, "2S/B": transfer, "redo": redo_s(record)}
+
+
+def proof_s() -> float:
+    """The two ends of a new edge prove the run's key to each other; a part of relink."""
+    with opened(1) as pair:
+        return min(pair.prove(number) for number in range(_PASSES))
+
+
+def redo_s(record: RunRecord) -> float:
+    """One microbatch through all stages and back, every pass at its fastest."""
+    fastest: dict[tuple[int, str, int], float] = {}
+    for _, work in record.worked:
+        for span in work.spans:
+            if span.action in ("forward", "backward"):
+                key = work.stage, span.action, span.hop
+                fastest[key] = min(span.end - span.start, fastest.get(key, float("inf")))
+    return sum(fastest.values())
+
+
+def birth_s(record: RunRecord) -> float:
+    """The fastest birth of a worker after the run had begun: from the decision to spawn it until it reported in."""
+    asked: dict[str, float] = {}
+    took: list[float] = []
+    begun = False
+    for t, fact in record.history:
+        begun = begun or isinstance(fact, d.RunStep)
+        if isinstance(fact, d.Spawn):
+            asked[fact.worker] = t
+        elif isinstance(fact, e.WorkerJoined) and begun:
+            took.append(t - asked[fact.worker])
+    return min(took)
+
+
+# The least time of a recovery: T >= detect + decide + relink + 2 S / B + redo of one microbatch.
+# detect: until an idle, killed worker is reported; decide: arithmetic, taken as 0; relink: one new edge; 2 S / B: both
+# donors' state through one gloo pair; redo: each pass of one microbatch at the fastest that the run did it.
+def detect_s() -> float:
+    """From SIGKILL to an idle worker until its fleet's death notice; the least of a few."""
+    import signal
+
+    from benchmarks.recovery_time import idle  # not of __main__, so that workers can import it
+    from planaria.runtime.engine import worker
+    from planaria.runtime.fleet.base import Gone, Said
+    from planaria.runtime.fleet.local import LocalFleet
+
+    fleet = LocalFleet(idle, [worker.__name__], heartbeat_s=10.0, missed=6)
+    took = []
+    for number in range(_PASSES):
+        fleet.spawn(f"w{number}", 1)
+        while not any(isinstance(notice, Said) for notice in fleet.poll(0.1)):
+            pass
+        began = time.monotonic()
+        fleet.signal(f"w{number}", 1, signal.SIGKILL)
+        while not any(isinstance(notice, Gone) for notice in fleet.poll(0.1)):
+            pass
+        took.append(time.monotonic() - began)
+    fleet.close()
+    return min(took)
+
+
+def idle(connection: ControlLine, worker: str, incarnation: int) -> None:
+    """A worker that says it is there, and nothing more."""
+    connection.send_bytes(b"here")
+    time.sleep(60.0)
+
+
+RECOVERY_TIME_NAME = "recovery_time"
 FIRST = 4
 """step of the first fault: a checkpoint has been made by then"""
 THAW_S = 1.5
@@ -71,7 +160,9 @@ def freezes(incidents: int, gap: int, stages: int) -> tuple[Fault, ...]:
 
 def recipe(given: argparse.Namespace, arm: str, incidents: int, spares: int) -> RunConfig:
     """A run that is long enough for all its incidents, and for the last thaw."""
-    return real_stages(given, f"{NAME}-{arm}", FIRST + (incidents + 1) * given.gap, spares, save_every=FIRST - 1)
+    return real_stages(
+        given, f"{RECOVERY_TIME_NAME}-{arm}", FIRST + (incidents + 1) * given.gap, spares, save_every=FIRST - 1
+    )
 
 
 def totals(timings: Sequence[RecoveryTiming]) -> list[float]:
@@ -99,7 +190,6 @@ def went_on(what: str, incidents: int, timings: Sequence[RecoveryTiming], record
 
 def hot(given: argparse.Namespace) -> tuple[list[Row], dict[str, float]]:
     """Kills with spares at hand (two: an incident may take two lives); also the parts of the physical bound."""
-    from benchmarks.recovery_bound import parts
     from planaria.report.run.recovery_timeline import recoveries
 
     config = recipe(given, "hot", given.kills, spares=2)
@@ -132,7 +222,6 @@ def by_moment(record: RunRecord, timings: Sequence[RecoveryTiming], limit: str) 
 
 def cold(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
     """Kills without a spare: a worker must be born first."""
-    from benchmarks.recovery_bound import birth_s
     from planaria.report.run.recovery_timeline import recoveries
 
     faults = kills(given.cold, given.gap, given.stages, MOMENTS[:3])
@@ -163,15 +252,22 @@ def frozen(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
 
 def proofs(recovered: Sequence[float]) -> Row:
     """Upper bound of what TLS takes of a recovery: as if the heir's new edges were opened one after the other."""
-    from benchmarks.recovery_bound import proof_s
 
     proof = proof_s()
     shares = [NEW_EDGES * proof / seconds for seconds in recovered]
     return Row(f"proofs of the key, as a part: {NEW_EDGES} edges", shares, f"one proof: {proof * 1e3:.1f} ms")
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
+def run_recovery_time() -> int:
+    """How long training stands still when a worker dies: from the signal to the next microbatch that is through.
+
+    SIGKILLs strike middle stages in their forward pass, their backward pass, during a commit, and strike a donor while
+    it gives its state to a stage that is being rebuilt (what is lost then is adjacent, which CheckFree cannot repair,
+    so the run rolls back to its last checkpoint). The claims, with a spare at hand: median at most 0.2 s and at most 5
+    times the physical limit that the same run measures; worst at most 3 s; and every one of them goes on. Without a
+    spare: at most 6 s. Frozen by SIGSTOP and thawed later: at most 2.5 s, and what the zombie says is ignored.
+    """
+    flags = parser(RECOVERY_TIME_NAME, run_recovery_time.__doc__)
     flags.add_argument("--kills", type=int, default=24, help="incidents with spares at hand, a quarter of each moment")
     flags.add_argument("--cold", type=int, default=6, help="kills without a spare")
     flags.add_argument("--freezes", type=int, default=6)
@@ -186,8 +282,141 @@ def main() -> int:
         "seconds from the signal to the end of the next microbatch; columns of parts: median milliseconds",
         f"physical limit with a spare: {least} = {sum(bound.values()) * 1e3:.1f} ms, each part measured by itself",
     ]
-    return conclude(NAME, given, rows, notes)
+    return conclude(RECOVERY_TIME_NAME, given, rows, notes)
+
+
+GOODPUT_NAME = "goodput"
+ARMS: dict[str, tuple[str, ...]] = {"fault-free": (), "kills": ("kill",), "kills and freezes": ("kill", "stop")}
+CLAIMS = {"kills": Claim(low=0.95), "kills and freezes": Claim(low=0.90)}
+GOODPUT_THAW_S = 3.0
+ENDLESS = 1_000_000
+
+
+class Striker(threading.Thread):
+    """Strikes a random middle stage once in every interval, at a random time of the interval's middle half."""
+
+    def __init__(self, folder: Path, actions: Sequence[str], stages: int, seconds: float, every: float) -> None:
+        super().__init__(name="striker", daemon=True)
+        self._folder, self._actions, self._stages = folder, actions, stages
+        self._seconds, self._every = seconds, every
+        self._random = random.Random(f"{GOODPUT_NAME} {'/'.join(actions)}")
+
+    def run(self) -> None:
+        """Strike until the time is up; called when the first step begins."""
+        began = time.monotonic()
+        for number in range(int(self._seconds / self._every) if self._actions else 0):
+            due = began + (number + self._random.uniform(0.25, 0.75)) * self._every
+            time.sleep(max(0.0, due - time.monotonic()))
+            action, stage = self._actions[number % len(self._actions)], self._random.randrange(2, self._stages)
+            while not self._strike(action, stage) and time.monotonic() < began + self._seconds:
+                time.sleep(0.2)
+
+    def _strike(self, action: str, stage: int) -> bool:
+        """One blow; False when nobody holds the stage just now."""
+        from planaria.cli.commands.chaos import strike
+        from planaria.control.statefile import read_state
+
+        held = next((w for w in read_state(self._folder).workers if w.stage == stage), None)
+        try:
+            strike(self._folder, action, f"stage={stage}")
+        except UserError:
+            return False
+        if action == "stop" and held is not None:
+            thaw_later(held, GOODPUT_THAW_S)
+        return True
+
+
+def run_arm(arm: str, given: argparse.Namespace) -> RunRecord:
+    """One arm's run, stopped when its time is up."""
+    seconds = given.minutes * 60
+
+    def around(observer: Observer, folder: Path) -> Observer:
+        return StopAfter(observer, seconds, Striker(folder, ARMS[arm], given.stages, seconds, given.every).start)
+
+    config = real_stages(given, f"{GOODPUT_NAME}-{arm.replace(' ', '-')}", ENDLESS, spares=1, save_every=100)
+    return run_fleet(config, around=around)
+
+
+def steps_in(record: RunRecord, seconds: float) -> int:
+    """Steps committed within ``seconds`` of the first step's order."""
+    end = first_step_t(record) + seconds
+    return max((f.step + 1 for t, f in record.history if isinstance(f, d.Commit) and t <= end), default=0)
+
+
+def rows_of(arm: str, given: argparse.Namespace, records: Sequence[RunRecord], free: Sequence[int]) -> list[Row]:
+    """The verdicts on one arm: its steps beside the fault-free arm's ``free``, and its ledger."""
+    from planaria.report.run.ledger import prove_exactly_once
+    from planaria.report.run.recovery_timeline import faults_summary, recoveries
+
+    seconds, record = given.minutes * 60, records[-1]
+    steps = [steps_in(r, seconds) for r in records]
+    timings, summary = recoveries(record), faults_summary(record)
+    stood_still = [t.total for t in timings if t.total is not None]
+    problems = [problem for r in records for problem in prove_exactly_once(r)]
+    samples = sum(1 for _, f in record.history if isinstance(f, d.Commit)) * record.config.pipeline.samples
+    return [
+        Row(
+            what=f"{arm}: steps / fault-free steps",
+            values=[mine / other for mine, other in zip(steps, free, strict=True)],
+            limit=f"1 - time lost = {1 - least_lost(arm, given, record) / seconds:.3f}",
+            claim=CLAIMS.get(arm),
+            beside={
+                "steps": steps[-1],
+                "faults": summary.injected,
+                "outcomes": ", ".join(f"{n} {outcome}" for outcome, n in summary.outcomes.items()),
+                "zombies": summary.zombies,
+                "stood still s": sum(stood_still),
+            },
+        ),
+        Row(
+            f"{arm}: what is wrong with its ledger",
+            [len(problems)],
+            f"0: {samples} samples, run {ending(record)}",
+            Claim(high=0),
+        ),
+    ]
+
+
+def least_lost(arm: str, given: argparse.Namespace, record: RunRecord) -> float:
+    """Seconds that an arm's faults must cost at least: each a recovery's physical limit, and half a step done again.
+
+    A freeze costs the heartbeats that have to be missed instead of the notice of a death.
+    """
+    from planaria.report.run.recovery_timeline import recoveries
+
+    timings = recoveries(record)
+    if not timings:
+        return 0.0
+    bound = parts(record, max(timing.transfer_bytes for timing in timings) // 2)
+    frozen = sum("heartbeat" in timing.causes for timing in timings)
+    silence = record.config.fleet.heartbeat_s * record.config.fleet.missed
+    each = sum(bound.values()) + statistics.median(step_seconds(record, 1)) / 2
+    return len(timings) * each + frozen * (silence - bound["detect"])
+
+
+def run_goodput() -> int:
+    """How much training is left when workers keep failing: steps done in the same wall time, with faults and without.
+
+    Three arms, one after the other: no faults; a SIGKILL every so often; SIGKILL and SIGSTOP in turn (the frozen worker
+    is thawed later and must be ignored). Victims are random middle stages at random moments, one at a time, struck from
+    outside the run as ``planaria chaos`` does. Time counts from the first step. The claims: at least 95 % and 90 % of
+    the fault-free arm's steps, and every sample used exactly once.
+    """
+    flags = parser(GOODPUT_NAME, run_goodput.__doc__)
+    flags.add_argument("--minutes", type=float, default=10.0, help="of each arm, from its first step")
+    flags.add_argument("--every", type=float, default=20.0, metavar="S", help="seconds from fault to fault")
+    flags.add_argument("--repeats", type=int, default=1, help="of the three arms")
+    add_model_flags(flags)
+    given = flags.parse_args()
+    records: dict[str, list[RunRecord]] = {arm: [] for arm in ARMS}
+    for _ in range(given.repeats):
+        for arm in ARMS:
+            records[arm].append(run_arm(arm, given))
+            print(f"{arm}: {steps_in(records[arm][-1], given.minutes * 60)} steps", flush=True)
+    free = [steps_in(record, given.minutes * 60) for record in records["fault-free"]]
+    rows = [row for arm in ARMS for row in rows_of(arm, given, records[arm], free)]
+    return conclude(GOODPUT_NAME, given, rows, [f"{given.minutes:g} minutes an arm, a fault every {given.every:g} s"])
 
 
 if __name__ == "__main__":
-    start(main)
+    start(recovery_time=run_recovery_time, goodput=run_goodput)

@@ -1,6 +1,6 @@
 """TRL's side of ``benchmarks.trl``: one run of its GRPOTrainer, in a process and an environment of its own.
 
-It is called with a job as JSON (:class:`benchmarks.trl_runs.Job`), and leaves a folder ``checkpoint-N`` for every
+It is called with a job as JSON (:class:`benchmarks.trl.Job`), and leaves a folder ``checkpoint-N`` for every
 evaluation. Of planaria it uses the task alone, so that both sides are paid by the same verifier.
 """
 

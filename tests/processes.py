@@ -15,7 +15,7 @@ from planaria.cli import main
 from planaria.common.signals import STOPS
 from planaria.config import consent
 from planaria.runtime.engine.fleet import PRELOAD
-from planaria.runtime.fleet import births
+from planaria.runtime.fleet import spawner
 
 _PRELOAD = [*PRELOAD, "planaria.cli.commands.train", "planaria.swarm.live"]
 _BIRTH_S = 120.0
@@ -30,9 +30,9 @@ class Command:
         self._said = {self.stdout: bytearray(), self.stderr: bytearray()}
         self._open = [self.stdout, self.stderr]
         run = partial(_be_planaria, [str(word) for word in words], dict(os.environ))
-        self._child = births.births().bear("planaria", run, _PRELOAD, [out, errors], cwd=cwd)
+        self._child = spawner.spawner().spawn("planaria", run, _PRELOAD, [out, errors], cwd=cwd)
         try:
-            self.pid = self._child.born(_BIRTH_S)
+            self.pid = self._child.started(_BIRTH_S)
         except OSError:
             self.close()
             raise
@@ -117,7 +117,7 @@ def _be_planaria(words: list[str], environ: dict[str, str], out: int, errors: in
         os.dup2(pipe, number)
         os.close(pipe)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115 (they stay)
-    births.expect_fork()
+    spawner.expect_fork()
     main(words)
 
 

@@ -10,11 +10,30 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import field_arms, field_runs
+from benchmarks import field, field_runs
 from benchmarks.common import ROOT
-from benchmarks.field import FIRST, command_line, first_losses, refuse_senseless, require_alike
-from benchmarks.field_arms import OURS, PIPELINE, PLACES, REPLICAS, THEIRS, TORCHFT, TORCHRUN, TUNED, systems
-from benchmarks.field_ledger import (
+from benchmarks.field import (
+    FIRST,
+    OURS,
+    PIPELINE,
+    PLACES,
+    REPLICAS,
+    THEIRS,
+    TORCHFT,
+    TORCHRUN,
+    TUNED,
+    Pair,
+    command_line,
+    first_losses,
+    refuse_senseless,
+    require_alike,
+    rows_of,
+    systems,
+)
+from benchmarks.field_peer import Llama as PeerLlama
+from benchmarks.field_peer import Sizes
+from benchmarks.field_runs import Ran, ran
+from benchmarks.field_systems import (
     SMOOTHED,
     Line,
     Strike,
@@ -27,18 +46,14 @@ from benchmarks.field_ledger import (
     strikes,
     to_target,
     updates_of,
+    versions,
 )
-from benchmarks.field_peer import Llama as PeerLlama
-from benchmarks.field_peer import Sizes
-from benchmarks.field_rows import Pair, rows_of
-from benchmarks.field_runs import Ran, ran
-from benchmarks.field_systems import versions
 from hypothesis import given as over
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
+from planaria.models.optimizers.muon import LAYER
 from planaria.models.stages import Llama
-from planaria.runtime.engine.optimizer import _LAYER
 
 PYTHON = ROOT.parent / "venv-torchft/bin/python"
 BATCH = 8
@@ -209,14 +224,14 @@ def test_the_table_says_who_was_sooner_who_lost_and_what_it_cost() -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (field_arms, field_runs):
+    for module in (field, field_runs):
         monkeypatch.setattr(module, "RUNS", tmp_path)
     return tmp_path
 
 
 def test_peers_start_from_the_weights_and_samples_of_planaria(runs: Path) -> None:
-    config = field_arms.recipe(flags(), 7, PIPELINE)
-    job = field_arms.job(flags(kills=1, every=0.1), 7)
+    config = field.recipe(flags(), 7, PIPELINE)
+    job = field.job(flags(kills=1, every=0.1), 7)
     from safetensors.torch import load_file
 
     windows = load_file(job.samples)["samples"].long()
@@ -228,19 +243,19 @@ def test_peers_start_from_the_weights_and_samples_of_planaria(runs: Path) -> Non
 
 
 def test_peers_clip_the_groups_that_planaria_clips(runs: Path) -> None:
-    config = field_arms.recipe(flags(), 7, PIPELINE)
-    weights, _ = field_arms.laid_out(flags(kills=1, every=0.1), config)
-    found = field_arms.groups(config.model.layers, weights)
+    config = field.recipe(flags(), 7, PIPELINE)
+    weights, _ = field.laid_out(flags(kills=1, every=0.1), config)
+    found = field.groups(config.model.layers, weights)
     names = [name for name, _ in Llama(config.model, 1, 7)._named()]
     assert sorted(name for group in found for name in group) == sorted(names)
     for group in found:
-        layers = {layer[0] if (layer := _LAYER.match(name)) else name for name in group}
+        layers = {layer[0] if (layer := LAYER.match(name)) else name for name in group}
         assert len(layers) == 1
     assert len(found) == config.model.layers + 3
 
 
 def test_both_shapes_of_planaria_have_four_processes_and_one_batch() -> None:
-    shapes = [field_arms.recipe(flags(), 7, arm) for arm in OURS]
+    shapes = [field.recipe(flags(), 7, arm) for arm in OURS]
     assert [one.samples for one in shapes] == [BATCH, BATCH]
     assert [(one.pipeline.stages + 1) * one.exchange.replicas for one in shapes] == [PLACES, PLACES]
     assert shapes[0].model.dense.model_copy(update={"block_layers": None}) == shapes[1].model.dense.model_copy(
@@ -273,7 +288,7 @@ def test_each_system_goes_on_when_its_processes_are_killed(
     if arm in THEIRS and versions(PYTHON) is None:
         pytest.skip(f"torchft's environment is not in {PYTHON}")
     torch.set_num_threads(1)
-    monkeypatch.setattr(field_arms, "MOST_RATE", 100)  # so small a model is fast
+    monkeypatch.setattr(field, "MOST_RATE", 100)  # so small a model is fast
     given = flags()
     system = systems(given, 3)[arm]
     found = ran(system, "struck", strikes(3, given.kills, given.every), (given.kills + 1) * given.every)

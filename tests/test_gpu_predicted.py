@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from benchmarks import gpu_predicted as predicted
+from benchmarks import gpu as predicted
 from benchmarks.common import saved
 
 from planaria.config import recipe, shipped
@@ -28,7 +28,7 @@ def test_the_flops_of_all_stages_are_the_models(model: ModelConfig) -> None:
 
 @pytest.fixture(scope="module", params=["llama_124m", "llama_1_5b"])
 def config(request: pytest.FixtureRequest) -> RunConfig:
-    return predicted.preset(request.param, GIVEN)
+    return predicted.predicted_preset(request.param, GIVEN)
 
 
 def test_passes_take_what_the_utilisation_says(config: RunConfig) -> None:
@@ -52,16 +52,16 @@ def test_one_device_computes_for_one_process_at_a_time_and_copies_once_each_way(
 
 def test_copies_beside_are_faster_and_no_prediction_beats_its_limit(config: RunConfig) -> None:
     name = next(name for name in predicted.PRESETS if config.name == name)
-    _, apart, apart_control, shared, shared_control = [row.value for row in predicted.rows_of(name, GIVEN)]
+    _, apart, apart_control, shared, shared_control = [row.value for row in predicted.predicted_rows_of(name, GIVEN)]
     assert 1 > shared > shared_control > 0 and predicted.WORKERS > apart > apart_control > shared
     free = GIVEN.__class__(**vars(GIVEN) | {"staging": 1e9, "link": 1e9})
-    unhindered = predicted.step_s(predicted.preset(name, free), Clock, overlap=True)
-    assert unhindered < predicted.step_s(config, Clock, overlap=True)
-    assert predicted.rows_of(name, free)[3].value == pytest.approx(1, abs=1e-3)
+    unhindered = predicted.predicted_step_s(predicted.predicted_preset(name, free), Clock, overlap=True)
+    assert unhindered < predicted.predicted_step_s(config, Clock, overlap=True)
+    assert predicted.predicted_rows_of(name, free)[3].value == pytest.approx(1, abs=1e-3)
 
 
 def test_the_saved_numbers_are_these_and_say_that_nothing_was_measured() -> None:
     record = saved("gpu_predicted")
-    rows = [row for name in predicted.PRESETS for row in predicted.rows_of(name, GIVEN)]
+    rows = [row for name in predicted.PRESETS for row in predicted.predicted_rows_of(name, GIVEN)]
     assert {row["what"]: row["value"] for row in record["rows"]} == pytest.approx({row.what: row.value for row in rows})
     assert "not measured" in record["notes"][0]

@@ -34,6 +34,7 @@ def run(**environment: str) -> tuple[bool, int]:
     return kept == "True", int(fresh)
 
 
+@pytest.mark.slow
 def test_passes_touch_no_fresh_pages_unless_the_environment_has_malloc_give_them_back() -> None:
     kept, fresh = run()
     if not kept:

@@ -68,7 +68,11 @@ def test_a_flag_reads_as_toml_would_and_bare_words_are_strings(flag: str, text: 
     ("text", "line"),
     [
         ("[optim]\nlrr = 1", "mine.toml: optim.lrr: unknown key; did you mean 'lr'?"),
-        ("[optim]\ndim = 3", "mine.toml: optim.dim: unknown key; did you mean 'model.dim'?"),
+        (
+            "[optim]\ndim = 3",
+            "mine.toml: optim.dim: unknown key; an option of optim.kind is written optim.options.dim; "
+            "or did you mean 'model.dim'?",
+        ),
         ("dim = 3", "mine.toml: dim: unknown key; did you mean 'model.dim'?"),
         ("[modle]\ndim = 3", "mine.toml: modle: unknown key; did you mean 'model'?"),
         ("model = 3", "mine.toml: model: is a section; write its keys below [model]"),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from planaria import cli
-from planaria.api.recipes import named
 from planaria.common.errors import UserError
 from planaria.config import consent, registry
 from planaria.config.options import Options
@@ -26,6 +25,7 @@ from planaria.recovery import RECOVERIES, recovery, with_strategy
 from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
 from planaria.report.live.trackers import TRACKERS
+from planaria.runtime.configuration import named
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS
 from planaria.swarm.policy import POLICIES

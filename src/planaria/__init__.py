@@ -12,11 +12,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from planaria.api.recipes import configure as configure
-    from planaria.api.recipes import streams as streams
-    from planaria.api.run import Run as Run
-    from planaria.api.run import load as load
-    from planaria.api.training import train as train
     from planaria.common.errors import LedgerError as LedgerError
     from planaria.common.errors import RunStopped as RunStopped
     from planaria.common.errors import UserError as UserError
@@ -24,22 +19,27 @@ if TYPE_CHECKING:
     from planaria.lab.comparison import ComparisonResult as ComparisonResult
     from planaria.lab.comparison import compare as compare
     from planaria.report.live.listener import Step as Step
+    from planaria.runtime.configuration import configure as configure
+    from planaria.runtime.configuration import streams as streams
     from planaria.runtime.engine.inline import InlineEngine as InlineEngine
+    from planaria.runtime.run import Run as Run
+    from planaria.runtime.run import load as load
+    from planaria.runtime.training import train as train
 
 _HOMES = {
     "ComparisonResult": "planaria.lab.comparison",
     "InlineEngine": "planaria.runtime.engine.inline",
     "LedgerError": "planaria.common.errors",
-    "Run": "planaria.api.run",
+    "Run": "planaria.runtime.run",
     "RunConfig": "planaria.config.schema",
     "RunStopped": "planaria.common.errors",
     "Step": "planaria.report.live.listener",
     "UserError": "planaria.common.errors",
     "compare": "planaria.lab.comparison",
-    "configure": "planaria.api.recipes",
-    "load": "planaria.api.run",
-    "streams": "planaria.api.recipes",
-    "train": "planaria.api.training",
+    "configure": "planaria.runtime.configuration",
+    "load": "planaria.runtime.run",
+    "streams": "planaria.runtime.configuration",
+    "train": "planaria.runtime.training",
 }
 __all__ = ["__version__", *_HOMES]
 

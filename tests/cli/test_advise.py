@@ -14,6 +14,7 @@ def advice(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_demo_is_told_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     out = advice(capsys, "demo")
     head = next(line for line in out.splitlines() if "recovery.strategy" in line)

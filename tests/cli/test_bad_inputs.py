@@ -219,6 +219,7 @@ def test_planning(home: Path, capfd: pytest.CaptureFixture[str], flags: list[str
     mistake(capfd, home, ["plan", home / "good.toml", *flags], *names)
 
 
+@pytest.mark.slow
 def test_a_schedule_for_another_pipeline(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (home / "here.toml").write_text(TOPOLOGY)
     with pytest.raises(SystemExit) as exit_:
@@ -255,6 +256,7 @@ def test_dry_run_of_a_resumption(home: Path, capfd: pytest.CaptureFixture[str]) 
     mistake(capfd, home, ["train", "--resume", home / "runs" / "small", "--dry-run"], "--dry-run")
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_a_number(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([str(a) for a in train(home, "--optim.lr", "1e30", "--train.steps", "20")])
@@ -351,6 +353,7 @@ def test_a_start_that_fails_leaves_nothing_so_that_the_next_gets_the_name(
     assert "resume" not in said and ("another port" in said) == ("TAKEN" in flags)
 
 
+@pytest.mark.slow
 def test_a_strategy_that_cannot_rebuild_names_one_that_rolls_back(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -480,6 +483,7 @@ def test_commands_on_no_run(home: Path, capfd: pytest.CaptureFixture[str], comma
     mistake(capfd, home, [command[0], home, *command[1:]], str(home))
 
 
+@pytest.mark.slow
 def test_replay_of_a_broken_log(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
     (run / "events.jsonl").write_text("".join([lines[0], "{broken\n", *lines[1:]]))
@@ -492,6 +496,7 @@ def test_replay_of_an_empty_log(home: Path, run: Path, capfd: pytest.CaptureFixt
     mistake(capfd, home, ["replay", run], "events.jsonl: has no start of a run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["stage=2", "controller"])
 def test_chaos_in_a_run_that_is_over(home: Path, run: Path, capfd: pytest.CaptureFixture[str], target: str) -> None:
     """Whoever has the process number of its controller now is not to be killed."""
@@ -502,6 +507,7 @@ def test_the_killed_do_not_resume(home: Path, run: Path, capfd: pytest.CaptureFi
     mistake(capfd, home, ["chaos", run, "--kill", "stage=2", "--resume-after", "1"], "--resume-after", "--stop")
 
 
+@pytest.mark.slow
 def test_a_run_with_faults_beside_its_recipe_can_be_resumed(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (home / "trace.json").write_text('{"faults": [{"step": 1, "stage": 2}, {"step": 3, "stage": 3}]}')
     recipe = (home / "good.toml").read_text() + '[chaos]\ntrace = "trace.json"\n'

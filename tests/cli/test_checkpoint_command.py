@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from benchmarks.command import carry_out
+from benchmarks.hostile import carry_out
 
 import planaria
 from planaria.control.logs import read_run
@@ -63,6 +63,7 @@ def copied(made: Path, name: str, to: Path) -> Path:
     return Path(shutil.copytree(made / "runs" / name, to / name))
 
 
+@pytest.mark.slow
 def test_show_lists_every_parameter_with_what_goes_with_it(made: Path) -> None:
     said = carry_out(["checkpoint", "show", str(made / "runs" / "two")])
     assert said.code == 0
@@ -88,6 +89,7 @@ def test_verify_reads_everything_and_names_what_is_damaged(made: Path, tmp_path:
     assert carry_out(["checkpoint", "verify", str(run), "--checkpoint", "step-00000006"]).code == 0
 
 
+@pytest.mark.slow
 def test_a_converted_checkpoint_goes_on_like_the_one_that_it_was_made_of(made: Path, tmp_path: Path) -> None:
     """At the shape that it was converted to nothing is re-cut any more."""
     direct, moved = (copied(made, "two", tmp_path / place) for place in ("direct", "moved"))

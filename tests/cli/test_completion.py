@@ -49,6 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="asks a bash")
 def test_bash_offers_what_can_follow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

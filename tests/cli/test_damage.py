@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks import damage_cases, hostile_cases
-from benchmarks.command import carry_out
-from benchmarks.damage import verdict as damaged
-from benchmarks.hostile import DRY_S
+from benchmarks import hostile
+from benchmarks.hostile import DRY_S, carry_out
+from benchmarks.hostile import damage_verdict as damaged
 from benchmarks.hostile import verdict as answered
 
 from planaria.common import digests
@@ -24,7 +23,7 @@ SEED = 34107
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with small finished runs of one replica and of two."""
     home = tmp_path_factory.mktemp("damage")
-    damage_cases.prepare(home, fleet=False)
+    hostile.prepare_damage(home, fleet=False)
     return home
 
 
@@ -34,8 +33,9 @@ def run(runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs / "single", tmp_path / "single"))
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_refused_by_name_and_nothing_is_changed(runs: Path, tmp_path: Path) -> None:
-    found = damage_cases.cases(runs, SEED, 70)
+    found = hostile.damage_cases(runs, SEED, 70)
     ended = {case.name: damaged(case, runs, tmp_path / "run", SEED) for case in found}
     wrong = {name: how for name, how in ended.items() if how[0] not in ("refused", "not read", "read")}
     assert not wrong
@@ -44,8 +44,8 @@ def test_a_damaged_file_is_refused_by_name_and_nothing_is_changed(runs: Path, tm
 
 @pytest.mark.slow
 def test_what_is_meant_to_break_a_command_gets_an_answer_in_one_line(tmp_path: Path) -> None:
-    hostile_cases.prepare(tmp_path)
-    found = random.Random(SEED).sample(hostile_cases.cases(tmp_path, SEED), 70)
+    hostile.prepare(tmp_path)
+    found = random.Random(SEED).sample(hostile.cases(tmp_path, SEED), 70)
     ended = {case.name: answered(case, tmp_path) for case in found}
     assert not {name: how for name, how in ended.items() if how[0]}
     slow = [case.name for case in found if "--dry-run" in case.words and ended[case.name][1] > 4 * DRY_S]
@@ -133,6 +133,6 @@ def test_a_list_that_is_gone_is_no_older_run(run: Path) -> None:
 )
 def test_a_recipe_knows_the_command_it_is_for(tmp_path: Path, recipe: str, command: str, right: str) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text(hostile_cases.KINDS[recipe][0])
+    file.write_text(hostile.KINDS[recipe][0])
     said = carry_out([command, str(file)])
     assert said.kind and f"is a recipe for `planaria {right}`; run `planaria {right} {file}`" in said.err

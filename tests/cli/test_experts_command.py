@@ -21,16 +21,16 @@ import torch
 from safetensors.torch import load_file
 
 from planaria import cli
-from planaria.cli.commands import ensemble as commands
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data.shards import prepare
+from planaria.lab.commands import ensemble as commands
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.experts_results import ArmResult, Results
 from planaria.lab.experts.reading import domain_samples, windows
 from planaria.lab.experts.scoring import score
 from planaria.lab.report.experts_report import show_results, write_experts_report
-from planaria.lab.trials import identity
+from planaria.lab.trials import kept
 from planaria.models.generate import generate
 
 pytestmark = pytest.mark.timeout(300)
@@ -172,7 +172,7 @@ def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
 @pytest.mark.slow
 def test_nothing_is_trained_twice(copied: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)  # whoever would train fails
-    monkeypatch.setattr(identity, "__version__", "9.9")  # models outlive versions
+    monkeypatch.setattr(kept, "__version__", "9.9")  # models outlive versions
     before = results(copied)
     (copied / "results.json").unlink()
     recipe = copied / "tiny.toml"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.command import Said, carry_out
+from benchmarks.hostile import Said, carry_out
 
 import planaria
 from planaria.control.logs import read_run
@@ -130,7 +130,7 @@ def test_hugging_face_out_in_shards_and_bf16(home: Path, tmp_path: Path) -> None
 
 
 def test_a_run_begins_with_exported_weights_in_shards(home: Path, tmp_path: Path) -> None:
-    from planaria.api.export import export_run
+    from planaria.runtime.foreign import export_run
 
     sharded = export_run(home / "runs" / "run", tmp_path / "hf", largest=8 << 10)
     assert len(list(sharded.glob("model-*.safetensors"))) > 2
@@ -181,6 +181,7 @@ def test_a_disk_that_is_really_full_is_told_of(home: Path, small: Path) -> None:
         assert list(small.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None:
     done("checkpoint", "export", home / "runs" / "run", "--format", "universal", "--to", tmp_path / "out")
     (path,) = (tmp_path / "out").glob("*/zero/model.layers.3.mlp.up_proj.weight/exp_avg.pt")
@@ -247,6 +248,7 @@ def test_a_partial_checkpoint_does_not_go_out(home: Path, tmp_path: Path) -> Non
     assert said.kind and "stages [2] are missing" in said.err
 
 
+@pytest.mark.slow
 def test_what_another_program_has_no_place_for_is_said(home: Path, tmp_path: Path) -> None:
     flags = ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--out", tmp_path, "--name", "two", "--quiet"]
     done("train", home / "run.toml", *flags)

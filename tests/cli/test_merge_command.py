@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.experts.made_ensemble import SHAPE, child, made_ensemble, text
+from tests.lab.experts.made_ensemble import SHAPE, child, made_ensemble, text
 
 from planaria import cli
 from planaria.common import digests
@@ -246,6 +246,7 @@ def test_what_cannot_be_added_is_refused(made: Path, tmp_path: Path) -> None:
         refused(complaint, expert, moved)
 
 
+@pytest.mark.slow
 def test_a_merged_model_is_not_taken_for_a_plain_one(made: Path, tmp_path: Path) -> None:
     merged = str(made / "merged")
     with pytest.raises(UserError, match="several blocks in each layer, which no repair knows"):

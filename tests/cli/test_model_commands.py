@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from planaria import cli
-from planaria.api.complete import complete
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.stages import Llama
+from planaria.runtime.complete import complete
 from planaria.runtime.engine.omission import evaluations, omissions
 
 SHAPE = ModelConfig(vocab=257, dim=16, layers=4, heads=2, hidden=24, context=16, init_std=0.3)

@@ -61,6 +61,7 @@ def plan() -> int:
     return run("plan", "recipe.toml", "--budget", "200moves", "--to", "plan.json", "--quiet")
 
 
+@pytest.mark.slow
 def test_a_plan_shows_paths_and_a_slow_link_moves_some(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan() == 0
     out = capsys.readouterr().out

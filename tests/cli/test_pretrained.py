@@ -16,8 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from planaria import cli
-from planaria.api import training
-from planaria.api.recipes import configure
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig, ModelConfig
@@ -25,9 +23,11 @@ from planaria.config.shipped import shipped
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.stages import Llama
+from planaria.runtime import training
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.configuration import configure
 from planaria.runtime.engine.branch import branch_off
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.runs import config_of
@@ -67,6 +67,7 @@ def train(home: Path, start: object, *flags: str) -> int:
     return cli.run([*words, *flags])
 
 
+@pytest.mark.slow
 def test_what_the_weights_fix_is_inherited(home: Path) -> None:
     assert train(home, home / "theirs", "--name", "heir") == 0
     run = home / "runs" / "heir"
@@ -111,6 +112,7 @@ def require_kept(folder: Path) -> None:
     assert "chat_template.jinja" in sums
 
 
+@pytest.mark.slow
 def test_an_export_keeps_how_the_model_is_used(home: Path, instruct: Path) -> None:
     """Of a fine-tuned model, of a run that starts from that run, and of a policy that opens it."""
     assert train(home, instruct, "--name", "tuned") == 0
@@ -127,6 +129,7 @@ def test_an_export_keeps_how_the_model_is_used(home: Path, instruct: Path) -> No
     assert transformers.GenerationConfig.from_pretrained(home / "policy").eos_token_id == ENDS
 
 
+@pytest.mark.slow
 def test_a_longer_context_than_the_weights_know_is_exported(home: Path, instruct: Path) -> None:
     assert train(home, instruct, "--name", "longer", "--model.context", "128") == 0
     config = json.loads((home / "runs" / "longer" / "model" / "config.json").read_text())
@@ -347,6 +350,7 @@ def test_a_recipe_that_says_otherwise_is_refused(home: Path, flags: list[str], c
     assert not (home / "runs" / "wrong").exists()
 
 
+@pytest.mark.slow
 def test_weights_without_a_tokenizer_ask_for_one(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "theirs", tmp_path / "mute")
     (tmp_path / "mute" / "tokenizer.json").unlink()

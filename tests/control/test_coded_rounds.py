@@ -13,8 +13,9 @@ from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import freeze
 from planaria.control.coded import LEAST_S, Stragglers, close_round
+from planaria.control.coded_step import CodedStep
 from planaria.control.decide import decide
-from planaria.control.replica import CodedStep, Waiting
+from planaria.control.replica import Waiting
 from planaria.control.state import RunState
 
 MSGC = {"scheme": "msgc", "burst": 1, "window": 2, "stragglers": 1, "jobs": 2}

@@ -314,6 +314,7 @@ REPORTS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(raw=hostile(*(report.model_dump(mode="json") for report in REPORTS)), once=st.sampled_from([d.Form, d.RunStep]))
 def test_a_report_beyond_range_costs_its_worker_at_most(raw: bytes, once: type[d.Order]) -> None:

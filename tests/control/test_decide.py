@@ -365,6 +365,7 @@ def test_a_stage_for_which_no_worker_starts_ends_the_run_with_the_others_saved()
     assert "died before they were ready" in made.ending.reason
 
 
+@pytest.mark.slow
 def test_a_step_that_never_gets_done_ends_the_run_saved() -> None:
     made = fleet()
     work_until(made, "run", 1)

@@ -58,6 +58,7 @@ def assert_shown(state: Json, run: RunState) -> None:
             assert not waiting
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_worker_is_shown_as_the_record_has_it(seed: int) -> None:
     history = troubled(seed).history

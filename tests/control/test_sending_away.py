@@ -75,6 +75,7 @@ def test_nobody_is_where_that_is_not_asked_for_or_one_word_stands_against_anothe
     assert not said(made, d.SendAway)
 
 
+@pytest.mark.slow
 def test_without_others_the_replica_disbands_and_its_samples_are_used() -> None:
     exchange = {"options": {"every": 1}, "strikes": 2}
     made = misled(1, kind="diloco", exchange=exchange, steps=20, spares=0, replace=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pretend_fleet import PretendFleet
@@ -60,6 +61,7 @@ memory = st.sampled_from([0, 0, 0, 6, 3, 1])
 machine = st.tuples(memory, st.sampled_from([1.0, 1.5, 2.0]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(machine, min_size=6, max_size=6), st.data())
 def test_nobody_gets_a_stage_for_which_it_has_no_room(machines: list[tuple[int, float]], data: st.DataObject) -> None:

@@ -75,6 +75,7 @@ def test_otherwise_nobody_is_relieved(changed: dict[str, Any], slow: dict[int, f
     assert fleet.ending is not None
 
 
+@pytest.mark.slow
 def test_a_spare_that_was_slow_takes_over_what_is_lost_but_nothing_that_is_slow() -> None:
     fleet = running(steps=5000, replace=False)
     first = fleet.state.holders[SLOW]
@@ -91,6 +92,7 @@ def test_a_spare_that_was_slow_takes_over_what_is_lost_but_nothing_that_is_slow(
     assert fleet.state.holders[SLOW + 1] == first
 
 
+@pytest.mark.slow
 def test_each_spare_that_was_not_slow_may_take_over_once() -> None:
     fleet = running(steps=500, spares=3)
     for _ in range(12):

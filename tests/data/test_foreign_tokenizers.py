@@ -138,6 +138,7 @@ def test_planarias_own_start_no_process(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not is_plain(own | {"model": own["model"] | {"unk_token": "zz"}}) and not is_plain([])
 
 
+@pytest.mark.slow
 def test_a_normalizer_that_may_grow_texts_is_measured_on_each(tmp_path: Path) -> None:
     """Up to a limit growth is allowed, as maps of Unicode have some; then a text that grows too much is refused."""
     file = tmp_path / "tokenizer.json"

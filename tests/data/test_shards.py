@@ -180,6 +180,7 @@ print(dataset.folder, dataset.read("train", 0, dataset.tokens("train")).sum())
 """
 
 
+@pytest.mark.slow
 def test_processes_that_race_end_alike(tmp_path: Path) -> None:
     data = config(tmp_path, *[f"document {i} says hello\n" * 50 for i in range(200)])
     assert data.cache
@@ -190,6 +191,7 @@ def test_processes_that_race_end_alike(tmp_path: Path) -> None:
     assert len({out for out, _, _ in ends}) == 1
 
 
+@pytest.mark.slow
 def test_real_text(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "tinyshakespeare.txt"
     data = DataConfig(source=str(source), tokenizer="bytes", cache=str(tmp_path))

@@ -10,13 +10,13 @@ from unittest.mock import patch
 import pytest
 from tokenizer_kinds import KINDS, saved, text
 
-from planaria.api import complete as completing
 from planaria.config.schema import DataConfig, ModelConfig, RunConfig
 from planaria.data.corpus import fingerprint
 from planaria.data.shards import prepare
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.stages import Llama
+from planaria.runtime import complete as completing
 from planaria.runtime.engine import runs
 
 transformers = pytest.importorskip("transformers")

@@ -76,6 +76,7 @@ def test_saved_and_opened(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
+@pytest.mark.slow
 def test_training_is_the_same_in_another_process() -> None:
     code = f"from planaria.data.tokenizer import train_bpe; print(train_bpe({CORPUS!r}, 300).to_json())"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

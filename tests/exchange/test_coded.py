@@ -64,6 +64,7 @@ def gradients(scheme: Scheme, n: int, seed: int) -> np.ndarray:
 # ---- what is borne
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["conforms", "bears"])
 @settings(max_examples=150)
 @given(which=schemes(), seed=st.integers(0, 10**6))
@@ -75,6 +76,7 @@ def test_every_job_is_decoded_in_time(rule: str, which: tuple[int, Scheme], seed
     assert float(np.abs(np.array(found) - g.sum(axis=1)).max()) < 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(which=schemes(), seed=st.integers(0, 10**6))
 def test_beyond_what_is_borne_a_sum_is_right_or_absent(which: tuple[int, Scheme], seed: int) -> None:
@@ -105,6 +107,7 @@ def test_a_pattern_beyond_the_model_is_told_of(scheme: Scheme, history: list[set
     assert not scheme.bears(n, JOBS, seen) and not scheme.conforms(n, seen)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(which=schemes(("srsgc", "msgc", "gc")), seed=st.integers(0, 10**6))
 def test_what_conforms_is_borne_and_what_is_not_borne_is_lost(which: tuple[int, Scheme], seed: int) -> None:
@@ -182,6 +185,7 @@ def test_rounding_errors_grow_by_no_more_than_is_said_whoever_is_late(n: int, mo
     assert worst <= most
 
 
+@pytest.mark.slow
 def test_what_does_not_divide_is_repeated_as_far_as_it_goes() -> None:
     made = code(11, 2)
     assert isinstance(made, Joined) and made.groups.workers == 6 and len(made.rest.matrix) == 5

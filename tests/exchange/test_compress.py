@@ -44,6 +44,7 @@ def test_a_message_has_the_size_that_is_stated_and_stands_for_as_many_numbers(sa
     assert torch.equal(codec.encode(exact), message), "and is the same wherever it is made"
 
 
+@pytest.mark.slow_after(1)
 @EVERY
 @settings(max_examples=30)
 @given(count=st.integers(1, 600), seed=st.integers(0, 99), scale=st.sampled_from([1e-12, 1.0, 1e3]))

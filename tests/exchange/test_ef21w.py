@@ -97,6 +97,7 @@ def test_exact_messages_are_not_scaled() -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
 
 
+@pytest.mark.slow
 def test_it_converges_with_the_step_of_its_own_rule() -> None:
     h, b = problem(False)
     best = torch.linalg.solve(h.mean(0), b.mean(0))

@@ -51,6 +51,7 @@ def mean(of: dict[int, Replica], part: str) -> Tensor:
     return sum(flat(replica.outer[part]) for replica in of.values()) / len(of)  # type: ignore[return-value, arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", COMPRESSORS)
 @pytest.mark.parametrize("feedback", ["ef21", "econtrol"])
 def test_the_mean_of_estimates_is_the_estimate_of_the_mean(feedback: str, said: str) -> None:
@@ -70,6 +71,7 @@ def test_the_mean_of_estimates_is_the_estimate_of_the_mean(feedback: str, said: 
             assert float((reached + owed - exact).norm() / exact.norm()) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", COMPRESSORS)
 def test_what_error_feedback_has_sent_and_owes_is_what_was_meant(said: str) -> None:
     made = compressed(f"ef14:{said}")

@@ -32,6 +32,7 @@ def test_groups_part_the_members_into_as_few_groups_as_can_be(
     assert all(list(group) == sorted(group) for group in groups)
 
 
+@pytest.mark.slow
 @given(MEMBERS, st.randoms(use_true_random=False), st.integers(0, 99), st.sampled_from(KINDS))
 def test_all_peers_agree_on_the_groups_in_whatever_order_they_know_the_members(
     members: list[int], shuffler: object, round: int, kind: str
@@ -116,6 +117,7 @@ def test_the_bound_for_pairs_of_very_many_is_twice_one_minus_the_squared_momentu
     assert contraction(8, 2) == pytest.approx(8 / (2 * 7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("members", "group"), [(6, 2), (7, 2), (7, 3), (8, 3), (5, 5)])
 def test_groups_as_they_are_drawn_contract_by_what_is_said(members: int, group: int) -> None:
     direction = torch.linspace(-1, 1, members)
@@ -132,6 +134,7 @@ def disagreement(of: dict[int, Replica]) -> float:
     return torch.stack([replica.outer["slow"]["w"] for replica in of.values()]).var(0).mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "grows"), [(0.7, False), (1.4, True)])
 def test_replicas_that_really_meet_obey_the_bound(share: float, grows: bool) -> None:
     alpha, members = 0.5, 16

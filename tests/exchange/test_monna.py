@@ -27,6 +27,7 @@ def written(half: dict[int, Tensor], me: int, keep: int) -> Tensor:
     return torch.stack([half[j] for j in order[:keep]]).mean(dim=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(3, 7), st.integers(1, 2), st.sampled_from([0.0, 0.6]), st.booleans(), st.integers(0, 99))
 def test_it_is_its_formula(count: int, liars: int, alpha: float, prefetch: bool, seed: int) -> None:

@@ -82,6 +82,7 @@ STEPS = {"geometric_median": {"rounds": 8}, "clipping": {"rounds": 1}}
 """that :func:`written` takes"""
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("rule", ALL)
 @settings(max_examples=30)
 @given(n=st.integers(7, 12), d=st.integers(20, 60), seed=st.integers(0, 10**6))
@@ -119,6 +120,7 @@ def least_sum(x: Tensor) -> float:
     return min(summed(x, torch.from_numpy(z)), *(summed(x, row) for row in x))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     n=st.integers(3, 16), data=st.data(), d=st.integers(1, 6), spread=st.sampled_from([0.0, 1e-3, 0.03, 0.3, 1.0, 3.0]),
@@ -136,6 +138,7 @@ def test_the_geometric_median_has_the_least_summed_distance(
     assert summed(x, found) <= least_sum(x) * (1 + 2e-6) + 1e-12
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(n=st.integers(3, 16), data=st.data(), seed=st.integers(0, 10**6), excess=st.sampled_from([0.0, 1e-5, 1e-3, 0.1]))
 def test_the_geometric_median_converges_beside_a_member_that_is_almost_the_minimum(
@@ -177,6 +180,7 @@ def test_equal_vectors_and_two_are_their_mean() -> None:
     assert torch.allclose(value("geometric_median", x, liars=0), x.mean(0))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     n=st.integers(3, 16), data=st.data(), spread=st.sampled_from([1e-3, 0.03, 0.3, 1.0, 3.0]), last=st.booleans(),
@@ -447,6 +451,7 @@ def test_a_liar_cannot_blur_what_others_are_apart(where: str) -> None:
     assert torch.allclose(found[1:, 1:], expected[1:, 1:], rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("rule", ALL)
 @pytest.mark.parametrize("mix", ["none", "nnm", "bucketing"])
 def test_a_value_is_the_same_to_the_last_bit_on_any_number_of_threads(rule: str, mix: str) -> None:

@@ -53,6 +53,7 @@ def double(of: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.double() for name, tensor in of.items()}
 
 
+@pytest.mark.slow
 @given(LETTERS, st.integers(1, 7), st.integers(2, 4), st.booleans())
 def test_noloco_is_equation_one_with_one_tensor_a_peer_or_in_two_parts(
     letters: tuple[float, float, float], count: int, size: int, prefetch: bool

@@ -32,6 +32,7 @@ def test_probability_that_all_copies_of_a_stage_fail_in_one_step() -> None:
     assert hourly_of_all(0.0, 900.0, 2) == 0.0
 
 
+@pytest.mark.slow
 def test_empirical_rate() -> None:
     p = per_step_probability(0.16, 600.0)
     faults = generate(3, 0.16, 600.0, stages=10, steps=100_000, exempt=set(), forbid_adjacent=False).faults
@@ -175,6 +176,7 @@ FAULTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(FAULTS, max_size=5))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, faults: list[Fault]) -> None:
     path = tmp_path_factory.mktemp("trace") / "t.json"
@@ -272,6 +274,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path, monkeypatch: pytes
 LOST = st.sampled_from(("adjacent", "machine", "region"))
 
 
+@pytest.mark.slow
 @given(LOST, st.integers(2, 9), st.integers(1, 4), st.booleans(), st.data())
 def test_every_stage_that_can_fail_is_in_a_blow_and_no_other(
     lost: Lost, stages: int, machine: int, ends: bool, data: Any

@@ -97,6 +97,7 @@ def test_a_part_goes_back_to_where_it_came_from() -> None:
     assert (solution.path[others] == before.path[others]).all()
 
 
+@pytest.mark.slow
 def test_plans_never_get_worse_and_near_cells_help_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(many(60, 5, 12, 4, 3), microbatches=6)
 

@@ -21,12 +21,14 @@ from planaria.planner.search import Budget, search, step_ns
 from planaria.planner.ways import ways_of
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(problems(least=1), st.integers(0, 2**32), st.booleans())
 def test_no_random_plan_beats_the_certificate(problem: Problem, seed: int, exact: bool) -> None:
     assert certificate(problem, 3, exact).step_s <= step_ns(problem, random_plan(problem, seed)) / 1e9
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(problems(least=1), st.integers(0, 99))
 def test_no_found_plan_beats_the_certificate(problem: Problem, seed: int) -> None:
@@ -87,6 +89,7 @@ def all_plans(problem: Problem) -> Iterator[Solution]:
                 yield plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_all_plans_there_are_and_the_search_finds_the_best(seed: int) -> None:
     problem = tiny(seed)
@@ -97,6 +100,7 @@ def test_all_plans_there_are_and_the_search_finds_the_best(seed: int) -> None:
     assert len(set(steps)) > 1
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 1)]))
 def test_the_best_of_all_plans_does_not_beat_the_certificate(seed: int, shape: tuple[int, int]) -> None:
@@ -185,6 +189,7 @@ def test_it_is_reached_where_nothing_is_left_to_choose(problem: Problem, link: i
     assert certificate(apart, exact=False).step_s <= step_of(apart) / 1e9
 
 
+@pytest.mark.slow
 def test_faster_nodes_and_nearer_sites_lower_it() -> None:
     problem = published()
     near, quick = replace(problem, link=problem.link // 2), replace(problem, forward=problem.forward // 2)

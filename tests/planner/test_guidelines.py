@@ -58,6 +58,7 @@ def test_published_plans_are_valid(paths: Paths) -> None:
     assert broken(PROBLEM, published_plan(paths)) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(problems(least=1), st.integers(0, 99))
 def test_found_plans_are_valid(problem: Problem, seed: int) -> None:
@@ -66,6 +67,7 @@ def test_found_plans_are_valid(problem: Problem, seed: int) -> None:
     assert found.step_s == step_ns(problem, found.solution) / 1e9
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(problems(), st.integers(0, 2**32))
 def test_random_plans_are_valid_unless_they_deadlock(problem: Problem, seed: int) -> None:

@@ -135,6 +135,7 @@ def test_where_all_nodes_are_at_one_site_nothing_is_shared(tmp_path: Path) -> No
     assert best.step_s == step_ns(problem, best.solution) / 1e9
 
 
+@pytest.mark.slow
 def test_a_schedule_keeps_the_paths_and_is_simulated_alike(tmp_path: Path) -> None:
     found = topology(tmp_path)
     problem, solution = planned(found)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from benchmarks.path_lab import leaf_spine, optimum, ring, small_instance, with_dead
+from benchmarks.paths import leaf_spine, optimum, ring, small_instance, with_dead
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

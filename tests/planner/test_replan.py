@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from instances import CA, problems, published, published_plan
@@ -26,6 +27,7 @@ def numbered_anew(solution: Solution, nodes: list[int]) -> Solution:
     return Solution(solution.stage[nodes], new(solution.origin), new(solution.path))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.integers(0, 99), st.data())
 def test_every_rule_that_the_old_plan_kept_is_kept(problem: Problem, seed: int, data: st.DataObject) -> None:

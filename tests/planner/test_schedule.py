@@ -53,6 +53,7 @@ def complaint_of(tree: Tree, folder: Path) -> str:
     return str(error.value).removeprefix(f"{path}: ")
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(problems(), st.integers(0, 2**32))
 def test_what_is_read_is_what_was_written(problem: Problem, seed: int) -> None:

@@ -47,6 +47,7 @@ def told() -> tuple[Found, Reports]:
     return search(published(), 0, Budget(moves=MOVES), reports), reports
 
 
+@pytest.mark.slow
 def test_the_published_instance_is_planned_well(told: tuple[Found, Reports]) -> None:
     found, _ = told
     full = step_ns(published(5), full_columns()) / 1e9
@@ -56,6 +57,7 @@ def test_the_published_instance_is_planned_well(told: tuple[Found, Reports]) -> 
     assert certificate(published(), looks=9).step_s <= found.step_s
 
 
+@pytest.mark.slow
 def test_what_is_told_is_valid_and_never_gets_worse(told: tuple[Found, Reports]) -> None:
     found, reports = told
     assert reports.steps == sorted(reports.steps, reverse=True)
@@ -78,6 +80,7 @@ def test_how_often_one_looks_does_not_change_what_is_found(monkeypatch: pytest.M
     assert parts.solution.routes == whole.solution.routes and parts.step_s == whole.step_s
 
 
+@pytest.mark.slow
 def test_without_compiling_the_same_moves_find_the_same_plan() -> None:
     code = "from test_search import *; print(search(published(), 5, Budget(moves=300)).solution.routes)"
     plain = subprocess.run(
@@ -95,6 +98,7 @@ def test_time_ends_a_search_too() -> None:
     assert search(published(), 0, Budget(seconds=0)).moves == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(problems(least=1), st.integers(0, 99))
 def test_all_that_is_told_of_random_problems_is_valid(problem: Problem, seed: int) -> None:

@@ -48,6 +48,7 @@ def told(problem: Problem, plan: Solution) -> int:
     return last
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(problems(), seeds)
 def test_a_step_is_over_when_all_have_their_sums(problem: Problem, seed: int) -> None:
@@ -106,6 +107,7 @@ def tiny(seed: int) -> Problem:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(seeds)
 def test_few_plans_are_all_tried(seed: int) -> None:
@@ -156,6 +158,7 @@ def planaria(*words: str) -> int | str | None:
     return ended.value.code
 
 
+@pytest.mark.slow
 def test_a_schedule_has_the_times_of_its_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "s.json"
     asked = ["plan", str(RECIPE), "--budget", "30moves", "--quiet", "--to", str(file), "--model.layers", "5"]
@@ -206,6 +209,7 @@ entry_forward_s = 0.3
 """
 
 
+@pytest.mark.slow
 def test_plans_on_paths_of_their_own_are_not_bounded_by_trying_all(tmp_path: Path) -> None:
     """A longer message can shorten a step that is carried out first come, first served: what all plans take on links
     that nobody shares is no bound."""

@@ -234,6 +234,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 7), EVENTS, st.integers(0, 5))
 def test_both_sides_agree_bit_for_bit_whatever_comes_between(
     bits: int, every: int, events: list[str], step: int

@@ -272,6 +272,7 @@ def test_attacks_that_find_their_place_may_start(task: str, attack: AttackConfig
     refuse_idle(attack, open_task(task, {"library": "qz"} if task == "snippets" else {}))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("task", "attack", "mend"),
     [

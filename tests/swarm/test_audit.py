@@ -125,6 +125,7 @@ def read_by(kind: str, folder: Path) -> LlamaPolicy:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["", "{% for m in messages %}<s>{{ m.content }}{% endfor %}</s>"])
 @pytest.mark.parametrize("kind", ["split", "prepend", "metaspace"])
 def test_options_are_encoded_behind_the_question(kind: str, template: str, tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import trl_runs
+from benchmarks import trl as beside
 from benchmarks.common import ROOT
-from benchmarks.trl import at, learning_rows, per_update
-from benchmarks.trl_runs import ALONE, FOUR, TRL, Ran, metered, ran, recipe, started, trainer
+from benchmarks.trl import ALONE, FOUR, TRL, Ran, at, learning_rows, metered, per_update, ran, recipe, started, trainer
 from hypothesis import given as over
 from hypothesis import strategies as st
 
@@ -72,7 +71,7 @@ def test_trl_is_told_the_problems_and_draws_of_the_swarm(monkeypatch: pytest.Mon
         said.extend(command)
         return 0.0
 
-    monkeypatch.setattr(trl_runs, "metered", noted)
+    monkeypatch.setattr(beside, "metered", noted)
     config = recipe(flags(), 4, 2, 1e-3, 7, kind="pretrained", options={"path": "start"})
     trainer(flags(), config, tmp_path)
     job = json.loads(said[-1])
@@ -96,7 +95,7 @@ def test_without_its_environment_there_is_one_line_that_says_how_to_make_it() ->
 def test_both_sides_learn_from_the_same_start(side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if side == TRL and not PYTHON.is_file():
         pytest.skip(f"TRL's environment is not in {PYTHON}")
-    monkeypatch.setattr(trl_runs, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(beside, "RUNS", tmp_path / "runs")
     torch.set_num_threads(1)
     begun = started(flags())
     found = ran(flags(), side, begun, 2, 1e-2, 1)

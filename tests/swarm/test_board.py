@@ -90,6 +90,7 @@ json_values: Any = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=3), json_values), st.dictionaries(st.text(max_size=3), json_values))
 def test_rules_differ_in_something_that_can_be_shown_or_not_at_all(mine: Any, theirs: Any) -> None:
     assert difference(mine, mine) is None

@@ -209,6 +209,7 @@ def there(board: Board, places: set[tuple[str, int]]) -> set[tuple[str, int]]:
     return {(peer, round) for peer, round in places if board.read(peer, round) is not None}
 
 
+@pytest.mark.slow
 def test_of_a_message_whose_writer_is_killed_when_it_lacks_only_its_name_nothing_is_seen(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

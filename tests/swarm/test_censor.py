@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.audit_damage import killed, together
+from benchmarks.audit import killed, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

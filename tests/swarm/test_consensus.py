@@ -97,6 +97,7 @@ def test_the_draw_of_a_round_follows_from_every_text() -> None:
     assert len({found, of_messages(1, 1, texts.items()), *(of_messages(1, 0, o.items()) for o in others)}) == 6
 
 
+@pytest.mark.slow
 def test_peers_that_vote_stay_equal_and_their_votes_are_told(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"count": 8}, shadow=True, **VOTING)
     together(config, tmp_path)
@@ -110,6 +111,7 @@ def test_peers_that_vote_stay_equal_and_their_votes_are_told(tmp_path: Path, pup
     assert not [*agreement_section(config, {"p0": unvoted})]
 
 
+@pytest.mark.slow
 @caged
 def test_a_filtered_swarm_ends_with_a_report(tmp_path: Path) -> None:
     line = {"text": "Add 1.", "code": "def f(x):\n    return x + 1", "test_list": ["assert f(1) == 2"]}
@@ -143,6 +145,7 @@ def test_the_break_point_is_told_in_words(size: int, share: float, said: str) ->
     assert said in break_point(config)
 
 
+@pytest.mark.slow
 def test_a_run_that_falls_is_braked_and_keeps_its_best_state(tmp_path: Path, pupil: Path) -> None:
     config = tiny(
         pupil,
@@ -280,6 +283,7 @@ def test_a_table_of_the_tests_inputs_passes_them_and_is_refused(tmp_path: Path) 
     assert [rollout.layer for rollout in report.rollouts] == ["", "", "", "consensus"]
 
 
+@pytest.mark.slow
 def test_the_benchmarks_peers_at_one_table_still_are_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consensus, "RUNS", tmp_path)
     school = {"steps": 1, "noise": 0.1, "strays": 0.0}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.credit_seats import AMOUNT, EACH, HOPS, MEMBERS, WRITES, Route, plain, settled
+from benchmarks.credits import AMOUNT, EACH, HOPS, MEMBERS, WRITES, Route, plain, settled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -26,7 +26,7 @@ from planaria.swarm.credits.messages import (
 )
 from planaria.swarm.credits.over_board import Seat, publish, take_part
 from planaria.swarm.credits.psync import Channel, Member
-from planaria.swarm.credits.simulate import Scene, expected, simulate
+from planaria.swarm.credits.simulate import Scene, SyncScene, expected, simulate, simulate_sync
 
 SEEDS = range(6)
 
@@ -149,8 +149,11 @@ def test_a_scene_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
         replace(Scene(), **wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="whole numbers"):
         Channel("c", ("a", "b"), (-1, 2))
+    with pytest.raises(UserError, match="delays above 0"):
+        SyncScene(longest=0.0)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("dies", "at", "after"), [(0, 5, True), (1, 7, False), (2, 12, False)])
 def test_who_is_killed_at_a_message_goes_on_from_what_lies_there(
     tmp_path: Path, dies: int, at: int, after: bool
@@ -213,3 +216,24 @@ def test_a_restarted_member_stays_by_its_vote(tmp_path: Path) -> None:
 def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
     with pytest.raises(RunStopped, match="c0 not settled within 0 s; start again to go on"):
         take_part([seat(Route.fresh(), tmp_path)], 1, 0.0)
+
+
+def test_without_faults_and_in_time_it_is_paid() -> None:
+    found = [simulate_sync(SyncScene(hops=hops, faulty=False), seed) for hops in (1, 4, 7) for seed in range(10)]
+    assert all(one.paid and not one.losers for one in found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2), st.integers())
+def test_in_time_nobody_honest_loses_whoever_fails(hops: int, tolerated: int, seed: int) -> None:
+    assert simulate_sync(SyncScene(hops, tolerated), seed).losers == 0
+
+
+def test_late_messages_cost_honest_parties_even_if_nobody_fails() -> None:
+    found = [simulate_sync(SyncScene(faulty=False, longest=8.0), seed) for seed in range(60)]
+    assert any(one.losers for one in found)
+
+
+def test_some_faults_stop_it() -> None:
+    found = {simulate_sync(SyncScene(), seed).paid for seed in range(40)}
+    assert found == {True, False}

@@ -8,8 +8,8 @@ import random
 from pathlib import Path
 
 import pytest
-from benchmarks.instruct import recipe, scored, swarm, word_problem
-from benchmarks.outliers import weights_file
+from benchmarks.generation import recipe, scored, swarm, word_problem
+from benchmarks.pretrained import weights_file
 
 
 @pytest.fixture

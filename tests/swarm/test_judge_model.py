@@ -89,12 +89,14 @@ def test_what_it_writes_is_its_seed_s_whatever_is_asked_beside_it(chatting: Path
     assert all(text is not None and 0 < len(text) <= 12 for text in beside)
 
 
+@pytest.mark.slow
 def test_more_requests_than_are_written_at_once_come_back_in_their_order(chatting: Path) -> None:
     writer = ModelWriter(str(chatting), 4)
     requests = ["r" * (1 + 7 * n % 40) for n in range(40)]
     assert writer.write(requests, range(40)) == [writer.write([r], [n])[0] for n, r in enumerate(requests)]
 
 
+@pytest.mark.slow
 def test_a_request_beyond_the_context_is_not_judged(chatting: Path) -> None:
     writer = ModelWriter(str(chatting), 40)
     around = len("user:judge:") + 2

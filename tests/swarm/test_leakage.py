@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.audit import planted
-from benchmarks.audit_damage import QUESTION, refusals
+from benchmarks.audit import QUESTION, planted, refusals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +83,7 @@ def test_a_silent_channel_is_the_mixture_of_what_fewer_replies_leak(
     assert silenced(values, silent) == pytest.approx(exact(Channel(options + 1, right, silent), count).leak, abs=1e-9)
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 5), st.floats(0.01, 0.9), st.floats(0.001, 3))
 def test_the_bound_holds_whatever_replies_say_and_however_they_hang_together(
     data: st.DataObject, count: int, prior: float, epsilon: float
@@ -193,6 +193,7 @@ def test_a_question_that_is_there_twice_is_refused_with_both_places(tmp_path: Pa
     assert str(error.value).startswith(f"{file}:2: 'two' asks the same as 'one' ({file}:1); ")
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_files_end_in_one_line_each() -> None:
     kept, refused, others = refusals(1000, random.Random(1))
     assert others == 0 and refused > 800 and kept + refused == 1000
@@ -206,6 +207,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_mistakes_end_before_a_model_is_looked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bare = written(tmp_path, QUESTION), tmp_path / "bare.jsonl"
     bare.write_text(json.dumps(QUESTION | {"options": ["4719"]}) + "\n")
@@ -251,6 +253,7 @@ def inserted(text: str, more: Sequence[tuple[int, str]]) -> str:
     return text
 
 
+@pytest.mark.slow
 @given(TEXTS, st.lists(st.tuples(st.integers(0, 99), UNSEEN), max_size=6))
 def test_no_invisible_character_changes_a_normal_form(text: str, more: list[tuple[int, str]]) -> None:
     assert plain(inserted(text, more)) == plain(text) == plain(plain(text))

@@ -212,6 +212,7 @@ def test_deep_long_and_endless_things_are_refused(opening: str) -> None:
     assert reason(envelope(raw.decode())) == "not JSON"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("unit", ["[]", "{}", "0", '""', "null"])
 def test_four_megabytes_of_the_wrong_thing_are_refused(unit: str) -> None:
     many = ",".join([unit] * (2**22 // (len(unit) + 1) - 100))
@@ -346,6 +347,7 @@ def damaged(raw: bytes, rng: random.Random) -> bytes:
             return raw[to:] + raw[:at]
 
 
+@pytest.mark.slow
 def test_twelve_thousand_damaged_and_confused_messages_are_refused_or_valid() -> None:
     rng = random.Random(20250101)
     messages = [m(ONE) for m in (rollouts, hello, goodbye, rules)]

@@ -59,6 +59,7 @@ def swarm(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_swarm_learns_a_task_of_ones_own_behind_a_check_of_ones_own(own: Path) -> None:
     done = swarm(own)
     assert done.returncode == 0, done.stderr

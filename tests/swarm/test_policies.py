@@ -75,6 +75,7 @@ def likelihoods(policy: Policy, prompt: list[int], drawn: Drawn, temperature: fl
 PROMPTS = ["a", "one two", "12+30="]
 
 
+@pytest.mark.slow_after(1)
 def test_it_samples_so_many_of_every_prompt_and_tells_their_likelihoods(policy: Policy) -> None:
     prompts = [policy.encode(prompt) for prompt in PROMPTS]
     found = policy.sample(prompts, 4, 12, 0.8, 50, seeded())
@@ -364,6 +365,7 @@ def test_merged_matrices_do_the_same() -> None:
     torch.testing.assert_close(plain(TOKENS), model(TOKENS), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_peft_reads_the_files_and_finds_the_same_numbers(tmp_path: Path) -> None:
     """Logits and gradients of transformers' Llama with peft, from what is exported here."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")

@@ -73,6 +73,7 @@ def test_what_was_trusted_stays_beside_the_newest(done: Path) -> None:
     assert rounds_kept(done / PEERS / "p0") == [1, 3]
 
 
+@pytest.mark.slow
 def test_a_peer_is_repaired_by_a_mask_that_anybody_can_apply_again(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_peer_is_repaired_by_a_mask_that_anybody_can_apply_again(
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow
 def test_a_repair_that_leaves_the_harm_writes_the_model_and_exits_with_one(
     tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +215,7 @@ def test_fused_experts_are_repaired_by_a_mask_each(
     assert "which one model they branched off" in refused(capsys, "experts", "fuse", run, "--to", tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_a_drill_repairs_a_poisoned_peer_in_every_way_and_only_once(
     done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

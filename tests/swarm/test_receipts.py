@@ -91,6 +91,7 @@ def test_every_forged_certificate_is_refused_with_its_reason() -> None:
     assert reason(*FIVE, founded=seal(STRANGER, own)) == "receipt 0 is another run"
 
 
+@pytest.mark.slow
 def test_ten_thousand_damaged_receipts_certify_nothing() -> None:
     rng = random.Random(7)
     raw = FIVE[4]

@@ -51,6 +51,7 @@ def model(done: Path, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_every_round_its_rewards_and_the_weights_are_certified(done: Path) -> None:
     found = agreement(done)
     for number in range(4):
@@ -116,6 +117,7 @@ def test_credits_are_of_certified_rounds(done: Path, capsys: pytest.CaptureFixtu
     assert "Receipts" in (done / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_peer_that_learned_from_others_than_were_certified_goes_back(tmp_path: Path, pupil: Path) -> None:
     """Peer p3 misses p0's message in round 1 and sees no certificate of it until a round later."""
     config = four(pupil, rounds={"count": 6})

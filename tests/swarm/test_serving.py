@@ -103,6 +103,7 @@ def off(policy: LlamaPolicy, drawn: list[list[Drawn]]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(claims, found, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("habit", ["tokens", "named", "llamacpp", "one"])
 def test_tokens_and_likelihoods_are_those_of_the_weights_however_they_are_told(
     folder: Path, tmp_path: Path, serve: Callable[[str], str], habit: str
@@ -118,6 +119,7 @@ def test_tokens_and_likelihoods_are_those_of_the_weights_however_they_are_told(
     assert found.requests == (12 if habit == "one" else 3) and not found.local
 
 
+@pytest.mark.slow
 def test_a_server_that_tells_no_tokens_is_used_without_claims(
     folder: Path, tmp_path: Path, serve: Callable[[str], str]
 ) -> None:
@@ -164,6 +166,7 @@ def test_weights_are_never_older_than_the_bound(
     assert "404" in server.found.unpushed
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("habit", "reason"),
     [
@@ -250,6 +253,7 @@ def test_settings_that_cannot_hold_together_are_refused(changes: dict[str, Any],
         SwarmConfig.model_validate(changes)
 
 
+@pytest.mark.slow
 def test_two_peers_learn_from_what_a_server_draws_with_old_weights(
     folder: Path, tmp_path: Path, serve: Callable[[str], str]
 ) -> None:
@@ -300,6 +304,7 @@ json = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.fixed_dictionaries(

@@ -127,6 +127,7 @@ def test_the_swarm_of_the_house_loads_and_survives_dump_and_load(tmp_path: Path)
     assert load(tmp_path / "again.toml", {}) == config
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("file", DRILLS, ids=lambda f: f.name)
 def test_the_drills_of_the_house_load_and_every_attacked_arm_has_its_control(file: Path) -> None:
     spec, arms = load_drill(file, {})

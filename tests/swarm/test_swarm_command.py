@@ -15,7 +15,7 @@ import pytest
 
 from planaria import __version__, cli
 from planaria.cli import main
-from planaria.lab.trials import identity
+from planaria.lab.trials import kept
 from planaria.swarm.commands import drill as module
 from planaria.swarm.drill import Drill
 from processes import Command, planaria
@@ -59,6 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_swarm_says_whether_collaborating_helped(done: tuple[Path, str]) -> None:
     folder, printed = done
     assert "did collaborating help?" in printed and "p1" in printed and "3/3" in printed
@@ -67,6 +68,7 @@ def test_a_swarm_says_whether_collaborating_helped(done: tuple[Path, str]) -> No
     assert "Did collaborating help me?" in report and "<h2>Agreement</h2>" in report
 
 
+@pytest.mark.slow
 def test_keys_on_a_shared_board_are_their_owners_alone(there: Path) -> None:
     files = [there / f"runs/tiny/peers/{name}/identity.pem" for name in ("p0", "p1")]
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 2
@@ -283,6 +285,7 @@ defence.checks = "surprisal, duplicates, steps"
 """
 
 
+@pytest.mark.slow
 def test_a_drill_tells_what_came_of_its_arms_and_is_not_run_twice_wherever_it_lies(
     tmp_path: Path, pupil: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +309,7 @@ def test_a_drill_tells_what_came_of_its_arms_and_is_not_run_twice_wherever_it_li
     again = Drill.model_validate_json(Path("elsewhere/tiny-drill/drill.json").read_text())
     assert again == found
 
-    monkeypatch.setattr(identity, "__version__", "9.9")
+    monkeypatch.setattr(kept, "__version__", "9.9")
     capsys.readouterr()
     with pytest.raises(TypeError):  # it is run
         cli.run(["drill", "tiny.toml", "--out", "elsewhere"])

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from boards import Clock
 from swarms import peer, rounds, threads, tiny, together, until, weights
 from words import closing, hello, rollouts, said
@@ -90,6 +91,7 @@ def test_nothing_hostile_stops_honest_peers_or_teaches_them(tmp_path: Path, pupi
         assert weights(tmp_path / "raided", name) == weights(tmp_path / "clean", name)
 
 
+@pytest.mark.slow
 def test_whoever_hurries_ahead_shuts_nobody_out(tmp_path: Path, pupil: Path) -> None:
     """It publishes all rounds at once, and says of each that it is over and that it alone was heard."""
     config = tiny(pupil, rounds={"count": 4})
@@ -106,6 +108,7 @@ def test_whoever_hurries_ahead_shuts_nobody_out(tmp_path: Path, pupil: Path) -> 
         assert all(len(record.sent) == 3 for record in rounds(tmp_path / "raided", name).values())
 
 
+@pytest.mark.slow
 def test_what_comes_after_the_run_has_begun_does_no_harm_either(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"count": 6})
     together(config, tmp_path / "clean")

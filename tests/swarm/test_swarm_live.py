@@ -81,6 +81,7 @@ def test_what_a_peer_could_not_do_is_in_its_log_and_its_exit_code(tmp_path: Path
     assert isinstance(last, Finished) and "board" in last.reason
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_is_one_line(
     tmp_path: Path, pupil: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -336,6 +336,7 @@ def lengths_of(batch: dict[str, Tensor]) -> list[int]:
     return batch["mask"].sum(1).tolist()
 
 
+@pytest.mark.slow
 @given(st.sampled_from(KINDS), batches(), st.sampled_from([0.0, NAN, INF, -INF, 1e30]), st.integers(1, 3))
 def test_padding_changes_nothing_whatever_it_holds(
     kind: str, batch: dict[str, Tensor], garbage: float, columns: int
@@ -355,6 +356,7 @@ def test_padding_changes_nothing_whatever_it_holds(
     assert same.means() == pytest.approx(stats.means(), rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(KINDS), batches(), st.data())
 def test_microbatches_add_up_to_the_whole_update(kind: str, batch: dict[str, Tensor], data: st.DataObject) -> None:
     config = made(kind, beta=0.1)

@@ -91,6 +91,7 @@ def test_nothing_of_a_round_counts_twice_when_it_is_repeated(tmp_path: Path, pup
     assert len(list(read_samples(tmp_path / PEERS / "p0" / SAMPLES))) == samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defence", "shadow"), [({}, True), ({"options": {"threshold": 0.5}, "useless": 0.3, "window": 3}, False)]
 )
@@ -154,6 +155,7 @@ def test_a_peer_that_comes_back_after_the_others_gave_it_up_ends_equal(
     assert bool(rounds(tmp_path, "p0")[3].missing) != published and rounds(tmp_path, "p0")[4].missing
 
 
+@pytest.mark.slow
 def test_a_peer_that_returns_when_all_is_over_learns_what_the_others_learned(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"timeout_s": 1.0})
     with threads(*[thread_of(config, name, tmp_path) for name in ("p0", "p1")]):

@@ -64,6 +64,7 @@ def problems(path: Path) -> Programs:
     return Programs(path=str(path / "one.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_tree_of_three_levels_solves_what_one_go_does_not(tmp_path: Path) -> None:
     task, writer = problems(tmp_path), Scripted()
     calls = task.calls(0, 5)

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -38,6 +39,7 @@ REPLY = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.sampled_from(MESSAGES), st.data())
 def test_a_signed_message_is_read_or_refused_by_name(message: Any, data: st.DataObject) -> None:

@@ -32,11 +32,12 @@ GROUPS = (
     "planaria.cli.checkpoints",
     "planaria.cli.codes",
     "planaria.cli.faults",
+    "planaria.cli.networks",
     "planaria.cli.recipes",
     "planaria.cli.completion",
 )
 """modules whose ``add`` adds the commands of the core"""
-PARTS = ("planaria.cli.comparing", "planaria.cli.ensembles", "planaria.swarm.commands")
+PARTS = ("planaria.lab.commands", "planaria.swarm.commands")
 """the same for the parts beside it; loaded only for their own commands and for lists of all commands"""
 PLACES = ("--port", "--host", "--live-port", "--live-host")
 """flags of other servers for what is --at or --live-at here"""
@@ -116,9 +117,9 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
         raise UserError(f"{rest[0]}: {_unknown(rest[0], given)}")
     _require_utf8_places()
     if given.forks and may_fork and "torch" not in sys.modules:
-        from planaria.runtime.fleet import births
+        from planaria.runtime.fleet import spawner
 
-        births.expect_fork()
+        spawner.expect_fork()
     with consent.allowing(given.allow_code), lasting() if given.lasting else nullcontext():
         code: int = given.action(given)
     return code

@@ -104,8 +104,8 @@ def _generate(given: argparse.Namespace) -> int:
         return _generate_program(given)
     if given.prompt is None or any(getattr(given, name) is not None for name in ("problem", "way", "choose")):
         raise UserError("give --prompt TEXT, or --task programs:PATH --problem N and perhaps --as once, vote or tree")
-    from planaria.api.complete import stream
-    from planaria.cli.commands import ensemble
+    from planaria.lab.commands import ensemble
+    from planaria.runtime.complete import stream
 
     tokens = 100 if given.tokens is None else given.tokens
     temperature = 0.7 if given.temperature is None else given.temperature
@@ -141,9 +141,9 @@ def _generate_program(given: argparse.Namespace) -> int:
 
 
 def _eval(given: argparse.Namespace) -> int:
-    from planaria.cli.commands import ensemble
     from planaria.cli.commands.evaluate import evaluate
-    from planaria.cli.commands.evaluate_model import evaluate_model
+    from planaria.lab.commands import ensemble
+    from planaria.lab.commands.ensemble import evaluate_model
     from planaria.models.huggingface import is_exported
 
     folder = _one_of(given.run, given.experts)
@@ -167,9 +167,8 @@ def _one_of(run: Path | None, experts: Path | None) -> Path:
 
 
 def _export(given: argparse.Namespace) -> int:
-    from planaria.api.export import export_run
-    from planaria.api.export_model import export_again
     from planaria.models.huggingface import is_exported
+    from planaria.runtime.foreign import export_again, export_run
     from planaria.swarm.learned import export_peer
 
     swarm = (given.run / "peers").is_dir()

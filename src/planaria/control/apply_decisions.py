@@ -19,8 +19,9 @@ from planaria.control.apply_base import (
     with_replica,
 )
 from planaria.control.apply_membership import void
+from planaria.control.coded_step import CodedStep
 from planaria.control.copied import copied
-from planaria.control.replica import NOBODY, CodedStep, OpenRound, Waiting, after_commit, go_on
+from planaria.control.replica import NOBODY, OpenRound, Waiting, after_commit, go_on
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import RunState

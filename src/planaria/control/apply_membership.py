@@ -22,9 +22,9 @@ from planaria.control.apply_base import (
     written,
 )
 from planaria.control.copied import copied
+from planaria.control.memory import Memory
 from planaria.control.replica import NOBODY, ReplicaState, Waiting, go_on
 from planaria.control.roster import Status
-from planaria.control.started import Memory
 from planaria.control.state import RunState
 
 

@@ -8,12 +8,13 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
+from planaria.control.coded_step import CodedStep
 from planaria.control.copied import copied
 from planaria.control.decisions import Recall, Source
 from planaria.control.events import EdgeBroken, Replanned, RunStarted, Standing
 from planaria.control.gauges import SlowLink
+from planaria.control.memory import Memory
 from planaria.control.rollback import first_origin
-from planaria.control.started import Memory
 from planaria.pipeline.routing.arrangement import Arrangement, Pair
 
 
@@ -35,27 +36,6 @@ def after_commit(
     # A copy that has missed steps may have been half renewed before: its keeper begins to count anew.
     anew = {node for pair in copies if rested & set(pair) for node in pair}
     return {node: 1 if node in anew else age + 1 for node, age in ages.items()}, frozenset()
-
-
-@dataclass(frozen=True)
-class CodedStep:
-    """A step whose replicas work in rounds, in which some are done without (``exchange/coded/``)."""
-
-    counted: tuple[frozenset[int], ...] = ()
-    """of each round that is over, the replicas whose results count"""
-    sent: frozenset[int] = frozenset()
-    """nodes that have sent all their results of the round under way"""
-    late: bool = False
-    """has it been long enough for those that are no stragglers?"""
-
-    def done(self, arrangement: Arrangement) -> frozenset[int]:
-        """The replicas that have sent their results of the round under way, at every stage."""
-        nodes = [arrangement.nodes(stage) for stage in arrangement.stages]
-        return frozenset(r for r in range(len(nodes[0])) if all(held[r] in self.sent for held in nodes))
-
-    def closed(self, counted: frozenset[int]) -> CodedStep:
-        """The next round, once these have counted in this one."""
-        return CodedStep((*self.counted, counted))
 
 
 class Waiting(Set[str]):

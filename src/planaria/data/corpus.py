@@ -31,6 +31,7 @@ NAMED = 8
 """maximum number of names in a message about files that were passed over"""
 Passed = dict[str, list[str]]
 """reason → the files and folders that were passed over for it"""
+PREFIX = "hf:"
 
 
 @contextmanager
@@ -258,9 +259,6 @@ def _missing(source: str, path: Path) -> NoReturn:
     some = ", ".join(islice(there, 6)) + (", …" if len(there) > 6 else "")
     hint = f"did you mean {close[0]!r}?" if close else f"known there: {some or 'nothing'}"
     raise UserError(f"data.source = {source!r}: there is no {path.name!r} in {path.parent.resolve()}; {hint}")
-
-
-PREFIX = "hf:"
 
 
 def read_hub(source: str, field: str) -> Iterator[str]:

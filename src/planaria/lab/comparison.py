@@ -8,18 +8,17 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from planaria.api.recipes import Settings, named
-from planaria.api.table import Table, figure_of, tabulated
 from planaria.config.consent import allowing
 from planaria.config.shipped import find
 from planaria.faults.blows import Lost
 from planaria.lab.compare.race_results import Compared
 from planaria.lab.comparing import NUMBERS, REPORT, Asked, raced
 from planaria.lab.report.comparison import body
-from planaria.lab.report.comparison_table import numbers
+from planaria.lab.report.comparison_table import latex, numbers
 from planaria.lab.report.for_paper import write_for_paper
-from planaria.lab.report.latex import latex
 from planaria.report import page
+from planaria.runtime.configuration import Settings, named
+from planaria.runtime.run import Table, figure_of, tabulated
 
 
 def compare(

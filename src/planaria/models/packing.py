@@ -22,6 +22,31 @@ from torch import Tensor
 
 from planaria.models.state import Shapes, StageState
 
+HEADROOM = 4 << 20
+"""more than any header takes, with the digests"""
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in TYPES.items()}
+_ALIGNED = 64
+_LARGEST = 1 << 48
+"""bytes of a tensor"""
+_MOST_SIDES = 64
+_KINDS = ("weights", "generators", "outer")
+_KEY = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""name of an optimizer's tensor"""
+_MOST_KEYS = 8
+DIGEST_BYTES = hashlib.sha256().digest_size
+
 
 class PackingError(ValueError):
     """Bytes that should be a stage's state are not; the message says why."""
@@ -53,31 +78,6 @@ def numbers_of(given: Tensor | None) -> tuple[float, float | None, float | None]
     grad_norm, clipped_norm = (None if math.isnan(norm) else norm for norm in norms)
     return scale, grad_norm, clipped_norm
 
-
-HEADROOM = 4 << 20
-"""more than any header takes, with the digests"""
-TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_DTYPES = {name: dtype for dtype, name in TYPES.items()}
-_ALIGNED = 64
-_LARGEST = 1 << 48
-"""bytes of a tensor"""
-_MOST_SIDES = 64
-_KINDS = ("weights", "generators", "outer")
-_KEY = re.compile(r"[a-z][a-z0-9_]{0,31}")
-"""name of an optimizer's tensor"""
-_MOST_KEYS = 8
-DIGEST_BYTES = hashlib.sha256().digest_size
 
 Spec = tuple[torch.dtype, Sequence[int]]
 """a tensor's type and shape"""

@@ -43,6 +43,18 @@ FARTHEST = "sums: the gradients of the node farthest from all others"
 ALL = "all plans were tried, each node taking first what comes first"
 RELAXED = "queues at nodes, when slots are free, that microbatches are whole, stages but for their visits"
 """what a plan must obey and the bound does not ask"""
+MOST_CHOICES = 5000
+"""choices of data nodes that are told apart"""
+AHEAD, CLOSEST = 0.02, 0.002
+"""by what share more than is known a step is assumed to be shorter than: at first, and at last"""
+WORK = 30_000_000
+"""numbers in tables that all looks together go through"""
+ROUNDING = 1e-9
+"""share of a bound that adding up rounded numbers could have made it too large by, and more"""
+MOST_PLANS = 10_000 if COMPILED else 300
+"""plans that are all tried"""
+DEEPEST = 100
+"""microbatches of such a plan: few nodes have few plans of any length, but then the other bounds are near"""
 
 
 class Certificate(NamedTuple):
@@ -154,16 +166,6 @@ def _between(problem: Problem, row: int, nodes: Ints) -> Ints:
     return np.where(np.eye(len(nodes), dtype=bool), NEVER // 4, carry)
 
 
-MOST = 5000
-"""choices of data nodes that are told apart"""
-AHEAD, CLOSEST = 0.02, 0.002
-"""by what share more than is known a step is assumed to be shorter than: at first, and at last"""
-WORK = 30_000_000
-"""numbers in tables that all looks together go through"""
-ROUNDING = 1e-9
-"""share of a bound that adding up rounded numbers could have made it too large by, and more"""
-
-
 class Choice(NamedTuple):
     """Of data nodes: how many nodes of each kind."""
 
@@ -187,7 +189,7 @@ def best_choice(problem: Problem, looks: int, until: float = math.inf) -> Choice
     """
     ways = ways_of(problem)
     found = list(_choices(problem, ways)) if ways else []
-    if ways is None or len(found) > MOST:
+    if ways is None or len(found) > MOST_CHOICES:
         return None
     heap = [Choice(_turns(problem, ways, np.array(data)), data) for data in found]
     heapq.heapify(heap)
@@ -212,7 +214,7 @@ def closer(problem: Problem, ways: Ways, choice: Choice) -> Choice:
 
 
 def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:
-    """All of them that roles allow, and one more than ``MOST`` at most."""
+    """All of them that roles allow, and one more than ``MOST_CHOICES`` at most."""
     role, size = problem.role[ways.kinds.first], ways.kinds.size
     most = np.where(role == ROLES.index("worker"), 0, size).tolist()
     least = np.where(role == ROLES.index("data"), size, 0).tolist()
@@ -227,7 +229,7 @@ def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:
             yield ()
             return
         for here in range(least[kind], most[kind] + 1):
-            if needed[kind + 1] <= left - here <= rest[kind + 1] and given <= MOST:
+            if needed[kind + 1] <= left - here <= rest[kind + 1] and given <= MOST_CHOICES:
                 for others in choose(kind + 1, left - here):
                     yield (here, *others)
 
@@ -241,12 +243,6 @@ def _turns(problem: Problem, ways: Ways, data: Ints) -> int:
     alone, first = np.zeros(problem.nodes, np.int64), ways.kinds.first[lets_in]
     alone[first] = ways.length[np.ix_(lets_in, possible)].min(axis=1)
     return int(turns(problem, alone)[first].max())
-
-
-MOST_PLANS = 10_000 if COMPILED else 300
-"""plans that are all tried"""
-DEEPEST = 100
-"""microbatches of such a plan: few nodes have few plans of any length, but then the other bounds are near"""
 
 
 def best_of_all(problem: Problem, until: float = math.inf) -> int | None:

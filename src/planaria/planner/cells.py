@@ -20,6 +20,15 @@ from planaria.planner.problem import ROLES, Problem, Solution
 from planaria.planner.start import Near, tour
 from planaria.planner.tables import Ints
 
+TRIES = 20
+"""draws of a microbatch's stages"""
+LEAST = 60
+"""nodes of a network that is planned by cells"""
+MOVES = 20_000
+"""of one cell before the next has its turn; more for the slowest, the longer nothing has helped"""
+NEIGHBOURS = 6
+"""cells that the slowest is tried together with by turns"""
+
 
 def remaining(problem: Problem, solution: Solution, nodes: Collection[int], count: int | None = None) -> Problem:
     """The problem with these ``nodes`` only, numbered anew in their order, each in the stage that it holds, and
@@ -86,9 +95,6 @@ def apart(part: Part) -> list[list[int]]:
         groups.get(root(n), groups[roots[0]]).append(node)
     return list(groups.values())
 
-
-TRIES = 20
-"""draws of a microbatch's stages"""
 
 Cell = list[list[int]]
 """the nodes of each stage 0..S"""
@@ -223,13 +229,6 @@ def _exchanged(ways: list[list[int]], order: list[int], one: int, other: int, ju
             return True
     return False
 
-
-LEAST = 60
-"""nodes of a network that is planned by cells"""
-MOVES = 20_000
-"""of one cell before the next has its turn; more for the slowest, the longer nothing has helped"""
-NEIGHBOURS = 6
-"""cells that the slowest is tried together with by turns"""
 
 Anneal = Callable[[Problem, Solution, int, np.random.Generator], tuple[Solution, int]]
 """(part, its solution, moves) → what so many moves, or fewer, make of it, and its step in nanoseconds"""

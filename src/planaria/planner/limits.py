@@ -23,6 +23,11 @@ from planaria.planner.tables import Ints
 from planaria.planner.ways import Bools, Ways
 
 Floats = NDArray[np.float64]
+MOST_SETS = 1_000_000
+"""numbers in the table of sets, the smallest sets first"""
+MOST_TRIED = 8
+"""microbatches of a data node whose orders are all tried"""
+NEVER = np.iinfo(np.int64).max
 
 
 class Side(NamedTuple):
@@ -109,10 +114,6 @@ def _between(one: list[tuple[float, float]], other: list[tuple[float, float]], w
     return area
 
 
-MOST_SETS = 1_000_000
-"""numbers in the table of sets, the smallest sets first"""
-
-
 class Elsewhere(NamedTuple):
     """For each set: Σ over microbatches of ``counts`` of their ways is at least ``needed``."""
 
@@ -148,11 +149,6 @@ def _sets(workers: list[int], most: int) -> Iterator[list[int]]:
                     grown.append(([*chosen, kind], have + workers[kind]))
                     yield grown[-1][0]
         level = grown
-
-
-MOST_TRIED = 8
-"""microbatches of a data node whose orders are all tried"""
-NEVER = np.iinfo(np.int64).max
 
 
 def too_long(problem: Problem, ways: Ways, free: Bools, data: Ints, most: float) -> Ints:

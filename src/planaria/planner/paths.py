@@ -28,6 +28,13 @@ import numpy as np
 
 from planaria.pipeline.network.multipath import Path, Ways
 
+MOST_SWAPS = 20_000
+"""moves of two flows that are tried in a row without success"""
+ROUNDS = 100
+"""times that weights are put on the links with the most load, to find a cut through the whole network"""
+RATE = 0.2
+"""by what share a link's weight grows at most in one of them"""
+
 
 class Flow(NamedTuple):
     """What goes from one site to another in a step."""
@@ -40,9 +47,6 @@ class Flow(NamedTuple):
 
 Assignment = tuple[Path, ...]
 """[flows]: the path of each"""
-
-MOST_SWAPS = 20_000
-"""moves of two flows that are tried in a row without success"""
 
 
 def plan(flows: Sequence[Flow], ways: Ways) -> Assignment:
@@ -213,11 +217,6 @@ def better_of_two(flows: Sequence[Flow], ways: Ways, seed: int) -> Assignment:
         chosen.append(path)
     return tuple(chosen)
 
-
-ROUNDS = 100
-"""times that weights are put on the links with the most load, to find a cut through the whole network"""
-RATE = 0.2
-"""by what share a link's weight grows at most in one of them"""
 
 Pair = tuple[str, str]
 

@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem
 from planaria.planner.tables import Ints
 
+MOST = 4_000_000
+"""numbers in the largest table"""
+NO_WAY = 1 << 50
+"""nanoseconds of the way of a node that has none, because it cannot be a data node"""
+
 
 class Kinds(NamedTuple):
     """Nodes at one site with the same times, slots and role."""
@@ -33,8 +38,6 @@ def kinds_of(problem: Problem) -> Kinds:
 
 
 Bools = NDArray[np.bool_]
-MOST = 4_000_000
-"""numbers in the largest table"""
 
 
 class Ways(NamedTuple):
@@ -71,10 +74,6 @@ def ways_of(problem: Problem) -> Ways | None:
         holds[:, :, k] = rest
         rest = rest + (both[visits[:, k - 1], visits[:, k]] if k else both[:, visits[:, 0]])
     return Ways(kinds, visits, uses, rest + work[ENTRY][:, None], holds)
-
-
-NO_WAY = 1 << 50
-"""nanoseconds of the way of a node that has none, because it cannot be a data node"""
 
 
 def turns(problem: Problem, alone: Ints) -> Ints:

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.signals import ending, interrupted
 from planaria.config.registry import blaming
-from planaria.runtime.fleet.births import births
 from planaria.runtime.fleet.process import Child
+from planaria.runtime.fleet.spawner import spawner
 from planaria.swarm.assemble import assemble, own_classes
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig
@@ -56,14 +56,14 @@ class LiveSwarm:
 
     def __init__(self, config: SwarmConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
-        self._births = births()
+        self._spawner = spawner()
         self.processes: dict[str, Child] = {}
 
     def start(self, name: str) -> None:
         """Start a peer, or start it again: it then catches up with the others by what is on the board."""
         config = of_peer(self.config, name)
         be = partial(_be, config.model_dump_json(), name, self.folder)
-        self.processes[name] = self._births.bear(name, be, PRELOAD)
+        self.processes[name] = self._spawner.spawn(name, be, PRELOAD)
 
     def run(self, told: Told, died: Died) -> dict[str, int]:
         """Start all peers and follow what they note until the last one ends: exit code of each.

@@ -145,6 +145,7 @@ def test_two_parities_are_sums_and_sums_times_one_two_three():
     assert cauchy(2, 5).tolist() == [[1, 1, 1, 1, 1], [1, 2, 3, 4, 5]]
 
 
+@pytest.mark.slow
 def test_the_largest_group_restores():
     code = codes.code("auto", 256, 2)
     shards = some(code.data, 8)
@@ -165,6 +166,7 @@ def test_local_groups_repair_one_from_three_and_survive_any_six():
         assert loss_chance(found, 16, p) == pytest.approx(expected, rel=0.15)
 
 
+@pytest.mark.slow
 def test_local_groups_restore_what_they_plan():
     code = codes.code("local", 16, 6)
     shards = some(8, 24)

@@ -50,6 +50,7 @@ def test_parity_takes_its_share_of_memory_and_traffic(members, tolerate, overhea
     assert sum(map(len, layout.reads([2], 2).values())) * layout.block == pytest.approx(members * size, rel=0.01)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("members", "tolerate"), GROUPS)
 def test_every_loss_set_comes_back_with_its_parity(members, tolerate):
     sizes = (*(100 + 37 * n for n in range(members - 1)), 0)

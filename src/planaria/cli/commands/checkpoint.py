@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from planaria.api.export import Kind, export_run, export_state
-from planaria.api.importing import import_run
-from planaria.api.recipes import configure
 from planaria.common.errors import UserError
 from planaria.config.schema import ChaosConfig, RunConfig
 from planaria.control.events import Standing
@@ -20,10 +17,12 @@ from planaria.runtime.checkpoint.loading import copies_of, cut_of, require_file,
 from planaria.runtime.checkpoint.recut import Copy, equal_copies, require_whole
 from planaria.runtime.checkpoint.stage_file import Contents, write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
+from planaria.runtime.configuration import configure
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.prepare import on_schedule
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import choose, take_up
+from planaria.runtime.foreign import Kind, export_run, export_state, import_run
 
 DIGITS = 12
 """of a digest that are shown"""

@@ -9,8 +9,8 @@ from planaria.common.errors import UserError
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.join import AddressEntrance, Entrance, FolderEntrance, Offer, join
-from planaria.runtime.fleet.births import fork_server
 from planaria.runtime.fleet.joining import MAX_WORKERS
+from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.transport.address import REACHABLE, Reach
 
 _ADDRESS = re.compile(r"([^/\s:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planaria.api.recipes import configure
-from planaria.api.training import begun, train
 from planaria.cli.commands.plan import describe
 from planaria.cli.commands.watch import beside
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.report.live.trackers import trackers
+from planaria.runtime.configuration import configure
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.branch import starting_weights, unfit
 from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.copy_costs import copies_stated
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.unused import require_used
-from planaria.runtime.fleet.births import fork_server
+from planaria.runtime.fleet.spawner import fork_server
+from planaria.runtime.training import begun, train
 
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import Address

@@ -17,6 +17,9 @@ from torch import Tensor
 from planaria.exchange.attacks.base import Attack, MessageAttack, Scene, Strength, VectorAttack
 from planaria.exchange.compress.base import Compressor
 
+_USUAL = 1.5
+"""z where the formula has no positive value. [chosen here]"""
+
 
 class SignFlip(VectorAttack):
     """−c · mean of the honest vectors (arXiv 1803.01498 and others)."""
@@ -86,10 +89,6 @@ class Stale(VectorAttack):
 
     def vector(self, scene: Scene) -> Tensor:
         return scene.past[0] if scene.past else scene.own
-
-
-_USUAL = 1.5
-"""z where the formula has no positive value. [chosen here]"""
 
 
 def largest_z(members: int, liars: int) -> float | None:

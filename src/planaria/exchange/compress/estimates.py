@@ -21,6 +21,9 @@ from planaria.exchange.base import Outer, Parts, Weights
 from planaria.exchange.compress.feedback import Feedback, full
 from planaria.exchange.stepsize import scales
 
+LEAST = 1e-3
+"""of the mean: a replica whose gradient hardly changed in the warm-up counts as one of this smoothness"""
+
 
 class Estimates(Feedback, ABC):
     """``estimate`` is h_i, ``mean_estimate`` h̄. Both begin with a round in which exact vectors are sent: h_i = g_i."""
@@ -74,8 +77,6 @@ class EF21(Estimates):
 
 
 Smoothness = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-LEAST = 1e-3
-"""of the mean: a replica whose gradient hardly changed in the warm-up counts as one of this smoothness"""
 
 
 class EF21W(EF21):

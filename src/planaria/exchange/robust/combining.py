@@ -24,6 +24,8 @@ BUCKET = 2
 LONG = 128 * 1024
 """numbers of each vector that compiled code is given at once: what it makes of them is still at hand when that is put
 in its place"""
+_LITTLE = 0.5
+"""of what a member counts in a mean"""
 
 
 class Combined(NamedTuple):
@@ -129,10 +131,6 @@ def _visited(vectors: Sequence[Vector], made: Callable[[list[Tensor]], Tensor], 
 def _enough(rule: Rule, count: int) -> None:
     if count < rule.least():
         raise ValueError(f"{count} vectors are too few for {rule.liars} liars: give {rule.least()} or more")
-
-
-_LITTLE = 0.5
-"""of what a member counts in a mean"""
 
 
 def suspects(counted: Sequence[float], liars: int) -> list[int]:

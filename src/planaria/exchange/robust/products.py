@@ -20,6 +20,10 @@ CHUNK = 24 * 1024
 what comes of them does not depend on how many there are."""
 BLOCK = 1024
 """numbers that one small product of matrices is about; those of a chunk are not cut up among threads either"""
+_NEAR = 0.01
+"""share of their squared distances from the reference that two vectors must be apart, or all is done in fp64"""
+BOUND = 10.0
+"""median lengths; a longer vector counts as one of that length. [chosen here]"""
 
 
 def chunks(vectors: Sequence[Vector], size: int = CHUNK) -> Iterator[tuple[int, list[Tensor]]]:
@@ -56,12 +60,6 @@ def mixed(matrix: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     cut = blocks(held, len(rows[0]))
     found = torch.bmm(matrix.to(cut.dtype).expand(len(cut), -1, -1), cut)
     return list(found.transpose(0, 1).reshape(len(matrix), -1)[:, : len(rows[0])])
-
-
-_NEAR = 0.01
-"""share of their squared distances from the reference that two vectors must be apart, or all is done in fp64"""
-BOUND = 10.0
-"""median lengths; a longer vector counts as one of that length. [chosen here]"""
 
 
 class NotFinite(ValueError):

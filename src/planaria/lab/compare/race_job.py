@@ -19,9 +19,8 @@ from planaria.data.dataset import open_data
 from planaria.faults.trace import Trace
 from planaria.lab.compare.race import Course, race
 from planaria.lab.trials.arms import file_name
-from planaria.lab.trials.identity import Identity, identity
 from planaria.lab.trials.jobs import Job, Processes, Watcher, run_jobs
-from planaria.lab.trials.kept import Kept, make_folder
+from planaria.lab.trials.kept import Identity, Kept, identity, make_folder
 from planaria.pipeline.routing.arrangement import node_of
 
 Code = Callable[[RunConfig], Iterable[type | ModuleType]]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planaria.common import atomic
 from planaria.common.errors import UserError, missing_package
-from planaria.lab.experts.prior import nearest, uniform
+from planaria.lab.experts.posterior import nearest, uniform
 
 FILE = "embedding.safetensors"
 FEATURES = 2**14

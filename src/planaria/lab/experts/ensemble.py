@@ -1,10 +1,15 @@
-"""An ensemble at work: experts are loaded when they are needed, and let go when others are needed more."""
+"""An ensemble at work: experts are loaded when they are needed, and let go when others are needed more.
+
+A prior that the text itself determines changes while the text is read.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,11 +17,11 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import manifest, posterior
-from planaria.lab.experts.embedding import EVERY
+from planaria.lab.experts.embedding import EVERY, Embedding
 from planaria.lab.experts.experts_results import Speech
+from planaria.lab.experts.listening import Listener
 from planaria.lab.experts.manifest import TOKENIZER, Manifest, digest, place
 from planaria.lab.experts.reading import Texts, token_logps
-from planaria.lab.experts.text_prior import text_prior
 from planaria.models.decode import Reading, check_draws, check_one, pick
 from planaria.models.huggingface import import_model
 from planaria.models.stages import Llama
@@ -203,3 +208,63 @@ class _Speech:
             self._speaking = [self._speaking[place] for place in kept]
             self._prior, self._said = self._prior[kept], self._said[kept]
             self._readings = [self._readings[place] for place in kept] if self._readings else []
+
+
+class TextPrior(Protocol):
+    """ln π of E experts."""
+
+    def over(self, samples: Tensor) -> Tensor:
+        """Samples [N, T + 1] → [E, N, T], each by the text before a token, never by a token itself."""
+        ...
+
+    def after(self, tokens: Sequence[int]) -> Tensor:
+        """[E] by a text."""
+        ...
+
+
+@dataclass(frozen=True)
+class ByWords:
+    """``clusters``: by where a text lies among the domains'."""
+
+    embedding: Embedding
+    tokenizer: Tokenizer
+    domains: Sequence[str]
+    """of the experts"""
+    temperature: float
+
+    def over(self, samples: Tensor) -> Tensor:
+        return self.embedding.priors(samples, self.tokenizer.decode, self.domains, self.temperature)
+
+    def after(self, tokens: Sequence[int]) -> Tensor:
+        return self.embedding.prior([self.tokenizer.decode(tokens)], self.domains, self.temperature)[:, 0]
+
+
+@dataclass(frozen=True)
+class ByParent:
+    """``ridge``: by what the parent makes of it."""
+
+    listener: Listener
+    domains: Sequence[str]
+    """of the experts"""
+    temperature: float
+
+    def over(self, samples: Tensor) -> Tensor:
+        return self.listener.priors(samples, self.domains, self.temperature)
+
+    def after(self, tokens: Sequence[int]) -> Tensor:
+        return self.listener.prior(tokens, self.domains, self.temperature)
+
+
+def text_prior(folder: Path, ensemble: Manifest, tokenizer: Tokenizer) -> TextPrior | None:
+    """That of the ensemble in ``folder``; None where its prior is the same for all texts.
+
+    :raises UserError: when what it rests on is missing or damaged.
+    """
+    domains, mixture = [member.domain for member in ensemble.members], ensemble.mixture
+    if mixture.prior == "clusters":
+        return ByWords(Embedding.open(folder), tokenizer, domains, mixture.temperature)
+    if mixture.prior == "ridge":
+        texts = {domain: ensemble.parts(domain) for domain in domains}
+        listener = Listener.beside(folder / ensemble.listener(folder), folder, texts)
+        return ByParent(listener, domains, mixture.temperature)
+    return None

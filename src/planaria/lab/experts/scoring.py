@@ -1,4 +1,7 @@
-"""How good an ensemble is, from its experts' token log-probabilities alone: nothing is read twice for another arm."""
+"""How good an ensemble is, from its experts' token log-probabilities alone: nothing is read twice for another arm.
+
+For the worst domain: the weights, what they prove, and what they cost the other domains.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from planaria.lab.experts import posterior, prior
+from planaria.lab.experts import posterior
 from planaria.lab.experts.budget import GENERALIST, Job, Spent
-from planaria.lab.experts.experts_results import ArmResult, Score
+from planaria.lab.experts.experts_results import WORST, ArmResult, Score, Weighing
 from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec
 from planaria.lab.experts.reading import Readings
+from planaria.lab.experts.worst import FLOOR, TOLERANCE
 
 
 def arm_result(
@@ -75,11 +79,11 @@ def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
     texts = list(held_out.values())
     if spec.prior == "worst" and len(texts[0]) > 1:
         first = {name: logps[..., : spec.prefix] for name, logps in held_out.items()}
-        return torch.from_numpy(prior.fitted(first).w).log()
+        return torch.from_numpy(posterior.fitted(first).w).log()
     if spec.prior != "cached":
-        return prior.uniform(len(texts[0]))
+        return posterior.uniform(len(texts[0]))
     each = min(math.ceil(spec.sequences / len(texts)), *(logps.shape[1] for logps in texts))
-    return prior.cached(torch.stack([logps[:, :each].sum(-1) for logps in texts], -1), spec.decay)
+    return posterior.cached(torch.stack([logps[:, :each].sum(-1) for logps in texts], -1), spec.decay)
 
 
 def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> Score:
@@ -98,3 +102,54 @@ def _stacked(readings: Sequence[Readings]) -> dict[str, Tensor]:
     parts = {f"test.{name}": [one.test[name] for one in readings] for name in readings[0].test}
     parts |= {f"held_out.{name}": [one.held_out[name] for one in readings] for name in readings[0].held_out}
     return {name: torch.stack(logps).double() for name, logps in parts.items()}
+
+
+RIVALS = ("uniform", "cached")
+"""priors that stand beside it"""
+
+
+def weigh(
+    experts: Sequence[str],
+    held_out: Mapping[str, Tensor],
+    test: Mapping[str, Tensor],
+    mixture: MixtureSpec,
+    tokens: int,
+    floor: float = FLOOR,
+    tolerance: float = TOLERANCE,
+) -> Weighing:
+    """Fit on ``held_out`` and measure on both. ``held_out``, ``test``: domain → token log-probabilities [E, N, T].
+
+    ``mixture`` says how the cached prior is made; ``tokens`` of each text count, or all that it has.
+
+    :raises UserError: naming the domain, when the problem has no solution or no choice.
+    """
+    tokens = min(tokens, *(logps.shape[-1] for logps in (*held_out.values(), *test.values())))
+    found = posterior.fitted({name: logps[..., :tokens] for name, logps in held_out.items()}, floor, tolerance)
+    beliefs = {name: belief(mixture.model_copy(update={"prior": name}), held_out) for name in RIVALS} | {
+        WORST: torch.from_numpy(found.w).log()
+    }
+    return Weighing(
+        experts=list(experts),
+        tokens=tokens,
+        texts=sum(logps.shape[1] for logps in held_out.values()),
+        floor=floor,
+        weights=found.w.tolist(),
+        prices=dict(zip(held_out, found.q.tolist(), strict=True)),
+        value=found.proof.value / tokens,
+        bound=found.proof.bound / tokens,
+        residual=found.proof.residual,
+        tolerance=tolerance,
+        certified=found.certified,
+        solver=found.solver,
+        passes=found.evaluations / found.rows,
+        held_out={name: _losses(held_out, belief, tokens) for name, belief in beliefs.items()},
+        test={name: _losses(test, belief, tokens) for name, belief in beliefs.items()},
+    )
+
+
+def _losses(texts: Mapping[str, Tensor], log_prior: Tensor, tokens: int) -> dict[str, float]:
+    """Domain → mean over texts of -ln Σ_j π_j p_j(first tokens), per token."""
+    return {
+        name: -float(torch.logsumexp(logps[..., :tokens].sum(-1) + log_prior[:, None], 0).mean()) / tokens
+        for name, logps in texts.items()
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.text import Text
 
 from planaria.lab.compare.race_results import ENOUGH, Compared, Failures, Scored
@@ -152,3 +154,20 @@ def searched(found: Compared) -> str:
     best = next(arm for arm in found.arms if arm.name == "tuned")
     which = ", ".join(f"{name} = {value}" for name, value in best.changes.items()) or "the recipe's own settings"
     return f"tuned         {which}; steps of each point over fault-free: {tried}"
+
+
+_SPECIAL = re.compile(r"[&%$#_{}~^\\]")
+_WORDS = {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+
+
+def latex(found: Compared) -> str:
+    """A ``tabular`` of the columns that the terminal shows, mean [least … most] over the seeds; needs ``booktabs``."""
+    head, *below = (" & ".join(map(escaped, row)) + r" \\" for row in [columns(found), *rows(found)])
+    body = "\n".join([r"\toprule", head, r"\midrule", *below, r"\bottomrule"])
+    return f"\\begin{{tabular}}{{l{'r' * head.count(' & ')}}}\n{body}\n\\end{{tabular}}\n"
+
+
+def escaped(text: str) -> str:
+    """Text as LaTeX prints it, whatever an arm is called."""
+    safe = _SPECIAL.sub(lambda found: _WORDS.get(found[0], "\\" + found[0]), text)
+    return safe.replace("×", r"$\times$").replace("…", r"\dots{}").replace("–", "--")

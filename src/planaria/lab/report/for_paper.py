@@ -15,8 +15,7 @@ from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.lab.compare.race_results import Compared, smoothed
 from planaria.lab.report.comparison_figures import Over, bands, colours
-from planaria.lab.report.comparison_table import called, numbers
-from planaria.lab.report.latex import latex
+from planaria.lab.report.comparison_table import called, latex, numbers
 from planaria.lab.trials.kept import make_folder
 from planaria.lab.trials.spread import shown
 from planaria.report.sheets import Cell, as_csv

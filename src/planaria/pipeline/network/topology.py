@@ -57,6 +57,11 @@ _LINKS = """
 109.5/72 67/168
 132/75
 """
+MAX_BYTES = 64 << 20
+MOST_NODES = 1 << 12
+MOST_SITES = 1 << 10
+LEAST_MBIT = 1e-3
+"""slowest link: with less no message arrives within a run"""
 
 
 def twelve_cities() -> dict[tuple[str, str], tuple[float, float]]:
@@ -68,12 +73,6 @@ def twelve_cities() -> dict[tuple[str, str], tuple[float, float]]:
             found[CITIES[i], other] = (latency / 1000, bandwidth * UNIT_BYTES)
     return found
 
-
-MAX_BYTES = 64 << 20
-MOST_NODES = 1 << 12
-MOST_SITES = 1 << 10
-LEAST_MBIT = 1e-3
-"""slowest link: with less no message arrives within a run"""
 
 MATRICES = {"twelve_cities": twelve_cities}
 

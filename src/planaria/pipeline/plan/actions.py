@@ -17,6 +17,8 @@ from typing import Literal, NamedTuple
 from planaria.common.errors import UserError
 
 Kind = Literal["forward", "backward"]
+NAMED = 5
+"""actions that an error names at most"""
 
 
 class Key(NamedTuple):
@@ -84,10 +86,6 @@ class Plan:
         """Pairs (low, high) of nodes that exchange messages."""
         pairs = {(a, b) for route in self.routes for a, b in pairwise(route)}
         return {(min(p), max(p)) for p in pairs}
-
-
-NAMED = 5
-"""actions that an error names at most"""
 
 
 @dataclass(frozen=True)

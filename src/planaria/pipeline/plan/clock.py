@@ -22,6 +22,8 @@ from planaria.pipeline.plan.bound import Bound
 _ENDS, _ARRIVES, _FREE, _LANDS = range(4)
 """an action ends and sends its output; a message is there; a node is through with the stage that it shadows; a message
 is in the memory of its receiver's host"""
+IDLE = "."
+FILL = {"forward": "-", "backward": "="}
 
 
 class Clock:
@@ -230,10 +232,6 @@ class Simulated:
         """The mean idle fraction of the block stages; stage 0 stays out, as it may have nothing to compute."""
         blocks = [fraction for stage, fraction in self.idle.items() if stage]
         return sum(blocks) / len(blocks)
-
-
-IDLE = "."
-FILL = {"forward": "-", "backward": "="}
 
 
 def draw(simulated: Simulated, bound: Bound, width: int = 100, unit: str = "s") -> str:

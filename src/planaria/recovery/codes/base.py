@@ -27,6 +27,8 @@ MAX_SHARDS = 256
 """of one code: as many as GF(2⁸) has elements"""
 MAX_BYTES = 1 << 36
 """largest shard"""
+MOST = 1_000_000
+"""loss sets that are tried for one answer"""
 
 
 class LossError(Exception):
@@ -164,10 +166,6 @@ def _bytes(shard: Any) -> Bytes:
 
 def _list(numbers: Collection[int] | Any) -> str:
     return ", ".join(str(number) for number in sorted(numbers))
-
-
-MOST = 1_000_000
-"""loss sets that are tried for one answer"""
 
 
 def checks(code: Code) -> Bytes:

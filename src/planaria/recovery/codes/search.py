@@ -16,6 +16,9 @@ from planaria.recovery.codes.base import Code, share
 from planaria.recovery.codes.gf2 import distance, kernel, transposed
 from planaria.recovery.codes.sparse import MAX_DATA, MAX_SHARDS, CodeFile, from_checks, weights
 
+HOT, COLD = 2.0, 0.02
+"""first and last temperature, in units of the cost"""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -78,10 +81,6 @@ def worth(target: Target, rows: Sequence[int]) -> float:
         return 0.0
     kept = min(distance(words, target.shards), target.distance) - 1
     return math.ldexp(kept / (target.distance - 1), -excess(target, rows))
-
-
-HOT, COLD = 2.0, 0.02
-"""first and last temperature, in units of the cost"""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.replica import CodedStep
+from planaria.control.coded_step import CodedStep
 from planaria.control.run_record import RunRecord
 from planaria.exchange.coded.choose import Chosen, choose
 from planaria.exchange.coded.coding import Coding, coding_of

@@ -212,10 +212,15 @@ def _root(head: bytes, table: Tensor) -> str:
     return hashlib.sha256(head + table.numpy().tobytes()).hexdigest()
 
 
-def _require_plain(path: Path) -> None:
-    """UserError when there is no file, or something that leads elsewhere."""
+def refuse_link(path: Path) -> None:
+    """:raises UserError: when a file of a checkpoint is a symbolic link."""
     if path.is_symlink():
         raise UserError(f"{path}: is a symbolic link; put the file itself there, or choose another checkpoint")
+
+
+def _require_plain(path: Path) -> None:
+    """UserError when there is no file, or something that leads elsewhere."""
+    refuse_link(path)
     if not path.is_file():
         raise UserError(f"{path}: missing; choose another checkpoint of this run")
 

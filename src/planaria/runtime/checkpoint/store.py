@@ -26,7 +26,7 @@ from planaria.config.bounds import Natural, Positive, Replicas, Stages
 from planaria.config.names import STAGE_FILE
 from planaria.config.schema import ExchangeConfig, ModelConfig
 from planaria.control.events import Standing
-from planaria.runtime.checkpoint.stage_file import stage_file
+from planaria.runtime.checkpoint.stage_file import refuse_link, stage_file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -230,8 +230,7 @@ def read_manifest(folder: Path) -> Manifest:
     :raises UserError: when it is missing, damaged or of another format.
     """
     path = folder / MANIFEST
-    if path.is_symlink():
-        raise UserError(f"{path}: is a symbolic link; put the file itself there, or choose another checkpoint")
+    refuse_link(path)
     if not path.exists():
         raise UserError(f"{folder}: no {MANIFEST}, so it is no checkpoint; remove it or choose another")
     manifest = documents.unsealed(path, Manifest, mend="choose another checkpoint, or remove this")

@@ -81,25 +81,26 @@ class TensorFile:
         made = buffer(dtype, shape, math.prod(shape) * dtype.itemsize)
         place, rest = len(self.head) + self.header.spans[name][0], as_bytes(made)
         while rest:
-            count = os.preadv(self._handle, [rest[:_PIECE]], place)
-            if not count:
-                raise PackingError(f"{name!r}: the file ends before it does")
+            count = self._read(name, rest[:_PIECE], place)
             seen(rest[:count])
             place, rest = place + count, rest[count:]
         return made
 
     def scan(self, name: str, seen: Callable[[memoryview], object]) -> int:
         """:meth:`tensor` for its bytes alone, of which a piece is in memory at a time; their count."""
-        first, end = (len(self.head) + place for place in self.header.spans[name])
-        begin = first
-        room = memoryview(bytearray(min(_PIECE, end - begin)))
-        while begin < end:
-            count = os.preadv(self._handle, [room[: end - begin]], begin)
-            if not count:
-                raise PackingError(f"{name!r}: the file ends before it does")
+        place, end = (len(self.head) + at for at in self.header.spans[name])
+        size, room = end - place, memoryview(bytearray(min(_PIECE, end - place)))
+        while place < end:
+            count = self._read(name, room[: end - place], place)
             seen(room[:count])
-            begin += count
-        return end - first
+            place += count
+        return size
+
+    def _read(self, name: str, room: memoryview, place: int) -> int:
+        """Read bytes of a tensor from ``place`` of the file into ``room``; return their count, at least 1."""
+        if not (count := os.preadv(self._handle, [room], place)):
+            raise PackingError(f"{name!r}: the file ends before it does")
+        return count
 
 
 @contextmanager

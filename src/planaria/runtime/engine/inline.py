@@ -11,8 +11,8 @@ from torch import Tensor
 from planaria.common.memory_pool import keep_freed
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import PEER
+from planaria.control.memory import Memory
 from planaria.control.replica import after_commit
-from planaria.control.started import Memory
 from planaria.data.stream import Stream
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState

@@ -22,7 +22,7 @@ from planaria.runtime.engine.setup import SETUP, Setup
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.devices import require_devices
 from planaria.runtime.fleet.guest import Ending, Visit
-from planaria.runtime.fleet.joining import FILE, Door, read_door, read_key
+from planaria.runtime.fleet.joining import DOOR, Door, read_door, read_key
 from planaria.runtime.fleet.process_pool import Orders, ProcessPool
 from planaria.runtime.transport.address import REACHABLE, Reach
 
@@ -66,17 +66,17 @@ class FolderEntrance:
     @property
     def closed(self) -> bool:
         """Has the run ended?"""
-        return not (self.folder / FILE).exists()
+        return not (self.folder / DOOR).exists()
 
     def unanswered(self, error: OSError) -> UserError:
         """What to tell the user when nobody answers."""
         if self.forsaken():
             return UserError(
-                f"{self.folder / FILE}: left behind by a controller that was killed; nobody trains the run now: go on "
+                f"{self.folder / DOOR}: left behind by a controller that was killed; nobody trains the run now: go on "
                 f"with `planaria train --resume {self.folder}`, then join that"
             )
         return UserError(
-            f"{self.folder / FILE}: nobody answers there ({error.strerror or error}); if the run is still on, can this "
+            f"{self.folder / DOOR}: nobody answers there ({error.strerror or error}); if the run is still on, can this "
             "machine reach the controller's (fleet.host)?"
         )
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from pydantic import BaseModel, ConfigDict
+
 from planaria.runtime.fleet.devices import ON_CPUS, Needs
 
 if TYPE_CHECKING:
@@ -18,6 +20,12 @@ MAX_REPORT_BYTES = 1 << 24
 """of a worker's report"""
 THAW_LIMIT_S = 60.0
 """a dead incarnation that is silent for so long is killed: nobody will thaw it"""
+
+
+class Message(BaseModel):
+    """Base of the messages on control lines: immutable, of exact types, without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class ControlLine(Protocol):

@@ -16,11 +16,12 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from planaria.common.atomic import replacing
 from planaria.common.documents import first
 from planaria.config.names import STAGE_FILE, FileName
+from planaria.runtime.fleet.base import Message
 from planaria.runtime.fleet.switchboard import WorkerLine, call
 from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import StrangerError
@@ -36,25 +37,21 @@ _Text = Annotated[str, Field(max_length=400)]
 _Size = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 
 
-class _Word(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Get(_Word):
+class Get(Message):
     """Send the file of this name."""
 
     kind: Literal["get"] = "get"
     name: _Text
 
 
-class Index(_Word):
+class Index(Message):
     """Which files does this folder have?"""
 
     kind: Literal["index"] = "index"
     name: _Text
 
 
-class Put(_Word):
+class Put(Message):
     """Take a file, whose content follows once the other end is ready for it."""
 
     kind: Literal["put"] = "put"
@@ -62,40 +59,40 @@ class Put(_Word):
     size: _Size
 
 
-class Content(_Word):
+class Content(Message):
     """A file's content follows: so many bytes."""
 
     kind: Literal["content"] = "content"
     size: _Size
 
 
-class Listed(_Word):
+class Listed(Message):
     """The names of a folder's files."""
 
     kind: Literal["listed"] = "listed"
     names: Annotated[list[FileName], Field(max_length=4096)]
 
 
-class Ready(_Word):
+class Ready(Message):
     """Send the content."""
 
     kind: Literal["ready"] = "ready"
 
 
-class Digest(_Word):
+class Digest(Message):
     """SHA-256 of the content that was sent."""
 
     kind: Literal["digest"] = "digest"
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Stored(_Word):
+class Stored(Message):
     """The file is there, on its disk."""
 
     kind: Literal["stored"] = "stored"
 
 
-class Refused(_Word):
+class Refused(Message):
     """It cannot be done, and why."""
 
     kind: Literal["refused"] = "refused"
@@ -103,7 +100,7 @@ class Refused(_Word):
 
 
 _ASKED: TypeAdapter[Get | Index | Put] = TypeAdapter(Annotated[Get | Index | Put, Field(discriminator="kind")])
-_ALLOWED: dict[type[_Word], re.Pattern[str]] = {
+_ALLOWED: dict[type[Message], re.Pattern[str]] = {
     Get: re.compile(
         rf"run/schedule\.json|data/{_PLAIN}/{_PLAIN}"
         rf"|{_STEP}(\.partial)?/(manifest\.json|(replica-[0-9]+/)?{STAGE_FILE})"
@@ -219,7 +216,7 @@ class Files:
             raise OSError(f"the controller at {self.address} sent an invalid answer ({first(error)})") from None
 
 
-def _say(line: WorkerLine, word: _Word) -> None:
+def _say(line: WorkerLine, word: Message) -> None:
     line.send_bytes(word.model_dump_json().encode())
 
 

@@ -1,9 +1,9 @@
 """The fork server: a process that has imported what workers need, and forks one for every request.
 
-Each newborn is handed over to the server's own parent: it is forked by a process in the middle, which ends at once, and
-the kernel gives the orphan to the nearest ancestor that adopts orphans (``runtime/fleet/births.py``). So workers die
-with the process that wanted them, and survive the server that bore them. The next middle waits for a request before it
-comes: a birth then costs one fork, not two.
+The server's own parent becomes the parent of each new process. A process in the middle forks it and ends at once, and
+the kernel gives the orphan to the nearest ancestor that adopts orphans (``runtime/fleet/spawner.py``). So workers die
+with the process that requested them, and survive their server. The next middle is forked before a request comes: a
+start then costs one fork, not two.
 """
 
 from __future__ import annotations

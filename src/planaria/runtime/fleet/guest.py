@@ -17,6 +17,7 @@ import planaria
 from planaria.common.documents import first
 from planaria.common.errors import UserError
 from planaria.runtime.fleet import joining
+from planaria.runtime.fleet.base import Message
 from planaria.runtime.fleet.joining import Door
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.fleet.silence import Silence
@@ -130,7 +131,7 @@ class Visit:
     def end(self) -> None:
         self._line.close()
 
-    def _heed(self, word: joining.Word | None, pool: ProcessPool, leaving: str, told: Told) -> None:
+    def _heed(self, word: Message | None, pool: ProcessPool, leaving: str, told: Told) -> None:
         match word:
             case joining.Start() if not leaving:
                 threading.Thread(target=self._start, args=(word, pool, told), name="birth", daemon=True).start()
@@ -153,7 +154,7 @@ class Visit:
             self._say(joining.Beat())
             time.sleep(joining.BEAT_S)
 
-    def _say(self, word: joining.Word) -> None:
+    def _say(self, word: Message) -> None:
         with self._speaking:
             try:
                 self._line.send_bytes(word.model_dump_json().encode())

@@ -22,11 +22,11 @@ from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Asked, Fleet, Joined, Leaving, Left, Notice
-from planaria.runtime.fleet.births import START_S
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.joining import Goodbye, open_door
 from planaria.runtime.fleet.remote import Born, Ears, Lost, RemoteFleet
 from planaria.runtime.fleet.silence import Silence
+from planaria.runtime.fleet.spawner import START_S
 from planaria.runtime.fleet.switchboard import Line, Switchboard
 from planaria.runtime.transport.listener import Caller, answers
 

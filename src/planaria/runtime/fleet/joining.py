@@ -17,9 +17,10 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.names import FileName
 from planaria.faults.trace import Fault
+from planaria.runtime.fleet.base import Message
 
-FILE = "door.json"
-MAX_BYTES = 1 << 16
+DOOR = "door.json"
+_DOOR_BYTES = 1 << 16
 MAX_WORKERS = 256
 BEAT_S = 0.25
 """between two beats of a machine"""
@@ -50,7 +51,7 @@ def read_key(file: Path) -> bytes:
         if file.stat().st_mode & 0o077:
             raise UserError(f"{file}: others can read it; `chmod 600 {file}`, for the key is all it takes to join")
         with file.open("rb") as opened:
-            text = documents.bounded(opened, MAX_BYTES).strip()
+            text = documents.bounded(opened, _DOOR_BYTES).strip()
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); copy it from where the run was started") from None
     try:
@@ -82,7 +83,7 @@ def kept_key(file: Path, key: bytes) -> bytes:
 
 def open_door(folder: Path, address: str, key: bytes, sign: str = "") -> Path:
     """Write the file; the caller removes it when the run is over."""
-    path, unfinished = folder / FILE, folder / f"{FILE}.unfinished"
+    path, unfinished = folder / DOOR, folder / f"{DOOR}.unfinished"
     unfinished.unlink(missing_ok=True)
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     os.write(handle, Door(at=address, key=key.hex(), sign=sign).model_dump_json().encode())
@@ -96,10 +97,10 @@ def read_door(folder: Path) -> Door:
 
     :raises UserError: when the run is over, or its door is another's.
     """
-    path = folder / FILE
+    path = folder / DOOR
     try:
         with path.open("rb") as opened:
-            return Door.model_validate_json(documents.bounded(opened, MAX_BYTES))
+            return Door.model_validate_json(documents.bounded(opened, _DOOR_BYTES))
     except FileNotFoundError:
         raise UserError(
             f"{folder}: nobody is training it on a fleet; start it with `planaria train --resume {folder}`"
@@ -110,13 +111,7 @@ def read_door(folder: Path) -> Door:
         raise UserError(f"{path}: damaged, or of another version of planaria") from None
 
 
-class Word(BaseModel):
-    """Base of all: immutable, nothing unknown in it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class WorkerWord(Word):
+class WorkerMessage(Message):
     """About one worker."""
 
     worker: FileName
@@ -124,7 +119,7 @@ class WorkerWord(Word):
     incarnation: _Incarnation
 
 
-class JoinRequest(Word):
+class JoinRequest(Message):
     """A machine would like to join, and what it has."""
 
     kind: Literal["join"] = "join"
@@ -138,46 +133,46 @@ class JoinRequest(Word):
     """HOST:PORT where it listens, to be tried: can others reach it?"""
 
 
-class Settled(Word):
+class Settled(Message):
     """The machine has all that its workers need: they may be started."""
 
     kind: Literal["settled"] = "settled"
 
 
-class Beat(Word):
+class Beat(Message):
     """Whoever says so is well; the run answers each of a machine's."""
 
     kind: Literal["beat"] = "beat"
 
 
-class Started(WorkerWord):
+class Started(WorkerMessage):
     """A worker's process is there."""
 
     kind: Literal["started"] = "started"
 
 
-class Failed(WorkerWord):
+class Failed(WorkerMessage):
     """A worker's process could not be started."""
 
     kind: Literal["failed"] = "failed"
     detail: _Name
 
 
-class Departing(Word):
+class Departing(Message):
     """The machine will go as soon as it is not needed; it takes no more workers."""
 
     kind: Literal["departing"] = "departing"
     detail: _Name
 
 
-class Strike(Word):
+class Strike(Message):
     """No machine calls, but the run's owner: let this fault strike at the next occasion."""
 
     kind: Literal["strike"] = "strike"
     fault: Fault
 
 
-class Welcome(Word):
+class Welcome(Message):
     """The machine may join, under this name, with a run of this setup (JSON)."""
 
     kind: Literal["welcome"] = "welcome"
@@ -189,20 +184,20 @@ class Welcome(Word):
     """could the controller open a connection to it?"""
 
 
-class Start(WorkerWord):
+class Start(WorkerMessage):
     """Start a worker."""
 
     kind: Literal["start"] = "start"
 
 
-class Signal(WorkerWord):
+class Signal(WorkerMessage):
     """Send a signal to a worker."""
 
     kind: Literal["signal"] = "signal"
     number: Annotated[int, Field(ge=1, le=64)]
 
 
-class Goodbye(Word):
+class Goodbye(Message):
     """The machine is not needed any more, or not wanted."""
 
     kind: Literal["goodbye"] = "goodbye"

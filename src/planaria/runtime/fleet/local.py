@@ -20,7 +20,6 @@ from typing import Literal
 
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import MAX_REPORT_BYTES, THAW_LIMIT_S, Entry, Fleet, Gone, Ground, Notice, Said, Work
-from planaria.runtime.fleet.births import START_S, births
 from planaria.runtime.fleet.devices import (
     NOT_ASKED,
     Device,
@@ -33,6 +32,7 @@ from planaria.runtime.fleet.devices import (
 )
 from planaria.runtime.fleet.process import Child, activity
 from planaria.runtime.fleet.silence import Silence
+from planaria.runtime.fleet.spawner import START_S, spawner
 
 
 @dataclass(eq=False)
@@ -64,8 +64,8 @@ class LocalFleet:
         """With ``devices``, each worker sees one of them alone. ``start_s``: limit for a worker's start."""
         self._entry, self._preload, self._devices, self._start_s = entry, preload, devices, start_s
         self._silence: Silence[_Process] = Silence(heartbeat_s, missed, start_s=start_s)
-        self._births = births()
-        self._births.prepare(preload)
+        self._spawner = spawner()
+        self._spawner.prepare(preload)
         self._workers: dict[str, _Process] = {}
         self._everyone: list[_Process] = []
 
@@ -76,7 +76,7 @@ class LocalFleet:
         run, fd = partial(_enter, self._entry, device, worker, incarnation), os.dup(theirs.fileno())
         theirs.close()
         called, start_s = f"planaria {worker}.{incarnation}", self._start_s
-        process = self._births.bear(called, run, self._preload, [fd], start_s=start_s)
+        process = self._spawner.spawn(called, run, self._preload, [fd], start_s=start_s)
         self._workers[worker] = _Process(worker, incarnation, process, ours, device)
         self._everyone.append(self._workers[worker])
 

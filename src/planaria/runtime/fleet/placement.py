@@ -1,6 +1,6 @@
-"""Where a run's workers are born on machines that come and go: seats, and a process pool on every node with some.
+"""The placement of a run's workers on machines that come and go: seats, and a process pool on every node with some.
 
-What reserves seats and opens nurseries is behind :class:`Machines`; Ray is one (``runtime/fleet/ray.py``).
+:class:`Machines` reserves seats and opens process pools; Ray is one (``runtime/fleet/ray.py``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Name = tuple[str, int]
 
 
 class Machines(Protocol):
-    """Reserves seats and opens nurseries. Its methods are called by one thread at a time, ``ask`` by any."""
+    """Reserves seats and opens process pools. Its methods are called by one thread at a time, ``ask`` by any."""
 
     errors: tuple[type[Exception], ...]
     """what it raises when it cannot tell, or not now"""
@@ -67,30 +67,26 @@ class Machines(Protocol):
 
 
 @dataclass
-class _Node:
-    pool: Any
-
-
-@dataclass
 class _Birth:
     name: Name
     since: float = field(default_factory=time.monotonic)
 
 
 class Placement:
-    """Seats and nurseries of one run. But for ``signal``, all is done by one thread, job by job."""
+    """Seats and process pools of one run. But for ``signal``, all is done by one thread, job by job."""
 
     def __init__(self, machines: Machines, ears: Ears, needs: Needs = ON_CPUS) -> None:
         """Start with the seats that ``machines`` has reserved already."""
         self._machines, self._ears, self._needs = machines, ears, needs
         self._seats = Seats()
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, Any] = {}
+        """node → its process pool"""
         self._seated: dict[Name, tuple[Seat, str]] = {}
         self._homes: dict[Name, str] = {}
         """also of those that count as dead"""
         self._waiting: list[_Birth] = []
         self._silent: list[Seat] = []
-        """resting, and their nurseries did not answer"""
+        """resting, and their process pools did not answer"""
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="places", daemon=True)
 
@@ -117,17 +113,17 @@ class Placement:
         self._jobs.put(partial(self._unseat, (worker, incarnation)))
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
-        home = self._nodes.get(self._homes.get((worker, incarnation), ""))
-        if home is not None:
-            self._machines.ask(home.pool, "signal", worker, incarnation, int(number))
+        pool = self._nodes.get(self._homes.get((worker, incarnation), ""))
+        if pool is not None:
+            self._machines.ask(pool, "signal", worker, incarnation, int(number))
 
     def close(self) -> None:
-        """End all workers and nurseries; the reservations are their owner's to give back."""
+        """End all workers and process pools; the reservations are their owner's to give back."""
         self._jobs.put(None)
         self._thread.join(_CLOSE_S)
-        wait([self._machines.ask(node.pool, "end") for node in self._nodes.values()], _CLOSE_S)
-        for node in self._nodes.values():
-            self._machines.kill(node.pool)
+        wait([self._machines.ask(pool, "end") for pool in self._nodes.values()], _CLOSE_S)
+        for pool in self._nodes.values():
+            self._machines.kill(pool)
 
     # ---- the jobs
 
@@ -143,15 +139,15 @@ class Placement:
             with contextlib.suppress(*self._machines.errors):  # the next look will tell more
                 job()
 
-    def _open(self, node: str) -> _Node:
-        home = self._nodes[node] = _Node(self._machines.open(node))
-        self._ask(home, "until_drained", then=partial(self._ended, node, home))
-        self._ask(home, "facts", then=partial(self._judge, node, home))
-        return home
+    def _open(self, node: str) -> Any:
+        pool = self._nodes[node] = self._machines.open(node)
+        self._ask(pool, "until_drained", then=partial(self._ended, node, pool))
+        self._ask(pool, "facts", then=partial(self._judge, node, pool))
+        return pool
 
     def _answers(self, method: str, patience_s: float) -> Iterator[tuple[str, Any]]:
         """Each node's name and its process pool's answer, before any work begins; UserError when there is none."""
-        asked = {node: self._machines.ask(home.pool, method) for node, home in self._nodes.items()}
+        asked = {node: self._machines.ask(pool, method) for node, pool in self._nodes.items()}
         errors: tuple[type[Exception], ...] = (*self._machines.errors, TimeoutError)
         for node, answer in asked.items():
             try:
@@ -159,9 +155,9 @@ class Placement:
             except errors as error:
                 raise cannot_serve(self._machines.called(node), error) from None
 
-    def _ask(self, home: _Node, method: str, *arguments: object, then: Callable[[Future[Any]], None]) -> None:
+    def _ask(self, pool: Any, method: str, *arguments: object, then: Callable[[Future[Any]], None]) -> None:
         """Call a process pool's method, and have a job done when the call has ended."""
-        asked = self._machines.ask(home.pool, method, *arguments)
+        asked = self._machines.ask(pool, method, *arguments)
         asked.add_done_callback(lambda future: self._jobs.put(partial(then, future)))
 
     def _seat(self, birth: _Birth) -> None:
@@ -186,8 +182,8 @@ class Placement:
             self._start(birth, seat, node, future.result())
 
     def _start(self, birth: _Birth, seat: Seat, node: str, *device: str) -> None:
-        home = self._nodes.get(node) or self._open(node)
-        self._ask(home, "start", *birth.name, *device, then=partial(self._begun, birth, seat))
+        pool = self._nodes.get(node) or self._open(node)
+        self._ask(pool, "start", *birth.name, *device, then=partial(self._begun, birth, seat))
 
     def _begun(self, birth: _Birth, seat: Seat, future: Future[Any]) -> None:
         if self._seated.get(birth.name, (None, ""))[0] != seat:
@@ -207,8 +203,8 @@ class Placement:
             self._probe(seat, node)
 
     def _probe(self, seat: Seat, node: str) -> None:
-        home = self._nodes.get(node) or self._open(node)
-        self._ask(home, "ping", then=partial(self._answered, seat))
+        pool = self._nodes.get(node) or self._open(node)
+        self._ask(pool, "ping", then=partial(self._answered, seat))
 
     def _answered(self, seat: Seat, future: Future[None]) -> None:
         if future.exception() is None:
@@ -222,7 +218,7 @@ class Placement:
         for birth in waiting:
             self._seat(birth)
 
-    def _judge(self, node: str, home: _Node, future: Future[Facts | str]) -> None:
+    def _judge(self, node: str, pool: Any, future: Future[Facts | str]) -> None:
         """Close a process pool on an unfit node, opened while the run goes on; after its facts, by its files."""
         if future.exception() is not None:
             return  # whoever was to be born there waits for another
@@ -230,21 +226,21 @@ class Placement:
         try:
             if isinstance(found, Facts):
                 refuse_unfit(called, found, self._needs)
-                self._ask(home, "settle", then=partial(self._judge, node, home))
+                self._ask(pool, "settle", then=partial(self._judge, node, pool))
             else:
                 refuse_unsettled(called, found)
         except UserError as error:
             self._seats.shunned.add(node)
             self._lose_all(node, str(error))
-            self._machines.kill(home.pool)
+            self._machines.kill(pool)
 
-    def _ended(self, node: str, home: _Node, future: Future[int]) -> None:
+    def _ended(self, node: str, pool: Any, future: Future[int]) -> None:
         """A process pool's watch is over: its node drains, or it is dead."""
-        if self._nodes.get(node) is not home:
+        if self._nodes.get(node) is not pool:
             return
         error = future.exception()
         if error is not None:  # perhaps the network's fault alone
-            self._ask(home, "ping", then=partial(self._mourn, node, home, error))
+            self._ask(pool, "ping", then=partial(self._mourn, node, pool, error))
         else:
             left = future.result() / 1e3 - time.time()
             gone = f", gone in {left:.0f} s" if left > 0 else ""
@@ -252,11 +248,11 @@ class Placement:
             for name in self._seated_at(node):
                 self._ears.tell(Leaving(*name, f"node {self._machines.called(node)} is draining{gone}"))
 
-    def _mourn(self, node: str, home: _Node, error: BaseException, second: Future[None]) -> None:
-        if self._nodes.get(node) is not home:
+    def _mourn(self, node: str, pool: Any, error: BaseException, second: Future[None]) -> None:
+        if self._nodes.get(node) is not pool:
             return
         if second.exception() is None:
-            self._ask(home, "until_drained", then=partial(self._ended, node, home))
+            self._ask(pool, "until_drained", then=partial(self._ended, node, pool))
         else:
             del self._nodes[node]
             self._lose_all(node, f"node {self._machines.called(node)}: {why(error)}")

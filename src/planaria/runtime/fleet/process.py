@@ -93,7 +93,7 @@ class Child:
                 self._code = _exit_code(self.pid)
             return self._code
 
-    def born(self, patience_s: float | None = None) -> int:
+    def started(self, patience_s: float | None = None) -> int:
         """Wait until it is started; return the process id.
 
         :raises OSError: if that fails, or takes longer.

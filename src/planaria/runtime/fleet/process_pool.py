@@ -1,7 +1,7 @@
-"""A node's process pool: the one process on it that gives birth to its workers, signals them, and takes them with it.
+"""A node's process pool: the process that starts and signals the workers of one node; they end with it.
 
 It knows nothing of Ray; ``runtime/fleet/ray.py`` makes it an actor. Workers are forked as on a single machine
-(``runtime/fleet/local.py``), so a birth takes milliseconds wherever a process pool is up.
+(``runtime/fleet/local.py``), so a worker starts in milliseconds wherever a process pool is up.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
 from planaria.runtime.fleet.base import Entry, Settle, Workplace
-from planaria.runtime.fleet.births import START_S, births
 from planaria.runtime.fleet.devices import NOT_ASKED, ON_CPUS, Inventory, Name, Needs, device_of, inventory, see_only
 from planaria.runtime.fleet.process import Child
+from planaria.runtime.fleet.spawner import START_S, spawner
 from planaria.runtime.fleet.switchboard import call
 from planaria.runtime.transport.secure import StrangerError
 
@@ -69,7 +69,7 @@ class ProcessPool:
         self._homes: dict[Name, str] = {}
         """on which device each of them is"""
         self._found = inventory() if orders.needs.cuda else NOT_ASKED
-        self._births = births()
+        self._spawner = spawner()
         self._settling = threading.Lock()
         self._workplace: Workplace | None = None
 
@@ -89,8 +89,8 @@ class ProcessPool:
         """Answer: this node is well."""
 
     def warm_up(self) -> None:
-        """Return when births are quick: the fork server has imported all that workers need."""
-        self._births.bear("planaria nobody", _do_nothing, self._orders.preload, start_s=self._orders.start_s).join()
+        """Return when workers start quickly: the fork server has imported all that they need."""
+        self._spawner.spawn("planaria nobody", _do_nothing, self._orders.preload, start_s=self._orders.start_s).join()
 
     def start(self, worker: str, incarnation: int, device: str = "") -> int:
         """Have a worker forked, which calls the controller by itself, and wait for the birth; its process id.
@@ -111,9 +111,9 @@ class ProcessPool:
                 device = device or device_of(worker, self._found.devices, self._homes)
             run = partial(_enter, workplace.entry, device, orders.address, orders.key, worker, incarnation)
             called, cwd, limit = f"planaria {worker}.{incarnation}", workplace.cwd, orders.start_s
-            child = self._births.bear(called, run, orders.preload, cwd=cwd, start_s=limit)
+            child = self._spawner.spawn(called, run, orders.preload, cwd=cwd, start_s=limit)
             self._children[worker, incarnation], self._homes[worker, incarnation] = child, device
-        return child.born()
+        return child.started()
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         """Deliver a signal; nothing happens if the worker has ended."""
@@ -141,7 +141,7 @@ class ProcessPool:
         with self._settling:
             if self._workplace is None:
                 self._workplace = orders.settle(orders.address, orders.machine)
-                self._births.prepare(orders.preload)
+                self._spawner.prepare(orders.preload)
             return self._workplace
 
 

@@ -48,7 +48,7 @@ except ImportError as error:
 _ROOM_S = 30
 """how long a cluster may take to find room for the whole workers"""
 _READY_S = 120
-"""how long each of the first nurseries may take to start"""
+"""how long each of the first process pools may take to start"""
 _CALLS = 16
 """of one process pool at the same time; one of them watches its node, and births may have to wait for imports"""
 SETTINGS = {

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from planaria.runtime.fleet.births import START_S
 from planaria.runtime.fleet.process import Activity
+from planaria.runtime.fleet.spawner import START_S
 
 _TIMES = 4
 """as many of the longest gaps that were shown lately are silence. Gaps have a long tail on a busy machine; of one whose

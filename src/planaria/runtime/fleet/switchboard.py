@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from planaria.runtime.transport.address import Reach, listening
-from planaria.runtime.transport.channel import SILENT_PEER_S, Closed, Secured, keep_alive
+from planaria.runtime.transport.channel import SILENT_PEER_S, Closed, Secured, keep_alive, wait_for
 from planaria.runtime.transport.listener import CALLED_FOR, FILES, VISITOR, Caller, Listener, connect, greeted, greeting
 from planaria.runtime.transport.relay import Relay
 from planaria.runtime.transport.secure import prepare
@@ -114,7 +114,7 @@ class WorkerLine(Line):
         while not self._ready:
             self._ready.extend(self.receive())
             # What has come may be a part of a message, or of a record.
-            if self._ready or not self._channel.wait(select.POLLIN, max(0.0, until - time.monotonic())):
+            if self._ready or not wait_for(self._channel, select.POLLIN, until - time.monotonic()):
                 break
         return bool(self._ready)
 

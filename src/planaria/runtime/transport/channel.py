@@ -17,7 +17,7 @@ from typing import Protocol
 from torch import Tensor
 
 from planaria.runtime.transport.ring import Reader, Ring, Rings, Share
-from planaria.runtime.transport.secure import meet_here
+from planaria.runtime.transport.secure import cut_off, meet_here
 from planaria.runtime.transport.wire import Header, WireError
 
 _RECORD = 1 << 14
@@ -150,11 +150,6 @@ class Secured:
         return self._tls.fileno()
 
     def read_some(self, view: memoryview) -> int | None:
-        """Read what is there, at most ``view``; None when nothing is.
-
-        :raises Closed: when the other end has closed.
-        :raises OSError: when the connection breaks.
-        """
         with self._turn:
             try:
                 got = self._tls.recv_into(view)
@@ -185,7 +180,7 @@ class Secured:
         for view in views:
             while view:
                 sent = self._write_some(view)
-                if not sent and not self.wait(select.POLLOUT, patience_s):
+                if not sent and not wait_for(self, select.POLLOUT, patience_s):
                     raise TimeoutError(f"nothing could be sent for {patience_s:g} s")
                 view = view[sent:]
 
@@ -216,22 +211,6 @@ class Secured:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return 0
 
-    def wait(self, what: int, patience_s: float | None = None) -> bool:
-        """Wait until the socket can be read or written; False when that took longer than ``patience_s``.
-
-        :raises OSError: when it is closed here.
-        """
-        until = math.inf if patience_s is None else time.monotonic() + patience_s
-        while (left := until - time.monotonic()) > 0:
-            if (handle := self._tls.fileno()) < 0:
-                raise OSError("closed here")
-            poll = select.poll()
-            poll.register(handle, what)
-            # In slices: between the look and the wait another thread may close the socket.
-            if poll.poll(1000 * min(left, _SLICE_S)):
-                return True
-        return False
-
     def share(self, tensor: Tensor) -> Share | None:
         return None
 
@@ -242,13 +221,28 @@ class Secured:
         raise WireError(f"a frame names slot {header.slot} of a ring on another machine")
 
     def hang_up(self) -> None:
-        """End the connection; :meth:`close` is still to come."""
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._tls, socket.SHUT_RDWR)  # its own method would forget that there was TLS
+        cut_off(self._tls)
 
     def close(self) -> None:
         self.hang_up()
         self._tls.close()
+
+
+def wait_for(end: Channel, what: int, patience_s: float | None = None) -> bool:
+    """Wait until a channel can be read (POLLIN) or written (POLLOUT); False when that took longer than ``patience_s``.
+
+    :raises OSError: when it is closed here.
+    """
+    until = math.inf if patience_s is None else time.monotonic() + patience_s
+    while (left := until - time.monotonic()) > 0:
+        if (handle := end.fileno()) < 0:
+            raise OSError("closed here")
+        poll = select.poll()
+        poll.register(handle, what)
+        # In slices: between the look and the wait another thread may close the socket.
+        if poll.poll(1000 * min(left, _SLICE_S)):
+            return True
+    return False
 
 
 def _threshold(size: int) -> int:

@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from planaria.common.documents import first
 from planaria.common.errors import UserError
 from planaria.runtime.transport.address import joined
-from planaria.runtime.transport.secure import StrangerError, begin, prove
+from planaria.runtime.transport.secure import StrangerError, begin, cut_off, prove, read_exactly
 
 VISITOR, CALLED_FOR, FILES = 0, -1, -2
 """in place of an incarnation: a machine that wants to join; an end of an edge that is to be connected to the other; a
@@ -106,7 +106,7 @@ class Listener:
         with self._guarded:
             strangers = list(self._unproven)
         for stranger in strangers:
-            _cut(stranger)
+            cut_off(stranger)
 
     def _serve(self) -> None:
         while True:
@@ -159,7 +159,7 @@ class Listener:
             if len(self._unproven) >= MOST_UNPROVEN:
                 oldest = min(self._unproven, key=self._unproven.__getitem__)
                 del self._unproven[oldest]
-                _cut(oldest)
+                cut_off(oldest)
             self._unproven[stranger] = time.monotonic()
         return stranger
 
@@ -203,12 +203,6 @@ def listen(host: str, key: bytes, ports: tuple[int, int] | None, heard: Heard) -
             if port == last and ports is None:
                 raise
     raise UserError(f"fleet.ports: none of {first} to {last} is free at {host}; give one for each worker there")
-
-
-def _cut(stranger: ssl.SSLSocket) -> None:
-    """End a connection on which another thread waits; that thread closes it."""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(stranger, socket.SHUT_RDWR)
 
 
 def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SSLSocket:
@@ -284,18 +278,7 @@ def read_greeting(tls: ssl.SSLSocket, until: float) -> bytes:
 
     :raises OSError: when it is too long, or not there in time (monotonic seconds).
     """
-    length = int.from_bytes(_read(tls, 2, until), "big")
+    length = int.from_bytes(read_exactly(tls, 2, until), "big")
     if length > MAX_GREETING_BYTES:
         raise OSError(f"a greeting of {length} bytes")
-    return _read(tls, length, until)
-
-
-def _read(tls: ssl.SSLSocket, count: int, until: float) -> bytes:
-    got = b""
-    while len(got) < count:
-        tls.settimeout(max(0.001, until - time.monotonic()))
-        more = tls.recv(count - len(got))
-        if not more:
-            raise ConnectionError("it hung up")
-        got += more
-    return got
+    return read_exactly(tls, length, until)

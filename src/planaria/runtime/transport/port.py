@@ -53,7 +53,7 @@ class Port:
         self.rings = Rings()
         """what this process shares with others of its machine"""
         self._changed = threading.Condition()
-        self._callers: dict[str, tuple[ssl.SSLSocket, float]] = {}
+        self._callers: dict[str, ssl.SSLSocket] = {}
         self._shut_until = 0.0
         self._in_vain: dict[str, float] = {}
         """HOST:PORT that did not answer, and when: the relay is tried before it for a while"""
@@ -66,7 +66,7 @@ class Port:
     def close(self) -> None:
         self._listener.close()
         with self._changed:
-            for tls, _ in self._callers.values():
+            for tls in self._callers.values():
                 tls.close()
             self._callers.clear()
 
@@ -130,7 +130,7 @@ class Port:
                         patience_s = min(patience_s, _LONGEST_WAIT_S)
                     if not self._changed.wait(max(0.0, patience_s)) and time.monotonic() >= until:
                         return None
-                tls, _ = self._callers.pop(name)
+                tls = self._callers.pop(name)
             try:
                 tls.settimeout(GREETING_S)
                 tls.sendall(READY)
@@ -154,8 +154,6 @@ class Port:
                 return None
             turn = until if len(possible) == 1 else min(until, time.monotonic() + _TURN_S)
             try:
-                if time.monotonic() < self._shut_until:
-                    raise ConnectionError("cut off")
                 if way == RELAY:
                     return self._relayed(name, "calls", turn, given_up)
                 return self._try(way, name.encode(), turn, until, given_up)
@@ -187,8 +185,6 @@ class Port:
         while not given_up():
             called = time.monotonic()
             try:
-                if called < self._shut_until:
-                    raise ConnectionError("cut off")
                 return self._try(relay, end_greeting(name, end), min(until, called + _TURN_S), until, given_up)
             except StrangerError as error:
                 raise Unmet(f"the relay {relay}: {error}") from None
@@ -206,8 +202,6 @@ class Port:
 
         :raises OSError: when the relay cannot be reached, or the other end has not come.
         """
-        if time.monotonic() < self._shut_until:
-            raise ConnectionError("cut off")
         return self._try(self._reach.relay, end_greeting(name, end), until, until, given_up)
 
     def shut(self, seconds: float) -> None:
@@ -222,7 +216,12 @@ class Port:
     def _try(
         self, at: str, words: bytes, reached_by: float, until: float, given_up: Callable[[], bool]
     ) -> Channel | None:
-        """One call, which must get through by ``reached_by``, and the wait for the other end to come to the edge."""
+        """One call, which must get through by ``reached_by``, and the wait for the other end to come to the edge.
+
+        :raises OSError: also while this process is cut off (:meth:`shut`).
+        """
+        if time.monotonic() < self._shut_until:
+            raise ConnectionError("cut off")
         tls = connect(at, self._key, words, max(0.001, reached_by - time.monotonic()))
         try:
             while not given_up():
@@ -250,15 +249,16 @@ class Port:
         with self._changed:
             self._drop_dead()
             before = self._callers.pop(name, None)
-            if len(self._callers) < _MOST_WAITING:
-                self._callers[name] = tls, time.monotonic()
-                tls = None if before is None else before[0]  # type: ignore[assignment]  # the later call is the one that counts
+            if room := len(self._callers) < _MOST_WAITING:
+                self._callers[name] = tls
             self._changed.notify_all()
-        if tls is not None:
+        if before is not None:  # the later call is the one that counts
+            before.close()
+        if not room:
             tls.close()
 
     def _drop_dead(self) -> None:
         """Callers that have given up: nothing but a hang-up makes their connection readable."""
-        for name, (tls, _) in list(self._callers.items()):
+        for name, tls in list(self._callers.items()):
             if hung_up(tls):
-                self._callers.pop(name)[0].close()
+                self._callers.pop(name).close()

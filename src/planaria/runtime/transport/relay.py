@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Literal
 
-from planaria.runtime.transport.channel import Channel, Closed, channel
+from planaria.runtime.transport.channel import Channel, Closed, channel, wait_for
 from planaria.runtime.transport.listener import CALLED_FOR, GREETING_S, Listener, greeted, greeting, hung_up
 from planaria.runtime.transport.secure import prepare
 
@@ -24,6 +24,7 @@ _WAITS_S = 60.0
 _AT_ONCE = 1 << 18
 """bytes that are carried in one go"""
 _LOOK_S = 1.0
+"""seconds after which an end is tried again, whatever the system reports"""
 
 End = Literal["waits", "calls"]
 
@@ -131,25 +132,16 @@ def _carry(source: Channel, sink: Channel) -> None:
         while True:
             got = source.read_some(buffer)
             if got is None:
-                _await(source, select.POLLIN)
+                wait_for(source, select.POLLIN, _LOOK_S)
                 continue
             rest = buffer[:got]
             while rest:
                 sent = sink.write_some(rest, rest[:0])
                 rest = rest[sent:]
                 if not sent:
-                    _await(sink, select.POLLOUT)
+                    wait_for(sink, select.POLLOUT, _LOOK_S)
     except (Closed, OSError, ValueError):
         source.hang_up()
         sink.hang_up()
     finally:
         source.close()
-
-
-def _await(end: Channel, what: int) -> None:
-    """:raises OSError: when it is closed here."""
-    if (handle := end.fileno()) < 0:
-        raise OSError("closed")
-    poll = select.poll()
-    poll.register(handle, what)
-    poll.poll(1000 * _LOOK_S)

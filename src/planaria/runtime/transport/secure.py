@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import math
 import os
 import secrets
 import socket
 import ssl
 import struct
+import time
 from functools import lru_cache
 
 from cryptography import x509
@@ -123,6 +125,27 @@ def prove(tls: ssl.SSLSocket, key: bytes, seconds: float) -> None:
         raise StrangerError("it shows another certificate than the run's")
 
 
+def read_exactly(tls: ssl.SSLSocket, count: int, until: float = math.inf) -> bytes:
+    """Read ``count`` bytes, each piece within the socket's timeout, or all ``until`` then (monotonic seconds).
+
+    :raises OSError: when the other end hangs up, or takes longer.
+    """
+    got = b""
+    while len(got) < count:
+        if until < math.inf:
+            tls.settimeout(max(0.001, until - time.monotonic()))
+        if not (more := tls.recv(count - len(got))):
+            raise ConnectionError("it hung up")
+        got += more
+    return got
+
+
+def cut_off(tls: ssl.SSLSocket) -> None:
+    """End a connection for both ends; threads that wait for it find out, and it is still to be closed."""
+    with contextlib.suppress(OSError):  # it may be broken already
+        socket.socket.shutdown(tls, socket.SHUT_RDWR)  # its own method would forget that there was TLS
+
+
 def meet_here(tls: ssl.SSLSocket) -> socket.socket | None:
     """Return a Unix socket to the other end if both are processes of one user in one network namespace, without a
     forwarder between them; else None.
@@ -153,7 +176,7 @@ def _offer_meeting(tls: ssl.SSLSocket) -> socket.socket | None:
             tls.sendall(_NO_OFFER)
             return None
         tls.sendall(nonce)
-        met = _accepted(listening) if _read(tls, 1) == _MET else None
+        met = _accepted(listening) if read_exactly(tls, 1) == _MET else None
         # Confirm: strangers may have filled the queue before the other end.
         tls.sendall(_MET if met is not None else _APART)
         return met
@@ -175,13 +198,13 @@ def _accepted(listening: socket.socket) -> socket.socket | None:
 
 def _attend_meeting(tls: ssl.SSLSocket) -> socket.socket | None:
     """The calling end's part: read the nonce, try to get through, send whether that worked, and read the answer."""
-    nonce = _read(tls, _NONCE_BYTES)
+    nonce = read_exactly(tls, _NONCE_BYTES)
     if nonce == _NO_OFFER:
         return None
     met = _reached(_meeting_name(nonce, *_ends(tls)))
     try:
         tls.sendall(_MET if met is not None else _APART)
-        if _read(tls, 1) == _MET and met is not None:
+        if read_exactly(tls, 1) == _MET and met is not None:
             found, met = met, None
             return found
         return None
@@ -222,13 +245,3 @@ def _meeting_name(nonce: bytes, calling: tuple[str, ...], called: tuple[str, ...
     """The abstract name at which the ends of a connection meet."""
     digest = hashlib.sha256(nonce + repr((calling, called)).encode()).hexdigest()
     return f"\0planaria-{digest}".encode()
-
-
-def _read(tls: ssl.SSLSocket, count: int) -> bytes:
-    """Read exactly ``count`` bytes."""
-    got = b""
-    while len(got) < count:
-        if not (more := tls.recv(count - len(got))):
-            raise ConnectionError("it hung up")
-        got += more
-    return got

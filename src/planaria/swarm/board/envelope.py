@@ -66,17 +66,9 @@ def seal(identity: Identity, message: Rules | Hello | Rollouts | Goodbye | Closi
     return envelope.model_dump_json().encode()
 
 
-def unseal(
-    raw: bytes,
-    limits: Limits,
-    kind: type[Message],
-    *,
-    peer: str | None = None,
-    run: str | None = None,
-    place: str | None = None,
-) -> Message:
-    """The message of an envelope, whatever bytes it is; raises as :func:`attest` does."""
-    return attest(raw, limits, kind, peer=peer, run=run, place=place)[0]
+def unseal(raw: bytes, limits: Limits, kind: type[Message], **expected: str | None) -> Message:
+    """The message of an envelope, whatever bytes it is; arguments and errors as of :func:`attest`."""
+    return attest(raw, limits, kind, **expected)[0]
 
 
 def attest(

@@ -12,10 +12,9 @@ from planaria.common import atomic
 from planaria.common.errors import RunStopped
 from planaria.lab.report.drill_report import show_drill, write_drill_report
 from planaria.lab.trials.arms import of_arm
-from planaria.lab.trials.identity import identity
-from planaria.lab.trials.kept import Kept, make_folder
+from planaria.lab.trials.kept import Kept, identity, make_folder
 from planaria.runtime.engine import runs
-from planaria.runtime.fleet.births import fork_server
+from planaria.runtime.fleet.spawner import fork_server
 from planaria.swarm.assemble import own_classes
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SwarmConfig

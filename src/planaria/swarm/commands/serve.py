@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from planaria.api.export import export_run
 from planaria.cli.serving import require_server, token_in
 from planaria.common.errors import UserError
 from planaria.models.huggingface import is_exported
 from planaria.runtime.engine.weights import located
+from planaria.runtime.foreign import export_run
 from planaria.swarm.audit.censor import Censor, Ledger
 from planaria.swarm.audit.questions import read
 from planaria.swarm.learned import export_peer, learned

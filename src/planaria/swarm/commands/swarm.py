@@ -19,7 +19,7 @@ from planaria.config.names import require_name
 from planaria.config.registry import blaming
 from planaria.report.tables import Table, show
 from planaria.runtime.engine import runs
-from planaria.runtime.fleet.births import fork_server
+from planaria.runtime.fleet.spawner import fork_server
 from planaria.swarm.assemble import assemble, device_of, own_classes, policy_of, task_of
 from planaria.swarm.attacks.attacker import refuse_idle
 from planaria.swarm.board.board import Board

@@ -27,8 +27,8 @@ from planaria.runtime.checkpoint.loading import Atom
 
 WEIGHTS = "weights"
 KINDS = (WEIGHTS, *adamw.KEYS)
-FILE = "planaria.json"
-FREE = ("init_std", *CUT)
+NOTE = "planaria.json"
+_FREE = ("init_std", *CUT)
 """what a model may say otherwise than the note: no trained number depends on it"""
 Sizes = Sequence[int]
 
@@ -221,27 +221,33 @@ def summed(tensor: Tensor, kind: str, name: str, clock: int | None) -> str:
     return digest(f"{kind} of {name} after {clock}", tensor.contiguous()).hex()
 
 
-def leave(folder: Path, note: Note) -> None:
+def leave_note(folder: Path, note: Note) -> None:
     """Write the note beside what was written."""
-    (folder / FILE).write_text(documents.sealed(note), encoding="utf-8")
+    (folder / NOTE).write_text(documents.sealed(note), encoding="utf-8")
 
 
-def find(folder: Path, model: ModelConfig) -> Note | None:
+def find_note(folder: Path, model: ModelConfig) -> Note | None:
     """The note in a folder, if planaria wrote it.
 
     :raises UserError: when it was edited, or is of a model that computes something else than ``model``.
     """
-    if not (folder / FILE).exists():
+    if not (folder / NOTE).exists():
         return None
     mend = "remove it if another program has written the folder since"
-    note = documents.unsealed(inside(folder, FILE), Note, mend=mend)
+    note = documents.unsealed(inside(folder, NOTE), Note, mend=mend)
     for name in ModelConfig.model_fields:
-        if name not in FREE and getattr(note.model, name) != getattr(model, name):
+        if name not in _FREE and getattr(note.model, name) != getattr(model, name):
             raise UserError(
-                f"{folder / FILE}: of a model with {name} = {getattr(note.model, name)}, the recipe has "
+                f"{folder / NOTE}: of a model with {name} = {getattr(note.model, name)}, the recipe has "
                 f"{getattr(model, name)}; set model.{name} to the same"
             )
     return note
+
+
+def refuse_link(path: Path) -> None:
+    """:raises UserError: when ``path`` is a symbolic link, which may lead out of its folder."""
+    if path.is_symlink():
+        raise UserError(f"{path}: is a symbolic link; put what it points to in its place")
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -255,8 +261,7 @@ def inside(folder: Path, name: str) -> Path:
     path = folder
     for part in parts:
         path /= part
-        if path.is_symlink():
-            raise UserError(f"{path}: is a symbolic link; put what it points to in its place")
+        refuse_link(path)
     if not path.is_file():
         raise UserError(f"{path}: missing, or not a file; bring it back")
     return path

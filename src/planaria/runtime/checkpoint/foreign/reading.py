@@ -18,15 +18,15 @@ from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
 from planaria.runtime.checkpoint.foreign import Job, Reply, names
 from planaria.runtime.checkpoint.foreign.dcp import Dcp
 from planaria.runtime.checkpoint.foreign.folder import (
-    FILE,
     KINDS,
+    NOTE,
     WEIGHTS,
     Foreign,
     Marks,
     Note,
     Sizes,
     apart,
-    find,
+    find_note,
     require_equal,
     require_fit,
     require_moments,
@@ -56,7 +56,7 @@ class Reading:
             for stage, held in self._locals.items()
             for local, name in held.items()
         }
-        self._note = find(self._folder, job.model)
+        self._note = find_note(self._folder, job.model)
         self._foreign = FORMATS[job.format](self._folder)
         source = None if job.names is None else Path(job.names)
         rules = () if source is None else names.read(source)
@@ -102,7 +102,7 @@ class Reading:
         for name, tensor in parts.items():
             found, what = summed(tensor, kind, name, clock), f"{kind} of {name}"
             if known.get(what, found) != found:
-                mend = f"bring it back, or remove {FILE} if another program has trained it since"
+                mend = f"bring it back, or remove {NOTE} if another program has trained it since"
                 raise UserError(f"{self._folder}: {what} is not what planaria wrote there; {mend}")
 
     def _read(self, whole: Whole, kind: str) -> Tensor:
@@ -136,10 +136,10 @@ def _step_of(folder: Path, foreign: Foreign, plan: Assignment, note: Note | None
     :raises UserError: when a parameter has seen more updates than there were steps.
     """
     latest = max((foreign.clocks.get(whole.name, 0) for whole in plan.wholes), default=0)
-    said, place = (note.step, FILE) if note is not None else (foreign.step, "its own counter")
+    said, place = (note.step, NOTE) if note is not None else (foreign.step, "its own counter")
     if said is not None and latest > said:
         mend = (
-            f"remove {FILE} if another program has trained it since" if note is not None else "give an undamaged folder"
+            f"remove {NOTE} if another program has trained it since" if note is not None else "give an undamaged folder"
         )
         raise UserError(f"{folder}: has seen {latest} updates, but {place} says step {said}; {mend}")
     return latest if said is None else said

@@ -23,6 +23,7 @@ from planaria.runtime.checkpoint.foreign.folder import (
     clock,
     clocks_by_group,
     inside,
+    refuse_link,
     step_tensor,
     uncovered,
 )
@@ -105,8 +106,7 @@ class Universal:
             raise UserError(f"{zero}: is missing, or no folder; give a folder of the universal layout")
         self._zero, found, others = zero, dict[str, set[str]](), list[str]()
         for entry in sorted(zero.iterdir()):
-            if entry.is_symlink():
-                raise UserError(f"{entry}: is a symbolic link; put what it points to in its place")
+            refuse_link(entry)
             if entry.is_dir():
                 found[entry.name] = _files_of(entry)
             elif entry.name != OPTIMIZER:

@@ -1,0 +1,223 @@
+"""``planaria advise``: which recovery strategy suits a recipe, and how sure that is.
+
+With ``--delays RUN``: which code of gradients suits replicas that are as late as those of that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
+from planaria.control.logs import read_run
+from planaria.exchange.coded.choose import Chosen, choose
+from planaria.exchange.coded.coding import coding_of
+from planaria.exchange.coded.simulate import Profile
+from planaria.lab.commands.advise_compress import advise_compress
+from planaria.lab.compare.advice import Advice, BreakEven, unknown
+from planaria.lab.compare.advice import advise as weigh_all
+from planaria.lab.compare.experience import Experience
+from planaria.report.run.straggling import LEAST_ROUNDS, profile_of
+from planaria.report.tables import Table, show
+from planaria.report.words import counted
+from planaria.runtime.engine.check import check
+
+UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
+"""of a prediction, by how many of them an hour has"""
+CLOSE = 1.01
+"""times the shortest: predictions this close are practically equal"""
+
+
+def experience() -> Experience:
+    """The costs measured in the comparisons that ship with planaria."""
+    return Experience.model_validate_json((files("planaria.lab.compare") / "experience.json").read_bytes())
+
+
+def advise(path: Path, flags: Mapping[str, str], delays: Path | None = None, compress: bool = False) -> int:
+    """Print the strategies for the failures that a recipe's [network] describes, fastest first; the exit code.
+
+    With the folder of a run, ``delays``: the codes of gradients for replicas that are as late as that run's. With
+    ``compress``: ways to send gradients in fewer bytes, on the machines that [network] describes.
+    """
+    if compress and delays is not None:
+        raise UserError("--compress and --delays: each is a question of its own; give one of them")
+    config = recipe.load(path, flags, "train")
+    check(config)
+    if delays is not None:
+        return advise_coded(config, delays)
+    if compress:
+        return advise_compress(config, path)
+    _require_prices(config, path)
+    known = experience()
+    advice = weigh_all(config, known)
+    unit = _unit(advice.ways[0].prediction.hours.mean)
+    _show(config, advice, unit)
+    for line in _conclusions(config, advice, known, unit):
+        print(line)
+    return 0
+
+
+def _require_prices(config: RunConfig, path: Path) -> None:
+    network = config.network
+    missing = [
+        f"network.{name}"
+        for name in ("forward_s", "backward_s", "bandwidth", "store_bandwidth")
+        if not getattr(network, name)
+    ]
+    if missing:
+        raise UserError(f"{path}: {', '.join(missing)}: advice needs to know; give each in [network] or as a flag")
+    if not network.hourly:
+        raise UserError(f"{path}: network.hourly = 0: without failures nothing need be kept; give a rate above 0")
+
+
+def _unit(hours: float) -> str:
+    """The largest unit of which ``hours`` are at least two."""
+    return next((unit for unit, each in UNITS.items() if hours * each >= 2.0), "seconds")
+
+
+def _told_in(unit: str, *hours: float) -> str:
+    """Four significant digits of each, without an exponent however long the run is."""
+    values = [each * UNITS[unit] for each in hours]
+    return " … ".join(f"{value:.0f}" if value >= 1000 else f"{value:#.4g}" for value in values)
+
+
+def _show(config: RunConfig, advice: Advice, unit: str) -> None:
+    rate = f"{config.network.hourly:.3g} an hour and worker"
+    head = ["strategy", "recovery.strategy", "routing", unit, "range", "checkpoint every", "MB a step", "memory"]
+    rows = []
+    for way in advice.ways:
+        hours = way.prediction.hours
+        spread = "calculated" if way.prediction.certain else _told_in(unit, hours.low, hours.high)
+        interval = "–" if way.prediction.interval is None else counted(way.prediction.interval, "step")
+        costs = [spread, interval, f"{way.step_bytes / 1e6:.1f}", f"{100 * way.memory:.0f} %"]
+        rows.append([way.prediction.name, way.chain, way.routing, _told_in(unit, hours.mean), *costs])
+    title = f"{config.name}: {counted(config.train.steps, 'step')}, failures at {rate}"
+    show([Table(title, head, rows, numbers_from=3)])
+
+
+def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str) -> list[str]:
+    best = advice.ways[0]
+    command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
+    if best.background != config.checkpoint.background:
+        command += f" --checkpoint.background {str(best.background).lower()}"
+    taken, doubts = _told_in(unit, best.prediction.hours.mean), unknown(config, known)
+    lines = [f"advice        {best.prediction.name}: {taken} {unit} ({command})"]
+    if advice.rivals:
+        lines.append(
+            f"how sure      not very: {', '.join(advice.rivals)} may be as good, within the spread of the races"
+        )
+    else:
+        of = "every other that is known" if doubts else "every other"
+        lines.append(f"how sure      its worst case is better than the best case of {of}")
+    within = CLOSE * best.prediction.hours.mean
+    if close := [way.prediction.name for way in advice.ways[1:] if way.prediction.hours.mean <= within]:
+        lines.append(f"as good       {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
+    lines += [f"break-even    {_told(config, point)}" for point in advice.break_evens]
+    for name, one in doubts.items():
+        would = f"; at the same cost {_told_in(unit, one.hours.mean)} {unit}" if one.hours else ""
+        lines.append(f"don't know    {name}: {one.why}{would}")
+    lines.append(
+        f"experience    {'; '.join(known.observed)}; {unit} count training to the recipe's last step at equal loss"
+    )
+    return lines
+
+
+def _told(config: RunConfig, point: BreakEven) -> str:
+    own = getattr(config.network, point.what.partition(".")[2])
+    side = "above" if point.value > own else "below"
+    return f"{point.what} {side} {point.value:.3g} (now {own:.3g}): {point.other}"
+
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+"""jobs of a step that are looked at"""
+
+
+class Window(NamedTuple):
+    """The best scheme for steps of so many jobs."""
+
+    jobs: int
+    chosen: Chosen
+    step_s: float
+
+
+def advise_coded(config: RunConfig, folder: Path) -> int:
+    """Print what steps would take with the delays of the run in ``folder``, and what is best; the exit code.
+
+    :raises UserError: when that run tells too little, or of another number of replicas.
+    """
+    profile, jobs = _delays_of(config, folder)
+    windows = windows_of(config, profile, jobs)
+    plain = next(w for w in windows if w.jobs == 1).chosen
+    none_s = next(offer.seconds for offer in plain.offers if offer.name == "none")
+    head = [
+        "scheme",
+        "jobs a step",
+        "ms a step",
+        "of uncoded",
+        "load",
+        "gradients sent a step",
+        "microbatches, at least",
+    ]
+    rows = [["none", "1", f"{1e3 * none_s:.1f}", "1.00", f"{1 / profile.workers:.3f}", "1", str(profile.workers)]]
+    for window in windows:
+        best = window.chosen.best
+        if best.name != "none":
+            rows.append([
+                str(best).partition(":")[0], str(window.jobs), f"{1e3 * window.step_s:.1f}",
+                f"{window.step_s / none_s:.2f}", f"{best.load:.3f}", str(best.vectors * window.jobs),
+                str(best.microbatches * window.jobs),
+            ])  # fmt: skip
+    show([Table(f"{config.name}: delays of {folder}, {len(profile.seconds)} rounds", head, rows, numbers_from=1)])
+    for line in _coded_conclusions(windows, none_s, plain):
+        print(line)
+    return 0
+
+
+def _delays_of(config: RunConfig, folder: Path) -> tuple[Profile, int]:
+    """A run's delays, and the jobs that its steps had."""
+    record = read_run(folder)
+    coding, profile = coding_of(record.config.exchange), profile_of(record)
+    if coding is None or profile is None:
+        raise UserError(
+            f"{folder}: tells of fewer than {LEAST_ROUNDS} rounds in which every replica had as much to do; train with "
+            f"exchange.coded = 'none' for {LEAST_ROUNDS} steps or more, and give that run's folder"
+        )
+    if profile.workers != config.exchange.replicas:
+        raise UserError(
+            f"{folder}: has {profile.workers} replicas, and the recipe exchange.replicas = {config.exchange.replicas}; "
+            "measure as many as will train"
+        )
+    return profile, coding.jobs
+
+
+def windows_of(config: RunConfig, profile: Profile, jobs: int) -> list[Window]:
+    """The best scheme for each number of jobs into which the recipe's steps can be cut, the quickest first.
+
+    ``profile`` is of steps of so many ``jobs``. With another number a job's data are more or fewer, and so is what it
+    takes: rounds are put together, or taken for parts of one.
+    """
+    microbatches, found = config.pipeline.microbatches * profile.workers, []
+    for width in WIDTHS:
+        if microbatches % (width * profile.workers) == 0:
+            cut = profile.cut(jobs, width)
+            chosen = choose(cut, window=width, microbatches=microbatches // width)
+            found.append(Window(width, chosen, width * chosen.best.seconds))
+    return sorted(found, key=lambda window: (window.step_s, window.jobs))
+
+
+def _coded_conclusions(windows: list[Window], none_s: float, plain: Chosen) -> Iterator[str]:
+    best = windows[0]
+    if plain.always_slow:
+        yield f"always slow   {plain.why}"
+    if best.chosen.best.name == "none":
+        yield "advice        none: no code saves more than what such a measurement can tell"
+        return
+    options = ", ".join(f"{name} = {value}" for name, value in best.chosen.best.scheme.model_dump().items())
+    said = f'{{ scheme = "{best.chosen.best.name}", {options}, jobs = {best.jobs} }}'
+    yield f"advice        exchange.coded = {said}: {best.step_s / none_s:.2f} of what uncoded steps take"
+    sends = best.chosen.best.vectors * best.jobs
+    yield f"its price     every replica sends {sends} gradients a step in place of 1, and keeps as many of each other"

@@ -1,0 +1,281 @@
+"""Commands on a finished ensemble: generate, evaluate, add, remove and weigh experts; evaluate a merged model."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planaria.common.errors import UserError, nearest
+from planaria.config.names import require_name
+from planaria.config.schema import DataConfig
+from planaria.data.shards import prepare
+from planaria.lab.experts import fused, manifest
+from planaria.lab.experts.domains import HELD_OUT, TEST, with_text
+from planaria.lab.experts.embedding import Embedding
+from planaria.lab.experts.ensemble import Ensemble
+from planaria.lab.experts.experts_results import Score
+from planaria.lab.experts.manifest import ADDED, TOKENIZER, Manifest, Member
+from planaria.lab.experts.merge import shares
+from planaria.lab.experts.reading import domain_samples, token_logps, windows
+from planaria.lab.experts.scoring import score, weigh
+from planaria.lab.experts.worst import FLOOR, TOLERANCE
+from planaria.lab.report.worst_report import sentences, tables
+from planaria.models.generate import texts
+from planaria.models.stages import Llama
+from planaria.report.live.bars import CountProgress
+from planaria.report.tables import Table, show
+from planaria.runtime.complete import note_context
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.weights import open_model
+from planaria.runtime.foreign import export_run
+
+MOST_WINDOWS = 500
+
+
+def stream(
+    folder: Path,
+    prompt: str,
+    max_new: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+    note: Callable[[str], object] | None = None,
+) -> Iterator[str]:
+    """Return what the ensemble in ``folder`` adds to ``prompt``, as :func:`planaria.runtime.complete.stream` does."""
+    ensemble = Ensemble(folder)
+    tokens = ensemble.tokenizer.encode_prompt(prompt) or [ensemble.tokenizer.end]
+    new = ensemble.generate(tokens, max_new, temperature, top_k, seed)
+    note_context(len(tokens) + max_new, ensemble.manifest.context, note)
+    return texts(new, ensemble.tokenizer.decode)
+
+
+def evaluate(folder: Path, text: str | None) -> int:
+    """Print the ensemble's perplexity, beside its experts' by themselves, on ``text`` or on its domains' test texts."""
+    torch.set_num_threads(1)
+    ensemble = Ensemble(folder)
+    if text is not None:
+        _print_text(ensemble, folder, text)
+        return 0
+    tests = sorted((folder / TEST).glob("*.jsonl"))
+    if not tests:
+        raise UserError(f"{folder / TEST}: has no test texts; name a text to be measured on with --text FILE")
+    _print_domains(ensemble, folder, tests)
+    return 0
+
+
+def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
+    """A line for the ensemble and one for each expert."""
+    logps, found = _measured(ensemble, folder, text)
+    members = zip(ensemble.manifest.members, logps, found.speaking, strict=True)
+    rows = [
+        ["ensemble", "", f"{found.perplexity:.3f}", ""],
+        *([m.name, m.domain, f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}"] for m, own, share in members),
+    ]
+    title = f"perplexity on {text}: {logps.shape[1]} samples of {logps.shape[2]} tokens"
+    show([Table(title, ["who", "knows", "perplexity", "has its say"], rows, numbers_from=2)])
+
+
+def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> None:
+    """A line for each test text that the ensemble was made with."""
+    rows, names = [], [member.name for member in ensemble.manifest.members]
+    for file in tests:
+        logps, found = _measured(ensemble, folder, str(file))
+        best, most = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=found.speaking.__getitem__)
+        cells = [f"{found.perplexity:.3f}", names[best], f"{math.exp(found.best):.3f}"]
+        rows.append([file.stem, *cells, names[most], f"{found.speaking[most]:.1%}"])
+    title = f"perplexity on test texts of {folder}: at most {MOST_WINDOWS} samples of each"
+    show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "speaks most", "share"], rows)])
+
+
+def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, Score]:
+    """What the experts make of a text [E, N, T], ln p, and how they do together."""
+    data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
+    samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MOST_WINDOWS)
+    parts = len(samples) * len(ensemble.manifest.members)
+    with CountProgress(f"experts read {source}", "samples", parts) as progress:
+        logps = ensemble.logps(samples, on_read=progress.done)
+    return logps, score(logps, ensemble.log_prior(samples), ensemble.manifest.mixture)
+
+
+def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
+    """Copy the model of a run, or an exported one, into the ensemble; it starts with the mean belief of the others.
+
+    :raises UserError: when its name is taken, or it cannot speak together with the others.
+    """
+    require_name(name, "--as")
+    with _changing(folder) as kept:
+        if any(member.name == name for member in kept.members):
+            raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
+        parameters = _fitting(folder, kept, source, domain)
+        place = _copied(source, folder / ADDED, name)
+        beliefs = torch.tensor([member.belief for member in kept.members], dtype=torch.float64)
+        member = Member(
+            name=name,
+            domain=domain,
+            model=f"{ADDED}/{place.name}",
+            sha256=manifest.digest(place / manifest.WEIGHTS),
+            parameters=parameters,
+            belief=float(beliefs.logsumexp(0)) - math.log(len(beliefs)),
+        )
+        manifest.write(folder, kept.model_copy(update={"members": [*kept.members, member]}))
+    print(f"{name} speaks in {folder} now, with {len(kept.members)} others")
+    return 0
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[Manifest]:
+    """The manifest, while nobody else changes it or trains its experts."""
+    manifest.read(folder)  # whatever is wrong with it is said before a lock is made
+    with runs.held(folder):
+        yield manifest.read(folder)
+
+
+def _copied(source: Path, shelf: Path, name: str) -> Path:
+    """The model of a run, or an exported one, in a folder of its own: ``name``, or ``name-2`` and so on if taken."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    place = next(shelf / free for free in names if not (shelf / free).exists())
+    unfinished = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        if (source / manifest.WEIGHTS).exists():
+            shutil.copytree(source, unfinished)
+        else:
+            export_run(source, unfinished)
+        return unfinished.replace(place)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
+    """The parameters of a model that can speak together with the others; UserError when it cannot."""
+    model, tokenizer = open_model(source)
+    if model.config.vocab != kept.vocab:
+        raise UserError(
+            f"{source}: a vocabulary of {model.config.vocab} ids, the ensemble's has {kept.vocab}; experts can speak "
+            "together only with one vocabulary"
+        )
+    if tokenizer.to_json() != Ensemble(folder).tokenizer.to_json():
+        raise UserError(
+            f"{source}: its tokenizer is not the ensemble's; train it with data.tokenizer = {folder / TOKENIZER}"
+        )
+    if model.config.context < kept.context:
+        raise UserError(f"{source}: reads {model.config.context} tokens at once, the ensemble {kept.context}")
+    prior, names = kept.mixture.prior, [domain]
+    if prior == "clusters":
+        names = list(Embedding.open(folder).centres)
+    elif prior == "ridge":
+        names = [*with_text(folder), *kept.mixes]
+    if domain not in names:
+        raise UserError(
+            f"--domain {domain!r}: prior = {prior!r} needs a domain that is known; {nearest(domain, names)}"
+        )
+    return sum(parameter.numel() for parameter in model.global_state().values())
+
+
+def remove_expert(folder: Path, name: str) -> int:
+    """Take an expert out of the ensemble; its files stay.
+
+    :raises UserError: when there is none of that name, or it is the last.
+    """
+    with _changing(folder) as kept:
+        member = kept.member(name)
+        if len(kept.members) == 1:
+            raise UserError(f"{folder}: {name!r} is its only expert; an ensemble needs one")
+        left = [one for one in kept.members if one != member]
+        removed = kept.removed if member.added else [*kept.removed, name]
+        manifest.write(folder, kept.model_copy(update={"members": left, "removed": removed}))
+    print(f"{name} does not speak in {folder} any more; its files stay in {folder / member.model}")
+    return 0
+
+
+def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance: float | None) -> int:
+    """Fit on the held-out text of the domains of ``folder``, show the test text; the exit code, 0. Changes nothing.
+
+    :raises UserError: when there is no ensemble or text, one expert only, or an option is out of range.
+    """
+    torch.set_num_threads(1)
+    ensemble = Ensemble(folder)
+    context = ensemble.manifest.context
+    first = (ensemble.manifest.mixture.prefix or context) if tokens is None else tokens
+    if tokens is not None and not 1 <= tokens <= context:
+        raise UserError(f"--tokens {tokens}: texts have {context} tokens here; give 1 to {context}")
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise UserError(f"--tolerance {tolerance:g}: must be above 0 and below 1")
+    experts = [member.name for member in ensemble.manifest.members]
+    if len(experts) < 2:
+        raise UserError(f"{folder}: has one expert only, and nothing to weigh; add another with `planaria experts add`")
+    if floor is not None and not 0 < floor < 1 / len(experts):
+        raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, or all weights are alike")
+    held_out, test = _read(ensemble, folder, HELD_OUT), _read(ensemble, folder, TEST)
+    found = weigh(experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE)
+    console = show(tables(found))
+    for line in sentences(found):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
+    """Domain that has an expert's text here → what the experts make of its held-out or test text [E, N, T]."""
+    files = sorted((folder / HELD_OUT).glob("*.jsonl"))
+    if not files:
+        raise UserError(
+            f"{folder / HELD_OUT}: has no domains' texts, which weights are fitted on; bring them back, or run the "
+            "recipe again under another --name"
+        )
+    known = ensemble.manifest
+    return {
+        file.stem: ensemble.logps(domain_samples(folder, [file.stem], part, known.vocab, known.context, MOST_WINDOWS))
+        for file in files
+    }
+
+
+def evaluate_model(folder: Path, text: str | None) -> int:
+    """Print the perplexity of the model in ``folder`` on ``text``, or on the test texts of the experts it was made of.
+
+    :raises UserError: when there is no such text, or it is shorter than one sample.
+    """
+    torch.set_num_threads(1)
+    model, _ = open_model(folder)
+    model.eval()
+    made = fused.read(folder)
+    names = [] if made is None or model.routing is None else [part.name for part in made.parts]
+    if model.routing is not None and len(names) != model.routing.experts:
+        names = [f"block {number}" for number in range(model.routing.experts)]
+    rows = [[name, *_cells(folder, model, source, names)] for name, source in _test_sources(folder, made, text).items()]
+    head = ["text", "perplexity"] + (["passes most", "of all passes"] if names else [])
+    show([Table(f"perplexity of {folder}: at most {MOST_WINDOWS} samples of each text", head, rows)])
+    return 0
+
+
+def _test_sources(folder: Path, made: fused.Fused | None, text: str | None) -> dict[str, str]:
+    """Texts by name."""
+    if text is not None:
+        return {text: text}
+    if made is None or not made.run:
+        raise UserError(f"{folder}: knows no test texts; name a text to be measured on with --text FILE")
+    tests = sorted((Path(made.run) / TEST).glob("*.jsonl"))
+    if not tests:
+        raise UserError(f"{Path(made.run) / TEST}: has no test texts; name one to be measured on with --text FILE")
+    return {file.stem: str(file) for file in tests}
+
+
+def _cells(folder: Path, model: Llama, source: str, names: list[str]) -> list[str]:
+    """Cells of one text."""
+    data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
+    samples = windows(prepare(data, model.config.vocab), "train", model.config.context, MOST_WINDOWS)
+    with (
+        CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
+        shares(model) if names else nullcontext(torch.ones(1)) as passed,
+    ):
+        found = math.exp(-float(token_logps(model, samples, progress.done).mean()))
+    if not names:
+        return [f"{found:.3f}"]
+    most = int(passed.argmax())
+    return [f"{found:.3f}", names[most], f"{float(passed[most] / passed.sum()):.1%}"]

@@ -1,0 +1,204 @@
+"""``planaria experts``: probe, branch, train, ensemble, report; resumable."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planaria.common import atomic
+from planaria.common.cache import cache_folder
+from planaria.common.documents import Record
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import DataConfig, RunConfig
+from planaria.data.tokenizer import load_tokenizer
+from planaria.lab.experts import manifest
+from planaria.lab.experts.allotment import require_even
+from planaria.lab.experts.budget import Job, is_generalist
+from planaria.lab.experts.campaign import Campaign
+from planaria.lab.experts.domains import RULE, TRAINED, write_domains
+from planaria.lab.experts.ensemble import Ensemble, overheard
+from planaria.lab.experts.experts_results import Results, SeedResult, Weighing
+from planaria.lab.experts.experts_spec import ExpertsSpec, expanded, load, sized
+from planaria.lab.experts.lineage import called
+from planaria.lab.experts.manifest import Manifest, Member
+from planaria.lab.experts.reading import Texts
+from planaria.lab.experts.scoring import weigh
+from planaria.lab.experts.worst import FLOOR
+from planaria.lab.report.experts_report import show_results, write_experts_report
+from planaria.lab.trials.kept import Kept, identity, make_folder
+from planaria.models.stages import parameter_count
+from planaria.report.live.jobs_progress import JobsProgress
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.check import check, read_faults
+from planaria.runtime.engine.prepare import placed
+
+RESULTS = "results.json"
+
+
+def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
+    """Run the recipe ``path``, or what is left of it; the exit code."""
+    torch.set_num_threads(1)
+    spec, base = load(path, flags)
+    if base.engine == "simulate":
+        raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
+    if base.data.mixture:
+        raise UserError(f"{path}: data.mixture: each expert reads a domain of its own; leave it out")
+    if base.data.most is not None:
+        raise UserError(f"{path}: data.most: would cut some domains off; give experts.most, which is for each")
+    if base.data.document_mask:
+        raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; leave it out")
+    if base.checkpoint.store is not None:
+        mend = "leave it out, and copy the run's folder"
+        raise UserError(f"{path}: checkpoint.store: takes single runs, and no texts and results of experts; {mend}")
+    if spec.schedule_steps and base.optim.schedule == "constant":
+        raise UserError(
+            f"{path}: experts.schedule_steps: optim.schedule = 'constant' has no end; give 'cosine' or 'wsd'"
+        )
+    if base.train.schedule_steps:
+        raise UserError(f"{path}: train.schedule_steps: parents and probes have their own; give experts.schedule_steps")
+    base = placed(base, path)  # each model gets a recipe that lies elsewhere
+    read_faults(check(base))
+    require_even(expanded(spec), base)
+    if dry_run:
+        print(recipe.dump(base, experts=spec), end="")
+        return 0
+    spec, folder = expanded(spec), _folder(spec, base)
+    with runs.held(folder):
+        before = manifest.read(folder) if (folder / manifest.FILE).exists() else None
+        with JobsProgress(quiet) as progress:
+            texts = _texts(folder, spec, base, progress.said)
+            found = [run for seed in spec.seeds for run in Campaign(spec, base, folder, seed, texts, progress).run()]
+        made = _ensemble(folder, spec, base, found[0])
+        manifest.write(folder, made if before is None else made.changed_like(before))
+        results = Results(
+            name=base.name,
+            trained=list(spec.domains),
+            untrained=list(spec.untrained),
+            runs=found,
+            speech=overheard(Ensemble(folder), texts),
+            worst=_worst(folder, made, texts, list(spec.domains)),
+        )
+        atomic.write_text(folder / RESULTS, results.model_dump_json(indent=1))
+    show_results(results)
+    print(f"report        {write_experts_report(results, folder / 'report.html')}")
+    print(f"ensemble      {folder / manifest.FILE}")
+    for arm in results.generalists:
+        (job,) = found[0].arms[arm].experts
+        print(f"{arm:13} {folder / _trained(job, found[0])}")
+    return 0
+
+
+class _Asked(Record):
+    """What a run's folder was made for."""
+
+    experts: dict[str, Any]
+    run: dict[str, Any]
+    split: str
+    """how documents were parted"""
+
+
+def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
+    """The run's folder, new or as an earlier run of the same recipe left it.
+
+    Models outlive versions of planaria, and cost too much to be made again unasked: so nothing is thrown away here.
+    """
+    folder = Path(base.out) / base.name
+    how = {"workers", "patience_s", "retries"}  # of no influence on what comes of it
+    asked = _Asked(
+        experts=spec.model_dump(mode="json", exclude=how),
+        run=base.model_dump(mode="json", exclude={"out"}),
+        split=RULE,
+    )
+    kept = Kept(folder / "experts-recipe.json", _Asked, identity(asked.model_dump()))
+    if not folder.exists():
+        make_folder(folder)
+        kept.write(asked)
+    before, other = kept.read(versions=False)
+    if before is None:
+        reason = other or "it is something else"
+        raise UserError(f"{folder}: is there already, but {reason}; choose another name with --name, or remove it")
+    return folder
+
+
+def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str], None]) -> Texts:
+    """Copy the domains' text, make the one tokenizer that all experts share, and cut test and held-out samples.
+
+    :raises UserError: when something is wrong with them; a folder that was made for them is gone again then.
+    """
+    tokenizer = folder / "tokenizer.json"
+    known = tokenizer.is_file()
+    try:
+        write_domains(spec, folder)
+        if not known:
+            data = DataConfig(source=str(folder / TRAINED), tokenizer=base.data.tokenizer, cache=base.data.cache)
+            load_tokenizer(data, base.model.vocab, cache_folder(data.cache), say).save(tokenizer)
+        return Texts(folder, spec, base)
+    except UserError:
+        if not known:
+            shutil.rmtree(folder)
+        raise
+
+
+def _worst(folder: Path, made: Manifest, texts: Texts, domains: Sequence[str]) -> Weighing | None:
+    """Weights for the worst domain of the experts that were trained here; None for a single one, or too many."""
+    if not 2 <= len(made.members) < 1 / FLOOR:
+        return None
+    read = [texts.read(folder / member.model) for member in made.members]
+    return weigh(
+        [member.name for member in made.members],
+        {name: torch.stack([one.held_out[name] for one in read]).double() for name in domains},
+        {name: torch.stack([one.test[name] for one in read]).double() for name in domains},
+        made.mixture,
+        made.mixture.prefix or made.context,
+    )
+
+
+def _trained(job: Job, result: SeedResult) -> str:
+    """Where an expert's model lies, below the run's folder."""
+    return f"seed-{result.seed}/experts/{called(job.name, result.line)}/model"
+
+
+def _branched_off(job: Job, spec: ExpertsSpec, result: SeedResult) -> str:
+    """Where the model lies that an expert branched off: a parent, or the expert before it."""
+    if before := spec.after[job.domain]:
+        return _trained(job.model_copy(update={"domain": before}), result)
+    return _parent(result, job.size)
+
+
+def _parent(result: SeedResult, size: str) -> str:
+    """Where the parent of a size lies, below the run's folder."""
+    return f"seed-{result.seed}/seeds/{result.parents[size]}/model"
+
+
+def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> Manifest:
+    """The arm of experts that does best on held-out text, as an ensemble to be used."""
+    ensembles = [found for arm, found in result.arms.items() if not is_generalist(arm)]
+    best, shapes = min(ensembles, key=lambda arm: arm.held_out), sized(base.model, spec)
+    members = []
+    for job, belief in zip(best.experts, best.belief, strict=True):
+        model = _trained(job, result)
+        members.append(
+            Member(
+                name=job.name,
+                domain=job.domain,
+                model=model,
+                sha256=manifest.digest(folder / model / manifest.WEIGHTS),
+                parameters=parameter_count(shapes[job.size]),
+                parent=_branched_off(job, spec, result),
+                belief=belief,
+            )
+        )
+    return Manifest(
+        tokenizer=manifest.digest(folder / "tokenizer.json"),
+        vocab=base.model.vocab,
+        context=base.model.context,
+        mixture=spec.mixture,
+        members=members,
+        parent=_parent(result, spec.middle),
+        mixes={name: domain.of for name, domain in spec.domains.items() if domain.of},
+    )

@@ -1,0 +1,300 @@
+"""``planaria experts fuse`` and ``experts merge``: the experts of an ensemble as one model.
+
+``fuse`` adds up what each learned since the parent that they branched off; ``merge`` averages them or keeps their
+blocks as a mixture of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from planaria.common.errors import UserError, nearest
+from planaria.config.names import require_name
+from planaria.config.schema import DataConfig
+from planaria.data.shards import prepare
+from planaria.lab.experts import fused, manifest
+from planaria.lab.experts import merge as merging
+from planaria.lab.experts.domains import TRAINED, with_text
+from planaria.lab.experts.fused import FILE, SCALES, Fused, How, Part, Routers
+from planaria.lab.experts.manifest import TOKENIZER, Manifest
+from planaria.lab.experts.reading import domain_samples, kept_sums, windows
+from planaria.models import fusing
+from planaria.models.stages import Llama
+from planaria.runtime.engine.weights import open_model
+from planaria.swarm.commands.realign import write
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.policies import LlamaPolicy, open_policy, usage_of
+from planaria.swarm.repair.training import take, weights_of
+
+UNRELATED = 1.0
+"""mean change over mean weight from which on a model is taken for no child of a parent"""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Experts of one shape, and the parent that they branched off."""
+
+    run: Path
+    known: Manifest
+    parent: LlamaPolicy
+    experts: Sequence[LlamaPolicy]
+    origin: Part
+    """the parent"""
+    parts: list[Part]
+
+
+def gather(run: Path, to: Path, safe: str | None) -> Gathered:
+    """The experts of the ensemble in ``run``, which are to become one model in ``to``.
+
+    :raises UserError: when they are of unequal size, nobody knows their parent, or one is none of its children.
+    """
+    require_free(to)
+    known = manifest.read(run)
+    if len({member.parameters for member in known.members}) > 1:
+        sizes = ", ".join(f"{member.name} {member.parameters:,}" for member in known.members)
+        raise UserError(f"{run}: experts of unequal size ({sizes} parameters) are no one model; train them equal")
+    place = safe or str(_parent(run, known))
+    parent = open_llama(place)
+    experts = [open_llama(str(manifest.place(run, member))) for member in known.members]
+    for member, expert in zip(known.members, experts, strict=True):
+        require_child(parent, expert, f"expert {member.name!r}", place)
+    origin = part_of("parent", "", Path(place), parent)
+    parts = [part_of(m.name, m.domain, run / m.model, e) for m, e in zip(known.members, experts, strict=True)]
+    return Gathered(run, known, parent, experts, origin, parts)
+
+
+def fuse(run: Path, to: Path, by: How, scale: float | None, safe: str | None, seed: int) -> int:
+    """Put the experts of the ensemble in ``run`` together as one model; the exit code, 0.
+
+    :raises UserError: as :func:`gather`.
+    """
+    found = gather(run, to, safe)
+    weight = SCALES[by] if scale is None else scale
+    add_up(found, to, Fused(by=by, scale=weight, seed=seed, parent=found.origin, parts=found.parts))
+    return 0
+
+
+def add_up(found: Gathered, to: Path, record: Fused) -> None:
+    """Write the parent and what each expert adds to it, as one model."""
+    parent = weights_of(found.parent)
+    added = fused.contributions(record, parent, [weights_of(one) for one in found.experts])
+    whole = found.parent.clone()
+    take(whole, fusing.fused(parent, added))
+    write(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
+    print(f"{to}: {len(found.experts)} experts in one model of {found.known.members[0].parameters:,} parameters, by "
+          f"{record.by}, λ = {record.scale:g}; `planaria eval {to}` says what that cost")  # fmt: skip
+
+
+def require_free(to: Path) -> None:
+    """:raises UserError: when a model cannot be written there."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserError(f"--to {to}: exists and is not an empty folder; remove it, or write elsewhere")
+
+
+def open_llama(path: str) -> LlamaPolicy:
+    """The LLaMA at ``path``: an expert, or what experts branched off.
+
+    :raises UserError: when it is none, or cannot be read.
+    """
+    found = open_policy(path)
+    if not isinstance(found, LlamaPolicy):
+        raise UserError(f"{path}: is no LLaMA like planaria's; only experts of one can become one model")
+    return found
+
+
+def require_child(parent: Policy, expert: Policy, what: str, place: str) -> None:
+    """:raises UserError: when the model ``what`` has another shape than the parent at ``place``, or other weights."""
+    ours, theirs = weights_of(parent), weights_of(expert)
+    fusing.require_alike(ours, theirs, what)
+    if (moved := fusing.strangeness(fusing.task_vector(theirs, ours), ours)) >= UNRELATED:
+        raise UserError(
+            f"{what}: its weights are {moved:.0%} of their size away from those of {place}; that is not its parent, "
+            "and only experts of one parent can become one model"
+        )
+
+
+def part_of(name: str, domain: str, place: Path, policy: Policy) -> Part:
+    """A model that goes in."""
+    return Part(name=name, domain=domain, place=str(place.absolute()), sha256=fusing.digest(weights_of(policy)))
+
+
+def _parent(run: Path, known: Manifest) -> Path:
+    """Where all of an ensemble's experts branched off, maybe after others."""
+    parents = {member.parent for member in known.members}
+    if len(parents) > 1 and "" not in parents:
+        parents = {known.parent}
+    if "" in parents:
+        raise UserError(f"{run}: its experts do not say which one model they branched off; give it with --safe MODEL")
+    return run / parents.pop()
+
+
+SUMS = "routers.safetensors"
+"""expert's name → sums of its domain [layers, D + 1, D + 1], from which routers are made anew"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the one model is to be."""
+
+    by: Literal["average", "dume"]
+    routers: Routers
+    bias: bool
+    """dume: do routers add a number of each block's own?"""
+
+
+def merge(run: Path, to: Path, wanted: Wanted, safe: str | None) -> int:
+    """Make one model of the experts of the ensemble in ``run``; the exit code, 0.
+
+    :raises UserError: when they cannot be one, or an expert's domain has no text; before anything is computed.
+    """
+    torch.set_num_threads(1)
+    found = gather(run, to, safe)
+    if wanted.by == "average":
+        scale = 1 / len(found.parts)
+        add_up(found, to, Fused(by="average", scale=scale, parent=found.origin, parts=found.parts, run=_place(run)))
+        return 0
+    texts = _texts(found, wanted.routers.samples)
+    experts = [_llama(policy) for policy in found.experts]
+    model = merging.merged(experts, wanted.routers.of(len(experts)), wanted.bias)
+    sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(found.parts)}
+    record = Fused(by="dume", parent=found.origin, parts=found.parts, run=_place(run), routers=wanted.routers)
+    _finish(to, model, found.experts[0], record, sums)
+    return 0
+
+
+def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text: str) -> int:
+    """Write the merged model in ``folder`` with one expert more into ``to``: no other text is read again.
+
+    Everything but the new blocks and the routers stays as it is: it is the mean of the first experts.
+
+    :raises UserError: when the expert is no child of their parent, or its text too short.
+    """
+    torch.set_num_threads(1)
+    require_free(to)
+    require_name(name, "--as")
+    opened = _Opened.of(folder)
+    if any(part.name == name for part in opened.record.parts):
+        raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
+    policy, origin = open_llama(expert), opened.record.parent.place
+    if not Path(origin).exists():
+        raise UserError(f"{folder / FILE}: the parent is not at {origin} any more; bring it back")
+    if policy.tokenizer_fingerprint != opened.policy.tokenizer_fingerprint:
+        raise UserError(f"{expert}: its tokenizer is not that of {folder}; give an expert of the same parent")
+    require_child(open_llama(origin), policy, f"expert {name!r}", origin)
+    data = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
+    model, routers, config = opened.model, opened.routers, opened.model.config
+    samples = windows(prepare(data, config.vocab), "train", config.context, routers.samples)[:, :-1]
+    number = len(opened.record.parts)
+    wider = merging.with_block(model, _llama(policy), routers.of(number + 1))
+    sums = {**opened.sums, name: merging.domain_sums(wider, number, samples)}
+    parts = [*opened.record.parts, part_of(name, domain, Path(expert), policy)]
+    _finish(to, wider, opened.policy, opened.record.model_copy(update={"parts": parts}), sums)
+    return 0
+
+
+def remove_expert(folder: Path, to: Path, name: str) -> int:
+    """Write the merged model in ``folder`` without an expert into ``to``: no text is read.
+
+    :raises UserError: when there is none of that name, or it is the last.
+    """
+    torch.set_num_threads(1)
+    require_free(to)
+    opened = _Opened.of(folder)
+    names = [part.name for part in opened.record.parts]
+    if name not in names:
+        raise UserError(f"{folder}: has no expert {name!r}; {nearest(name, names)}")
+    if len(names) == 1:
+        raise UserError(f"{folder}: {name!r} is its only expert; a model needs one")
+    parts = [part for part in opened.record.parts if part.name != name]
+    fewer = merging.without_block(opened.model, names.index(name), opened.routers.of(len(parts)))
+    sums = {part.name: opened.sums[part.name] for part in parts}
+    _finish(to, fewer, opened.policy, opened.record.model_copy(update={"parts": parts}), sums)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A merged model."""
+
+    model: Llama
+    policy: LlamaPolicy
+    record: Fused
+    routers: Routers
+    sums: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, folder: Path) -> _Opened:
+        """:raises UserError: when there is none, or it is damaged."""
+        record = fused.read(folder)
+        if record is None or record.routers is None:
+            raise UserError(f"{folder}: is no model of `planaria experts merge --by dume`; make one first")
+        model, tokenizer = open_model(folder)
+        names, size = [part.name for part in record.parts], model.config.dim + 1
+        if model.routing is None or model.routing.experts != len(names):
+            raise UserError(f"{folder / FILE}: names {len(names)} experts, the model has others; merge again")
+        policy = LlamaPolicy(model, tokenizer)
+        policy.usage = usage_of(folder, model.config.context)
+        return cls(
+            model, policy, record, record.routers,
+            _sums(folder / SUMS, names, (model.config.layers, size, size)),
+        )  # fmt: skip
+
+
+def _sums(file: Path, names: Sequence[str], shape: tuple[int, ...]) -> dict[str, Tensor]:
+    mend = "bring it back, or merge again"
+    found, _ = kept_sums(file, shape, mend)
+    for name in names:
+        if name not in found:
+            raise UserError(f"{file}: has no sums of expert {name!r}; {mend}")
+    return found
+
+
+def _texts(found: Gathered, samples: int) -> dict[str, Tensor]:
+    """Domain → what its router learns from, samples [n, T]."""
+    known, there = found.known, with_text(found.run)
+    for member in known.members:
+        if lacking := [part for part in known.parts(member.domain) if part not in there]:
+            raise UserError(
+                f"{found.run}: expert {member.name!r}: its domain {lacking[0]!r} has no text, which routers are "
+                f"made from; put some into {found.run / TRAINED / f'{lacking[0] or member.name}.jsonl'}"
+                + ("" if member.domain else f", and its domain into {found.run / 'experts.json'}")
+            )
+    return {
+        name: domain_samples(found.run, known.parts(name), TRAINED, known.vocab, known.context, samples)[:, :-1]
+        for name in dict.fromkeys(member.domain for member in known.members)
+    }
+
+
+def _finish(to: Path, model: Llama, like: LlamaPolicy, record: Fused, sums: Mapping[str, Tensor]) -> None:
+    """Give the model its routers and write it, with all that is needed to change it; tokenizer and usage are those of
+    ``like``."""
+    assert record.routers is not None and model.routing is not None
+    ordered = [sums[part.name] for part in record.parts]
+    merging.route(model, ordered, record.routers.ridge, record.routers.temperature)
+    packed = save({name: tensor.contiguous() for name, tensor in sums.items()})
+    extra = {FILE: record.model_dump_json(indent=1).encode(), SUMS: packed}
+    policy = LlamaPolicy(model, like.tokenizer)
+    policy.usage = like.usage
+    write(to, policy, extra)
+    count = sum(tensor.numel() for tensor in model.global_state().values())
+    tokens = sum(float(own[0, -1, -1]) for own in ordered)
+    print(f"{to}: {len(record.parts)} experts in one model of {count:,} parameters, {model.routing.top_k} of "
+          f"{len(record.parts)} blocks for a token; routers from {tokens:,.0f} tokens, λ = {record.routers.ridge:g}; "
+          f"`planaria eval {to}` says what that cost")  # fmt: skip
+
+
+def _llama(policy: LlamaPolicy) -> Llama:
+    module = policy.module
+    assert isinstance(module, Llama), "experts of an ensemble are"
+    return module
+
+
+def _place(run: Path) -> str:
+    return str(run.absolute())

@@ -1,0 +1,76 @@
+"""The configuration of a run: a recipe by name, file or object, with settings that override it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from planaria.common.errors import UserError, nearest
+from planaria.config import recipe as recipes
+from planaria.config.options import NAME
+from planaria.config.schema import RunConfig
+from planaria.config.shipped import find
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.runtime.engine.prepare import placed
+from planaria.runtime.engine.prepare import streams as streams_of
+from planaria.runtime.engine.weights import inherited
+
+Recipe = str | Path | RunConfig
+"""a name that ``planaria recipes`` lists, a TOML file, or a configuration"""
+Settings = Mapping[str, object]
+"""dotted name of a setting → its value, text as on the command line, or a class for a setting that names one"""
+
+
+def configure(recipe: Recipe, *, settings: Settings | None = None, **short: object) -> RunConfig:
+    """The configuration of a recipe, with settings laid over it: what :func:`planaria.train` would train.
+
+    ``settings`` are named as in a recipe and on the command line: ``{"recovery.strategy": "echo"}``. A keyword is a
+    setting by its last word where only one has it (``steps=200``, ``lr=1e-3``), or ``**{"recovery.strategy": "echo"}``.
+
+    :raises UserError: naming the recipe or setting that does not exist, and the nearest one, or what is wrong with it.
+    """
+    given = named(settings, short)
+    if isinstance(recipe, RunConfig):
+        return placed(recipes.overlay(recipe, given, "the configuration", inherited), None)
+    file = find(str(recipe))
+    return placed(recipes.load(file, given, "train", filled=inherited), file)
+
+
+def streams(config: RunConfig) -> tuple[Stream, Stream]:
+    """Training and validation samples of a configuration, for an :class:`planaria.InlineEngine`.
+
+    Its text is tokenised first, or taken from the cache. Sample ``n`` is int64 [model.context + 1].
+
+    :raises UserError: when the text cannot be had, or is too short for one sample.
+    """
+    dataset = prepare(config.data, config.model.vocab)
+    train, validation = streams_of(config, dataset)
+    return train, validation or Stream(dataset, "validation", config.model.context, config.seed)
+
+
+def named(settings: Settings | None, short: Settings) -> dict[str, object]:
+    """Both ways of giving settings, as one: dotted name → value.
+
+    :raises UserError: when one is unknown, could be several, or is given twice.
+    """
+    known = [name for name, _ in recipes.fields()]
+    given: dict[str, object] = {}
+    for word, value in [*(settings or {}).items(), *short.items()]:
+        section, option, _ = word.partition(f".{NAME}.")
+        own = recipes.setting(word) is not None or (option and f"{section}.{NAME}" in known)
+        meant = [word] if own else [n for n in known if n.rpartition(".")[2] == word and word in short]
+        if not meant:
+            raise UserError(f"{word}: unknown setting; {_nearest(word, known)}")
+        if len(meant) > 1:
+            raise UserError(f"{word}: could be {' or '.join(meant)}; write settings={{{meant[0]!r}: {value!r}}}")
+        if meant[0] in given:
+            raise UserError(f"{meant[0]}: is given twice; leave one of them out")
+        given[meant[0]] = f"{value.__module__}:{value.__qualname__}" if isinstance(value, type) else value
+    return given
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    """By its last word, or by its whole name."""
+    mend = nearest(word, known if "." in word else {*known, *(name.rpartition(".")[2] for name in known)})
+    return mend if mend.startswith("did") else "`planaria train --help` lists them all"

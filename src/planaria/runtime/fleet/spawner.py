@@ -1,0 +1,355 @@
+"""Starts processes on this machine without making the caller wait: a thread asks the fork server to fork them.
+
+A server (``runtime/fleet/forkserver.py``) that is dead or stuck is replaced, and the request repeated. New processes
+become children of this process: they survive their server, and die with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.connection import wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from planaria.common.signals import STOPS
+from planaria.config import consent
+from planaria.runtime.fleet.forkserver import LENGTH, MOST_REASON, PID, READY, Request, main
+from planaria.runtime.fleet.process import Child, activity, adopting
+
+_FORK_S = 10.0
+"""limit for the start of one process; milliseconds are usual"""
+START_S = 120.0
+"""how long the server may take to import what workers need, unless a recipe says otherwise (fleet.start_timeout_s)"""
+_BUSY_TIMES = 6
+"""how many times as long if the server is not asleep, but works or waits for a processor"""
+_LOOK_S = 0.5
+_END_S = 1.0
+"""how long the server may take to reap its own child and exit before it is killed"""
+_TRIES = 3
+_PAUSE_S = 0.1
+_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""a module that asks, when it is imported, whether there is CUDA must not initialise it: forks could not use it then"""
+_PROGRAM = (
+    "import socket, sys; door, preload, *sys.path = sys.argv[1:]; from planaria.runtime.fleet.forkserver import main; "
+    "main(socket.socket(fileno=int(door)), preload.split())"
+)
+
+
+@dataclass
+class _Task:
+    preload: frozenset[str]
+    child: Child | None = None
+    """None: start no process, but have the server import the modules"""
+    request: bytes = b""
+    fds: Sequence[int] = ()
+    start_s: float = START_S
+
+    def fail(self, failure: str) -> None:
+        if self.child is not None:
+            self.child.settle(None, failure)
+        for fd in self.fds:  # the reader of the other end sees it close, and looks for the reason
+            os.close(fd)
+
+
+class _NotReadyError(TimeoutError):
+    """The fork server has not imported what workers need in time."""
+
+
+class _NotImportedError(OSError):
+    """The fork server has exited because a module could not be imported."""
+
+
+class _Server:
+    """One fork server, as its parent sees it."""
+
+    def __init__(self, preload: frozenset[str], start: Callable[[socket.socket, frozenset[str]], Child]) -> None:
+        """Start it from a thread that lives as long as this process: the server dies with that thread.
+
+        ``start``: :func:`_spawned` or :func:`_forked`.
+
+        :raises OSError: if it cannot be started.
+        """
+        self.preload, self._ready = preload, False
+        self._door, theirs = socket.socketpair()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it ignores them
+        try:
+            with theirs:
+                self._process = start(theirs, preload)
+        except OSError:
+            self._door.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.exitcode is None
+
+    def get_ready(self, start_s: float) -> None:
+        """Wait until the server has imported what workers need.
+
+        :raises _NotReadyError: if that takes longer than ``start_s``, or several times as long on a busy machine.
+        :raises OSError: if the server has exited; a _NotImportedError if it has sent the reason.
+        """
+        if self._ready:
+            return
+        self._await(self._door, start_s)
+        said, failure = self._door.recv(MOST_REASON), "the fork server exited while it imported what workers need"
+        if not said:
+            raise OSError(failure)
+        if said != READY:
+            raise _NotImportedError(f"{failure} ({said.decode(errors='replace')})")
+        self._ready = True
+
+    def fork(self, request: bytes, fds: Sequence[int], started: Callable[[int], None]) -> None:
+        """Fork a process; ``started`` is called with its id before the process does anything.
+
+        :raises OSError: if no process was forked; a TimeoutError if the server is stuck.
+        """
+        leash, theirs = socket.socketpair()
+        with leash:
+            with theirs:
+                self._door.settimeout(_FORK_S)
+                socket.send_fds(self._door, [LENGTH.pack(len(request))], [theirs.fileno(), *fds])
+                self._door.sendall(request)
+            self._await(leash, _FORK_S)
+            said = leash.recv(PID.size)
+            if len(said) < PID.size:
+                raise OSError("the fork server is dead, or cannot fork")
+            started(*PID.unpack(said))
+            with contextlib.suppress(OSError):  # it died at once, which its parent finds out
+                leash.sendall(b"!")
+
+    def _await(self, line: socket.socket, limit_s: float) -> None:
+        """Wait for an answer on ``line``. Counts looks, not time: a stop of this process is not the server's fault.
+
+        :raises TimeoutError: if no answer comes; it is a _NotReadyError if the server was still importing.
+        """
+        for look in count(1):
+            if wait([line], min(_LOOK_S, limit_s)):
+                return
+            doing, waited = activity(self._process.started()), look * min(_LOOK_S, limit_s)
+            late = waited > limit_s * (_BUSY_TIMES if doing == "busy" else 1)
+            if late and not self._ready:
+                raise _NotReadyError(
+                    f"the fork server has not imported what workers need within {limit_s:g} s ({doing}); on a slow "
+                    "disk or with a cold cache, raise fleet.start_timeout_s"
+                )
+            if late or doing == "stopped":
+                raise TimeoutError(f"the fork server is stuck ({doing}, no answer for {waited:g} s)")
+
+    def end(self, patience_s: float = 0.0) -> None:
+        """Reap the server, and kill it if it does not exit within ``patience_s``."""
+        self._door.close()
+        if self._process.join(patience_s) is None:
+            self._process.kill(1.0)
+
+
+def _spawned(door: socket.socket, preload: frozenset[str]) -> Child:
+    """Start a server as a new interpreter.
+
+    :raises OSError: if that fails.
+    """
+    command = [sys.executable, "-P", "-c", _PROGRAM, str(door.fileno()), " ".join(sorted(preload)), *_path()]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, pass_fds=[door.fileno()], env={**os.environ, **_NO_CUDA}
+    )
+    process.returncode = 0  # Child reaps the process, not Popen
+    return _as_child(process.pid)
+
+
+def _forked(door: socket.socket, preload: frozenset[str]) -> Child:
+    """Fork a server from this process. It shares the modules imported here, and no file descriptor but ``door``.
+
+    :raises OSError: if that fails.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return _as_child(pid)
+    try:
+        if getattr(sys.modules["torch"]._C, "_cuda_isInBadFork", bool)():
+            os._exit(1)  # this process has initialised CUDA: its forks could not use it
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.closerange(3, door.fileno())
+        os.closerange(door.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        main(door, sorted(preload))
+    finally:
+        os._exit(1)
+
+
+def _as_child(pid: int) -> Child:
+    server = Child("planaria births")
+    server.settle(pid)
+    return server
+
+
+class Spawner:
+    """Asks the fork server of this process for one process after the other, in a thread of its own."""
+
+    def __init__(self, server: _Server | None = None) -> None:
+        """``server``: one that a thread started that lives as long as this process."""
+        self._asked: SimpleQueue[_Task] = SimpleQueue()
+        self._server, self._ended = server, False
+        threading.Thread(target=self._work, name="spawner", daemon=True).start()
+
+    def prepare(self, preload: Sequence[str]) -> None:
+        """Let the server import what will be needed; later starts are quick then."""
+        self._asked.put(_Task(frozenset(preload)))
+
+    def spawn(
+        self,
+        name: str,
+        run: Callable[..., None],
+        preload: Sequence[str] = (),
+        fds: Sequence[int] = (),
+        cwd: Path | None = None,
+        start_s: float = START_S,
+    ) -> Child:
+        """Start a process that calls ``run``, which must be importable, with ``fds``, and exits. Returns at once.
+
+        ``cwd``: its working directory (default: this process's); ``start_s``: limit for the server's imports. The file
+        descriptors are closed here as soon as the process has them, or failed to start.
+        """
+        child = Child(name)
+        pickled, place = bytes(ForkingPickler.dumps(run)), str((cwd or Path.cwd()).absolute())
+        request = Request(name, os.getpid(), place, _path(), pickled, consent.current())
+        self._asked.put(_Task(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds, start_s))
+        return child
+
+    def end(self) -> None:
+        """Start nothing any more, and reap the fork server, which reaps its own child."""
+        self._ended = True
+        if (server := self._server) is not None:
+            server.end(_END_S)
+
+    def _work(self) -> None:
+        while True:
+            task = self._asked.get()
+            try:
+                failure = self._deliver(task)
+            except _NotReadyError as error:  # the same imports would keep the others waiting as long, one by one
+                failure = str(error)
+                with contextlib.suppress(Empty):
+                    while True:
+                        self._asked.get_nowait().fail(failure)
+            if failure:
+                task.fail(failure)
+            else:
+                for fd in task.fds:
+                    os.close(fd)
+
+    def _deliver(self, task: _Task) -> str:
+        """Start a process; return why that failed, or nothing.
+
+        :raises _NotReadyError: if the server needs too long for its imports.
+        """
+        failure = unimported = ""
+        for attempt in range(_TRIES):
+            if self._ended or (task.child is not None and not task.child.wanted):
+                return "it was given up"
+            try:
+                server = self._serving(task.preload)
+                if task.child is not None:
+                    server.get_ready(task.start_s)
+                if unimported:
+                    print(f"planaria: {unimported}; another one was started", file=sys.stderr)
+                    unimported = ""
+                if task.child is not None:
+                    with adopting():
+                        server.fork(task.request, task.fds, task.child.settle)
+                return ""
+            except OSError as error:
+                if isinstance(error, TimeoutError | _NotImportedError) and self._server is not None:
+                    self._server.end()  # what it has forked meanwhile finds nobody who wants it
+                    self._server = None
+                if isinstance(error, _NotReadyError):
+                    raise
+                failure = str(error)
+                unimported = failure if isinstance(error, _NotImportedError) else unimported
+                time.sleep(_PAUSE_S * (1 + attempt))  # the server may be dying, or the machine short of processes
+        return failure
+
+    def _serving(self, preload: frozenset[str]) -> _Server:
+        """A server that lives and has imported these modules, as far as anybody knows.
+
+        :raises OSError: when there is none and none can be started.
+        """
+        old, self._server = self._server, None
+        if old is None or not old.alive or not preload <= old.preload:
+            if old is not None:
+                try:
+                    if not old.alive:
+                        old.get_ready(_LOOK_S)  # raises the reason, if it has sent one
+                finally:
+                    old.end()
+                preload |= old.preload
+            old = _Server(preload, _spawned)
+        self._server = old
+        return old
+
+
+def _path() -> list[str]:
+    return [str(Path(entry).absolute()) for entry in sys.path]
+
+
+_own: list[tuple[int, Spawner]] = []
+_starting = threading.Lock()
+_forkable: list[int] = []
+"""id of this process while :func:`fork_server` may fork it"""
+_added: list[str] = []
+"""variables that :func:`expect_fork` has set for that time"""
+
+
+def expect_fork() -> None:
+    """Declare that this process only imports modules until it calls :func:`fork_server`.
+
+    Call it before torch is imported, which asks some GPU drivers for devices.
+    """
+    _added[:] = _NO_CUDA.keys() - os.environ.keys()
+    os.environ.update(_NO_CUDA)
+    _forkable[:] = [os.getpid()]
+
+
+def fork_server(preload: Sequence[str]) -> None:
+    """Fork this process's fork server now, if that is safe, so that workers share the modules imported here.
+
+    It is safe on Linux, in a process that :func:`expect_fork` has declared, that has no second Python thread and has
+    not initialised CUDA. Otherwise the first worker starts a new interpreter. Without ``preload`` nothing is forked.
+    """
+    if _forkable != [os.getpid()]:
+        return
+    _forkable.clear()
+    if preload and sys.platform == "linux" and "torch" in sys.modules and not _own and threading.active_count() == 1:
+        with contextlib.suppress(OSError):
+            _own[:] = [(os.getpid(), Spawner(_Server(frozenset(preload), _forked)))]
+    for name in _added:
+        os.environ.pop(name, None)
+
+
+@atexit.register
+def _end() -> None:
+    """Reap this process's fork server, which would otherwise remain a zombie."""
+    if _own and _own[0][0] == os.getpid():
+        _own[0][1].end()
+
+
+def spawner() -> Spawner:
+    """This process's: torch is imported once, however many fleets a process has."""
+    with _starting:
+        if not _own or _own[0][0] != os.getpid():  # a fork has none of its parent's threads
+            _own[:] = [(os.getpid(), Spawner())]
+        return _own[0][1]

@@ -1,0 +1,90 @@
+"""An arm whose checkpoints are written in the background: what they cost, and what a rollback loses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_race_job import config, dataset  # noqa: F401 (a fixture)
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.data.shards import Dataset
+from planaria.lab.commands.advise import experience
+from planaria.lab.compare.advice import Failures, predict, ways
+from planaria.lab.compare.clock import Clock, clock_of
+from planaria.lab.compare.race import Course, race
+from planaria.models.families import stage_parameters
+from planaria.recovery.checkpoint import best_steps, rollback, rollback_mean
+from planaria.runtime.engine.copy_costs import state_bytes, step_bytes_and_memory
+from planaria.runtime.engine.resolved import ResolvedRun
+
+NETWORK = {
+    "forward_s": [1.0], "backward_s": [2.0], "bandwidth": 1e9, "store_bandwidth": 1e5, "memory_bandwidth": 1e7,
+    "hourly": 0.2,
+}  # fmt: skip
+
+
+def recipe(background: bool) -> RunConfig:
+    return RunConfig.model_validate({"network": NETWORK, "checkpoint": {"background": background}})
+
+
+def test_training_stands_still_for_the_copy_alone_and_is_so_many_steps_ahead() -> None:
+    waiting, beside = clock_of(recipe(False)), clock_of(recipe(True))
+    size = state_bytes(recipe(True)) * max(stage_parameters(recipe(True).model, 4, stage) for stage in (0, 1))
+    assert (waiting.save_s, waiting.write_s, waiting.behind) == (pytest.approx(size / 1e5), 0.0, 0)
+    assert (beside.save_s, beside.write_s) == (pytest.approx(size / 1e7), pytest.approx(size / 1e5))
+    assert (beside.behind - 1) * beside.step_s < beside.write_s <= beside.behind * beside.step_s
+    assert beside.load_s == waiting.load_s
+    assert (
+        step_bytes_and_memory(ResolvedRun(recipe(True)))[1]
+        == step_bytes_and_memory(ResolvedRun(recipe(False)))[1] + 1.0
+    )
+
+
+def test_the_prediction_has_an_interval_that_is_possible_and_what_is_lost_by_being_behind() -> None:
+    found = {}
+    for name, way in ways(recipe(False)).items():
+        if name.startswith("checkpoint"):
+            found[name] = predict(name, way, clock_of(way), Failures(0.01, frozenset(range(5))), experience())
+    waiting, beside = found["checkpoint"], found["checkpoint, in the background"]
+    clock = clock_of(recipe(True))
+    assert beside.interval is not None and waiting.interval is not None
+    assert clock.behind <= beside.interval and beside.certain
+    chance = 1 - 0.99**5
+    ticks = 300 * rollback_mean(beside.interval, chance, behind=clock.behind)
+    each = clock.step_s / 2 + clock.load_s
+    hours = (ticks * clock.step_s + ticks / beside.interval * clock.save_s + ticks * 0.01 * 5 * each) / 3600
+    assert beside.hours.mean == pytest.approx(hours)
+    assert best_steps(0.2, 5, clock.step_s, clock.save_s) <= best_steps(0.2, 5, clock.step_s, clock.write_s)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2, 3])
+def test_a_race_goes_back_where_arithmetic_says(tmp_path: Path, dataset: Dataset, behind: int) -> None:  # noqa: F811
+    raced = config(tmp_path)
+    raced = raced.model_copy(
+        update={
+            "recovery": raced.recovery.model_copy(update={"strategy": "checkpoint"}),
+            "checkpoint": raced.checkpoint.model_copy(update={"every": 2, "background": behind > 0}),
+            "train": raced.train.model_copy(update={"steps": 14}),
+        }
+    )
+    struck = {3: [1], 8: [2], 9: [1]}
+    course: Course = race(raced, dataset, struck, lambda tick, loss: None, behind)
+    assert course.points, "the race was validated"
+    reached = 14 - sum(met.steps_lost for met in course.met)
+    done = rollback(reached, 2, struck, behind=behind)
+    assert (done.ticks, done.rollbacks) == (14, len(course.met)) and done.saves == len(course.saved)
+
+
+def test_uploads_that_take_time_need_steps_that_do() -> None:
+    free = recipe(True).network.model_copy(update={"forward_s": [], "backward_s": [], "bandwidth": None})
+    with pytest.raises(UserError, match=r"checkpoint\.background: .* give network\.forward_s"):
+        clock_of(recipe(True).model_copy(update={"network": free}))
+    assert clock_of(recipe(False).model_copy(update={"network": free})).step_s == 0.0
+
+
+def test_hours_count_the_copies_and_not_the_uploads() -> None:
+    clock = Clock(10.0, 1.0, 100.0, 0.0, 0.0, 1e9, write_s=95.0)
+    course = Course(points=[], met=[], ticks=20, saved=[10, 20])
+    assert clock.behind == 10 and clock.seconds(course, 20, 1.0) == 202.0

@@ -1,0 +1,160 @@
+"""What races teach: curves, how sure they are, and where they say that they do not know."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from benchmarks.common import saved
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.common.errors import UserError
+from planaria.config import recipe, shipped
+from planaria.config.schema import RunConfig
+from planaria.lab.commands.advise import experience
+from planaria.lab.compare.advice import advise, unknown, weigh
+from planaria.lab.compare.experience import BEYOND, FEWEST, Curve, Observation, fit, learn, swapping
+from planaria.lab.compare.race_results import Compared
+from planaria.models.families import parameters
+
+RATES = [0.004, 0.01, 0.02, 0.05]
+SMALL, LARGE = 342_848, 2_798_016
+"""parameters of the models of race_small and race_large"""
+SHAPE = {"vocab": 1024, "dim": 64, "layers": 6, "heads": 4, "kv_heads": 2, "hidden": 176, "context": 64}
+
+
+def seen(rate: float, extra: float, size: int = SMALL) -> Observation:
+    return Observation(way="echo (8 bits)", rate=rate, extra=extra, parameters=size)
+
+
+def with_spread(low: float, high: float, races: int, most: float) -> Curve:
+    rest = {"scale": 1.0, "power": 0.5, "least": 0.01, "smallest": SMALL, "largest": SMALL}
+    return Curve.model_validate({"low": low, "high": high, "races": races, "most": most, **rest})
+
+
+@given(scale=st.floats(0.1, 5.0), power=st.sampled_from([0.3, 0.5, 1.0, 1.2]))
+def test_races_on_a_curve_are_that_curve_and_leave_no_doubt(scale: float, power: float) -> None:
+    curve = fit([seen(rate, scale * rate**power) for rate in RATES])
+    assert curve.power == pytest.approx(power) and curve.scale == pytest.approx(scale)
+    assert max(-curve.low, curve.high) < 1e-9 and not curve.doubt(0.02)
+
+
+@given(st.lists(st.tuples(st.sampled_from(RATES), st.floats(-0.1, 0.3)), min_size=4, max_size=12))
+def test_every_race_is_within_the_spread_of_a_curve_that_has_not_seen_it(pairs: list[tuple[float, float]]) -> None:
+    observed = [seen(*pair) for pair in pairs]
+    curve = fit(observed)
+    for n, one in enumerate(observed):
+        alone = fit(observed[:n] + observed[n + 1 :])
+        off = one.extra - alone.scale * one.rate**alone.power
+        assert curve.low - 1e-12 <= off <= curve.high + 1e-12
+    assert curve.low <= 0.0 <= curve.high
+
+
+def test_copies_that_cost_nothing_in_the_mean_are_not_certain_to_cost_nothing() -> None:
+    curve = fit([seen(rate, extra) for rate, extra in zip(RATES, [-0.035, -0.009, 0.004, -0.01], strict=True)])
+    assert curve.extra(0.02, "mean") == pytest.approx(0.0, abs=0.005)
+    assert curve.extra(0.02, "low") <= -0.03 and curve.extra(0.02, "high") > 0.0
+
+
+def test_what_never_fails_costs_nothing_for_certain() -> None:
+    curve = with_spread(low=-0.04, high=0.05, races=8, most=0.05)
+    assert curve.extra(0.0, "low") == curve.extra(0.0, "mean") == curve.extra(0.0, "high") == 0.0
+    assert curve.extra(0.0001, "high") - curve.extra(0.0001, "mean") == pytest.approx(0.005)
+    assert curve.extra(0.03, "high") - curve.extra(0.03, "mean") == pytest.approx(0.05)
+
+
+def test_further_out_and_of_few_races_it_does_not_know() -> None:
+    curve = with_spread(low=0.0, high=0.0, races=FEWEST, most=0.04)
+    assert not curve.doubt(BEYOND * 0.04)
+    assert "0.06 failures a step, raced with up to 0.04" in curve.doubt(0.06)
+    assert f"at least {FEWEST}" in curve.model_copy(update={"races": FEWEST - 1}).doubt(0.02)
+
+
+def test_models_of_other_sizes_than_those_raced_are_doubted_and_those_between_are_not() -> None:
+    some = [seen(rate, rate) for rate in RATES]
+    both = fit([*some, *(seen(rate, rate, LARGE) for rate in RATES), seen(0.02, 0.02, 100 * LARGE)])
+    assert not any(both.far(size) for size in (SMALL // 2, SMALL, 1_000_000, LARGE, 2 * LARGE))
+    assert both.far(SMALL // 3) and both.far(3 * LARGE)
+    assert both.far(10 * LARGE) == "raced with 0.34 to 2.8 million parameters, and this model has 28 million"
+    assert both.far(1000 * LARGE).endswith("this model has 2.8 billion"), "one race of a size is not enough"
+    assert "raced with 0.34 million" in fit(some).far(LARGE) and not fit(some[:1]).far(SMALL)
+    assert experience().swapped.far(LARGE) and not experience().swapped.far(SMALL)
+
+
+def failing(hourly: float, **shape: int) -> RunConfig:
+    flags = {"network.hourly": str(hourly), "train.device": "cpu", "train.precision": "fp32"}
+    flags |= {f"model.{name}": str(value) for name, value in shape.items()}
+    return recipe.load(shipped.find("llama_500m"), flags, "train")
+
+
+def test_of_models_that_were_not_raced_it_says_what_it_does_not_know() -> None:
+    small, usual = failing(0.1, **SHAPE), failing(0.1)
+    assert all(one.prediction.certain for one in weigh(usual, experience()))
+    ranked = {one.prediction.name: one.prediction.hours.mean for one in weigh(small, experience())}
+    doubted = unknown(usual, experience())
+    assert unknown(small, experience()) == {} and {*doubted} == {*ranked} - {
+        one.prediction.name for one in weigh(usual, experience())
+    }
+    for name, one in doubted.items():
+        assert "million parameters, and this model has 468 million" in one.why
+        assert one.hours is not None and one.hours.mean > ranked[name] > 0, "its messages are longer"
+
+
+OWN = {"recovery.strategy": "snapshot, checkpoint", "recovery.options": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "way", "why"),
+    [
+        (OWN | {"routing.kind": "swapped"}, "snapshot, checkpoint", "raced with 0.34 million"),
+        (
+            OWN | {"routing.kind": "skipping", "routing.skip": "0.3"},
+            "snapshot, checkpoint",
+            "how many steps its routes",
+        ),
+        (
+            {"recovery.strategy": "echo, checkpoint", "recovery.options": "{ bits = 4 }"},
+            "echo (4 bits)",
+            "not measured",
+        ),
+    ],
+)
+def test_what_a_recipe_does_itself_is_doubted_like_everything_else(flags: dict[str, str], way: str, why: str) -> None:
+    plain = {"train.device": "cpu", "train.precision": "fp32"}
+    config = recipe.load(shipped.find("llama_500m"), plain | flags, "train")
+    assert why in unknown(config, experience())[way].why
+    assert way not in {one.prediction.name for one in weigh(config, experience())}
+
+
+def test_where_nothing_is_ever_done_it_says_so() -> None:
+    network = {"store_bandwidth": 1.0, "bandwidth": 1.0}
+    usual = failing(0.1, **SHAPE)
+    slow = usual.model_copy(update={"network": usual.network.model_copy(update=network)})
+    with pytest.raises(UserError, match=r"^network: with 0.1 failures an hour and worker, no strategy that is known"):
+        advise(slow, experience())
+    assert {one.why for one in unknown(slow, experience()).values()} >= {
+        "between failures it gets nothing done that lasts"
+    }
+
+
+def test_beyond_what_was_raced_only_what_is_arithmetic_is_weighed() -> None:
+    usual, often = failing(0.1, **SHAPE), failing(0.9, **SHAPE)
+    assert "checkfree" in {one.prediction.name for one in weigh(usual, experience())}
+    doubted = unknown(often, experience())
+    assert {*doubted} >= {"checkfree", "checkfree_plus", "echo (2 bits)", "echo (8 bits)"}
+    assert all(one.hours is None for one in doubted.values())
+    rest = weigh(often, experience())
+    assert rest and all(one.prediction.certain for one in rest)
+    assert all(math.isfinite(one.prediction.hours.mean) for one in rest)
+
+
+@pytest.mark.parametrize("name", ["recovery", "race_small", "race_large", "race_gpu"])
+def test_what_ships_is_what_the_saved_comparison_teaches(name: str) -> None:
+    found = Compared.model_validate_json(json.dumps(saved(name)))
+    shipped_too = [seen for source, seen in experience().observed.items() if source.startswith(f"{name}, ")]
+    model = recipe.load(shipped.find(name), {"train.device": "cpu"}).model
+    assert [learn(found, name, parameters(model, found.stages))] == shipped_too
+    if name == "recovery":
+        assert swapping(found, name, SMALL) == experience().swapped

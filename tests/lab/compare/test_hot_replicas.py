@@ -1,0 +1,165 @@
+"""Hot replicas as an arm: two copies of the model share a step's samples, and a lost stage is copied from its twin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from test_race_job import config, dataset, one  # noqa: F401 (a fixture)
+
+from planaria.common.errors import UserError
+from planaria.config import shipped
+from planaria.config.schema import RunConfig
+from planaria.data.shards import Dataset
+from planaria.faults.trace import Fault, Trace
+from planaria.lab.compare.clock import Clock, clock_of, waiting_s
+from planaria.lab.compare.race import Course, Met, Point, race
+from planaria.lab.compare.race_results import score
+from planaria.lab.compare.race_spec import Comparison, TraceSpec, load, trace_for, traces_for
+from planaria.lab.comparing import checked, clock_config
+
+STEPS = 12
+FIRST_OF_TWIN = 3
+"""the twin's node of stage 0: there are two block stages"""
+
+
+def arm(folder: Path, replicas: int, strategy: str = "checkpoint", kind: str = "allreduce") -> RunConfig:
+    """Two microbatches a step, shared by so many replicas."""
+    plain = config(folder)
+    return plain.model_copy(
+        update={
+            "pipeline": plain.pipeline.model_copy(update={"microbatches": 2 // replicas}),
+            "exchange": plain.exchange.model_copy(update={"replicas": replicas, "kind": kind}),
+            "recovery": plain.recovery.model_copy(update={"strategy": strategy}),
+            "checkpoint": plain.checkpoint.model_copy(update={"every": 4}),
+            "train": plain.train.model_copy(update={"steps": STEPS, "eval_every": 1}),
+        }
+    )
+
+
+def raced(recipe: RunConfig, dataset: Dataset, faults: Mapping[int, Sequence[int]] | None = None) -> Course:  # noqa: F811
+    return race(recipe, dataset, faults or {}, lambda tick, loss: None)
+
+
+def losses(course: Course) -> list[float]:
+    return [point.loss for point in course.points]
+
+
+def test_without_failures_two_replicas_learn_what_one_learns(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
+    alone, hot = (raced(arm(tmp_path, replicas), dataset) for replicas in (1, 2))
+    assert len(losses(alone)) == STEPS and losses(alone)[-1] < losses(alone)[0]
+    assert losses(hot) == pytest.approx(losses(alone), rel=1e-6)
+    assert raced(arm(tmp_path, 2), dataset) == hot
+
+
+def test_a_lost_stage_of_either_replica_is_its_twins(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
+    undisturbed = raced(arm(tmp_path, 2), dataset)
+    struck = {2: [1], 5: [FIRST_OF_TWIN], 6: [0, 2, FIRST_OF_TWIN + 1], 9: [FIRST_OF_TWIN + 2]}
+    course = raced(arm(tmp_path, 2), dataset, struck)
+    assert [met.outcome for met in course.met] == ["1: peer", "3: peer", "0: peer, 2: peer, 4: peer", "5: peer"]
+    assert [met.stages for met in course.met] == list(struck.values())
+    assert all(met.moved_bytes > 0 and not met.steps_lost for met in course.met)
+    assert (course.points, course.ticks, course.stopped) == (undisturbed.points, STEPS, "")
+    assert raced(arm(tmp_path, 2), dataset, struck) == course
+
+
+def test_what_both_replicas_lose_in_one_tick_goes_to_the_chain(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
+    both = {6: [1, 2, FIRST_OF_TWIN + 1]}
+    back = raced(arm(tmp_path, 2), dataset, both)
+    (met,) = back.met
+    assert (met.outcome, met.rolled_back, met.steps_lost) == ("all: step 4", True, 2)
+    undisturbed = losses(raced(arm(tmp_path, 2), dataset))
+    assert losses(back) == undisturbed[:6] + undisturbed[4 : STEPS - 2], "two steps are made again"
+    rebuilt = raced(arm(tmp_path, 2, "checkfree, random"), dataset, both)
+    assert rebuilt.met[0].outcome == "1: random, 2: peer, 4: random" and not rebuilt.met[0].rolled_back
+    stuck = raced(arm(tmp_path, 2, "checkfree"), dataset, {6: [0, FIRST_OF_TWIN]})
+    assert stuck.stopped.startswith("tick 6: checkfree cannot") and stuck.ticks == 6
+
+
+def test_further_replicas_fail_as_often_and_the_first_as_it_always_did() -> None:
+    spec = TraceSpec(hourly=0.5, step_s=60.0, ends=True, together=0.3)
+    comparison, recipe = Comparison.model_construct(trace=spec), RunConfig()
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 20_000})})
+    first, second, third = traces_for(comparison, recipe, 7, 3)
+    assert first == trace_for(comparison, recipe, 7) and first.generated is not None and first.generated.seed == 7
+    assert second == trace_for(comparison, recipe, 7, 1) and len({first.faults, second.faults, third.faults}) == 3
+    assert [len(second.faults), len(third.faults)] == pytest.approx([len(first.faults)] * 2, rel=0.1)
+    assert {fault.stage for fault in second.faults} == set(range(5))
+    assert trace_for(comparison, recipe, 8, 1).faults != second.faults
+    still = comparison.model_copy(update={"trace": spec.model_copy(update={"hourly": 0.0})})
+    assert len(traces_for(still, recipe, 7, 3)) == 1
+
+
+def test_a_trace_strikes_its_replicas_nodes_and_is_part_of_that_races_identity(
+    tmp_path: Path,
+    dataset: Dataset,  # noqa: F811
+) -> None:
+    plain = one(tmp_path, dataset)
+    assert plain.struck() == {3: [1]}
+    twin = [Trace(faults=(Fault(step=3, stage=1), Fault(step=4, stage=0)))]
+    hot = plain.model_copy(update={"further": twin})
+    assert hot.struck() == {3: [1, FIRST_OF_TWIN + 1], 4: [FIRST_OF_TWIN]}
+    assert hot.identity() != plain.identity()
+    spared = plain.model_copy(update={"faults": False})
+    assert spared.model_copy(update={"further": twin}).identity() == spared.identity() and not spared.struck()
+
+
+NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0], "replacement_s": 7.0}
+
+
+def clocked(replicas: int, microbatches: int) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"vocab": 260, "dim": 32, "layers": 2, "heads": 2, "hidden": 64, "context": 16},
+            "pipeline": {"stages": 2, "microbatches": microbatches, "microbatch_size": 1},
+            "network": NETWORK,
+            "exchange": {"replicas": replicas},
+        }
+    )
+
+
+def test_a_step_takes_half_the_microbatches_and_the_wait_for_the_twin() -> None:
+    hot, half, whole = (clock_of(clocked(*of)) for of in ((2, 2), (1, 2), (1, 4)))
+    assert hot.step_s == pytest.approx(half.step_s + waiting_s(clocked(2, 2))) and half.step_s < whole.step_s
+    assert (hot.workers, half.workers, whole.workers) == (6, 3, 3)
+    lost = Met(tick=3, stages=[1], outcome="1: peer", moved_bytes=100, rolled_back=False, steps_lost=0)
+    assert hot.recovery_s(lost, 50.0) == pytest.approx(hot.step_s / 2 + 7.0 + 5.0)
+
+
+def test_machine_hours_are_hours_times_machines() -> None:
+    course = Course(points=[Point(tick=n, step=n, loss=9.0 - n) for n in (1, 2, 3, 4)], met=[], ticks=4, saved=[])
+    alone, twins = (
+        Clock(step_s, 0.0, 0.0, 0.0, 0.0, 1.0, workers=count) for step_s, count in ((3600.0, 7), (1800.0, 14))
+    )
+    (run,) = score({1: course}, {1: course}, (alone, twins), {1: "d"}, 1.0, 1.0)
+    assert (run.hours, run.machine_hours, run.hours_ratio) == (2.0, 28.0, 0.5)
+
+
+def test_the_clock_counts_microbatches_in_proportion(tmp_path: Path) -> None:
+    path = shipped.find("bursts")
+    comparison, arms = load(path, {})
+    found = {each.name: clock_config(path, comparison, each, arms[0].config) for each in arms}
+    assert found["fault-free"].pipeline.microbatches == 16 == found["parity-2"].pipeline.microbatches
+    assert found["hot-replicas"].pipeline.microbatches == 8 and found["hot-replicas"].exchange.replicas == 2
+    (tmp_path / "odd.toml").write_text("pipeline = { stages = 6, microbatches = 3 }\nmodel = { layers = 6 }\n")
+    odd = comparison.model_copy(update={"clock": str(tmp_path / "odd.toml")})
+    hot = next(each for each in arms if each.name == "hot-replicas")
+    with pytest.raises(UserError) as said:
+        clock_config(path, odd, hot, arms[0].config)
+    told = str(said.value)
+    assert "compare.arms.hot-replicas: pipeline.microbatches = 2 of 4 are no whole number of " in told
+    assert told.endswith("odd.toml's 3; give another number, or another compare.clock")
+
+
+@pytest.mark.parametrize("name", ["recovery", "pareto", "exchange", "bursts"])
+def test_every_arm_of_a_shipped_comparison_is_a_recipe_that_an_engine_takes(name: str) -> None:
+    path = shipped.find(name)
+    comparison, arms = load(path, {}, laid={"together": 0.25})
+    assert comparison.trace.together == 0.25
+    ready, clocks = checked(path, comparison, arms)
+    assert [each.name for each in ready] == list(clocks) and len(ready) > 3
+    saved = {each.name: each.config.checkpoint.every for each in ready}
+    assert "best" not in saved.values()
+    if name == "bursts":
+        assert saved["hot-replicas"] == saved["parity-2-saved-rarely"] > 10 * int(saved["parity-2"])

@@ -1,0 +1,159 @@
+"""Races as jobs: run once, again when what they depend on has changed, and never with half of a change."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from planaria.common.errors import RunStopped
+from planaria.config.schema import RecoveryConfig, RunConfig
+from planaria.data.shards import Dataset, prepare
+from planaria.faults.trace import Fault, Trace, digest
+from planaria.lab.compare.race import Course, race
+from planaria.lab.compare.race_job import Race, run_races
+from planaria.lab.trials.jobs import Processes
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 6
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.lines = list[str]()
+
+    def said(self, line: str) -> None:
+        self.lines.append(line)
+
+    def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+        assert 0 <= reached <= steps
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of the user's own, which the races' processes can import too."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "noisy_arm.py").write_text("class Mine:\n    noise = 0.1\n")
+    monkeypatch.syspath_prepend(tmp_path / "own")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'own'}:{':'.join(filter(None, sys.path))}")
+    yield importlib.import_module("noisy_arm")
+    del sys.modules["noisy_arm"]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 300)
+    return prepare(config(tmp_path).data, 257)
+
+
+def config(folder: Path) -> RunConfig:
+    tables = {
+        "seed": 0, "model": {"vocab": 257, "dim": 16, "layers": 2, "heads": 2, "context": 16, "hidden": 16},
+        "pipeline": {"stages": 2, "microbatches": 1, "microbatch_size": 2},
+        "train": {"steps": STEPS, "eval_every": 2, "eval_microbatches": 1}, "checkpoint": {"every": 0},
+        "recovery": {"strategy": "redundant"},
+        "data": {"source": str(folder / "text.txt"), "tokenizer": "bytes", "cache": str(folder / "cache")},
+    }  # fmt: skip
+    return RunConfig.model_validate(tables)
+
+
+def one(folder: Path, dataset: Dataset, arm: str = "echo", **changes: object) -> Race:
+    trace = Trace(faults=(Fault(step=3, stage=1),))
+    own = config(folder).model_copy(update=changes)
+    return Race(arm=arm, config=own, dataset=str(dataset.folder), trace=trace, faults=arm != "free")
+
+
+@pytest.mark.slow
+def test_a_race_in_a_process_is_the_race_in_this_one_and_is_run_once(tmp_path: Path, dataset: Dataset) -> None:
+    races = [one(tmp_path, dataset, arm) for arm in ("free", "echo")]
+    watcher = Watcher()
+    courses = run_races(races, tmp_path / "races", Processes(workers=1), watcher)
+    assert watcher.lines == ["1/2 runs: free, seed 0", "2/2 runs: echo, seed 0"]
+    assert courses == [race(races[0].config, dataset, faults, lambda tick, loss: None) for faults in ({}, {3: [1]})]
+    assert sorted(path.name for path in (tmp_path / "races").iterdir()) == ["echo.0.json", "free.0.json"]
+
+    (tmp_path / "races").rename(tmp_path / "elsewhere")
+    moved = [one(tmp_path, dataset, arm, out="there", name="other") for arm in ("free", "echo")]
+    assert again(moved, tmp_path / "elsewhere") == (courses, ["2/2 runs: kept from before"])
+
+
+@pytest.mark.slow
+def test_a_race_reads_a_mixture(tmp_path: Path, dataset: Dataset) -> None:
+    (tmp_path / "other.txt").write_text("0123456789 " * 300)
+    sources = {
+        name: {"source": str(tmp_path / f"{name}.txt"), "weight": weight}
+        for name, weight in (("text", 3), ("other", 1))
+    }
+    plain = config(tmp_path).data.model_dump(exclude={"source"}) | {"mixture": sources}
+    data = type(config(tmp_path).data).model_validate(plain)
+    mixed = prepare(data, 257)
+    given = one(tmp_path, dataset, data=data).model_copy(update={"dataset": str(mixed.folder)})
+    (course,) = run_races([given], tmp_path / "races", Processes(workers=1), Watcher())
+    assert course == race(given.config, mixed, {3: [1]}, lambda tick, loss: None)
+    assert course.points != race(given.config, dataset, {3: [1]}, lambda tick, loss: None).points
+    assert given.identity() != one(tmp_path, dataset, data=data).identity()
+
+
+def again(races: list[Race], folder: Path, *code: type) -> tuple[list[Course], list[str]]:
+    watcher = Watcher()
+    return run_races(races, folder, Processes(workers=1), watcher, lambda config: code), watcher.lines
+
+
+@pytest.mark.slow
+def test_another_trace_strikes_all_arms_but_those_that_are_spared(tmp_path: Path, dataset: Dataset) -> None:
+    races = [one(tmp_path, dataset, arm) for arm in ("free", "echo")]
+    again(races, tmp_path)
+    other = Trace(faults=(Fault(step=4, stage=1),))
+    assert digest(other) != digest(races[0].trace)
+    courses, lines = again([race.model_copy(update={"trace": other}) for race in races], tmp_path)
+    assert lines == [
+        "echo, seed 0: run again, it was made with another recipe",
+        "1/2 runs: kept from before",
+        "2/2 runs: echo, seed 0",
+    ]
+    assert courses[1].met[0].tick == 4
+
+
+@pytest.mark.slow
+def test_editing_the_code_of_an_arm_makes_its_result_stale(tmp_path: Path, dataset: Dataset, mine: ModuleType) -> None:
+    races = [one(tmp_path, dataset)]
+    again(races, tmp_path, mine.Mine)
+    assert again(races, tmp_path, mine.Mine)[1] == ["1/1 runs: kept from before"]
+    (tmp_path / "own" / "noisy_arm.py").write_text("class Mine:\n    noise = 0.2\n")
+    assert again(races, tmp_path, mine.Mine)[1] == [
+        "echo, seed 0: run again, the code of noisy_arm has changed since",
+        "1/1 runs: echo, seed 0",
+    ]
+    assert again(races, tmp_path, mine.Mine)[1] == ["1/1 runs: kept from before"]
+
+
+@pytest.mark.slow
+def test_a_result_of_code_that_was_edited_while_it_ran_is_not_kept(
+    tmp_path: Path, dataset: Dataset, mine: ModuleType
+) -> None:
+    class Edits(Watcher):
+        def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+            (tmp_path / "own" / "noisy_arm.py").write_text("class Mine:\n    noise = 0.3\n")
+
+    watcher = Edits()
+    with pytest.raises(RunStopped, match=r"echo, seed 0: stopped with exit code .*noisy_arm.py: was changed while"):
+        run_races([one(tmp_path, dataset)], tmp_path, Processes(), watcher, lambda config: [mine.Mine])
+    assert not (tmp_path / "echo.0.json").exists() and (tmp_path / "echo.0.log").is_file()
+
+
+@pytest.mark.slow
+def test_a_race_that_breaks_down_is_told_with_its_log_and_the_others_are_kept(tmp_path: Path, dataset: Dataset) -> None:
+    whole, broken = (
+        one(tmp_path, dataset, "free"),
+        one(tmp_path, dataset, "broken", recovery=RecoveryConfig(strategy="prayer")),
+    )
+    with pytest.raises(RunStopped) as stopped:
+        run_races([whole, broken], tmp_path / "races", Processes(workers=1), Watcher())
+    assert str(stopped.value).startswith("broken, seed 0: stopped with exit code 1 (")
+    assert str(tmp_path / "races" / "broken.0.log") in str(stopped.value)
+    assert again([whole], tmp_path / "races")[1] == ["1/1 runs: kept from before"]

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.lab.compare.race_results import Compared, Run, Scored
+from planaria.lab.report.winner_figure import hours_at, winners, without_failures
+
+STEP_S = 36.0
+TICKS = 100.0
+"""of the fault-free arm, to the target: one hour"""
+
+
+def arm(
+    name: str,
+    ratio: float | None = 1.0,
+    down: float = 0.0,
+    step_s: float = STEP_S,
+    routing: str = "full",
+    faults: bool = True,
+    saves: int = 0,
+    save_s: float = 0.0,
+) -> Scored:
+    """An arm with one seed that needed ``ratio`` × TICKS steps and ``down`` hours besides."""
+    ticks = None if ratio is None else ratio * TICKS
+    hours = None if ticks is None else ticks * step_s / 3600 + down
+    run = Run(
+        seed=1, trace="t", target=2.0, ticks=ticks, hours=hours, ratio=ratio, hours_ratio=hours, final=1.0, saves=saves,
+        failures=5 if faults else 0, steps_lost=0, stopped="",
+    )  # fmt: skip
+    return Scored(
+        name=name, changes={}, faults=faults, routing=routing, runs=[run], step_s=step_s, save_s=save_s, step_bytes=0.0,
+        traffic=0.0, memory=0.0, curves=[],
+    )  # fmt: skip
+
+
+def compared(*arms: Scored) -> Compared:
+    return Compared(
+        name="x",
+        clock="",
+        steps=200,
+        stages=4,
+        target_at=0.5,
+        hourly=0.1,
+        failures=[],
+        arms=[arm("fault-free", faults=False), *arms],
+    )
+
+
+def test_at_the_rate_that_was_raced_the_hours_are_those_of_the_race() -> None:
+    struck = arm("a", ratio=1.3, down=0.25)
+    assert hours_at(compared(struck), struck, 0.1) == pytest.approx(1.55)
+
+
+def test_losses_grow_on_a_straight_line_from_none_without_failures() -> None:
+    struck = arm("a", ratio=1.3, down=0.25)
+    found = compared(struck)
+    assert hours_at(found, struck, 0.0) == pytest.approx(1.0)
+    # 10 % survive two rates of 5.13 % in a row, and 19 % two of 10 %: half as many failures, and twice as many.
+    assert hours_at(found, struck, 1 - 0.9**0.5) == pytest.approx(1.0 + 0.15 + 0.125)
+    assert hours_at(found, struck, 0.19) == pytest.approx(1.0 + 0.6 + 0.5)
+
+
+def test_uploads_cost_the_same_at_every_rate() -> None:
+    found = compared(saving := arm("saving", ratio=1.0, down=0.5, saves=3, save_s=600.0))
+    assert hours_at(found, saving, 0.1) == pytest.approx(1.5)
+    assert hours_at(found, saving, 0.0) == pytest.approx(1.5)
+
+
+def test_what_a_routing_costs_by_itself_remains_without_failures() -> None:
+    struck = arm("plus", ratio=1.3, routing="swapped")
+    spared = arm("swapped", ratio=1.1, routing="swapped", faults=False)
+    assert without_failures(compared(struck), struck) == 1.0, "unknown without an arm that tells"
+    found = compared(spared, struck)
+    assert without_failures(found, struck) == 1.1
+    assert hours_at(found, struck, 0.0) == pytest.approx(1.1)
+    assert hours_at(found, struck, 0.19) == pytest.approx(1.5)
+
+
+def test_another_step_time_stretches_steps_and_nothing_else() -> None:
+    twin = arm("twin", ratio=1.0, down=0.5, step_s=2 * STEP_S)
+    found = compared(twin)
+    assert hours_at(found, twin, 0.1) == pytest.approx(2.5)
+    assert hours_at(found, twin, 0.1, STEP_S) == pytest.approx(1.5)
+
+
+def test_an_arm_that_missed_the_target_wins_nowhere() -> None:
+    lost, slow = arm("lost", ratio=None), arm("slow", ratio=1.9)
+    found = compared(lost, slow)
+    assert hours_at(found, lost, 0.1) is None
+    assert winners(found, [0.01, 0.5], [1.0, 2.0], None) == [["slow", "slow"], ["slow", "slow"]]
+    assert winners(compared(lost), [0.1], [1.0], None) == [[""]]
+
+
+def test_neither_the_fault_free_arm_nor_one_that_was_spared_competes() -> None:
+    found = compared(arm("spared", faults=False), arm("a", ratio=1.5))
+    assert winners(found, [0.1], [1.0], None) == [["a"]]
+
+
+def test_redundancy_wins_where_it_is_cheap_and_failures_are_many() -> None:
+    found = compared(arm("rebuilt", ratio=1.4), arm("twin", step_s=1.6 * STEP_S))
+    # rebuilt: 1.08, 1.40 and 1.85 hours; twin: cost hours.
+    assert winners(found, [0.02, 0.1, 0.2], [1.1, 1.3, 1.7], "twin") == [
+        ["rebuilt", "twin", "twin"],
+        ["rebuilt", "twin", "twin"],
+        ["rebuilt", "rebuilt", "twin"],
+    ]
+    assert winners(found, [0.02, 0.1, 0.2], [1.1], None) == [["rebuilt", "rebuilt", "twin"]], "its own step time"
+
+
+@given(st.floats(1.0, 2.0), st.floats(0.0, 2.0), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
+def test_more_failures_never_help(ratio: float, down: float, one: float, other: float) -> None:
+    struck = arm("a", ratio, down)
+    few, many = (hours_at(compared(struck), struck, rate) or 0.0 for rate in sorted((one, other)))
+    assert few <= many + 1e-9
+
+
+@given(st.floats(1.0, 2.0), st.floats(1.0, 2.0), st.floats(0.01, 0.5), st.lists(st.floats(1.0, 2.0), min_size=2))
+def test_what_redundancy_lost_dearer_it_does_not_win_back(a: float, b: float, rate: float, costs: list[float]) -> None:
+    found = compared(arm("a", a), arm("twin", b))
+    column = [row[0] for row in winners(found, [rate], sorted(costs), "twin")]
+    assert "twin" not in column[column.index("a") :] if "a" in column else True

@@ -1,0 +1,117 @@
+"""Experts as one model: what is averaged, what is kept, and who a token goes to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.lab.experts.made_ensemble import SHAPE, child
+from torch import Tensor
+
+from planaria.lab.experts import merge, ridge
+from planaria.models.stages import Llama
+
+PARENT = Llama(SHAPE, seed=1).eval()
+DRAW = torch.Generator().manual_seed(0)
+TEXTS = [torch.randint(low, low + 40, (6, 32), generator=DRAW) for low in (0, 60, 120)]
+"""of domains that share no token"""
+
+
+def made(experts: list[Llama], top_k: int = 1, bias: bool = True, temperature: float = 1.0) -> Llama:
+    model = merge.merged(experts, top_k, bias)
+    sums = [merge.domain_sums(model, n, TEXTS[n]) for n in range(len(experts))]
+    merge.route(model, sums, ridge.RIDGE, temperature)
+    return model
+
+
+def apart(one: Llama, other: Llama) -> float:
+    with torch.inference_mode():
+        return float((one(TEXTS[0]) - other(TEXTS[0])).abs().max())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_expert_merged_is_that_expert(bias: bool) -> None:
+    expert = child(PARENT, 1)
+    assert apart(made([expert], bias=bias), expert) <= 1e-5
+    assert apart(expert, PARENT) > 0.1, "there is something to see"
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_equal_experts_merged_are_that_expert(top_k: int) -> None:
+    expert = child(PARENT, 1)
+    model = made([expert] * 3, top_k)
+    assert apart(model, expert) <= 1e-5
+    (first, *_) = model.layers
+    assert first.mlp.router.weight.std() > 1e-3, "the routers do divide tokens"
+
+
+def test_shared_parts_are_means_and_blocks_are_kept() -> None:
+    experts = [child(PARENT, n) for n in range(3)]
+    state, states = made(experts).global_state(), [expert.global_state() for expert in experts]
+    for name in states[0]:
+        if ".mlp." not in name:
+            torch.testing.assert_close(state[name], sum(own[name] for own in states) / 3)
+            continue
+        for number, own in enumerate(states):
+            assert torch.equal(state[name.replace(".mlp.", f".mlp.experts.{number}.")], own[name])
+
+
+def test_a_token_passes_its_largest_blocks_by_the_softmax_of_these() -> None:
+    model = made([child(PARENT, n) for n in range(3)], top_k=2)
+    layer, x = model.layers[1].mlp, torch.randn(2, 5, SHAPE.dim)
+    with torch.inference_mode():
+        found, logits = layer(x), layer.router(x)
+        for row in range(2):
+            for at in range(5):
+                best = sorted(range(3), key=lambda n: -float(logits[row, at, n]))[:2]
+                weights = torch.stack([logits[row, at, n] for n in best]).softmax(0)
+                expected = sum(w * layer.experts[n](x[row, at]) for w, n in zip(weights, best, strict=True))
+                torch.testing.assert_close(found[row, at], expected)
+
+
+def test_text_finds_the_block_of_its_domain() -> None:
+    model = made([child(PARENT, n) for n in range(3)])
+    for number, tokens in enumerate(TEXTS):
+        with torch.inference_mode(), merge.shares(model) as passed:
+            model(tokens)
+        assert float(passed.sum()) == tokens.numel() * SHAPE.layers
+        assert int(passed.argmax()) == number and float(passed[number] / passed.sum()) > 0.5
+
+
+def test_the_temperature_divides_logits() -> None:
+    experts = [child(PARENT, n) for n in range(2)]
+    warm, cold = (made(experts, temperature=t).layers[0].mlp.router for t in (1.0, 0.1))
+    torch.testing.assert_close(cold.weight, warm.weight * 10)
+    torch.testing.assert_close(cold.bias, warm.bias * 10)
+
+
+def test_forcing_ends() -> None:
+    model = made([child(PARENT, n) for n in range(2)])
+    before = model(TEXTS[1])
+    with merge.forced(model, 0):
+        assert not torch.allclose(model(TEXTS[1]), before)
+    assert torch.equal(model(TEXTS[1]), before)
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_an_expert_that_came_and_went_was_never_there() -> None:
+    experts = [child(PARENT, n) for n in range(3)]
+    two = merge.merged(experts[:2], 1, True)
+    sums = [merge.domain_sums(two, n, TEXTS[n]) for n in range(2)]
+    merge.route(two, sums, ridge.RIDGE, 1.0)
+    three = merge.with_block(two, experts[2], 1)
+    with torch.inference_mode(), merge.forced(two, 1), merge.forced(three, 1):
+        assert torch.equal(two(TEXTS[0]), three(TEXTS[0])), "what was there stays as it was"
+    more = [*sums, merge.domain_sums(three, 2, TEXTS[2])]
+    merge.route(three, more, ridge.RIDGE, 1.0)
+    with merge.shares(three) as passed, torch.inference_mode():
+        three(TEXTS[2])
+    assert float(passed[2] / passed.sum()) > 0.5
+    again = merge.without_block(three, 2, 1)
+    merge.route(again, more[:2], ridge.RIDGE, 1.0)
+    assert equal(again.global_state(), two.global_state())
+    first_gone = merge.without_block(three, 0, 1)
+    with torch.inference_mode(), merge.forced(first_gone, 1), merge.forced(three, 2):
+        assert torch.equal(first_gone(TEXTS[0]), three(TEXTS[0]))

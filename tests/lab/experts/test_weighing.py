@@ -1,0 +1,75 @@
+"""What an ensemble is told of its worst domain; the prior that a recipe can choose."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from planaria.lab.experts import posterior
+from planaria.lab.experts.experts_results import WORST, Weighing
+from planaria.lab.experts.experts_spec import MixtureSpec
+from planaria.lab.experts.scoring import belief, weigh
+from planaria.lab.report.worst_report import section, sentences
+
+TOKENS = 12
+
+
+def read(seed: int, texts: int = 40) -> dict[str, Tensor]:
+    """Three experts, each better on its domain, and "c" harder for all [3, texts, TOKENS]."""
+    draw, found = torch.Generator().manual_seed(seed), {}
+    for number, name in enumerate("abc"):
+        logps = -torch.rand(3, texts, TOKENS, generator=draw, dtype=torch.float64) - (1.5 if name == "c" else 0.5)
+        logps[number] += 0.3
+        found[name] = logps
+    return found
+
+
+def weighed(tokens: int) -> Weighing:
+    return weigh(["A", "B", "C"], read(0), read(1), MixtureSpec(), tokens)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, TOKENS])
+def test_losses_are_those_of_the_mixture_on_the_first_tokens(tokens: int) -> None:
+    found = weighed(tokens)
+    log_prior = torch.tensor(found.weights, dtype=torch.float64).log()
+    for texts, losses in ((read(0), found.held_out[WORST]), (read(1), found.test[WORST])):
+        for name, logps in texts.items():
+            first = logps[..., :tokens]
+            mixed = posterior.mixed(first, posterior.log_weights(first, log_prior))
+            assert losses[name] == pytest.approx(-float(mixed.mean()))
+    assert found.value == pytest.approx(max(found.held_out[WORST].values()))
+    assert found.worst(WORST) == "c" and found.value <= max(found.held_out["uniform"].values()) + 1e-9
+
+
+@pytest.mark.parametrize("tokens", [1, 4, TOKENS])
+def test_no_weights_gain_more_than_ln_k_over_t(tokens: int) -> None:
+    found = weighed(tokens)
+    assert found.most == pytest.approx(math.log(3) / tokens)
+    assert max(found.held_out["uniform"].values()) - found.value <= found.most
+    assert min(found.costs.values()) >= -found.most
+
+
+def test_the_words_are_those_of_the_numbers() -> None:
+    found = weighed(4)
+    said = " ".join(sentences(found))
+    for piece in (f"{found.value:.4f}", "ln 3 / 4", f"a {found.costs['a']:+.3f}", "c's price is"):
+        assert piece in said
+    assert "not certified" not in said
+    assert "not certified to 1e-09" in sentences(found.model_copy(update={"certified": False, "tolerance": 1e-9}))[0]
+    assert "The worst domain" in section(found)
+
+
+def test_more_tokens_than_there_are_are_all() -> None:
+    assert weighed(100).tokens == TOKENS
+
+
+def test_the_prior_of_a_recipe_is_fitted_on_the_prefix() -> None:
+    log_prior = belief(MixtureSpec(prior="worst", prefix=4), read(0))
+    assert log_prior.exp().tolist() == pytest.approx(weighed(4).weights)
+    assert belief(MixtureSpec(prior="worst", prefix=4), {k: v[:1] for k, v in read(0).items()}).tolist() == [0.0]
+    with pytest.raises(ValidationError, match=r"mixture\.prefix = 0: prior = 'worst'"):
+        MixtureSpec(prior="worst", prefix=0)

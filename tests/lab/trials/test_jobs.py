@@ -1,0 +1,141 @@
+"""Jobs as real processes: which may die, hang, be done already, and never outlive whoever wanted them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from planaria.lab.trials.jobs import Job, Processes, run_jobs
+
+ONE = Processes(workers=1)
+WRITES = "import pathlib; pathlib.Path({out!r}).write_text('x')"
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.lines, self.at_once, self.seen = list[str](), 0, list[tuple[int, int]]()
+
+    def said(self, line: str) -> None:
+        self.lines.append(line)
+
+    def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+        self.at_once = max(self.at_once, len(running))
+        self.seen.append((reached, steps))
+
+
+def job(folder: Path, name: str, program: str = "") -> Job:
+    """A job whose process is to make the file ``name``."""
+    out = folder / name
+    return Job(
+        name=name,
+        steps=10,
+        log=folder / f"{name}.log",
+        done=out.exists,
+        reached=lambda: 0,
+        pulse=lambda: (folder / f"{name}.log").stat().st_size,
+        command=lambda: ["-c", program.format(out=str(out)) or WRITES.format(out=str(out))],
+    )
+
+
+def lost_of(jobs: list[Job], watcher: Watcher, processes: Processes = ONE, retries: int = 0) -> dict[str, str]:
+    lost = dict[str, str]()
+    run_jobs("jobs", jobs, processes, watcher, lambda job, how: lost.update({job.name: how}), retries)
+    return lost
+
+
+def test_what_is_done_is_not_done_again_and_no_more_run_at_once_than_may(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("kept")
+    watcher = Watcher()
+    jobs = [job(tmp_path, name) for name in "abcde"]
+    assert lost_of(jobs, watcher, Processes(workers=2)) == {}
+    assert (tmp_path / "a").read_text() == "kept" and all(one.done() for one in jobs)
+    assert watcher.lines[0] == "1/5 jobs: kept from before"
+    assert sorted(line.rpartition(" ")[2] for line in watcher.lines[1:]) == list("bcde")
+    assert [line.split()[0] for line in watcher.lines] == [f"{n}/5" for n in range(1, 6)]
+    assert watcher.at_once == 2 and watcher.seen[0] == (10, 50)
+
+
+def test_a_death_is_told_in_one_line_with_the_last_word_and_the_others_go_on(tmp_path: Path) -> None:
+    watcher = Watcher()
+    jobs = [
+        job(tmp_path, "says", "print('early'); print('disk full'); raise SystemExit(3)"),
+        job(tmp_path, "killed", "import os; os.kill(os.getpid(), 9)"),
+        job(tmp_path, "lies", "print('all is well')"),
+        job(tmp_path, "good"),
+    ]
+    assert lost_of(jobs, watcher) == {
+        "says": "stopped with exit code 3 (disk full)",
+        "killed": "killed by SIGKILL",
+        "lies": "stopped with exit code 0 (all is well)",
+    }
+    assert watcher.lines[-1] == "1/4 jobs: good"
+
+
+def test_what_dies_is_taken_up_again_as_often_as_may_be(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib; out = pathlib.Path({out!r}); n = out.with_suffix('.tries'); "
+        "n.write_text(n.read_text() + 'x' if n.exists() else 'x'); "
+        "len(n.read_text()) > 2 and out.write_text('x') or os.abort()"
+    )
+    watcher = Watcher()
+    assert lost_of([job(tmp_path, "a", program)], watcher, retries=2) == {}
+    assert [line.partition(";")[2] for line in watcher.lines] == [" taken up again", " taken up again", ""]
+    assert lost_of([job(tmp_path, "b", program)], watcher, retries=1).keys() == {"b"}
+    assert "given up after 2 attempts" in watcher.lines[-1] and "SIGABRT" in watcher.lines[-1]
+
+
+@pytest.mark.slow
+def test_what_does_not_get_on_is_killed_and_what_does_may_take_as_long_as_it_likes(tmp_path: Path) -> None:
+    stuck = "import time; print('loading', flush=True); time.sleep(600)"
+    slow = "import time\nfor n in range(12): time.sleep(0.25); print(n, flush=True)\n" + WRITES
+    watcher, began = Watcher(), time.monotonic()
+    jobs = [job(tmp_path, "stuck", stuck), job(tmp_path, "slow", slow)]
+    patience = 2.0
+    lost = lost_of(jobs, watcher, Processes(workers=2, patience_s=patience))
+    assert lost == {"stuck": "killed, for it did not get on within 2 s (loading)"}
+    assert patience < time.monotonic() - began < 60
+
+
+def test_giving_up_may_end_all_and_leaves_no_process(tmp_path: Path) -> None:
+    sleeper = "import os, pathlib, time; pathlib.Path({out!r} + '.pid').write_text(str(os.getpid())); time.sleep(600)"
+    there = str(tmp_path / "sleeps.pid")
+    fails = f"import pathlib, time\nwhile not pathlib.Path({there!r}).exists(): time.sleep(0.01)\n1/0"
+    jobs = [job(tmp_path, "sleeps", sleeper), job(tmp_path, "fails", fails), job(tmp_path, "waits")]
+
+    def given_up(lost: Job, how: str) -> None:
+        raise RuntimeError(f"{lost.name}: {how}")
+
+    with pytest.raises(RuntimeError, match=r"fails: stopped with exit code 1 \(ZeroDivisionError"):
+        run_jobs("jobs", jobs, Processes(workers=2), Watcher(), given_up)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "sleeps.pid").read_text()), 0)
+    assert not jobs[2].done()
+
+
+def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
+    program = f"""
+import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}
+from pathlib import Path
+from test_jobs import Watcher, job
+from planaria.lab.trials.jobs import Processes, run_jobs
+sleeper = "import os, pathlib, time; pathlib.Path({{out!r}} + '.pid').write_text(str(os.getpid())); time.sleep(600)"
+run_jobs("jobs", [job(Path({str(tmp_path)!r}), "a", sleeper)], Processes(), Watcher(), lambda job, how: None)
+"""
+    command = subprocess.Popen([sys.executable, "-c", program])
+    deadline = time.monotonic() + 60
+    note = tmp_path / "a.pid"
+    while not (note.exists() and note.read_text()):
+        assert command.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    command.kill()
+    command.wait()
+    pid = int(note.read_text())
+    while Path(f"/proc/{pid}").exists() and "\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

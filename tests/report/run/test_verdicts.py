@@ -1,0 +1,246 @@
+"""What the first screen says of every kind of page: the words follow the numbers, and doubt is not called success."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from every_page import drilled, mixed, peer, planned, replicated, swarmed
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_comparison import MANNERS, MISSING, compared
+from synthetic_run import Synthesis
+
+from planaria.control.logs import read_run
+from planaria.lab.report.comparison import verdict as of_comparison
+from planaria.lab.report.drill_verdict import verdict as of_drill
+from planaria.lab.report.experts_verdict import verdict as of_experts
+from planaria.planner.guidelines import broken
+from planaria.report.run.report import wall_time
+from planaria.report.run.run_verdict import NO_END, RunFacts, facts_of
+from planaria.report.run.run_verdict import verdict as of_run
+from planaria.report.run.schedule_figures import step_of
+from planaria.report.run.schedule_verdict import verdict as of_schedule
+from planaria.report.verdict import Verdict
+from planaria.report.words import amount, counted, listed
+from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome
+from planaria.swarm.report.swarm_verdict import verdict as of_swarm
+
+QUIET = RunFacts(ended="finished", steps=40, asked=40, wall_s=10.0, loss=3.5, first_loss=7.0, tokens_per_s=900.0)
+
+
+@given(st.integers(0, 10**7), st.text(min_size=1))
+def test_one_is_singular_and_nothing_else(count: int, noun: str) -> None:
+    assert counted(count, noun) == f"{count:,} {noun}{'' if count == 1 else 's'}"
+    assert counted(count, "recovery", "recoveries").endswith("recovery") == (count == 1)
+
+
+def test_lists_are_english() -> None:
+    assert [listed(list(names)) for names in ("a", "ab", "abc", "abcde")] == [
+        "a",
+        "a and b",
+        "a, b and c",
+        "a, b, c and 2 more",
+    ]
+
+
+def test_a_verdict_is_escaped_and_has_a_sign_beside_its_colour() -> None:
+    html = Verdict(False, "b", "<b>it failed", [("<1>", "&")], "<i>all").html()
+    assert "&lt;b&gt;it failed" in html and "&lt;1&gt;" in html and "&lt;i&gt;all" in html and "✗" in html
+
+
+def test_a_run_that_nothing_happened_to() -> None:
+    found = of_run(QUIET)
+    assert (found.good, found.badge) == (True, "finished") and found.lost == "Nothing was lost."
+    assert found.said == "Trained all 40 steps. Nothing failed. Every sample was used exactly once."
+    assert [number for number, _ in found.numbers] == ["3.5000", "900"]
+
+
+def test_a_run_that_lost_workers(tmp_path: Path) -> None:
+    record = read_run(Synthesis(tmp_path, rollbacks={27: 20}).write())
+    found = of_run(facts_of(record, wall_time(record)))
+    assert found.good and "2 workers died; outcome: 1 recovered and 1 rolled back." in found.said
+    assert "7 steps trained again after going back" in found.lost and "s in recoveries (" in found.lost
+    assert found.numbers[1][0].endswith(" s") and "median of 2 recoveries" in found.numbers[1][1]
+
+
+def test_a_run_whose_samples_went_wrong_did_not_work() -> None:
+    found = of_run(replace(QUIET, problems=["samples 1 to 2 are missing", "x"]))
+    assert not found.good and found.badge == "samples lost or repeated"
+    assert "Not every sample was used exactly once: samples 1 to 2 are missing (1 more)." in found.said
+
+
+def test_a_run_that_stopped_or_is_still_on() -> None:
+    stopped, on = (of_run(replace(QUIET, ended=ended, steps=1)) for ended in ("failed: no spare is left", NO_END))
+    assert stopped.good is False and "Stopped after 1 of 40 steps: failed: no spare is left." in stopped.said
+    assert on.good is None and "The log has no end yet: 1 of 40 steps so far." in on.said
+
+
+def test_replicas_tell_of_their_rounds() -> None:
+    record = replicated()
+    found = of_run(facts_of(record, wall_time(record)))
+    assert "3 replicas settled 3 rounds" in found.said
+
+
+@given(
+    st.sampled_from(["finished", NO_END, "failed: x"]),
+    st.integers(0, 9),
+    st.lists(st.floats(0, 9), max_size=3),
+    st.dictionaries(st.sampled_from(["recovered", "cannot", "rolled back"]), st.integers(1, 3)),
+    st.none() | st.floats(0, 9),
+    st.lists(st.just("samples are missing"), max_size=2),
+)
+def test_any_run_has_a_verdict(
+    ended: str, deaths: int, times: list[float], outcomes: dict[str, int], loss: float | None, problems: list[str]
+) -> None:
+    facts = RunFacts(
+        ended, 3, 9, 0.0, problems, validation=loss, deaths=deaths, outcomes=outcomes, recovery_s=times, redone=deaths
+    )
+    found = of_run(facts)
+    assert len(found.numbers) <= 2 and found.said and found.lost
+    assert (found.good is True) == (ended == "finished" and not problems)
+    assert (found.lost == "Nothing was lost.") == (not deaths and not times and "cannot" not in outcomes)
+
+
+def test_a_comparison_names_the_winner_its_lead_and_who_missed() -> None:
+    found = of_comparison(compared())
+    assert found.good is False and found.badge == "3 of 4 arms reached it"
+    assert "checkfree-plus reached the target first" in found.said
+    assert f"{MISSING} missed the target in 3 of 3 seeds" in found.lost
+    assert found.numbers[0][0].startswith("× 1.")
+    alone = of_comparison(compared({"fault-free": MANNERS["fault-free"]}))
+    assert "no order to tell" in alone.said and alone.numbers[0][1] == "to the target without failures"
+
+
+def test_a_lead_that_some_seeds_do_not_show_is_called_close() -> None:
+    twins = compared(
+        {"fault-free": MANNERS["fault-free"], "a": MANNERS["checkpoint-50"], "b": MANNERS["checkpoint-50"]}
+    )
+    a, b = twins.arms[1], twins.arms[2]
+    runs = [
+        run.model_copy(update={"hours": (run.hours or 0) + shift})
+        for run, shift in zip(b.runs, (9, -1, 1), strict=True)
+    ]
+    twins.arms[2] = b.model_copy(update={"runs": runs})
+    found = of_comparison(twins)
+    assert "a reached the target first" in found.said and "the two are close" in found.said
+    assert found.good and found.badge == "every arm reached the target"
+    single = twins.model_copy(
+        update={"arms": [arm.model_copy(update={"runs": arm.runs[:1]}) for arm in (twins.arms[0], a, twins.arms[2])]}
+    )
+    assert "one seed does not tell whether that is chance" in of_comparison(single).said
+
+
+@pytest.mark.parametrize(("met", "ranked"), [(0, False), (1, False), (2, True)])
+def test_arms_are_not_ranked_after_a_few_failures(met: int, ranked: bool) -> None:
+    """Three seeds with ``met`` failures each."""
+    found = compared({name: MANNERS[name] for name in ("fault-free", "checkpoint-50", "redundant")})
+    few = [
+        arm.model_copy(update={"runs": [r.model_copy(update={"failures": met}) for r in arm.runs]})
+        for arm in found.arms
+    ]
+    said = of_comparison(found.model_copy(update={"arms": few})).said
+    assert ("reached the target first" in said) == ranked
+    assert ("Too few failures to rank" in said) != ranked
+
+
+def test_a_plan_is_good_unless_something_quicker_is_known() -> None:
+    plan = planned()
+    step = step_of(plan)
+    assert broken(step.problem, step.solution, step.times) == []
+    found = of_schedule(plan, step, [])
+    assert found.good and "A step takes 8.00 s on 8 nodes, 50.0% less than the best other way" in found.said
+    assert [number for number, _ in found.numbers] == ["8.00 s", "25.0 %"] and "nodes idle" in found.lost
+    beaten = of_schedule(plan.model_copy(update={"compared": {"rows": 7.0}}), step, [])
+    assert not beaten.good and beaten.badge == "slower than another way" and "more than the best" in beaten.said
+
+
+def test_a_swarm_in_which_nobody_learned_alone_does_not_claim_a_cause(tmp_path: Path) -> None:
+    _, outcome = swarmed(tmp_path)
+    found = of_swarm(outcome, 1)
+    assert found.good and "Of 1 honest peer, 1 clearly solved more than alone, 0 clearly less." in found.said
+    assert found.numbers[0] == ("+0.50", "of problems solved, over learning alone")
+    lonely = outcome.model_copy(
+        update={
+            "peers": [
+                p.model_copy(update={"points": [q.model_copy(update={"alone": None}) for q in p.points]})
+                for p in outcome.peers
+            ]
+        }
+    )
+    assert "what caused that is unknown" in of_swarm(lonely, 1).said
+
+
+def test_a_swarm_tells_of_what_it_lost() -> None:
+    layers = {
+        ALL: LayerOutcome(stopped=Tally(hits=7, eligible=9), misjudged=Tally(hits=1, eligible=40), off={"judge": 2})
+    }
+    peers = [peer("p0", 50), peer("p1", 50).model_copy(update={"finished": False})]
+    found = of_swarm(Outcome(peers=peers, layers=layers, rounds=2, seconds=1.0), 1)
+    assert found.good is False and found.badge == "1 peer did not finish"
+    assert "2 of 9 poisoned completions were let through" in found.lost and "p1 did not finish" in found.lost
+    assert "1 of 40 completions of honest peers were refused" in found.lost
+    assert "of 4 rounds over all honest peers: all layers in 2" in found.lost
+
+
+def test_a_swarm_reports_that_accuracy_fell_and_does_not_count_the_start_as_the_end() -> None:
+    start, end = peer("p0", 60).points[0], peer("p0", 20).points[0]
+    points = [start.model_copy(update={"round": 0}), end.model_copy(update={"round": 2})]
+    fallen = peer("p0", 20).model_copy(update={"points": points})
+    assert fallen.last(4).accuracy == end.accuracy
+    found = of_swarm(Outcome(peers=[fallen], layers={}, rounds=2, seconds=1.0), 4)
+    assert "Accuracy fell: 0.60 at the start, 0.20 in the end." in found.said
+    assert fallen.model_copy(update={"points": points[:1]}).last(4).accuracy == start.accuracy
+
+
+def test_a_drill_is_good_when_some_arm_held_the_attack() -> None:
+    held, through = of_drill(drilled(defended=1)), of_drill(drilled(defended=30))
+    assert held.good and held.numbers[0][0] == "80%" and held.numbers[1] == ("2%", "in defended, at best")
+    assert "not clearly more than the 0% of control, without poison" in held.said
+    assert "accuracy in defended is 0.78, -0.02 against control" in held.lost
+    assert through.good is False and through.badge == "TEXT got through in every arm"
+
+
+def test_a_drill_without_attack_or_about_length() -> None:
+    calm = drilled()
+    calm = calm.model_copy(update={"arms": calm.arms[:1]})
+    found = of_drill(calm)
+    assert found.good is None and "Nobody attacked" in found.said
+    length = of_drill(drilled(watch=("dos",)))
+    assert length.good is None and "18.0 tokens" in length.said and length.badge == "no attack took hold"
+
+
+def test_an_attack_that_did_nothing_is_no_success_of_a_defence() -> None:
+    weak = drilled()
+    weak = weak.model_copy(update={"arms": [weak.arms[0], weak.arms[2]]})
+    found = of_drill(weak)
+    assert found.good is None and found.badge == "no attack took hold" and "nothing to hold" in found.said
+
+
+@given(st.floats(1e-6, 1e6))
+def test_quantities_keep_three_digits(number: float) -> None:
+    assert float(amount(number).replace(",", "")) == pytest.approx(number, rel=0.006)
+
+
+@pytest.mark.parametrize(("ratio", "good"), [(0.9, True), (1.1, False), (0.999, None)])
+def test_experts_are_better_worse_or_neither(ratio: float, good: bool | None) -> None:
+    found = of_experts(mixed(ratio))
+    assert found.good is good and found.numbers[0][0] == f"× {ratio:.3f}"
+    assert ("is worse than M_Ho-I_Ho on" in found.lost) == (good is False)
+
+
+@pytest.mark.parametrize(("rival", "good"), [(0.8, False), (1.05, True), (0.901, None)])
+def test_experts_are_held_against_one_model_of_the_same_compute(rival: float, good: bool | None) -> None:
+    found = of_experts(mixed(0.9, seeds=2, rival=rival))
+    assert found.good is good and found.numbers[0][0] == f"× {0.9 / rival:.3f}" and found.numbers[1][0] == "× 2.0"
+    assert (
+        "one model of the same training compute (generalist-M)" in found.said and "at × 2.0 its compute" in found.said
+    )
+    assert "M_He-I_Ho beat equal experts of the same compute: × 0.900" in found.said, "as before"
+    assert ("is worse than generalist-M on code, tables" in found.lost) == (good is False)
+
+
+def test_experts_that_were_lost_are_named() -> None:
+    assert "1 expert could not be trained (code-M-4)" in of_experts(mixed(0.9, lost=("code-M-4",))).lost

@@ -1,0 +1,104 @@
+"""A campaign of two small runs: nothing is wrong, a second sitting adds nothing, and both ledgers see errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from benchmarks.campaign import Fact, Ledger, facts
+from benchmarks.campaign_runs import SPECIES, SWITCHES, draw
+
+from planaria.config.schema import RunConfig
+from planaria.control.logs import read_run
+from planaria.faults.trace import Trace
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.engine.check import check
+
+ROOT = Path(__file__).parents[3]
+RUNS = ["--only", "checkfree, checkpoint", "noloco", "--faults-a-run", "7", "--faults", "5", "--seed", "72"]
+
+
+def sit(folder: Path) -> str:
+    """One sitting of the small campaign; what it printed."""
+    command = [sys.executable, "-m", "benchmarks.campaign", *RUNS, "--folder", str(folder)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert said.returncode == 0, said.stdout + said.stderr
+    return said.stdout
+
+
+@pytest.fixture(scope="module")
+def seat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small campaign that is over."""
+    folder = tmp_path_factory.mktemp("campaign")
+    said = sit(folder)
+    assert said.count("finished") >= 2 and "FAIL" not in said
+    return folder / "seed-72"
+
+
+@pytest.mark.slow
+def test_all_is_well_and_a_second_sitting_has_nothing_to_do(seat: Path) -> None:
+    files = sorted(seat.glob("run-*/verdict.json"))
+    verdicts = [json.loads(file.read_text()) for file in files]
+    assert {verdict["species"] for verdict in verdicts} == {"checkfree, checkpoint", "noloco"}
+    assert all(verdict["outcome"] == "finished" and not verdict["wrong"] for verdict in verdicts)
+    assert sum(sum(verdict["faults"].values()) for verdict in verdicts) >= 10, verdicts
+    assert any(verdict["parts"] > 1 for verdict in verdicts), "a controller was killed or stopped, and the run resumed"
+    written = [file.stat().st_mtime_ns for file in files]
+    assert "faults that struck" in sit(seat.parent)
+    assert [file.stat().st_mtime_ns for file in files] == written
+
+
+def last(log: list[Fact], kind: str) -> Fact:
+    return next(fact for fact in reversed(log) if fact["kind"] == kind and fact.get("mode", "train") == "train")
+
+
+def no_commit(log: list[Fact]) -> None:
+    log.remove(last(log, "commit"))
+
+
+def same_block(log: list[Fact]) -> None:
+    last(log, "run_step")["block"] = 0
+
+
+def unlike_resume(log: list[Fact]) -> None:
+    last(log, "run_started")["blocks_ahead"].append(10**6)
+
+
+def larger_checkpoint(log: list[Fact]) -> None:
+    last(log, "seal")["first_block"] += 1
+
+
+def deaf_stage(log: list[Fact]) -> None:
+    log.remove(last(log, "stage_committed"))
+
+
+@pytest.mark.parametrize("plant", [no_commit, same_block, unlike_resume, larger_checkpoint, deaf_stage])
+@pytest.mark.slow
+def test_an_error_planted_in_a_real_log_is_found(seat: Path, plant: Callable[[list[Fact]], None]) -> None:
+    for run in sorted(seat.glob("run-*/runs/run")):
+        log = facts(run)
+        assert Ledger(log).problems == [] == prove_exactly_once(read_run(run))
+        if plant is not unlike_resume or sum(fact["kind"] == "run_started" for fact in log) > 1:
+            plant(log)
+            assert Ledger(log).problems
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_drawn_can_be_run(seed: int) -> None:
+    """Every recipe is one that planaria takes, and every fault is at a place that there is."""
+    for number in range(len(SPECIES)):
+        plan = draw(seed, number)
+        check(RunConfig.model_validate(plan["sections"]))
+        Trace.model_validate({"faults": tuple(plan["faults"])})
+        assert plan == draw(seed, number) and len(plan["faults"]) >= 28
+
+
+def test_a_kind_that_is_left_out_is_in_no_plan() -> None:
+    for kind in SWITCHES:
+        plans = [draw(1, number, {kind}) for number in range(8)]
+        struck = {fault["signal"] for plan in plans for fault in plan["faults"]}
+        assert kind not in struck | {blow["what"] for plan in plans for blow in plan["outside"]}

@@ -1,0 +1,293 @@
+"""Checkpoints in a store beside the run's folder: what is there when, and going on from there on another machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import planaria
+from planaria.common.errors import UserError
+from planaria.models.packing import entries
+from planaria.runtime.checkpoint.mirror import ID, MOST_BYTES, Mirror, mirrored
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
+from planaria.runtime.training import MIRRORED
+from waiting import until
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket on S3, as moto's server plays it; s3fs finds it by its environment."""
+    s3fs, server = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
+    playing = server.ThreadedMotoServer(port=0, verbose=False)
+    playing.start()
+    host, port = playing.get_host_and_port()
+    found = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in found.items():
+            patch.setenv(name, value)
+        s3fs.S3FileSystem().mkdir("runs")
+        yield "s3://runs"
+    playing.stop()
+
+
+def settings(folder: Path, store: str | None, **changed: Any) -> planaria.RunConfig:
+    """A run of milliseconds a step."""
+    corpus = folder.parent / "corpus.txt"
+    corpus.write_text("the tide comes in and the tide goes out, and no two of them are the same. " * 300)
+    plain: dict[str, Any] = {
+        "engine": "inline", "out": str(folder), "name": "mine", "model.vocab": 260, "model.dim": 32, "model.heads": 2,
+        "model.hidden": 64, "model.context": 32, "model.layers": 2, "pipeline.stages": 2, "pipeline.microbatches": 2,
+        "data.source": str(corpus), "data.tokenizer": "bytes", "data.cache": str(folder.parent / "cache"),
+        "train.steps": 10, "train.eval_every": 0, "checkpoint.every": 2, "checkpoint.keep": 2, "fleet.missed": 40,
+        "observe.trackers": "",
+    }  # fmt: skip
+    if store is not None:
+        plain["checkpoint.store"] = store
+    return planaria.configure(planaria.RunConfig(), settings={**plain, **changed})
+
+
+def train(config: planaria.RunConfig) -> planaria.Run:
+    return planaria.train(config, progress=False)
+
+
+def states(run: Path) -> list[dict[str, bytes]]:
+    """Every tensor of each stage in the newest checkpoint, with moments and clocks, byte by byte."""
+    saved = CheckpointStore(run / "checkpoints").newest(whole_only=True)
+    assert saved is not None
+    found = [entries(read_stage(saved.folder, stage, saved.step)) for stage in saved.manifest.stages]
+    return [{name: tensor.numpy().tobytes() for name, tensor in stage.items()} for stage in found]
+
+
+@pytest.mark.slow
+def test_a_run_whose_machine_is_lost_goes_on_elsewhere_bit_for_bit(tmp_path: Path, bucket: str) -> None:
+    whole = train(settings(tmp_path / "whole", None))
+    train(settings(tmp_path / "here", bucket, **{"train.steps": 6}))
+    shutil.rmtree(tmp_path / "here")
+    on = resume(bucket, tmp_path / "there", **{"train.steps": "10"})
+    assert on.folder == tmp_path / "there" / "mine"
+    assert states(on.folder) == states(whole.folder)
+    assert Mirror(bucket, "mine").names() == ["step-00000008", "step-00000010"], "it goes on there"
+
+
+class Ordered(MemoryFileSystem):
+    """A store that writes down what is put and removed, and may be out of order."""
+
+    protocol = "ordered"
+    store: dict[str, Any] = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+    said: list[str] = []  # noqa: RUF012
+    broken = False
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).removeprefix("ordered://"))
+
+    def put_file(self, lpath: str, rpath: str, *given: Any, **more: Any) -> None:
+        if Ordered.broken:
+            raise ConnectionError("out of order")
+        super().put_file(lpath, rpath, *given, **more)
+        self.said.append(f"+{rpath.rpartition('/checkpoints/')[2]}")
+
+    def rm_file(self, path: str) -> None:
+        super().rm_file(path)
+        self.said.append(f"-{path.rpartition('/checkpoints/')[2]}")
+
+
+@pytest.fixture
+def ordered() -> str:
+    """The URL of an empty store."""
+    import fsspec
+
+    fsspec.register_implementation("ordered", Ordered, clobber=True)
+    Ordered.store.clear()
+    Ordered.said.clear()
+    Ordered.broken = False
+    return "ordered://place"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run without a store."""
+    return train(settings(tmp_path_factory.mktemp("alone") / "runs", None)).folder
+
+
+@pytest.fixture
+def stored(alone: Path, ordered: str) -> str:
+    """The URL of a store that holds this run."""
+    mirror = Mirror(ordered, "mine")
+    mirror.claim(alone)
+    mirror.update(alone, MIRRORED)
+    return ordered
+
+
+def resume(store: str, out: Path, **changed: str) -> planaria.Run:
+    return planaria.train(f"{store}/mine", resume=True, progress=False, settings={"out": str(out), **changed})
+
+
+def test_a_manifest_comes_last_and_goes_first(tmp_path: Path, ordered: str) -> None:
+    run = train(settings(tmp_path / "runs", ordered))
+    mirror = Mirror(ordered, "mine")
+    shutil.rmtree(run.folder / "checkpoints" / "step-00000008")
+    mirror.update(run.folder, [])
+    assert mirror.names() == ["step-00000010"]
+    for step in ("step-00000008", "step-00000010"):
+        told = [line for line in Ordered.said if line[1:].startswith(step)]
+        put = [line for line in told if line[0] == "+"]
+        assert put[-1] == f"+{step}/{MANIFEST}" and len(put) == 4
+        gone = [line for line in told if line[0] == "-"]
+        assert not gone or gone[0] == f"-{step}/{MANIFEST}"
+
+
+def test_a_store_that_fails_for_a_while_gets_all_in_the_end(alone: Path, ordered: str) -> None:
+    said: list[str] = []
+    mirror = Mirror(ordered, "mine")
+    mirror.claim(alone)
+    Ordered.broken = True
+    with mirrored(mirror, alone, [ID], said.append):
+        until(lambda: said)
+        Ordered.broken = False
+    assert "out of order" in said[0] and "will be tried again" in said[0] and len(said) == 1
+    assert mirror.names() == ["step-00000008", "step-00000010"]
+
+
+def test_a_store_that_stays_broken_costs_the_copy_alone(alone: Path, ordered: str) -> None:
+    said: list[str] = []
+    mirror = Mirror(ordered, "mine")
+    mirror.claim(alone)
+    Ordered.broken = True
+    with mirrored(mirror, alone, [ID], said.append):
+        pass
+    assert said and "checkpoint.store: ordered://place/mine: cannot write" in said[-1]
+
+
+def test_another_runs_place_is_left_alone(tmp_path: Path, stored: str) -> None:
+    before = dict(Ordered.store)
+    with pytest.raises(UserError, match="holds another run; give this one another --name"):
+        train(settings(tmp_path / "two", stored))
+    assert Ordered.store == before and not (tmp_path / "two" / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [("nonsense://x", "checkpoint.store = 'nonsense://x/mine'"), ("file:///proc/nowhere", "cannot write there")],
+)
+def test_a_place_that_cannot_be(tmp_path: Path, store: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        train(settings(tmp_path / "runs", store))
+    assert not (tmp_path / "runs" / "mine").exists()
+
+
+def test_a_store_without_the_run_cannot_be_resumed(tmp_path: Path, ordered: str) -> None:
+    with pytest.raises(UserError, match="has no whole checkpoint"):
+        resume(ordered, tmp_path)
+
+
+def test_a_run_that_is_here_already_is_not_fetched(alone: Path, stored: str) -> None:
+    with pytest.raises(UserError, match="is here already"):
+        resume(stored, alone.parent)
+    assert alone.exists()
+
+
+def test_damage_in_the_store_is_noticed(tmp_path: Path, stored: str) -> None:
+    name = next(name for name in Ordered.store if "step-00000010/stage-0001" in name)
+    data = bytearray(Ordered.store[name].getvalue())
+    data[-100] ^= 1
+    Ordered("ordered").pipe_file(name, bytes(data))
+    with pytest.raises(UserError, match=r"stage-0001\.safetensors"):
+        resume(stored, tmp_path / "new", **{"train.steps": "12"})
+
+
+def test_a_step_that_is_made_again_takes_the_place_of_the_one_before(tmp_path: Path, ordered: str) -> None:
+    """The run is resumed from an earlier checkpoint, and comes to a step of the same name with other weights."""
+    run, mirror = train(settings(tmp_path / "runs", ordered)), Mirror(ordered, "mine")
+    other = train(settings(tmp_path / "other", None, seed=1))
+    last = "step-00000010"
+    shutil.rmtree(run.folder / "checkpoints" / last)
+    shutil.copytree(other.folder / "checkpoints" / last, run.folder / "checkpoints" / last)
+    mirror.update(run.folder, [])
+    held = next(Ordered.store[name].getvalue() for name in Ordered.store if f"{last}/stage-0001" in name)
+    assert held == (run.folder / "checkpoints" / last / "stage-0001.safetensors").read_bytes()
+
+
+class Lying(Ordered):
+    """A store that announces other sizes than it has, and counts what is read of it."""
+
+    protocol = "lying"
+    about: dict[str, int] = {}  # noqa: RUF012
+    read = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).removeprefix("lying://"))
+
+    def info(self, path: str, **how: Any) -> dict[str, Any]:
+        found: dict[str, Any] = super().info(path, **how)
+        said = [size for end, size in self.about.items() if str(path).endswith(end)]
+        return found | ({"size": said[0]} if said else {})
+
+    def open(self, path: str, mode: str = "rb", **how: Any) -> Any:
+        return Counted(super().open(path, mode, **how)) if mode == "rb" else super().open(path, mode, **how)
+
+
+class Counted:
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def read(self, size: int) -> bytes:
+        found: bytes = self.file.read(size)
+        Lying.read += len(found)
+        return found
+
+    def __enter__(self) -> Counted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+@pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize(
+    ("file", "size", "said"),
+    [
+        ("config.json", 1 << 40, r"config\.json: has 1099511627776 bytes where at most 268435456 can be"),
+        (f"10/{MANIFEST}", MOST_BYTES + 1, r"manifest\.json: has 16777217 bytes where at most 16777216 can be"),
+        ("10/stage-0002.safetensors", 6 << 20, r"stage-0002\.safetensors: has 6291456 bytes where at most 6047744 can"),
+        ("10/stage-0002.safetensors", 1000, r"stage-0002\.safetensors: has more than the 1000 bytes that its store"),
+        ("10/stage-0002.safetensors", 1 << 20, r"stage-0002\.safetensors: ends after \d+ of 1048576 bytes"),
+        ("events.jsonl", 1 << 39, r"events\.jsonl: takes 549755813888 bytes, and .* has room for 1073741824; make"),
+    ],
+)
+def test_a_store_whose_files_are_not_as_large_as_they_can_be(
+    tmp_path: Path, file: str, size: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    fsspec.register_implementation("lying", Lying, clobber=True)
+    monkeypatch.setattr(Lying, "about", {file: size})
+    monkeypatch.setattr(Lying, "read", 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
+    with pytest.raises(UserError, match=said) as caught:
+        resume("lying://place", tmp_path / "new")
+    assert "\n" not in str(caught.value) and not list((tmp_path / "new").glob("[!.]*"))
+    assert Lying.read < 2 << 20, "nothing beyond what can be is read"
+
+
+def test_only_a_runs_own_files_are_fetched(tmp_path: Path, stored: str) -> None:
+    Ordered("ordered").pipe_file("/place/mine/other", b"x")
+    found = Mirror(stored, "mine").fetch(tmp_path / "new", MIRRORED, lambda line: None)
+    names = {file.name for file in found.iterdir()}
+    assert "other" not in names and {"config.json", "events.jsonl", ID, "checkpoints"} <= names

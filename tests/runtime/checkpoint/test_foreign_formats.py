@@ -1,0 +1,337 @@
+"""Folders of DCP and of DeepSpeed's universal layout: torch reads them, and they come back bit for bit at any cut."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_dcp
+from safetensors.torch import load_file
+from test_recut import STEP, config, save, states_of
+from torch import Tensor
+from torch.distributed.checkpoint import metadata as torch_metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.models.huggingface import export_folder, import_model
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint.foreign import Job, dcp, huggingface, universal
+from planaria.runtime.checkpoint.foreign.folder import Note, Summed, leave_note
+from planaria.runtime.checkpoint.foreign.reading import Reading
+from planaria.runtime.checkpoint.loading import Atom, atoms_of, stage_for
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import Saved
+
+OPTIM = RunConfig().optim
+KINDS_OF = ("weights", "exp_avg", "exp_avg_sq")
+SAMPLES = 77
+
+
+def even(given: RunConfig) -> Any:
+    """States whose parameters have seen the same number of updates, and have one learning-rate scale."""
+    found = states_of(given)
+    for held in found.values():
+        held.clocks, held.lr_scale, held.scales = dict.fromkeys(held.clocks, STEP), 1.0, {}
+    return found
+
+
+def written(saved: Saved, folder: Path, kind: str) -> Path:
+    sums, model = dict[str, str](), saved.manifest.model
+    atoms = [Summed(a.name, a.shape, a.clock, a.scale, a.how, sums) for a in atoms_of(saved)]
+    folder.mkdir(parents=True)
+    if kind == "dcp":
+        dcp.write(atoms, folder)
+    else:
+        universal.write(atoms, folder, STEP, SAMPLES, model.vocab, OPTIM)
+    scales = {atom.name: atom.scale for atom in atoms if atom.scale != 1.0}
+    leave_note(folder, Note(step=STEP, samples=SAMPLES, model=model, scales=scales, sums=sums))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Saved, Path]:
+    """A checkpoint whose head is not its embedding table, and the folder of the universal layout made of it."""
+    home, source = tmp_path_factory.mktemp("untied"), config(4, tied=False)
+    saved = save(home / "checkpoints", source, even(source))
+    folder = written(saved, home / "out", "universal")
+    return saved, folder / (folder / "latest_universal").read_text()
+
+
+def job(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -> Job:
+    to = folder.parent / f"{folder.name}-read"
+    path = None if names is None else str(names)
+    return Job(
+        folder=str(folder), format=kind, names=path, model=wanted.model, stages=wanted.pipeline.stages, to=str(to)
+    )
+
+
+def taken(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -> dict[int, StageState]:
+    """The stages that a folder becomes, read in this process."""
+    given = job(folder, wanted, kind, names)
+    reply = Reading(given).carry_out()
+    return {stage: read_stage(Path(given.to), stage, reply.step, sha256) for stage, sha256 in enumerate(reply.digests)}
+
+
+def require_same(found: StageState, wanted: StageState) -> None:
+    assert found.weights.keys() == wanted.weights.keys() and found.moments.keys() == wanted.moments.keys()
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in wanted.weights.items())
+    for name, pair in wanted.moments.items():
+        assert all(torch.equal(*both) for both in zip(found.moments[name].values(), pair.values(), strict=True))
+    assert found.clocks == wanted.clocks
+    for name in wanted.weights:
+        assert found.scales.get(name, found.lr_scale) == wanted.scales.get(name, wanted.lr_scale)
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize(
+    ("source", "stages"),
+    [
+        (config(4), 1),
+        (config(4, tied=False), 12),
+        (config(1, ends_layers=2), 3),
+        (config(3, 2), 6),
+        (config(2, 3, "allreduce"), 4),
+    ],
+)
+@pytest.mark.parametrize("kind", ["dcp", "universal"])
+def test_a_folder_is_read_back_bit_for_bit_at_any_cut(
+    source: RunConfig, stages: int, kind: str, tmp_path: Path
+) -> None:
+    states = None if kind == "dcp" else even(source)
+    saved = save(tmp_path / "checkpoints", source, states)
+    wanted = config(stages, tied=source.model.tied)
+    found = taken(written(saved, tmp_path / "out", kind), wanted, kind)
+    assert found.keys() == set(range(stages + 1))
+    for stage, held in found.items():
+        require_same(held, stage_for(saved.folder, wanted, stage))
+
+
+def test_clocks_and_scales_of_single_parameters_survive(tmp_path: Path) -> None:
+    """Not vacuous: the states that are compared above have several of both."""
+    saved = save(tmp_path / "checkpoints", config(4))
+    held = taken(written(saved, tmp_path / "out", "dcp"), config(2), "dcp")[1]
+    assert set(held.clocks.values()) == {17, 30} and set(held.scales.values()) | {held.lr_scale} == {1.0, 1.1}
+
+
+def test_torch_itself_reads_a_dcp_folder_bit_for_bit(tmp_path: Path) -> None:
+    saved = save(tmp_path / "checkpoints", config(4))
+    folder, atoms = written(saved, tmp_path / "out", "dcp"), atoms_of(saved)
+    moments = {a.name: {k: torch.zeros(a.shape) for k in KINDS_OF[1:]} | {"step": torch.tensor(0.0)} for a in atoms}
+    state: dict[str, Any] = {"model": {a.name: torch.zeros(a.shape) for a in atoms}, "optim": {"state": moments}}
+    torch_dcp.load(state, checkpoint_id=folder, no_dist=True)
+    for atom in atoms:
+        own = state["optim"]["state"][atom.name]
+        assert torch.equal(state["model"][atom.name], atom.read("weights"))
+        assert all(torch.equal(own[kind], atom.read(kind)) for kind in KINDS_OF[1:])
+        assert own["step"].item() == atom.clock
+    read = torch_dcp.FileSystemReader(folder).read_metadata()
+    keys = {f"model.{a.name}" for a in atoms}
+    keys |= {f"optim.state.{a.name}.{kind}" for a in atoms for kind in (*KINDS_OF[1:], "step")}
+    assert read.state_dict_metadata.keys() == keys
+    assert read.storage_meta is not None and read.storage_meta.checkpoint_id is None
+
+
+@pytest.mark.slow
+def test_a_model_of_torch_saved_by_torch_comes_in(tmp_path: Path) -> None:
+    """Not a folder of ours: the state is below an object of its own, with settings that are no tensors."""
+    wanted = config(3)
+    states = even(wanted)
+    atoms = atoms_of(save(tmp_path / "checkpoints", wanted, states))
+    state = {a.name: {k: a.read(k) for k in KINDS_OF[1:]} | {"step": torch.tensor(30.0)} for a in atoms}
+    groups = [{"lr": 0.1, "params": [a.name for a in atoms]}]
+    model = {a.name: a.read("weights").clone() for a in atoms}
+    whole = {"app": {"model": model, "optim": {"state": state, "param_groups": groups}}}
+    torch_dcp.save(whole, checkpoint_id=tmp_path / "out", no_dist=True)
+    reply = Reading(job(tmp_path / "out", wanted, "dcp")).carry_out()
+    assert (reply.step, reply.samples) == (30, None) and "app.optim.param_groups.0.lr" in reply.said[0]
+    for stage, held in taken(tmp_path / "out", wanted, "dcp").items():
+        require_same(held, states[0, stage])
+
+
+@pytest.mark.parametrize("per", ["group", "parameter"])
+def test_steps_that_lie_in_groups_are_found(per: str, tmp_path: Path) -> None:
+    wanted = config(3)
+    atoms = atoms_of(save(tmp_path / "checkpoints", wanted))
+    state = {a.name: {k: a.read(k) for k in KINDS_OF[1:]} for a in atoms}
+    groups: Any = [
+        {"step": clock, "params": [a.name for a in atoms if a.clock == clock]} for clock in {a.clock for a in atoms}
+    ]
+    assert len(groups) == 2
+    if per == "parameter":
+        groups = {a.name: {"step": a.clock} for a in atoms}
+    model = {a.name: a.read("weights").clone() for a in atoms}
+    whole = {"model": model, "optim": {"state": state, "param_groups": groups}}
+    torch_dcp.save(whole, checkpoint_id=tmp_path / "out", no_dist=True)
+    found = taken(tmp_path / "out", wanted, "dcp")
+    assert {clock for held in found.values() for clock in held.clocks.values()} == {17, 30}
+    assert set(found[1].clocks.values()) == {30}
+
+
+def in_boxes(folder: Path, tensor: Tensor, boxes: list[tuple[tuple[int, int], tuple[int, int]]], key: str) -> None:
+    """Spread a tensor of a folder that torch wrote over boxes (offsets, sizes), a file for each, as ranks would."""
+    import pickle
+
+    found = torch_dcp.FileSystemReader(folder).read_metadata()
+    chunks = []
+    for number, (offsets, sizes) in enumerate(boxes):
+        area = tensor[offsets[0] : offsets[0] + sizes[0], offsets[1] : offsets[1] + sizes[1]].clone()
+        file = folder / f"__{number}_0.part"
+        torch.save(area, file)
+        chunks.append(torch_metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+        index = torch_metadata.MetadataIndex(key, offsets, number)
+        found.storage_data[index] = _StorageInfo(file.name, 0, file.stat().st_size)
+    found.state_dict_metadata[key].chunks[:] = chunks  # type: ignore[union-attr]
+    (folder / ".metadata").write_bytes(pickle.dumps(found))
+
+
+QUARTERS = [((0, 0), (3, 8)), ((3, 0), (8, 5)), ((3, 5), (8, 3))]
+
+
+@pytest.mark.slow
+def test_a_tensor_that_ranks_have_written_in_boxes_is_put_together(tmp_path: Path) -> None:
+    wanted = config(3)
+    saved = save(tmp_path / "checkpoints", wanted)
+    folder, key = written(saved, tmp_path / "out", "dcp"), "model.model.embed_tokens.weight"
+    table = next(a for a in atoms_of(saved) if a.name == "model.embed_tokens.weight").read("weights")
+    in_boxes(folder, table, QUARTERS, key)
+    assert torch.equal(taken(folder, wanted, "dcp")[0].weights["embed_tokens.weight"], table)
+    for wrong, said in (
+        (QUARTERS[:2], "some are missing or there twice"),
+        ([*QUARTERS[:2], ((3, 4), (8, 3))], "over another"),
+    ):
+        in_boxes(folder, table, wrong, key)
+        with pytest.raises(UserError, match=f"embed_tokens.weight: .*{said}"):
+            taken(folder, wanted, "dcp")
+
+
+def test_a_universal_folder_has_the_files_that_the_layout_asks_for(untied: tuple[Saved, Path]) -> None:
+    saved, tag = untied
+
+    def loaded(*parts: str) -> Any:
+        return torch.load(tag.joinpath(*parts), weights_only=True)
+
+    for atom in atoms_of(saved):
+        files = {path.name for path in (tag / "zero" / atom.name).iterdir()}
+        assert files == {"fp32.pt", "exp_avg.pt", "exp_avg_sq.pt", "step.pt"}
+        for kind, file in zip(KINDS_OF, ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"), strict=True):
+            held = loaded("zero", atom.name, file)
+            assert torch.equal(held["param"], atom.read(kind))
+            assert held.get("vocab_tensor", False) == (atom.shape[0] == 11 and len(atom.shape) == 2)
+            assert held["param"].untyped_storage().nbytes() == held["param"].nbytes
+        assert loaded("zero", atom.name, "step.pt").item() == STEP
+    states = loaded("mp_rank_00_model_states.pt")
+    assert states["universal_checkpoint_info"]["universal_checkpoint_version"] == 0.4
+    assert (states["global_steps"], states["global_samples"]) == (STEP, SAMPLES)
+    (group,) = loaded("zero", "optimizer_state.pt")["param_groups"]
+    assert (group["step"], group["betas"]) == (STEP, (0.9, 0.999))
+
+
+def test_tensor_parallel_ranks_that_load_a_universal_folder_compute_what_one_does(untied: tuple[Saved, Path]) -> None:
+    """A loader cuts what its own parameter is smaller than, along ``cat_dim``, or along dimension 0 without one."""
+    saved, tag = untied
+    zero = tag / "zero"
+    held = {p.name: torch.load(p / "exp_avg.pt", weights_only=True) for p in zero.iterdir() if p.is_dir()}
+    whole = {name: one["param"].double() for name, one in held.items()}
+
+    def of_rank(rank: int, name: str) -> Tensor:
+        return whole[name].chunk(2, held[name].get("cat_dim", 0))[rank]
+
+    layer = "model.layers.2."
+    ups = [f"{layer}mlp.gate_proj.weight", f"{layer}mlp.up_proj.weight"]
+    output, down = f"{layer}self_attn.o_proj.weight", f"{layer}mlp.down_proj.weight"
+    x = torch.randn(3, whole[ups[0]].shape[1], dtype=torch.float64)
+    heads = torch.randn(3, whole[output].shape[1], dtype=torch.float64)
+
+    def perceptron(weights: list[Tensor], last: Tensor) -> Tensor:
+        return (torch.sigmoid(x @ weights[0].T) * (x @ weights[1].T)) @ last.T
+
+    parts = [perceptron([of_rank(rank, name) for name in ups], of_rank(rank, down)) for rank in (0, 1)]
+    assert torch.allclose(parts[0] + parts[1], perceptron([whole[name] for name in ups], whole[down]))
+    parts = [half @ of_rank(rank, output).T for rank, half in enumerate(heads.chunk(2, 1))]
+    assert torch.allclose(parts[0] + parts[1], heads @ whole[output].T)
+    norms = {name for name in whole if "norm" in name}
+    assert norms and {name for name in whole if "cat_dim" not in held[name]} == norms, "each rank has all of a norm"
+    assert {name for name in whole if held[name].get("cat_dim") == 1} == {
+        f"model.layers.{n}.{module}.weight"
+        for n in range(saved.manifest.model.layers)
+        for module in ("self_attn.o_proj", "mlp.down_proj")
+    }
+
+
+def test_unequal_clocks_have_no_place_in_a_universal_folder(tmp_path: Path) -> None:
+    saved = save(tmp_path / "checkpoints", config(4))
+    with pytest.raises(UserError, match=r"one step for all, but .* has seen 30 updates and model.layers.5.* 17; use"):
+        written(saved, tmp_path / "out", "universal")
+
+
+def test_the_counters_of_a_universal_folder_are_taken_where_no_note_lies_beside_it(tmp_path: Path) -> None:
+    source = config(4)
+    folder = written(save(tmp_path / "checkpoints", source, even(source)), tmp_path / "out", "universal")
+    (folder / "planaria.json").unlink()
+    tag = folder / (folder / "latest_universal").read_text()
+    reply = Reading(job(folder, source, "universal")).carry_out()
+    assert (reply.step, reply.samples) == (STEP, SAMPLES)
+    for path in (tag / "zero").glob("*/step.pt"):
+        path.unlink()
+    assert Reading(job(tag, source, "universal")).carry_out().step == STEP
+    (tag / "zero" / "optimizer_state.pt").unlink()
+    with pytest.raises(UserError, match="no step of model"):
+        Reading(job(folder, source, "universal"))
+
+
+def test_weights_alone_come_in_without_moments(tmp_path: Path) -> None:
+    source = config(4)
+    bare = {at: held.part(lambda name: True, moments=False) for at, held in even(source).items()}
+    folder = written(save(tmp_path / "checkpoints", source, bare), tmp_path / "out", "dcp")
+    reply = Reading(job(folder, source, "dcp")).carry_out()
+    assert reply.said == ("without moments: they begin anew",)
+    assert all(not held.moments for held in taken(folder, source, "dcp").values())
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_hugging_face_weights_in_shards(
+    precision: Any, dtype: torch.dtype, untied: tuple[Saved, Path], tmp_path: Path
+) -> None:
+    saved, _ = untied
+    atoms, most = atoms_of(saved), 2000
+    export_folder(saved.manifest.model, tmp_path / "hf", lambda made: huggingface.write(atoms, made, precision, most))
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 3 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    held = {file: load_file(tmp_path / "hf" / file) for file in files}
+    assert all(index["weight_map"][name] == file for file, tensors in held.items() for name in tensors)
+    assert all(sum(t.nbytes for t in tensors.values()) <= most or len(tensors) == 1 for tensors in held.values())
+    assert index["metadata"]["total_size"] == sum(t.nbytes for tensors in held.values() for t in tensors.values())
+    model = import_model(tmp_path / "hf").global_state()
+    assert model.keys() == {atom.name for atom in atoms}
+    assert all(torch.equal(model[atom.name], atom.read("weights").to(dtype).float()) for atom in atoms)
+
+
+@pytest.mark.parametrize("kind", ["dcp", "universal", "hf"])
+def test_an_export_has_two_tensors_in_memory_at_most(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = config(4, 2)
+    saved = save(tmp_path / "checkpoints", source, even(source))
+    living, most, real = list[weakref.ref[Tensor]](), 0, Atom.read
+
+    def read(self: Atom, what: str) -> Tensor:
+        nonlocal most
+        living[:] = [one for one in living if one() is not None]
+        most = max(most, len(living))
+        tensor = real(self, what)
+        living.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(Atom, "read", read)
+    if kind == "hf":
+        (tmp_path / "out").mkdir()
+        huggingface.write(atoms_of(saved), tmp_path / "out", "fp32", 1 << 30)
+    else:
+        written(saved, tmp_path / "out", kind)
+    assert most <= 2

@@ -1,0 +1,299 @@
+"""Fused, padded and renamed tensors of other programs: split rightly with a map of names, refused without one."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_foreign_formats import KINDS_OF, even, require_same, taken, written
+from test_recut import config, save
+from torch import Tensor
+
+from planaria.common.errors import UserError
+from planaria.runtime.checkpoint.foreign import names
+from planaria.runtime.checkpoint.foreign.folder import split
+from planaria.runtime.checkpoint.loading import Atom, atoms_of, stage_for
+from planaria.runtime.checkpoint.store import Saved
+
+FILES = dict(zip(KINDS_OF, ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"), strict=True))
+QKV = [f"model.layers.{{n}}.self_attn.{part}_proj.weight" for part in "qkv"]
+GATE_UP = [f"model.layers.{{n}}.mlp.{part}_proj.weight" for part in ("gate", "up")]
+TOKENS, FILLED = 11, 16
+RANKS = 2
+Place = Callable[[str], Tensor]
+"""name of a parameter → one of its tensors"""
+
+
+# ---- folders by hand, as a tensor-parallel run of another program leaves them
+
+
+def sliced(whole: Tensor, rank: int) -> Tensor:
+    return whole.chunk(RANKS)[rank]
+
+
+def fused_by_ranks(parts: list[Tensor]) -> Tensor:
+    """Each rank has its slice of every part; what a concatenation of the ranks' tensors makes."""
+    return torch.cat([torch.cat([sliced(part, rank) for part in parts]) for rank in range(RANKS)])
+
+
+def fused_whole(parts: list[Tensor]) -> Tensor:
+    """Slices joined part by part."""
+    return torch.cat([torch.cat([sliced(part, rank) for rank in range(RANKS)]) for part in parts])
+
+
+def fill(table: Tensor) -> Tensor:
+    return torch.cat([table, torch.full((FILLED - len(table), table.shape[1]), 9.0)])
+
+
+def by_hand(saved: Saved, folder: Path, fuse: Callable[[list[Tensor]], Tensor], **marks: Any) -> Path:
+    """A universal folder with other names, fused QKV and gate-up, a padded table, and layers that count from 3."""
+    atoms = {atom.name: atom for atom in atoms_of(saved)}
+    zero = folder / "global_step30" / "zero"
+    made: dict[str, list[str]] = {
+        "embedding.weight": ["model.embed_tokens.weight"],
+        "final.weight": ["model.norm.weight"],
+    }
+    for n in range(12):
+        made[f"{n + 3}.attention.qkv.weight"] = [name.format(n=n) for name in QKV]
+        made[f"{n + 3}.mlp.gate_up.weight"] = [name.format(n=n) for name in GATE_UP]
+        made[f"{n + 3}.attention.dense.weight"] = [f"model.layers.{n}.self_attn.o_proj.weight"]
+        made[f"{n + 3}.mlp.down.weight"] = [f"model.layers.{n}.mlp.down_proj.weight"]
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            made[f"{n + 3}.{norm}.weight"] = [f"model.layers.{n}.{norm}.weight"]
+    for name, parts in made.items():
+        (zero / name).mkdir(parents=True)
+        for kind, file in FILES.items():
+            held = _tensor([atoms[part] for part in parts], kind, fuse)
+            more = {"vocab_tensor": True} if name == "embedding.weight" else marks if len(parts) > 1 else {}
+            torch.save({"param": held, "cat_dim": 0, **more}, zero / name / file)
+        torch.save(30, zero / name / "step.pt")
+    torch.save(
+        {"universal_checkpoint_info": {"original_vocab_size": TOKENS}}, zero.parent / "mp_rank_00_model_states.pt"
+    )
+    (folder / "latest_universal").write_text("global_step30\n")
+    return folder
+
+
+def _tensor(atoms: list[Atom], kind: str, fuse: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    parts = [atom.read(kind).clone() for atom in atoms]
+    if len(parts) > 1:
+        return fuse(parts)
+    return fill(parts[0]) if atoms[0].name == "model.embed_tokens.weight" else parts[0]
+
+
+def map_of(folder: Path, slices: int | None) -> Path:
+    told = "" if slices is None else f", slices = {slices}"
+    shifted = [[name.replace("{n}", "{n-3}") for name in group] for group in (QKV, GATE_UP)]
+    path = folder / "names.toml"
+    path.write_text(
+        f"""
+        "embedding.weight" = "model.embed_tokens.weight"
+        "final.weight" = "model.norm.weight"
+        "{{n}}.attention.qkv.weight" = {{ parts = {shifted[0]}{told} }}
+        "{{n}}.mlp.gate_up.weight" = {{ parts = {shifted[1]}{told} }}
+        "{{n}}.attention.dense.weight" = "model.layers.{{n-3}}.self_attn.o_proj.weight"
+        "{{n}}.mlp.down.weight" = "model.layers.{{n-3}}.mlp.down_proj.weight"
+        "{{n}}.input_layernorm.weight" = "model.layers.{{n-3}}.input_layernorm.weight"
+        "{{n}}.post_attention_layernorm.weight" = "model.layers.{{n-3}}.post_attention_layernorm.weight"
+        """
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    source = config(4)
+    return save(tmp_path_factory.mktemp("saved"), source, even(source))
+
+
+def compare(saved: Saved, folder: Path, map_: Path) -> None:
+    for stage, held in taken(folder, config(3), "universal", map_).items():
+        require_same(held, stage_for(saved.folder, config(3), stage))
+
+
+def test_a_fused_folder_is_refused_without_a_map_and_split_rightly_with_it(saved: Saved, tmp_path: Path) -> None:
+    folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
+    with pytest.raises(UserError, match=r"10\.attention\.dense\.weight has no place in this model; say with --names"):
+        taken(folder, config(3), "universal")
+    with pytest.raises(UserError, match=r"does not say in which order its parts lie; give slices"):
+        taken(folder, config(3), "universal", map_of(tmp_path, None))
+    compare(saved, folder, map_of(tmp_path, RANKS))
+
+
+@pytest.mark.slow
+def test_parts_taken_one_after_another_from_naive_slices_would_be_wrong(saved: Saved, tmp_path: Path) -> None:
+    """The same shapes, other weights: nothing but the map can tell."""
+    folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
+    found = taken(folder, config(3), "universal", map_of(tmp_path, 1))[1]
+    right = stage_for(saved.folder, config(3), 1)
+    for part in "qkv":
+        assert not torch.equal(
+            found.weights[f"layers.0.self_attn.{part}_proj.weight"],
+            right.weights[f"layers.0.self_attn.{part}_proj.weight"],
+        )
+    compare(saved, by_hand(saved, tmp_path / "whole", fused_whole), map_of(tmp_path, 1))
+
+
+@dataclass
+class SubparamShape:
+    patterns: list[str]
+    shape: tuple[Any, ...]
+    partition_dim: int
+
+
+@pytest.fixture
+def deepspeed(monkeypatch: pytest.MonkeyPatch) -> type[SubparamShape]:
+    """The class under the name by which DeepSpeed's files have it."""
+    module = "deepspeed.checkpoint.universal_checkpoint"
+    there = types.ModuleType(module)
+    there.SubparamShape = SubparamShape  # type: ignore[attr-defined]
+    for name in ("deepspeed", "deepspeed.checkpoint", module):
+        monkeypatch.setitem(sys.modules, name, there if name == module else types.ModuleType(name))
+    monkeypatch.setattr(SubparamShape, "__module__", module)
+    return SubparamShape
+
+
+def test_pieces_that_a_folder_declares_are_held_against_the_map(
+    saved: Saved, tmp_path: Path, deepspeed: type[SubparamShape]
+) -> None:
+    """Unequal ones by their sizes, equal ones by their number; with them the map need not say slices."""
+    folder = by_hand(saved, tmp_path / "in", fused_whole)
+    zero = folder / "global_step30" / "zero"
+
+    def mark(sizes: tuple[int, ...]) -> None:
+        for path in zero.glob("*.qkv.weight/[ef]*.pt"):
+            held = torch.load(path, weights_only=False)
+            torch.save(held | {"sub_param_shape": deepspeed([], (sizes, 8), 0)}, path)
+
+    mark((8, 4, 4))
+    for path in zero.glob("*.gate_up.weight/[ef]*.pt"):
+        torch.save(torch.load(path) | {"param_n_sub_params": 2}, path)
+    compare(saved, folder, map_of(tmp_path, None))
+    with pytest.raises(UserError, match=r"declared as pieces of \[8, 4, 4\] rows, one after another, .* in 2 slices"):
+        taken(folder, config(3), "universal", map_of(tmp_path, 2))
+    mark((4, 8, 4))
+    with pytest.raises(UserError, match=r"qkv.weight is declared as pieces of \[4, 8, 4\] rows, .* for \[8, 4, 4\]"):
+        taken(folder, config(3), "universal", map_of(tmp_path, None))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"original_vocab_size": 12},
+            r"embedding.weight has shape \[16, 8\], not \[11, 8\] .*\(16 rows for 11 tokens\)",
+        ),
+        ({}, r"embedding.weight has shape \[16, 8\], not \[11, 8\]"),
+    ],
+)
+def test_rows_beyond_the_vocabulary_are_cut_only_where_the_folder_counts_as_many_tokens(
+    saved: Saved, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
+    states = folder / "global_step30" / "mp_rank_00_model_states.pt"
+    torch.save({"universal_checkpoint_info": change}, states)
+    path = map_of(tmp_path, RANKS)
+    with pytest.raises(UserError, match=said):
+        taken(folder, config(3), "universal", path)
+    padded = '"embedding.weight" = { parts = ["model.embed_tokens.weight"], padded = true }'
+    path.write_text(path.read_text().replace('"embedding.weight" = "model.embed_tokens.weight"', padded))
+    compare(saved, folder, path)
+
+
+@pytest.mark.parametrize(
+    ("marks", "said"),
+    [
+        ({"cat_dim": 2}, "cat_dim = 2"),
+        ({"param_n_sub_params": 2, "cat_dim": 1}, "sub-parameters that are not pieces along dimension 0"),
+        ({"is_expert_param": True}, "is marked 'is_expert_param', which is not known"),
+        (
+            {"param_n_sub_params": 2},
+            r"declared as pieces of \[8, 8\] rows, one after another, and taken for \[8, 4, 4\]",
+        ),
+    ],
+)
+def test_marks_that_are_not_known_or_do_not_fit_are_refused(
+    saved: Saved, tmp_path: Path, marks: dict[str, Any], said: str
+) -> None:
+    folder = by_hand(saved, tmp_path / "in", fused_whole, **marks)
+    with pytest.raises(UserError, match=said):
+        taken(folder, config(3), "universal", map_of(tmp_path, None))
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4])
+def test_splitting_undoes_any_number_of_slices(slices: int) -> None:
+    parts = [torch.randn(rows, 3) for rows in (16, 4, 8)]
+    fused = torch.cat([torch.cat([part.chunk(slices)[one] for part in parts]) for one in range(slices)])
+    assert all(torch.equal(*both) for both in zip(split(fused, (16, 4, 8), slices), parts, strict=True))
+
+
+# ---- the assignment by itself
+
+MODEL = {"model.embed_tokens.weight": (11, 8), "model.norm.weight": (8,)}
+TABLE, NORM = MODEL
+
+
+@pytest.mark.parametrize(
+    ("given", "rules", "said"),
+    [
+        ([TABLE], [], r"model.norm.weight is missing; it should have shape \[8\]"),
+        ([TABLE, NORM, "x"], [], "in: x has no place in this model; say with --names"),
+        ([TABLE, "a", "b"], [("a", NORM), ("b", NORM)], "model.norm.weight is there twice, as a and as b"),
+        ([TABLE, NORM], [("a", NORM)], "names.toml: 'a' matches no tensor of in"),
+        ([TABLE, "n.1"], [("n.{n}", NORM), ("n.*", NORM)], r"'n.\{n\}' and 'n.\*' match n.1; one name"),
+        ([TABLE, "n.1"], [("n.{n}", "model.layers.{n-3}.w")], r"n.1 \(that is model.layers.-2.w\) has no place"),
+    ],
+)
+def test_every_parameter_is_there_once(given: list[str], rules: list[tuple[str, str]], said: str) -> None:
+    made = [names.Rule(pattern, (part,)) for pattern, part in rules]
+    with pytest.raises(UserError, match=said):
+        names.assign(Path("in"), given, MODEL, made, Path("names.toml"))
+
+
+def test_what_follows_from_the_model_is_left_out_and_a_tied_head_is_remembered() -> None:
+    given = [*MODEL, "lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "cos.3"]
+    found = names.assign(Path("in"), given, MODEL, [names.Rule("cos.*", ())])
+    assert {whole.name for whole in found.wholes} == set(MODEL) and found.head == "lm_head.weight"
+    assert set(found.left) == {"cos.3", "model.layers.0.self_attn.rotary_emb.inv_freq"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = 3", "'a': give a name in quotes, or a table of parts"),
+        ("a.b = 'c'", "'a': give a name in quotes"),
+        ("a = { parts = 'b' }", "'a': parts must be a list of names"),
+        ("a = { parts = ['b', 'c'], slices = 0 }", "slices = 0 must be a number from 1 up"),
+        ("a = { parts = ['b', 'c'], padded = true }", "padded = true goes with one part"),
+        ("'a.{n}.{n}' = 'b'", "has {n} or [*] more than once"),
+        ("a = 'b.{n}'", "'b.{n}' has a {n} or [*] that the pattern has not"),
+        ("a = ", "not valid TOML"),
+    ],
+)
+def test_a_map_that_is_wrong_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "names.toml").write_text(text)
+    with pytest.raises(UserError, match=f"names.toml: .*{said}"):
+        names.read(tmp_path / "names.toml")
+
+
+@pytest.mark.slow
+def test_a_tied_head_must_be_its_table(saved: Saved, tmp_path: Path) -> None:
+    source = config(4)
+    folder = written(saved, tmp_path / "out", "universal")
+    zero = folder / "global_step30_universal" / "zero"
+    table = torch.load(zero / TABLE / "fp32.pt")["param"]
+    (zero / "lm_head.weight").mkdir()
+    torch.save({"param": table}, zero / "lm_head.weight" / "fp32.pt")
+    taken(folder, source, "universal")
+    table[3, 3] += 0.25
+    torch.save({"param": table}, zero / "lm_head.weight" / "fp32.pt")
+    with pytest.raises(
+        UserError, match=r"weights of lm_head.weight and of .*, which is tied to it, differ, by 0.25 at"
+    ):
+        taken(folder, source, "universal")

@@ -1,0 +1,565 @@
+"""A checkpoint of any cut read as any other: what each parameter brings along, and what becomes of replicas' copies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from planaria.common import documents
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.control.events import Standing
+from planaria.exchange import exchange
+from planaria.models.families import build_stage
+from planaria.models.optimizers.adamw import KEYS
+from planaria.models.packing import digest
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint import recut
+from planaria.runtime.checkpoint.cut import Cut, atom_name
+from planaria.runtime.checkpoint.loading import check_stages, stage_for
+from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
+
+STEP = 30
+KINDS: dict[str, dict[str, Any]] = {
+    "allreduce": {"bits": 8},
+    "noloco": {"every": 4, "bits": 8},
+    "diloco": {"every": 4, "bits": 8},
+}
+OPTIONS: dict[str, dict[str, Any]] = {**KINDS, "pair_mean": {"every": 4}}
+STAGES, REPLICAS = (1, 2, 3, 4, 6, 12), (1, 2, 3)
+Shape = tuple[int, int]
+"""stages, replicas"""
+
+
+def config(
+    stages: int, replicas: int = 1, kind: str = "noloco", tied: bool = True, ends_layers: int = 0, **model: Any
+) -> RunConfig:
+    sizes = {"vocab": 11, "dim": 8, "layers": 12, "heads": 4, "kv_heads": 2, "hidden": 6, "context": 4}
+    return RunConfig.model_validate(
+        {
+            "engine": "inline",
+            "model": {**sizes, "tied": tied, "ends_layers": ends_layers, **model},
+            "pipeline": {"stages": stages},
+            "exchange": {"replicas": replicas, "kind": kind, "options": OPTIONS[kind]},
+        }
+    )
+
+
+# ---- what was saved, told by global name and by nothing of recut's
+
+
+@cache
+def drawn(what: str, name: str, replica: int, shape: tuple[int, ...]) -> Tensor:
+    seed = hashlib.sha256(f"{what} {name} {replica}".encode()).digest()[:8]
+    return torch.randn(shape, generator=torch.Generator().manual_seed(int.from_bytes(seed, "little")))
+
+
+def named(given: RunConfig, stage: int, local: str) -> str:
+    """Layers counted through the whole model."""
+    if not local.startswith("layers."):
+        return local
+    _, number, rest = local.split(".", 2)
+    own = given.model.ends_layers
+    before = own + (stage - 1) * ((given.model.layers - own) // given.pipeline.stages) if stage else 0
+    return f"layer {before + int(number)} {rest}"
+
+
+def clock(name: str, replica: int) -> int:
+    return 17 + replica if name.startswith("layer 5 ") else 30
+
+
+def scale(name: str) -> float:
+    return 1.1 if name.startswith(("layer 5 ", "layer 4 ")) else 1.0
+
+
+def atom(given: RunConfig, name: str, replica: int, shape: tuple[int, ...]) -> dict[str, Any]:
+    """All of a parameter. Replicas that agree on every step's gradient are equal but for what they owe."""
+    alike = 0 if given.exchange.kind == "allreduce" else replica
+    parts = exchange(given.exchange).parts if given.exchange.replicas > 1 else {}
+    outer = {p: drawn(p, name, alike if sharing == "shared" else replica, shape) for p, sharing in parts.items()}
+    w, first, second = (drawn(what, name, alike, shape) for what in ("weight", "first", "second"))
+    return {
+        "weight": w,
+        "moments": {"exp_avg": first, "exp_avg_sq": second.square()},
+        "clock": clock(name, alike),
+        "outer": outer,
+    }
+
+
+def shapes(given: RunConfig, stage: int) -> dict[str, tuple[int, ...]]:
+    built = build_stage(given.model, given.pipeline.stages, stage, 0, "meta")
+    return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
+
+
+def state(given: RunConfig, stage: int, replica: int) -> StageState:
+    atoms = {n: atom(given, named(given, stage, n), replica, s) for n, s in shapes(given, stage).items()}
+    scales = {n: scale(named(given, stage, n)) for n in atoms}
+    outer = {f"{part}/{n}": t for n, a in atoms.items() for part, t in a["outer"].items()}
+    return StageState(
+        {n: a["weight"] for n, a in atoms.items()},
+        {n: a["moments"] for n, a in atoms.items()},
+        {n: a["clock"] for n, a in atoms.items()},
+        scales[next(iter(scales))],
+        3.0,
+        4.0,
+        {"cpu": torch.Generator().manual_seed(stage).get_state()},
+        outer | ({"rounds": torch.tensor(7)} if outer else {}),
+        {n: s for n, s in scales.items() if s != scales[next(iter(scales))]},
+    )
+
+
+States = dict[tuple[int, int], StageState]
+"""(replica, stage) → state"""
+
+
+def states_of(given: RunConfig) -> States:
+    both = product(range(given.exchange.replicas), range(given.pipeline.stages + 1))
+    return {(replica, stage): state(given, stage, replica) for replica, stage in both}
+
+
+def save(folder: Path, given: RunConfig, states: States | None = None, **said: Any) -> Saved:
+    store, several, count = CheckpointStore(folder), given.exchange.replicas, given.pipeline.stages
+    digests = {}
+    for (replica, stage), held in (states or states_of(given)).items():
+        written = write_stage(store.part(STEP, several, replica, 0), stage, STEP, held)
+        digests[stage_name(stage, replica, several)] = written.sha256
+    manifest = Manifest(
+        step=STEP,
+        stages=list(range(count + 1)),
+        pipeline_stages=count,
+        replicas=several,
+        standings=dict.fromkeys(range(several), Standing(step=STEP)) if several > 1 else {},
+        digests=digests,
+        model=given.model,
+        exchange=given.exchange,
+    )
+    return store.seal(f"step-{STEP:08d}", manifest.model_copy(update=said), 9)
+
+
+def loaded(saved: Saved, wanted: RunConfig, replicas: tuple[int, ...] | None = None) -> States:
+    these = range(wanted.exchange.replicas) if replicas is None else replicas
+    both = product(these, range(wanted.pipeline.stages + 1))
+    return {(r, s): stage_for(saved.folder, wanted, s, r) for r, s in both}
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+
+
+def check(was: RunConfig, now: RunConfig, found: States) -> None:
+    """Hold every parameter against what the rules say, worked out here."""
+    kept = was.exchange.replicas == now.exchange.replicas
+    for (replica, stage), got in found.items():
+        assert got.weights.keys() == shapes(now, stage).keys() == got.moments.keys() == got.clocks.keys()
+        for local, shape in shapes(now, stage).items():
+            name = named(now, stage, local)
+            atoms = [atom(was, name, r, shape) for r in range(was.exchange.replicas)]
+            if kept or was.exchange.kind == "allreduce":
+                atoms = atoms[replica : replica + 1] if kept else atoms[:1]
+            mean = [torch.stack(of).mean(0) if len(of) > 1 else of[0] for of in (
+                [a["weight"] for a in atoms], *([a["moments"][key] for a in atoms] for key in KEYS)
+            )]  # fmt: skip
+            assert same(got.weights[local], mean[0]), name
+            assert all(same(a, b) for a, b in zip(got.moments[local].values(), mean[1:], strict=True)), name
+            assert got.clocks[local] == min(a["clock"] for a in atoms)
+            assert got.scales.get(local, got.lr_scale) == scale(name)
+        check_outer(was, now, replica, stage, got)
+
+
+def check_outer(was: RunConfig, now: RunConfig, replica: int, stage: int, got: StageState) -> None:
+    if 1 in (was.exchange.replicas, now.exchange.replicas):
+        assert not got.outer
+        return
+    kept, parts = was.exchange.replicas == now.exchange.replicas, exchange(was.exchange).parts
+    assert int(got.outer["rounds"]) == (7 if kept else 0)
+    assert len(got.outer) == 1 + len(parts) * len(got.weights)
+    for local, shape in shapes(now, stage).items():
+        all_ = [atom(was, named(now, stage, local), r, shape)["outer"] for r in range(was.exchange.replicas)]
+        for part, sharing in parts.items():
+            each = [own[part] for own in all_]
+            if kept:
+                expected = each[replica]
+            elif sharing == "own":
+                expected = sum(each[1:], each[0]) / len(each)
+            else:
+                expected = torch.stack(each).mean(0)
+            assert same(got.outer[f"{part}/{local}"], expected), (part, local)
+
+
+# ---- the grid
+
+
+def pairs() -> list[tuple[str, bool, Shape, Shape]]:
+    every = list(product(KINDS, (True, False), product(STAGES, REPLICAS), product(STAGES, REPLICAS)))
+    return random.Random(34107).sample(every, 60)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Saved]:
+    """A saved run of that shape, written once."""
+    made: dict[str, Saved] = {}
+
+    def give(given: RunConfig) -> Saved:
+        key = given.model_dump_json()
+        if key not in made:
+            made[key] = save(tmp_path_factory.mktemp("source"), given)
+        return made[key]
+
+    return give
+
+
+@pytest.mark.slow_after(8)
+@pytest.mark.parametrize(("kind", "tied", "before", "after"), pairs())
+def test_every_cut_reads_every_other(
+    kind: str, tied: bool, before: Shape, after: Shape, source: Callable[[RunConfig], Saved], tmp_path: Path
+) -> None:
+    was, now = config(*before, kind, tied), config(*after, kind, tied)
+    found = loaded(source(was), now, None if before[1] == after[1] else (after[1] - 1,))
+    check(was, now, found)
+    if before[1] == after[1]:
+        back = loaded(save(tmp_path, now, found), was)
+        truth = states_of(was)
+        for place, got in back.items():
+            norms = {"grad_norm": None, "clipped_norm": None} if before != after else {}
+            assert_bytes(replace(got, generators={}, **norms), replace(truth[place], generators={}, **norms))
+
+
+def assert_bytes(got: StageState, expected: StageState) -> None:
+    for name, tensor in expected.weights.items():
+        assert same(got.weights[name], tensor)
+        assert all(same(a, b) for a, b in zip(got.moments[name].values(), expected.moments[name].values(), strict=True))
+    assert got.outer.keys() == expected.outer.keys()
+    assert all(same(got.outer[name], tensor) for name, tensor in expected.outer.items())
+    rates = [{name: s.scales.get(name, s.lr_scale) for name in s.weights} for s in (got, expected)]
+    assert rates[0] == rates[1]
+    plain = [(s.clocks, s.grad_norm, s.clipped_norm, s.generators) for s in (got, expected)]
+    assert plain[0] == plain[1]
+
+
+@pytest.mark.parametrize(("stages", "ends"), [(4, 0), (5, 2), (2, 10), (1, 1), (3, 3)])
+def test_layers_move_between_the_ends_and_the_stages(
+    stages: int, ends: int, source: Callable[[RunConfig], Saved]
+) -> None:
+    was = config(2, 3, ends_layers=4)
+    now = config(stages, 3, ends_layers=ends)
+    check(was, now, loaded(source(was), now, replicas=(1,)))
+
+
+# ---- each rule dropped by itself
+
+
+def by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments of the parameter that stands at the same place of the first layer."""
+    real = recut._made
+
+    def wrong(atoms: Any, kind: str, expected: Any) -> recut.Made:
+        made = real(atoms, kind, expected)
+        first = [
+            s._replace(key=".".join([*s.key.split(".")[:2], "0", *s.key.split(".")[3:]])) if ".layers." in s.key else s
+            for s in made.of
+        ]
+        return made._replace(of=tuple(first)) if kind in KEYS else made
+
+    monkeypatch.setattr(recut, "_made", wrong)
+
+
+def copied_debts(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = recut._outer
+
+    def wrong(*given: Any) -> Any:
+        found, rounds = real(*given)
+        return {n: m._replace(how="copy") if m.how == "sum" else m for n, m in found.items()}, rounds
+
+    monkeypatch.setattr(recut, "_outer", wrong)
+
+
+def ends_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = atom_name
+
+    def wrong(cut: Cut, stage: int, local: str) -> str:
+        return real(replace(cut, model=cut.model.model_copy(update={"ends_layers": 0})), stage, local)
+
+    monkeypatch.setattr(recut, "atom_name", wrong)
+
+
+def rule(weights: str | None = None, outer: str | None = None) -> Callable[[pytest.MonkeyPatch], None]:
+    def drop(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = recut.rules
+
+        def wrong(*given: Any) -> recut.Rules:
+            made = real(*given)
+            return recut.Rules(weights or made.weights, outer or made.outer)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(recut, "rules", wrong)
+
+    return drop
+
+
+def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recut, "_one_clock", lambda atoms: max(atoms[0].held.clocks.values()))
+
+
+def one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recut, "_one_scale", lambda atoms: atoms[0].held.lr_scale)
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize(
+    ("drop", "before", "after"),
+    [
+        (by_position, (config(4), 0), config(2)),
+        (copied_debts, (config(4, 3), 0), config(4, 2)),
+        (ends_ignored, (config(5, ends_layers=2), 0), config(4)),
+        (rule(weights="own"), (config(4, 3), 0), config(4, 2)),
+        (rule(weights="mean"), (config(4, 3), 0), config(2, 3)),
+        (rule(outer="anew"), (config(4, 3), 0), config(2, 3)),
+        (rule(outer="own"), (config(4, 3), 0), config(2, 2)),
+        (one_clock, (config(4), 0), config(2)),
+        (one_scale, (config(4), 0), config(2)),
+    ],
+)
+def test_no_rule_can_be_left_out(
+    drop: Callable[[pytest.MonkeyPatch], None],
+    before: tuple[RunConfig, int],
+    after: RunConfig,
+    source: Callable[[RunConfig], Saved],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = source(before[0])
+    check(before[0], after, loaded(saved, after))
+    drop(monkeypatch)
+    with pytest.raises((AssertionError, UserError, LookupError)):
+        check(before[0], after, loaded(saved, after))
+
+
+# ---- what belongs to a stage, not to a parameter
+
+
+def test_norms_of_whole_stages_add_up_and_those_of_parts_are_unknown(source: Callable[[RunConfig], Saved]) -> None:
+    saved = source(config(4))
+    merged, split = loaded(saved, config(2)), loaded(saved, config(12))
+    assert (merged[0, 1].grad_norm, merged[0, 1].clipped_norm) == pytest.approx((18**0.5, 32**0.5))
+    assert (split[0, 3].grad_norm, split[0, 3].clipped_norm) == (None, None)
+    for found in (merged, split):
+        assert (found[0, 0].grad_norm, found[0, 0].clipped_norm) == (3.0, 4.0), "the ends are as they were"
+
+
+def test_a_stage_that_stays_whole_goes_on_with_its_generators(source: Callable[[RunConfig], Saved]) -> None:
+    was = config(4)
+    found = loaded(source(was), config(2))
+    assert same(found[0, 0].generators["cpu"], state(was, 0, 0).generators["cpu"])
+    assert not found[0, 1].generators
+
+
+@pytest.mark.slow
+def test_replicas_saved_as_one_begin_with_the_mean_of_what_each_owed(tmp_path: Path) -> None:
+    """As a fleet saves those that agree on gradients: one file of a stage, and one for each further outer state."""
+    was, now = config(4, 3, "allreduce"), config(2, 2, "allreduce")
+    store, digests = CheckpointStore(tmp_path), {}
+    for stage, replica in product(range(5), range(3)):
+        held = state(was, stage, replica)
+        held = StageState({}, outer=held.outer) if replica else held
+        written = write_stage(store.unfinished(STEP), stage, STEP, held, replica)
+        digests[stage_file(Path(), stage, replica).name] = written.sha256
+    manifest = Manifest(
+        step=STEP, stages=list(range(5)), pipeline_stages=4, digests=digests, model=was.model, exchange=was.exchange
+    )
+    saved = store.seal(f"step-{STEP:08d}", manifest, 9)
+    for wanted in (now, config(6, 3, "allreduce")):
+        check(was, wanted, loaded(saved, wanted))
+
+
+@pytest.mark.slow
+def test_another_exchange_takes_weights_and_moments_alone(source: Callable[[RunConfig], Saved]) -> None:
+    was = config(4, 3, "noloco")
+    for kind, equal in (("pair_mean", False), ("diloco", True)):
+        found = loaded(source(was), config(4, 3, kind))
+        assert not any(got.outer for got in found.values())
+        one, other = found[0, 2].weights, found[2, 2].weights
+        assert all(same(one[n], other[n]) for n in one) == equal, "only some exchanges need replicas to be equal"
+        assert found[0, 2].moments
+
+
+def test_files_of_version_1_are_read_at_any_cut(tmp_path: Path) -> None:
+    """As planaria 0.1 wrote them: no digests of single tensors, one clock and one scale for a stage."""
+    was, store, digests = config(4), CheckpointStore(tmp_path), {}
+    for stage in range(5):
+        held, path = state(was, stage, 0), stage_file(store.unfinished(STEP), stage)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {f"weights.{n}": t for n, t in held.weights.items()} | {"rng": held.generators["cpu"]}
+        tensors |= {f"{key}.{n}": tensor for n, pair in held.moments.items() for key, tensor in pair.items()}
+        label = {"version": 1, "stage": stage, "step": STEP, "updates": 20 + stage, "lr_scale": 1.0 + stage}
+        save_file(tensors, path, {"planaria": json.dumps(label | {"grad_norm": 3.0, "clipped_norm": None})})
+        digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest = Manifest(step=STEP, stages=list(range(5)), pipeline_stages=4, digests=digests, model=was.model)
+    saved, now = store.seal(f"step-{STEP:08d}", manifest, 9), config(2)
+    check_stages(tmp_path, dict.fromkeys(range(3), saved.folder.name), now)
+    for (_, stage), got in loaded(saved, now).items():
+        for local, shape in shapes(now, stage).items():
+            name = named(now, stage, local)
+            old = 1 + int(name.split()[1]) // 3 if name.startswith("layer ") else 0
+            assert same(got.weights[local], atom(was, name, 0, shape)["weight"])
+            assert same(got.moments[local]["exp_avg"], atom(was, name, 0, shape)["moments"]["exp_avg"])
+            assert (got.clocks[local], got.scales.get(local, got.lr_scale)) == (20 + old, 1.0 + old)
+    assert same(loaded(saved, now)[0, 0].generators["cpu"], state(was, 0, 0).generators["cpu"])
+
+
+# ---- what is refused
+
+
+def tampered(saved: Saved, stage: int, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    """Change a file as somebody would who knows how digests go; its path."""
+    path = stage_file(saved.folder, stage)
+    tensors = load_file(path)
+    change(tensors)
+    weights = [key.removeprefix("weights.") for key in sorted(tensors) if key.startswith("weights.")]
+    first = [key.removeprefix("exp_avg.") for key in sorted(tensors) if key.startswith("exp_avg.")]
+    tensors["clocks"] = torch.full((len(first),), 30)
+    if "scales" in tensors:
+        tensors["scales"] = torch.ones(len(weights), dtype=torch.float64)
+    del tensors["sha256"]
+    rows = b"".join(digest(key, tensors[key]) for key in sorted(tensors))
+    tensors["sha256"] = torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(-1, 32)
+    save_file(tensors, path, {"planaria": json.dumps({"version": 2, "stage": stage, "step": STEP})})
+    manifest = saved.manifest.model_copy(update={"digests": {}})
+    (saved.folder / "manifest.json").write_text(documents.sealed(manifest))
+    return path
+
+
+def refused(saved: Saved, wanted: RunConfig) -> str:
+    """The one line before any worker starts."""
+    load = dict.fromkeys(range(wanted.pipeline.stages + 1), saved.folder.name)
+    with pytest.raises(UserError) as caught:
+        check_stages(saved.folder.parent, load, wanted)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+NORM = "layers.1.input_layernorm.weight"
+
+
+def put(key: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: tensors.update({key: tensor})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda t: [t.pop(f"{kind}.{NORM}") for kind in ("weights", *KEYS)],
+            "model.layers.4.input_layernorm.weight is missing; it should be F32 [8]",
+        ),
+        (put(f"weights.{NORM}", torch.ones(9)), "model.layers.4.input_layernorm.weight is F32 [9], not F32 [8]"),
+        (
+            put(f"exp_avg_sq.{NORM}", torch.ones(7)),
+            "exp_avg_sq of model.layers.4.input_layernorm.weight is F32 [7], not F32 [8]",
+        ),
+        (
+            lambda t: t.update({f"weights.{NORM}": t[f"weights.{NORM}"].bfloat16()}),
+            "model.layers.4.input_layernorm.weight is BF16 [8], not F32 [8]",
+        ),
+        (
+            put("weights.layers.01.input_layernorm.weight", torch.ones(8)),
+            "model.layers.4.input_layernorm.weight (layers.01.input_layernorm.weight) is not of this",
+        ),
+        (
+            put("weights.layers.3.input_layernorm.weight", torch.ones(8)),
+            "stage 2: layers.3.input_layernorm.weight (layers.3.input_layernorm.weight) is not of this model",
+        ),
+        (put("weights.layers.1.bias", torch.ones(8)), "model.layers.4.bias (layers.1.bias) is not of this model"),
+    ],
+)
+def test_a_parameter_that_does_not_fit_is_named(
+    change: Callable[[dict[str, Tensor]], object], said: str, tmp_path: Path
+) -> None:
+    path = tampered(save(tmp_path, config(4)), 2, change)
+    for wanted in (config(2), config(4)):
+        line = refused(CheckpointStore(tmp_path).list()[0], wanted)
+        assert said in line
+        assert str(path) in line
+
+
+def test_copies_that_should_be_equal_and_are_not_are_named(tmp_path: Path) -> None:
+    """Their weights, or the updates that they have seen."""
+    up, norm = "layers.0.mlp.up_proj.weight", "layers.0.input_layernorm.weight"
+    given = config(4, 3, "allreduce")
+    states = states_of(given)
+    states[2, 3].weights[up] = states[2, 3].weights[up] + 1e-6
+    line = refused(save(tmp_path / "weights", given, states), config(2, 2, "allreduce"))
+    assert "model.layers.6.mlp.up_proj.weight differs between replicas 0 and 2" in line
+    given = config(4, 2, "allreduce")
+    states = states_of(given)
+    states[1, 1].clocks[norm] += 1
+    line = refused(save(tmp_path / "clocks", given, states), config(2, 3, "allreduce"))
+    assert "model.layers.0.input_layernorm.weight differs between replicas 0 and 1" in line
+
+
+def test_a_mix_of_two_checkpoints_is_refused(tmp_path: Path) -> None:
+    saved = save(tmp_path, config(4))
+    sealed = documents.sealed(saved.manifest.model_copy(update={"step": STEP + 1}))
+    (saved.folder / "manifest.json").write_text(sealed)
+    assert f"holds step {STEP}, not {STEP + 1}" in refused(saved, config(2))
+
+
+def test_a_partial_checkpoint_is_not_recut(tmp_path: Path) -> None:
+    saved = save(tmp_path, config(4), stages=[0, 1, 3, 4])
+    assert "stages [2] are missing, and only a whole checkpoint can be re-cut" in refused(saved, config(2))
+
+
+def flip_a_bit(path: Path, place: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 16
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [0.4, 0.9])
+def test_a_flipped_bit_is_refused_before_any_worker_starts(place: float, tmp_path: Path) -> None:
+    saved = save(tmp_path, config(4))
+    path = stage_file(saved.folder, 3)
+    flip_a_bit(path, place)
+    assert str(path) in refused(saved, config(2))
+
+
+def test_a_bit_that_flips_later_is_found_by_the_worker(tmp_path: Path) -> None:
+    saved, wanted = save(tmp_path, config(4)), config(2)
+    check_stages(tmp_path, {1: saved.folder.name}, wanted)
+    flip_a_bit(stage_file(saved.folder, 2), 0.5)
+    with pytest.raises(UserError, match=r"stage-0002.*has changed since it was written"):
+        stage_for(saved.folder, wanted, 1)
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    assert "another shape" in refused(save(tmp_path, config(4)), config(2, tied=False))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_does_not_say_its_exchange_gives_means(tmp_path: Path) -> None:
+    """As an older planaria wrote them: outer states are not taken over by another number of replicas."""
+    was, now = config(4, 3), config(2, 2)
+    found = loaded(save(tmp_path, was, exchange=None), now)
+    check(was, now, {place: replace(got, outer=shared(was, now, *place)) for place, got in found.items()})
+    assert not any(got.outer for got in found.values())
+
+
+def shared(was: RunConfig, now: RunConfig, replica: int, stage: int) -> Mapping[str, Tensor]:
+    """What the outer state would be, so that everything else is held against the rules."""
+    made: dict[str, Tensor] = {"rounds": torch.tensor(0)}
+    for local, shape in shapes(now, stage).items():
+        name = named(now, stage, local)
+        for part, sharing in exchange(was.exchange).parts.items():
+            each = [atom(was, name, r, shape)["outer"][part] for r in range(was.exchange.replicas)]
+            made[f"{part}/{local}"] = sum(each[1:], each[0]) / 3 if sharing == "own" else torch.stack(each).mean(0)
+    return made

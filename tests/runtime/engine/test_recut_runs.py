@@ -1,0 +1,401 @@
+"""Runs that go on in another shape: the same losses where nothing is averaged, every sample once, and what is said."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import planaria
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.control.logs import read_run
+from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.resumption import take_up
+from planaria.runtime.engine.runner import StageRunner
+
+Recipe = Callable[..., RunConfig]
+SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
+
+
+def recipe(
+    config: Recipe,
+    folder: Path,
+    stages: int = 4,
+    steps: int = 20,
+    optim: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    **sections: Any,
+) -> RunConfig:
+    made = config(
+        model=SMALL | (model or {}),
+        pipeline={"stages": stages, "microbatches": 2, "microbatch_size": 2},
+        optim=optim or {"clip": 0.0},
+        train={"steps": steps},
+        observe={"trackers": ""},
+        **sections,
+    )
+    return made.model_copy(update={"engine": "inline", "out": str(folder / "runs")})
+
+
+def begin(given: RunConfig) -> Path:
+    planaria.train(given, progress=False)
+    return Path(given.out) / given.name
+
+
+def go_on(folder: Path, **flags: object) -> list[str]:
+    """Resume; what was said about that."""
+    said: list[str] = []
+    changes = {name.replace("__", "."): value for name, value in flags.items()}
+    planaria.train(folder, resume=True, settings=changes, progress=False, say=said.append)
+    return said
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {m.step: m.loss for m in read_run(folder).trained}
+
+
+def newest(folder: Path) -> Path:
+    saved = CheckpointStore(folder / "checkpoints").newest()
+    assert saved is not None
+    return saved.folder
+
+
+def both(corpus: Path, home: Path, **sections: Any) -> tuple[Path, dict[int, float]]:
+    """A run of 20 steps at 4 stages, and the losses of one of 40."""
+    from tiny import config_in
+
+    def make(**fields: Any) -> RunConfig:
+        return config_in(corpus, **fields)
+
+    through = begin(recipe(make, home / "through", steps=40, **sections))
+    return begin(recipe(make, home / "parted", **sections)), losses(through)
+
+
+@pytest.fixture(scope="module")
+def parted(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    return both(corpus_folder, tmp_path_factory.mktemp("parted"))
+
+
+@pytest.fixture(scope="module")
+def bounded(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    """The same with a clip that binds in every step, in every layer."""
+    return both(corpus_folder, tmp_path_factory.mktemp("bounded"), optim={"clip": 1e-3, "clip_by": "layer"})
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("stages", [1, 2, 12])
+def test_a_recut_run_learns_what_an_unbroken_one_learns(
+    parted: tuple[Path, dict[int, float]], stages: int, tmp_path: Path
+) -> None:
+    """To the last bit; and at the old cut again after that."""
+    source, through = parted
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    said = go_on(folder, pipeline__stages=stages, train__steps=30)
+    assert f"{folder}: goes on with pipeline.stages = {stages} (was 4)" in said
+    assert any(
+        f"of 4 stages, now {stages} stage{'s' * (stages > 1)}: re-cut by parameter" in line and "clip" not in line
+        for line in said
+    )
+    go_on(folder, pipeline__stages=4, train__steps=40)
+    assert losses(folder) == through
+    assert prove_exactly_once(read_run(folder)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [{"pipeline__stages": n} for n in (1, 2, 12)] + [{"model__ends_layers": 4}])
+def test_a_clip_that_binds_by_layer_is_the_same_at_every_cut(
+    bounded: tuple[Path, dict[int, float]], flags: dict[str, int], tmp_path: Path
+) -> None:
+    source, through = bounded
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    said = go_on(folder, **flags, train__steps=40)
+    assert losses(folder) == through
+    assert not any("optim.clip" in line for line in said)
+
+
+@pytest.mark.slow
+def test_by_stage_the_same_clip_would_not_be(bounded: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
+    source, through = bounded
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    go_on(folder, pipeline__stages=2, optim__clip_by="stage", train__steps=24)
+    assert losses(folder)[23] != through[23]
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        {"replicas": 2},
+        pytest.param({"replicas": 3, "kind": "noloco", "options": {"every": 3}}, marks=pytest.mark.slow),
+    ],
+)
+def test_replicas_clip_by_layer_whatever_their_cut(exchange: dict[str, Any], config: Recipe, tmp_path: Path) -> None:
+    """What is clipped is the mean gradient of replicas that agree on it, and each one's own otherwise."""
+    sections: dict[str, Any] = {"exchange": exchange, "optim": {"clip": 1e-3, "clip_by": "layer"}}
+    through = begin(recipe(config, tmp_path / "through", steps=8, **sections))
+    folder = begin(recipe(config, tmp_path / "parted", steps=5, **sections))
+    go_on(folder, pipeline__stages=2, train__steps=8)
+    assert losses(folder) == losses(through)
+
+
+def test_log_and_report_tell_of_every_other_shape(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(parted[0], tmp_path / "runs" / "run"))
+    go_on(folder, pipeline__stages=2, train__steps=21)
+    go_on(folder, train__steps=22)
+    go_on(folder, exchange__replicas=2, optim__clip=0.5, pipeline__stages=1, train__steps=23)
+    parts = [started.recut for _, started in read_run(folder).starts]
+    assert [part if part is None else str(part) for part in parts] == [
+        None,
+        "step-00000020: 4 stages, now 2 stages",
+        None,
+        "step-00000022: 2 stages, now 1 stage, 2 replicas (allreduce)",
+    ]
+    report = (folder / "report.html").read_text()
+    assert "<h2>Checkpoints</h2>" in report and "re-cut by parameter, with moments" in report
+    assert "of 1 replica, now 2 replicas: they begin from copies of the one model<" in report
+    assert "<h2>Checkpoints</h2>" not in (parted[0] / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_layers_can_move_to_the_ends(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
+    source, through = parted
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    go_on(folder, model__ends_layers=2, pipeline__stages=5, train__steps=30)
+    assert losses(folder) == {step: loss for step, loss in through.items() if step < 30}
+
+
+def test_without_moments_the_losses_would_differ(
+    parted: tuple[Path, dict[int, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, through = parted
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    real = StageRunner.load
+
+    def bare(self: StageRunner, state: Any) -> None:
+        real(self, state.part(lambda name: True, moments=False))
+
+    monkeypatch.setattr(StageRunner, "load", bare)
+    go_on(folder, pipeline__stages=2, train__steps=24)
+    found = losses(folder)
+    assert found[20] == through[20] and found[23] != through[23]
+
+
+@pytest.mark.slow
+def test_a_clip_that_will_bind_otherwise_is_said(config: Recipe, tmp_path: Path) -> None:
+    folder = begin(recipe(config, tmp_path, steps=2))
+    said = go_on(folder, pipeline__stages=2, train__steps=3, optim__clip=0.5)
+    assert any("optim.clip = 0.5 bounds each stage's gradient" in line and "clip_by layer" in line for line in said)
+
+
+def test_a_learning_rate_that_jumps_is_said(config: Recipe, tmp_path: Path) -> None:
+    folder = begin(recipe(config, tmp_path, steps=2, optim={"lr": 0.01, "schedule": "cosine"}))
+    lines: list[str] = []
+    take_up(folder, {"train.steps": 4}, None, lines.append)
+    (line,) = (line for line in lines if "learning rate" in line)
+    assert "of step 2 is 0.0055, and was 0.001 by the former schedule" in line and "train.schedule_steps" in line
+
+
+def test_a_rebuilt_stages_parameters_keep_their_clock_and_scale(config: Recipe, tmp_path: Path) -> None:
+    """CheckFree rebuilds stage 2 of 4; at 2 stages its layers live in stage 1, beside those of the old stage 1."""
+    from planaria.faults.trace import Fault, Trace, text
+
+    trace = tmp_path / "trace.json"
+    trace.write_text(text(Trace(faults=(Fault(step=3, stage=2),))))
+    folder = begin(recipe(config, tmp_path, steps=8, chaos={"trace": str(trace)}))
+    rebuilt = read_stage(newest(folder), 2, 8)
+    assert (set(rebuilt.clocks.values()), rebuilt.lr_scale) == ({5}, 1.1)
+    two = runs.config_of(folder).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
+    found = stage_for(newest(folder), two, 1)
+    for name, clock in found.clocks.items():
+        old = int(name.split(".")[1]) >= 3
+        assert (clock, found.scales.get(name, found.lr_scale)) == ((5, 1.1) if old else (8, 1.0))
+    before = {name: weight.clone() for name, weight in found.weights.items()}
+    runner = StageRunner(two, 1)
+    runner.load(found)
+    moved = step_of(runner, dict.fromkeys(before, 0.25))
+    plain = StageRunner(two, 1)
+    plain.load(stage_for(newest(folder), two, 1).part(lambda name: True, moments=True))
+    plain.scales = {}
+    for group in plain.optimizer.param_groups:
+        group["scale"] = None
+    apart = step_of(plain, dict.fromkeys(before, 0.25))
+    for name in before:
+        tall = float((moved[name] - before[name]).norm() / (apart[name] - before[name]).norm())
+        ratio = found.scales.get(name, found.lr_scale) / found.lr_scale
+        assert tall == pytest.approx(ratio, rel=1e-3)
+    state = runner.state()
+    assert state.scales == found.scales and state.clocks == {n: clock + 1 for n, clock in found.clocks.items()}
+
+
+def step_of(runner: StageRunner, size: dict[str, float]) -> dict[str, torch.Tensor]:
+    """The weights after an update with a gradient of these sizes."""
+    runner.take({name: torch.full_like(p, size[name]) for name, p in runner.parameters.items()})
+    runner._pending = (1.0, 1.0)
+    runner.commit(8)
+    return {name: weight.clone() for name, weight in runner.state().weights.items()}
+
+
+NOLOCO = {"kind": "noloco", "options": {"every": 3, "bits": 8}}
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    ("exchange", "flags"),
+    [
+        (NOLOCO | {"replicas": 3}, {"exchange.replicas": 2, "pipeline.stages": 2}),
+        pytest.param(
+            NOLOCO | {"replicas": 2}, {"exchange.replicas": 3, "pipeline.microbatches": 3}, marks=pytest.mark.slow
+        ),
+        ({"replicas": 2, "options": {"bits": 8}}, {"exchange.replicas": 3, "pipeline.stages": 6}),
+        pytest.param(
+            {"replicas": 3},
+            {"exchange.kind": "noloco", "exchange.options.every": 2, "pipeline.stages": 1},
+            marks=pytest.mark.slow,
+        ),
+        (NOLOCO | {"replicas": 3}, {"exchange.replicas": 1, "pipeline.microbatch_size": 5}),
+    ],
+)
+def test_every_sample_is_used_once_whatever_the_shape(
+    exchange: dict[str, Any], flags: dict[str, Any], config: Recipe, tmp_path: Path
+) -> None:
+    given = recipe(config, tmp_path, steps=5, exchange=exchange)
+    folder = begin(given)
+    said: list[str] = []
+    planaria.train(folder, resume=True, settings={**flags, "train.steps": 9}, progress=False, say=said.append)
+    assert all(any(f"{name} = " in line for line in said) for name in flags), said
+    record = read_run(folder)
+    assert prove_exactly_once(record) == []
+    after = runs.config_of(folder)
+    assert sample_ledger(record)[-1].span[1] == 5 * given.samples + 4 * after.samples
+    assert all(0 < loss < 7 for loss in losses(folder).values())
+
+
+@pytest.mark.slow
+def test_the_same_replicas_at_another_cut_go_on_each_with_its_own(config: Recipe, tmp_path: Path) -> None:
+    """Rounds, residuals and momentum included: the losses are those of an unbroken run."""
+    exchange = NOLOCO | {"replicas": 2, "options": {"every": 3}}
+    through = begin(recipe(config, tmp_path / "through", steps=11, exchange=exchange))
+    folder = begin(recipe(config, tmp_path / "parted", steps=7, exchange=exchange))
+    go_on(folder, pipeline__stages=2, train__steps=11)
+    assert losses(folder) == losses(through)
+    assert prove_exactly_once(read_run(folder)) == []
+
+
+TABLE = "embed_tokens.weight"
+
+
+@pytest.mark.slow
+def test_a_vocabulary_takes_rows_more_and_loses_them_again(
+    parted: tuple[Path, dict[int, float]], tmp_path: Path
+) -> None:
+    """What is appended is the mean of what there is, with moments; cut off again, nothing is left of it."""
+    source, through = parted
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    before = stage_for(newest(folder), runs.config_of(folder), 0)
+    said = go_on(folder, model__vocab=320, pipeline__stages=2, train__steps=21)
+    assert any("of 257 tokens, now 320: embedding and head have 63 rows more" in line for line in said), said
+    assert 0 < abs(losses(folder)[20] - through[20]) < 0.3
+    later = runs.config_of(folder)
+    (first,) = (saved for saved in CheckpointStore(folder / "checkpoints").list() if saved.step == 20)
+    more = stage_for(first.folder, later, 0)
+    pairs = [
+        (before.weights[TABLE], more.weights[TABLE]),
+        *zip(before.moments[TABLE].values(), more.moments[TABLE].values(), strict=True),
+    ]
+    for was, now in pairs:
+        assert now.shape == (320, 16) and torch.equal(now[:257], was)
+        assert torch.equal(now[257:], was.mean(0).expand(63, -1))
+    assert more.clocks == before.clocks and torch.equal(more.weights["norm.weight"], before.weights["norm.weight"])
+    said = go_on(folder, model__vocab=257, train__steps=22)
+    assert any("now 257: embedding and head lose their last 63 rows" in line for line in said), said
+    assert stage_for(newest(folder), runs.config_of(folder), 0).weights[TABLE].shape == (257, 16)
+    assert "320 tokens, now 257" in str(read_run(folder).starts[-1][1].recut)
+
+
+@pytest.mark.slow
+def test_replicas_with_debts_take_rows_more(config: Recipe, tmp_path: Path) -> None:
+    folder = begin(recipe(config, tmp_path, steps=4, exchange=NOLOCO | {"replicas": 2}, model={"tied": False}))
+    go_on(folder, model__vocab=260, exchange__replicas=3, train__steps=6)
+    state = stage_for(newest(folder), runs.config_of(folder), 0, 2)
+    for name in (TABLE, "lm_head.weight"):
+        shapes = {tuple(tensor.shape) for key, tensor in state.outer.items() if key.endswith(f"/{name}")}
+        assert shapes == {(260, 16)} == {tuple(state.weights[name].shape)}
+
+
+@pytest.mark.slow
+def test_the_tokenizer_stays_whatever_the_vocabulary(config: Recipe, tmp_path: Path) -> None:
+    """One of its own size would be trained for a new run."""
+    given = recipe(config, tmp_path, steps=2, data={"tokenizer": "bpe"}, model={"vocab": 280})
+    folder = begin(given)
+    with pytest.raises(UserError, match=r"--model.vocab 270: .* tokenizer has 280 ids; give 280 or more"):
+        take_up(folder, {"model.vocab": 270}, None, lambda line: None)
+    before = (folder / runs.TOKENIZER).read_bytes()
+    go_on(folder, model__vocab=300, train__steps=3)
+    assert (folder / runs.TOKENIZER).read_bytes() == before
+    moved = folder.rename(folder.with_name("moved"))
+    go_on(moved, train__steps=4)
+    assert (moved / runs.TOKENIZER).read_bytes() == before and len(losses(moved)) == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"model.vocab": 256}, "--model.vocab 256: "),
+        ({"pipeline.stages": 5}, "model.layers = 12 does not divide into pipeline.stages = 5"),
+        ({"model.dim": 32}, "--model.dim 32: cannot change"),
+        ({"seed": 4}, "--seed 4: cannot change"),
+        ({"data.validation": 0.3}, "--data.validation 0.3: cannot change"),
+    ],
+)
+def test_what_cannot_change_is_refused(
+    parted: tuple[Path, dict[int, float]], flags: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        take_up(parted[0], {**flags, "train.steps": 30}, None, lambda line: None)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_engine_of_another_shape_is_what_the_recut_states_are_for(
+    parted: tuple[Path, dict[int, float]], config: Recipe, tmp_path: Path
+) -> None:
+    """Every state of the checkpoint loads into a runner of the wanted cut, and comes out of it as it went in."""
+    two = runs.config_of(parted[0]).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
+    engine = InlineEngine(two, *planaria.streams(two))
+    engine.become({stage: stage_for(newest(parted[0]), two, stage) for stage in range(3)})
+    for stage, runner in engine.runners.items():
+        expected, got = stage_for(newest(parted[0]), two, stage), runner.state()
+        assert all(torch.equal(got.weights[n], w) for n, w in expected.weights.items())
+        for name, pair in expected.moments.items():
+            assert all(torch.equal(a, b) for a, b in zip(got.moments[name].values(), pair.values(), strict=True))
+        assert (got.clocks, got.lr_scale, got.grad_norm) == (expected.clocks, expected.lr_scale, expected.grad_norm)
+
+
+@pytest.mark.slow
+def test_a_run_takes_up_a_schedule_and_leaves_it_again(config: Recipe, tmp_path: Path) -> None:
+    """Every node of a stage begins from its stage; the file goes along with the run."""
+    from schedules import on_schedule, shape
+
+    sections = shape(0.0)
+    (tmp_path / "plan").mkdir()
+    plan = on_schedule(config(**sections), tmp_path / "plan").routing.schedule
+    made = config(pipeline=sections["pipeline"], train={"steps": 4}, observe={"trackers": ""})
+    folder = begin(made.model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")}))
+    said = go_on(folder, routing__schedule=plan, train__steps=6)
+    assert any("goes on with a schedule" in line for line in said)
+    assert plan is not None
+    assert runs.config_of(folder).routing.schedule == str((folder / runs.SCHEDULE).absolute())
+    Path(plan).unlink()
+    with pytest.raises(UserError, match=r"has 4 block stages; pipeline.stages = 2"):
+        go_on(folder, pipeline__stages=2, train__steps=8)
+    said = go_on(folder, routing__schedule="none", pipeline__stages=2, train__steps=8)
+    assert any("no schedule any more" in line for line in said)
+    assert prove_exactly_once(read_run(folder)) == [] and len(losses(folder)) == 8

@@ -1,0 +1,228 @@
+"""Replicas in one process: what they learn, that they agree as told, and that a run of them can be taken up again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import engine_of, losses
+
+from planaria.config.schema import RunConfig
+from planaria.control.events import ReplicasEvaluated, RoundSettled
+from planaria.control.logs import RunRecord, read_run
+from planaria.faults.trace import Fault, Trace
+from planaria.report.live.progress import Quiet
+from planaria.report.live.watch import Watch
+from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.engine import inline_run, runs
+from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.origin import Origin
+from planaria.runtime.engine.prepare import prepare
+
+Recipe = Callable[..., RunConfig]
+FOUR = {"stages": 2, "microbatches": 2, "microbatch_size": 2}
+
+
+def replicas(config: Recipe, count: int = 4, mixed: bool = False, kind: str = "allreduce", **options: Any) -> RunConfig:
+    return config(
+        model={"layers": 2},
+        pipeline=FOUR,
+        routing={"mixed": mixed},
+        exchange={"replicas": count, "kind": kind, "options": options},
+    )
+
+
+def weights(engine: InlineEngine, node: int) -> list[torch.Tensor]:
+    return [w.clone() for w in engine.runners[node].state().weights.values()]
+
+
+def test_replicas_that_average_every_gradient_are_one_model_with_larger_batches(config: Recipe) -> None:
+    many = engine_of(replicas(config, 4, kind="allreduce"))
+    one = engine_of(config(model={"layers": 2}, pipeline=FOUR | {"microbatches": 8}))
+    assert losses(many, 5) == pytest.approx(losses(one, 5), rel=1e-5)
+    assert many.replicas is not None and many.replicas.spread() == 0.0
+
+
+def test_rounds_of_gradients_are_steps_whatever_was_saved_with_another_number_of_replicas(config: Recipe) -> None:
+    """Compressors draw by them, and a fleet counts them so."""
+    engine = engine_of(replicas(config, 3, kind="allreduce", bits=4))
+    engine.step = 5
+    engine.become({node: runner.state() for node, runner in engine.runners.items()})
+    assert engine.replicas is not None
+    assert {int(engine.replicas.state(node).outer["rounds"]) for node in engine.stage} == {5}
+    engine.train_step()
+    assert {int(engine.replicas.state(node).outer["rounds"]) for node in engine.stage} == {6}
+
+
+def test_without_an_exchange_each_replica_learns_from_its_own_samples_alone(config: Recipe) -> None:
+    many = engine_of(replicas(config, 2, kind="local"))
+    losses(many, 6)
+    assert many.replicas is not None and many.replicas.spread() > 0
+    recipe = config(model={"layers": 2}, pipeline=FOUR)
+    alone = engine_of(recipe)
+
+    class Odd:
+        """The samples of replica 1: every second share of the stream."""
+
+        def __init__(self) -> None:
+            self.stream = alone._train
+
+        def batch(self, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+            step, own = divmod(first, recipe.pipeline.samples)
+            return self.stream.batch(2 * step * recipe.pipeline.samples + recipe.pipeline.samples + own, size)
+
+    alone._train = Odd()  # type: ignore[assignment]
+    losses(alone, 6)
+    for stage in range(3):
+        for mine, theirs in zip(weights(many, 3 + stage), weights(alone, stage), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_pairs_meet_when_due_and_are_the_nearer_for_it(config: Recipe) -> None:
+    gossip, local = (
+        engine_of(replicas(config, 4, kind=kind, **({} if kind == "local" else {"every": 3})))
+        for kind in ("pair_mean", "local")
+    )
+    rounds = [round for _ in range(9) for round in gossip.train_step().rounds]
+    losses(local, 9)
+    assert [round.number for round in rounds] == [0, 1, 2]
+    assert all(sorted(r for group in round.groups for r in group) == [0, 1, 2, 3] for round in rounds)
+    assert gossip.replicas is not None and local.replicas is not None
+    assert 0 < gossip.replicas.spread() < local.replicas.spread()
+    size = sum(w.nbytes for node in gossip.replicas.nodes(0) for w in weights(gossip, node))
+    assert all(round.blocking_bytes == 4 * size and round.prefetched_bytes == 0 for round in rounds)
+
+
+def test_mixing_routes_brings_replicas_together_without_sending_weights(config: Recipe) -> None:
+    engine = engine_of(replicas(config, 4, mixed=True, kind="local"))
+    found = {route for step in range(8) for route in engine.resolved.routes(step)}
+    assert any(len({node // 3 for node in route}) > 1 for route in found)
+    for step in range(8):
+        for stage in (1, 2):
+            visits = [node for route in engine.resolved.routes(step) for node in route[1:-1] if node % 3 == stage]
+            assert sorted(visits) == sorted([*range(stage, 12, 3)] * 2), "a permutation loads all alike"
+    assert losses(engine, 8)[-1] < losses(engine_of(replicas(config, 4, kind="local")), 1)[0]
+
+
+def test_the_one_model_is_the_mean_and_looking_at_it_changes_nothing(config: Recipe) -> None:
+    engine = engine_of(replicas(config, 3, kind="noloco", every=4))
+    losses(engine, 5)
+    before = [weights(engine, node) for node in engine.runners]
+    worth = engine.evaluate_consensus()
+    assert all(torch.equal(a, b) for node, kept in zip(engine.runners, before, strict=True)
+               for a, b in zip(weights(engine, node), kept, strict=True))  # fmt: skip
+    assert engine.replicas is not None
+    mean = engine.replicas.consensus([1, 4, 7])
+    for name, tensor in mean.items():
+        theirs = [engine.runners[node].state().weights[name] for node in (1, 4, 7)]
+        assert torch.allclose(tensor, sum(theirs) / 3, atol=1e-6)  # type: ignore[arg-type]
+    assert worth == pytest.approx(engine.evaluate(), rel=0.05) and worth != engine.evaluate()
+
+
+def test_a_lost_node_takes_the_state_of_another_replica(config: Recipe) -> None:
+    engine = engine_of(replicas(config, 2, kind="noloco", every=3))
+    losses(engine, 4)
+    engine.lose([4])
+    assert all(torch.equal(a, b) for a, b in zip(weights(engine, 4), weights(engine, 1), strict=True))
+    assert engine.replicas is not None and engine.replicas.outer[4].settled.rounds == 1
+    losses(engine, 4)
+
+
+def test_slow_weights_that_must_be_equal_stay_so_through_a_loss(config: Recipe) -> None:
+    engine = engine_of(replicas(config, 4, kind="diloco", every=4))
+    losses(engine, 6)
+    engine.lose([4])
+    losses(engine, 6)
+    assert engine.replicas is not None and engine.replicas.spread() == 0.0
+
+
+def test_a_fragment_under_way_is_dropped_with_the_steps_that_sent_it(config: Recipe) -> None:
+    engine = engine_of(replicas(config, 2, kind="streaming_diloco", every=6, fragments=2, delay=2))
+    losses(engine, 2)
+    assert engine.replicas is not None
+    saved = {node: copy.deepcopy(engine.replicas.state(node)) for node in engine.runners}
+    losses(engine, 2)
+    engine.step = 2
+    engine.become(saved)
+    rounds = [round.number for _ in range(8) for round in engine.train_step().rounds]
+    assert rounds == [0, 1]
+    engine.lose([4])
+    assert [round.number for _ in range(6) for round in engine.train_step().rounds] == [2, 3]
+
+
+def train(recipe: RunConfig, folder: Path, origin: Origin | None = None, faults: tuple[Fault, ...] = ()) -> RunRecord:
+    folder.mkdir(exist_ok=True)
+    runs.keep_config(folder, recipe)
+    prepared = prepare(recipe.model_copy(update={"engine": "inline"}), trace=Trace(faults=faults))
+    watch = Watch(folder, recipe.samples * recipe.model.context, Quiet())
+    try:
+        ending = inline_run.train(prepared, folder, watch, origin or Origin())
+    finally:
+        watch.close()
+    assert ending.outcome == "finished"
+    return read_run(folder)
+
+
+def resumed(recipe: RunConfig, folder: Path, step: int) -> RunRecord:
+    load = dict.fromkeys(range(3), f"step-{step:08d}")
+    return train(recipe, folder, Origin(step=step, load=load))
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("exchange", [{"kind": "noloco", "every": 3, "bits": 8}, {"bits": 8}])
+def test_a_run_of_replicas_goes_on_bit_for_bit_where_it_stopped(
+    exchange: dict[str, Any], config: Recipe, tmp_path: Path
+) -> None:
+    def recipe(steps: int) -> RunConfig:
+        made = replicas(config, 3, **exchange)
+        return made.model_copy(update={"train": made.train.model_copy(update={"steps": steps, "eval_every": 5})})
+
+    whole = train(recipe(12), tmp_path / "whole")
+    train(recipe(7), tmp_path / "parted")
+    again = resumed(recipe(12), tmp_path / "parted", 7)
+    assert [m.loss for m in again.trained if m.step >= 7] == [m.loss for m in whole.trained if m.step >= 7]
+    for replica in range(3):
+        for stage in range(3):
+            one, other = (
+                read_stage(tmp_path / name / "checkpoints" / "step-00000012" / f"replica-{replica}", stage, 12)
+                for name in ("whole", "parted")
+            )
+            assert all(torch.equal(one.weights[n], other.weights[n]) for n in one.weights)
+            assert one.outer.keys() == other.outer.keys()
+            assert all(torch.equal(one.outer[n], other.outer[n]) for n in one.outer)
+
+
+@pytest.mark.slow
+def test_a_run_can_be_taken_up_with_another_number_of_replicas(config: Recipe, tmp_path: Path) -> None:
+    first = replicas(config, 3, kind="noloco", every=3)
+    train(first, tmp_path / "run")
+    model = load_model(runs.newest_whole(tmp_path / "run"))
+    five = replicas(config, 5, kind="noloco", every=3)
+    five = five.model_copy(update={"train": five.train.model_copy(update={"steps": 16})})
+    saved = runs.newest_whole(tmp_path / "run")
+    assert saved.manifest.samples == 10 * first.samples
+    load = dict.fromkeys(range(3), saved.folder.name)
+    record = train(five, tmp_path / "run", Origin(step=10, load=load, samples=saved.manifest.samples))
+    assert prove_exactly_once(record) == [], "a sample was used twice, or not at all"
+    assert sample_ledger(record)[-1].first + five.samples == 10 * first.samples + 6 * five.samples
+    rounds = [fact for _, fact in record.history if isinstance(fact, RoundSettled)]
+    assert {replica for group in rounds[-1].groups for replica in group} == set(range(5))
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_the_log_tells_who_met_whom_and_what_the_one_model_is_worth(config: Recipe, tmp_path: Path) -> None:
+    recipe = replicas(config, 4, kind="pair_mean", every=4)
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"eval_every": 5})})
+    record = train(recipe, tmp_path / "run", faults=(Fault(step=6, stage=5),))
+    rounds = [fact for _, fact in record.history if isinstance(fact, RoundSettled)]
+    assert [(fact.number, fact.step) for fact in rounds] == [(0, 4), (1, 8)]
+    looks = [fact for _, fact in record.history if isinstance(fact, ReplicasEvaluated)]
+    assert [look.step for look in looks] == [0, 5, 10]
+    assert len(set(looks[0].losses)) == 1 and len(set(looks[-1].losses)) == 4
+    assert {m.step: m.val_loss for m in record.validated} == {look.step: look.consensus for look in looks}

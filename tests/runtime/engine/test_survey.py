@@ -1,0 +1,212 @@
+"""Measurements by real processes: what they find, and how they end when a node does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from planaria.cli import main
+from planaria.common.errors import RunStopped
+from planaria.control.events import Fact
+from planaria.pipeline.network.costs import MBIT
+from planaria.pipeline.network.topology import read
+from planaria.report.live.bars import SurveyProgress
+from planaria.runtime.engine.survey import Leader
+from planaria.runtime.engine.surveyor import Failed
+from planaria.runtime.fleet.base import Gone, Said
+
+# Links are long and slow: what a busy machine adds, milliseconds for every thread that must wake up, is little then.
+TOPOLOGY = """
+matrix = { latency_ms = "latency.csv", bandwidth_mbit = "bandwidth.csv" }
+same_site = { latency_ms = 120, bandwidth_mbit = 20 }
+queueing = false
+[[nodes]]
+site = "Bern"
+count = 2
+[[nodes]]
+site = "Oslo"
+speed = 2.0
+memory = 5
+role = "data"
+"""
+RECIPE = '[network]\ntopology = "known.toml"\n[fleet]\nmissed = 200\n'
+"""a machine that runs tests is busy: only silence of 50 s is a death"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "known.toml").write_text(TOPOLOGY)
+    (tmp_path / "latency.csv").write_text(",Bern,Oslo,Rome\nBern,,200,9\nOslo,200,,9\n")
+    (tmp_path / "bandwidth.csv").write_text(",Bern,Oslo,Rome\nBern,,8,9\nOslo,2,,9\n")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return tmp_path / "recipe.toml"
+
+
+def measure(recipe: Path, *flags: str) -> int | str | None:
+    """``planaria topology measure`` in this process; its exit code. No node may be left."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["topology", "measure", str(recipe), "--to", str(recipe.parent / "found"), *flags])
+    assert not nodes()
+    return exit_.value.code
+
+
+def nodes() -> dict[str, int]:
+    """Living children of this process that are nodes: as the kernel calls them, in 15 characters → process id."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # ended meanwhile
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(") ")
+            state, parent = rest.split()[:2]
+            if (
+                name.startswith("planaria ")
+                and name != "planaria births"
+                and state != "Z"
+                and int(parent) == os.getpid()
+            ):
+                found[name] = int(stat.parent.name)
+    return found
+
+
+def strike_after_first_pair(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals, after_s: float = 0.0
+) -> None:
+    """Send a signal to a node when the first pair has been measured, or so much later."""
+    told: Callable[[SurveyProgress, str], None] = SurveyProgress.told
+    struck: list[int] = []
+
+    def strike(progress: SurveyProgress, text: str) -> None:
+        told(progress, text)
+        if not struck:
+            pid = nodes()[f"planaria {name}.0"[:15]]
+            struck.append(pid)
+            if after_s:
+                threading.Timer(after_s, os.kill, (pid, number)).start()
+            else:
+                os.kill(pid, number)
+
+    monkeypatch.setattr(SurveyProgress, "told", strike)
+
+
+@pytest.mark.slow
+def test_known_links_are_found_again(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure(recipe, "--network.emulate", "true", "--network.scale", "0.5") == 0
+    out, err = capsys.readouterr()
+    assert "3/3 pairs" in out and str(recipe.parent / "found" / "topology.toml") in out and not err
+    given, found = read(recipe.parent / "known.toml", 0.5), read(recipe.parent / "found" / "topology.toml")
+    assert found.nodes == given.nodes
+    assert found.queueing == given.queueing
+    assert found.links.keys() == {(a, b) for a in ("Bern", "Oslo") for b in ("Bern", "Oslo")}
+    for (a, b), (latency, bandwidth) in found.links.items():
+        if (a, b) == ("Oslo", "Oslo"):  # one node: the default
+            assert (latency, bandwidth) == (0.001, 16000 * MBIT)
+            continue
+        known, capacity = given.latency_s(a, b), 1 / given.transmit_s(a, b, 1)
+        assert abs(latency - known) < 0.15 * known + 0.002
+        assert capacity / 1.3 < bandwidth < capacity * 1.3
+
+
+def test_nodes_of_this_machine_are_measured_and_nothing_else_is_in_the_folder(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe.write_text("[pipeline]\nstages = 2\n[fleet]\nmissed = 200\n")
+    assert measure(recipe, "--quiet") == 0
+    assert "pairs" not in capsys.readouterr().out
+    folder = recipe.parent / "found"
+    assert sorted(file.name for file in folder.iterdir()) == ["bandwidth_mbit.csv", "latency_ms.csv", "topology.toml"]
+    found = read(folder / "topology.toml")
+    assert [node.site for node in found.nodes] == ["node 0", "node 1", "node 2"]
+    for a, b in ((0, 1), (1, 0), (2, 0)):
+        latency, bandwidth = found.links[f"node {a}", f"node {b}"]
+        assert latency < 1 < bandwidth / MBIT
+    assert measure(recipe, "--nodes", "2") == 0
+    assert len(read(folder / "topology.toml").nodes) == 2
+
+
+def test_a_node_that_dies_is_named_with_its_pair_and_nothing_is_written(
+    recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike_after_first_pair(monkeypatch, "Oslo 1", signal.SIGKILL)  # of three pairs, the second or third is Oslo's
+    assert measure(recipe) == 1
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("planaria: link Bern ") and " – Oslo 1: Oslo 1 is gone (connection" in err
+    assert "nothing was written" in err
+    assert not (recipe.parent / "found").exists()
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_while_it_is_measured_is_named_too(
+    recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe.write_text("[network]\nemulate = true\nlatency_s = 0.04\nbandwidth = 1e6\n[fleet]\nmissed = 200\n")
+    strike_after_first_pair(monkeypatch, "node 0", signal.SIGKILL, after_s=0.7)
+    assert measure(recipe, "--nodes", "3", "--quiet") == 1
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("planaria: link node 0 – node ") and ": node 0 is gone (connection" in err
+
+
+@pytest.mark.slow
+def test_a_node_that_cannot_be_reached_is_named_with_its_pair_after_the_time_out(
+    recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike_after_first_pair(monkeypatch, "Oslo 1", signal.SIGSTOP)
+    assert measure(recipe, "--fleet.timeout_s", "3", "--quiet") == 1
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("planaria: link Bern ") and " – Oslo 1: could not be opened" in err
+    assert not (recipe.parent / "found").exists()
+
+
+class PretendFleet:
+    """Lets nodes say and suffer what a test has written down, one list for each time they are asked."""
+
+    def __init__(self, script: list[list[Said | Gone]]) -> None:
+        self.script = script
+
+    def poll(self, timeout_s: float) -> list[Said | Gone]:
+        return self.script.pop(0) if self.script else []
+
+    def send(self, worker: str, text: bytes) -> None:
+        """Nobody is there."""
+
+
+def says(node: str, report: Fact) -> Said:
+    return Said(node, 0, report.model_dump_json().encode())
+
+
+BROKEN = Failed(link="survey:0-1", detail="Connection closed by peer")
+LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ([[says("a", BROKEN)], [Gone("b", 0, "connection", "pid 7")]], "link a – b: b is gone (connection, pid 7);"),
+        ([[says("a", BROKEN)]], "link a – b: Connection closed by peer;"),
+        ([[says("a", Failed(link="survey:0-2", detail="old"))], [says("b", BROKEN)]], "link a – b: Connection closed"),
+        ([[Gone("c", 0, "heartbeat", "silent for 9 s")]], "c is gone (heartbeat, silent for 9 s);"),
+    ],
+)
+def test_a_death_explains_a_broken_edge_and_else_the_edge_is_named(script: list[list[Said | Gone]], said: str) -> None:
+    leader = Leader(PretendFleet(script), "abc", LINES, lambda *_: None)  # type: ignore[arg-type]
+    leader._at = dict.fromkeys(range(3), "nowhere")
+    with pytest.raises(RunStopped) as stopped:
+        leader.measure([(0, 1)])
+    assert str(stopped.value).startswith(said)
+
+
+def test_a_failure_leaves_an_older_measurement_as_it_was(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = recipe.parent / "found"
+    folder.mkdir()
+    (folder / "topology.toml").write_text("older")
+    strike_after_first_pair(monkeypatch, "Bern 1", signal.SIGKILL)
+    assert measure(recipe, "--quiet") == 1
+    assert [file.read_text() for file in folder.iterdir()] == ["older"]

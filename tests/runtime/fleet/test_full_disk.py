@@ -1,0 +1,180 @@
+"""A disk that is really full: what it costs, what is said, and what is left. The disk is a small one in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import LiveWorkers, ending, facts, folder_of, losses, reason, resume, tiny, train
+
+from planaria.cli import main
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import read_run
+from planaria.runtime import foreign as export
+from planaria.runtime import training
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import inline_run
+
+ROOM = 64 << 10
+"""bytes that are left on a full disk: enough for lines of a log, not for a stage"""
+
+
+class Disk:
+    """A disk of its own for ``runs``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._filler = folder, folder / "filler"
+
+    def fill(self, room: int = ROOM) -> None:
+        """Leave so many bytes."""
+        free = shutil.disk_usage(self.folder).free
+        if free > room:
+            with self._filler.open("ab") as file:
+                file.write(b"x" * (free - room))
+
+    def clear(self) -> None:
+        self._filler.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "planaria-test", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def config(tmp_path: Path, **sections: dict[str, object]) -> RunConfig:
+    return tiny(tmp_path, steps=12, checkpoint={"every": 4}, **sections)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_save_that_finds_no_room_costs_the_save_alone(tmp_path: Path, disk: Disk, replicas: int) -> None:
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
+        if isinstance(decision, d.Save) and decision.step == 8:
+            disk.fill()
+        if isinstance(decision, d.Discard):
+            disk.clear()
+
+    sections: dict[str, dict[str, object]] = {}
+    if replicas > 1:
+        sections["exchange"] = {"replicas": replicas, "kind": "diloco", "options": {"every": 4}}
+    record = train(config(tmp_path, **sections), hook=hook)
+    failed = facts(record, e.SaveFailed)
+    assert failed and {f.step for f in failed} == {8}
+    assert all("stage-" in f.detail and "No space left" in f.detail and "MB free" in f.detail for f in failed)
+    assert ending(record).outcome == "finished", (ending(record), [f.detail for f in failed])
+    assert [s.step for s in facts(record, d.Seal)] == [4, 12]
+    assert left(record.folder) == ["step-00000004", "step-00000012"]
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_on_a_full_disk_has_failed_and_goes_on_from_what_there_is(tmp_path: Path, disk: Disk) -> None:
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
+        if isinstance(decision, d.Save) and decision.step == 12:
+            disk.fill()
+
+    record = train(config(tmp_path), hook=hook)
+    assert ending(record).outcome == "failed"
+    assert "stage-" in reason(record) and "MB free" in reason(record) and "step-00000008" in reason(record)
+    assert left(record.folder) == ["step-00000004", "step-00000008"]
+    disk.clear()
+    whole = resume(record.folder)
+    assert ending(whole).outcome == "finished" and losses(whole) == losses(record)
+
+
+@pytest.mark.slow  # tests/control has it without processes
+def test_a_manifest_that_cannot_be_written_seals_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seal, tries = CheckpointStore.seal, []
+
+    def full(self: CheckpointStore, name: str, *rest: object) -> object:
+        tries.append(name)
+        if len(tries) in (2, 3):
+            raise OSError(28, "No space left on device")
+        return seal(self, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CheckpointStore, "seal", full)
+    record = train(config(tmp_path))
+    assert [(f.worker, f.step) for f in facts(record, e.SaveFailed)] == [(e.CONTROLLER, 8), (e.CONTROLLER, 12)]
+    assert ending(record).outcome == "finished" and left(folder_of(record.config)) == ["step-00000004", "step-00000012"]
+
+
+def test_in_one_process_it_is_the_same(tmp_path: Path, disk: Disk) -> None:
+    full = []
+
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
+        if isinstance(decision, d.Commit) and decision.step == 7:
+            disk.fill()
+        if isinstance(decision, d.RunStep) and decision.step == 8:
+            full.append(left(workers.folder))
+            disk.clear()
+
+    record = train(config(tmp_path), hook=hook, engine=inline_run.train)
+    (failed,) = facts(record, e.SaveFailed)
+    assert failed.step == 8 and "stage-" in failed.detail and "MB free" in failed.detail
+    assert full == [["step-00000004"]], "what was half written is gone"
+    assert ending(record).outcome == "finished" and left(record.folder) == ["step-00000004", "step-00000012"]
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_log_that_cannot_be_written_stops_the_run_at_a_whole_step(tmp_path: Path, disk: Disk, again: bool) -> None:
+    """With what was kept for it, it tells of all that happened until then. There may be room again for the save.
+
+    The log's last page may have room for some steps yet; the next save is far.
+    """
+
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
+        if isinstance(decision, d.RunStep) and decision.step == 16:
+            disk.fill(room=0)
+        if again and isinstance(decision, d.Save) and decision.step > 15:
+            disk.clear()
+
+    record = train(tiny(tmp_path, steps=45, checkpoint={"every": 15}), hook=hook)
+    assert "cannot be written (No space left on device)" in facts(record, e.StopRequested)[0].reason
+    assert ending(record).outcome == ("stopped" if again else "failed")
+    assert (".jsonl" if again else "stage-") in reason(record)
+    steps = len(losses(record))
+    assert steps < 30, "before the next save"
+    assert left(record.folder) == ["step-00000015", f"step-{steps:08d}"][: 1 + again]
+    assert not (record.folder / ".reserve").exists()
+    disk.clear()
+    assert ending(resume(record.folder)).outcome == "finished"
+
+
+def test_an_export_that_finds_no_room_says_so_in_one_line(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def crowded(folder: Path, to: Path) -> Path:
+        disk.fill()
+        return export.export_run(folder, to)
+
+    recipe_file = tmp_path / "run.toml"
+    recipe_file.write_text(recipe.dump(config(tmp_path)))
+    run = disk.folder / "run"
+    monkeypatch.setattr(training, "export_run", crowded)
+    for words in (["train", recipe_file, "--engine", "inline", "--quiet"], ["export", run, "--to", run / "there"]):
+        with pytest.raises(SystemExit) as exit_:
+            main(list(map(str, words)))
+        _, err = capfd.readouterr()
+        assert exit_.value.code == 2 and err.startswith("planaria: export: cannot write ") and err.count("\n") == 1, err
+        assert "No space left" in err and "MB free there" in err
+    assert not [path for path in run.iterdir() if "model" in path.name or "there" in path.name]
+    assert ending(read_run(run)).outcome == "finished" and left(run)[-1] == "step-00000012"

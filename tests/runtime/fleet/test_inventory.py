@@ -1,0 +1,227 @@
+"""What a machine has, by a made-up ``nvidia-smi``; what workers that are forked see of it; who is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import made_up
+import pytest
+import torch
+from made_up import nvidia_smi, uuid
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.runtime.engine.check import check, require_device
+from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.fleet import spawner
+from planaria.runtime.fleet.base import Said, Workplace
+from planaria.runtime.fleet.devices import UNKNOWN, Device, Inventory, Needs, inventory
+from planaria.runtime.fleet.local import LocalFleet
+from planaria.runtime.fleet.process import Child
+from planaria.runtime.fleet.process_pool import Orders, ProcessPool
+from waiting import until
+
+GIB = 1 << 30
+
+FORKING = [
+    "planaria.cli.commands.train",
+    "planaria.cli.commands.join",
+    "planaria.swarm.commands.swarm",
+    "planaria.swarm.commands.drill",
+]
+"""what commands have imported before they fork their server"""
+
+
+@pytest.fixture(autouse=True)
+def _with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that says that it was built with CUDA, on a machine whose user has chosen nothing."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def found(tmp_path: Path, gigabytes: list[int], *instances: tuple[int, str], **environ: str) -> Inventory:
+    return inventory({"PATH": nvidia_smi(tmp_path, gigabytes, instances), **environ})
+
+
+def test_all_devices_are_found_by_their_uuids(tmp_path: Path) -> None:
+    assert found(tmp_path, [80, 24]) == Inventory((Device(uuid(0), 80 * GIB), Device(uuid(1), 24 * GIB)))
+
+
+def test_a_gpu_that_uses_the_machines_memory_is_believed_to_have_enough(tmp_path: Path) -> None:
+    assert found(tmp_path, [0]).devices == (Device(uuid(0), UNKNOWN),)
+
+
+def test_what_the_user_chose_is_kept_in_order_and_in_its_own_words(tmp_path: Path) -> None:
+    by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    chosen = found(tmp_path, [80, 24, 24], CUDA_VISIBLE_DEVICES="2,0", **by_bus)
+    assert chosen.devices == (Device("2", 24 * GIB), Device("0", 80 * GIB))
+    named = found(tmp_path, [80, 24, 24], CUDA_VISIBLE_DEVICES=f"{uuid(1)},GPU-00000000")
+    assert named.devices == (Device(uuid(1), 24 * GIB), Device(uuid(0), 80 * GIB))
+
+
+def test_cudas_own_numbers_are_not_nvidia_smis(tmp_path: Path) -> None:
+    """CUDA counts from the fastest; which one number 0 is cannot be known here, so the smallest memory is believed."""
+    assert found(tmp_path, [80, 24], CUDA_VISIBLE_DEVICES="0").devices == (Device("0", 24 * GIB),)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "left"), [("", []), ("-1", []), ("0,-1,1", ["0"]), ("0,9,1", ["0"]), ("1,1", []), ("GPU-0", [])]
+)
+def test_cudas_rules_for_lists_hold(tmp_path: Path, chosen: str, left: list[str]) -> None:
+    shown = found(tmp_path, [80, 80], CUDA_VISIBLE_DEVICES=chosen)
+    assert [device.name for device in shown.devices] == left
+    assert left or f"CUDA_VISIBLE_DEVICES = {chosen!r} shows none of its 2" in shown.lacks
+
+
+def test_instances_of_a_divided_gpu_take_its_place(tmp_path: Path) -> None:
+    divided = ((0, "3g.20gb"), (0, "1g.5gb+me"))
+    shown = found(tmp_path, [40, 40], *divided)
+    assert shown.devices == (
+        Device(uuid(1), 40 * GIB),
+        Device("MIG-00000000", 20 * 10**9),
+        Device("MIG-00000001", 5 * 10**9),
+    )
+    assert found(tmp_path, [40], *divided, CUDA_VISIBLE_DEVICES="MIG-00000001").devices == shown.devices[2:]
+    assert not found(tmp_path, [40], *divided, CUDA_VISIBLE_DEVICES="0").devices, "the whole of it cannot be had"
+
+
+def test_why_there_is_none_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "nvidia-smi, which would tell of one, is not on its PATH" in inventory({"PATH": str(tmp_path)}).lacks
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed: no driver'; exit 9\n")
+    program.chmod(0o755)
+    assert inventory({"PATH": str(tmp_path)}).lacks == "nvidia-smi fails: NVIDIA-SMI has failed: no driver"
+    program.write_text("#!/bin/sh\necho nonsense\n")
+    assert inventory({"PATH": f"{tmp_path}:{os.environ['PATH']}"}).lacks.startswith("nvidia-smi fails: ")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert inventory({"PATH": str(tmp_path)}).lacks == "its torch is built without CUDA"
+
+
+# ---- what workers see
+
+
+def heard(fleet: LocalFleet, workers: int) -> dict[str, list[object]]:
+    """What each of so many workers says that it sees."""
+    said: dict[str, list[object]] = {}
+
+    def poll() -> None:
+        said.update({n.worker: json.loads(n.text) for n in fleet.poll(0.1) if isinstance(n, Said)})
+
+    until(lambda: len(said) >= workers, 60.0, poll, said)
+    return said
+
+
+@pytest.mark.slow
+def test_every_local_worker_sees_its_own_device_and_cuda_is_still_untouched(tmp_path: Path) -> None:
+    devices = found(tmp_path, [80, 80, 80]).devices
+    fleet = LocalFleet(made_up.worker, ["torch", made_up.__name__], 10.0, 6, devices)
+    try:
+        for worker in ("w0", "w1", "w2"):
+            fleet.spawn(worker, 1)
+        assert heard(fleet, 3) == {f"w{number}": [uuid(number), "1", False] for number in range(3)}
+        fleet.signal("w1", 1, signal.SIGKILL)
+        fleet.spawn("w1", 2)
+        assert heard(fleet, 1) == {"w1": [uuid(1), "1", False]}
+    finally:
+        fleet.close(patience_s=0.0)
+
+
+@pytest.mark.slow
+def test_without_devices_a_workers_environment_stays_as_it_is() -> None:
+    fleet = LocalFleet(made_up.worker, ["torch", made_up.__name__], 10.0, 6)
+    try:
+        fleet.spawn("w0", 1)
+        assert heard(fleet, 1)["w0"][0] is None
+    finally:
+        fleet.close(patience_s=0.0)
+
+
+class Unforked:
+    """Starts no process; what was to run is written down."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[object, ...]] = []
+        self.folders = set[Path | None]()
+
+    def prepare(self, preload: list[str]) -> None: ...
+
+    def spawn(self, name: str, run: object, preload: list[str], cwd: Path | None = None, start_s: float = 0.0) -> Child:
+        self.runs.append(run.args)  # type: ignore[attr-defined]
+        self.folders.add(cwd)
+        child = Child(name)
+        child.settle(os.getpid())
+        return child
+
+
+def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Unforked()
+    monkeypatch.setattr("planaria.runtime.fleet.process_pool.spawner", lambda: asked)
+    monkeypatch.setattr("planaria.runtime.fleet.process._exit_code", lambda pid: None)
+    monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [80, 80]))
+    before = Path.cwd()
+    pool = ProcessPool(Orders(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", Needs((1,))))
+    assert len(pool.facts().found.devices) == 2
+    for worker in ("w0", "w1"):
+        pool.start(worker, 1)
+    pool.start("w1", 2)
+    pool.start("w2", 1, uuid(0))
+    assert [run[1] for run in asked.runs] == [uuid(0), uuid(1), uuid(1), uuid(0)]
+    assert asked.folders == {tmp_path} and Path.cwd() == before, "relative paths of this process keep their meaning"
+
+
+@pytest.mark.slow
+def test_what_workers_import_does_not_initialise_cuda() -> None:
+    """One call in the fork server, or in a command that forks it, would make CUDA useless in every worker."""
+    program = (
+        "import sys, torch, traceback\n"
+        "def caught(*_): traceback.print_stack(); sys.exit('CUDA was asked')\n"
+        "torch.version.cuda = '13.0'\n"
+        "torch.cuda._is_compiled = lambda: True\n"
+        "torch.cuda._device_count_nvml = lambda: 1\n"
+        "for name in ('getDeviceCount', 'init', 'getDevice', 'getCurrentRawStream'):\n"
+        "    setattr(torch._C, '_cuda_' + name, caught)\n"
+        f"for name in {PRELOAD + FORKING!r}: __import__(name)\n"
+        "assert torch.cuda.is_available(), 'answered without CUDA'\n"
+    )
+    environ = {**os.environ, **spawner._NO_CUDA}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# ---- who is refused, and by whom
+
+
+def on_cuda(**sections: dict[str, object]) -> RunConfig:
+    return RunConfig.model_validate({"train": {"device": "cuda"}, **sections})
+
+
+def test_a_local_fleet_asks_this_machine_and_a_ray_cluster_asks_its_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        UserError, match=r"has no CUDA device .nvidia-smi.*: use 'cpu', .*fleet.own = 0.*or fleet.kind = 'ray'"
+    ):
+        check(on_cuda())
+    check(on_cuda(fleet={"kind": "ray"}))
+    monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [8]))
+    check(on_cuda())
+    large = {"dim": 4096, "hidden": 11008, "heads": 32, "layers": 32}
+    with pytest.raises(UserError, match=r"this machine has 8\.6 GB on device GPU-.*, and 6 workers may need .* GB"):
+        check(on_cuda(model=large))  # type: ignore[arg-type]
+
+
+def test_an_engine_in_this_process_asks_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="this machine has no CUDA device; use 'cpu'"):
+        check(on_cuda(engine="inline"))  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    require_device(on_cuda())

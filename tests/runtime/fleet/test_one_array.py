@@ -1,0 +1,90 @@
+"""Models whose weights share numbers, on real processes: SIGKILLs, other engines and other cuts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import ending, facts, outcomes, tiny, train
+from test_same_trace import BLOWS, STEPS, STRATEGIES, in_one_process, shas
+
+import planaria
+from planaria.common.errors import UserError
+from planaria.control import events as e
+from planaria.faults.trace import Fault
+from planaria.runtime.checkpoint.loading import load_model, stage_for
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.branch import starting_weights
+from planaria.runtime.engine.check import check
+from planaria.runtime.engine.weights import open_model
+from planaria.runtime.foreign import export_run, export_state
+
+ONE: dict[str, Any] = {"model": {"share": 4, "share_over": "model"}, "recovery": {"strategy": "survivor"}}
+ALL_BUT_ONE = [Fault(step=5, stage=stage, moment="commit") for stage in (0, 1, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name != "echo" else ())
+        for name in ("checkfree", "echo", "redundant")
+    ],
+)
+def test_an_array_for_each_layer_is_recovered_as_any_weights_are(tmp_path: Path, strategy: str) -> None:
+    sections: dict[str, Any] = {"model": {"share": 8}, **STRATEGIES[strategy]}
+    sections["recovery"] = {**sections.get("recovery", {}), "strategy": strategy}
+    record = train(tiny(tmp_path / "fleet", steps=STEPS, **sections), BLOWS)
+    assert ending(record).outcome == "finished" and len(outcomes(record)) == 4
+    assert shas(record.folder) == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections))
+
+
+@pytest.mark.slow
+def test_one_stage_that_is_left_brings_back_all_others(tmp_path: Path) -> None:
+    """All but one are killed in one step; what comes of it is what comes of a run without any loss, to the last bit."""
+    record = train(tiny(tmp_path / "struck", steps=STEPS, **ONE), ALL_BUT_ONE)
+    assert ending(record).outcome == "finished"
+    assert {fact.node for fact in facts(record, e.FaultInjected)} == {0, 1, 2, 4}
+    found = shas(record.folder)
+    assert found == in_one_process(tiny(tmp_path / "whole", steps=STEPS, **ONE), blows=())
+    assert len(set(found)) == 1, "all stages hold the same"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"recovery": {"strategy": "survivor"}}, "'survivor' needs model.share_over = 'model'"),
+        ({**ONE, "exchange": {"replicas": 2}}, "all stages of one replica share"),
+        ({**ONE, "routing": {"kind": "skipping"}}, "every stage has to see every microbatch"),
+        ({"model": {"share": 4}, "optim": {"kind": "muon"}}, "is for matrices of their own"),
+        ({"model": {"share": 4}, "recovery": {"strategy": "identity, checkpoint"}}, "sets single matrices to zero"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        check(tiny(tmp_path, steps=2, **changed))
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("model", [{"share": 8}, ONE["model"]])
+def test_what_is_exported_is_dense_and_a_run_goes_on_in_another_cut(tmp_path: Path, model: dict[str, Any]) -> None:
+    config = tiny(tmp_path, steps=4, model=model, checkpoint={"every": 2}).model_copy(update={"engine": "inline"})
+    run = planaria.train(config)
+    saved = runs.newest_whole(run.folder)
+    exported, _ = open_model(export_run(run.folder, tmp_path / "hf"))
+    tokens = torch.arange(8)[None]
+    assert exported.config.share == 1
+    assert torch.equal(load_model(saved)(tokens), exported(tokens))
+    with pytest.raises(UserError, match="weights share numbers and their moments"):
+        export_state(run.folder, tmp_path / "dcp", "dcp")
+    other = config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"stages": 2})})
+    for stage in range(3):
+        state = stage_for(saved.folder, other, stage)
+        assert state.moments.keys() == state.weights.keys()
+
+
+def test_dense_weights_cannot_be_folded(tmp_path: Path) -> None:
+    config = tiny(tmp_path, steps=2, model={"share": 2}, train={"start": "anything"})
+    with pytest.raises(UserError, match="cannot be folded into fewer"):
+        starting_weights(config)

@@ -1,0 +1,289 @@
+"""Births on machines that come and go, on a cluster of the test's own making."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+import planaria
+from planaria.common.errors import UserError
+from planaria.runtime.fleet.base import Leaving
+from planaria.runtime.fleet.devices import Needs
+from planaria.runtime.fleet.placement import Placement
+from planaria.runtime.fleet.process_pool import Facts
+from planaria.runtime.fleet.remote import Born, Ears, Lost
+from planaria.runtime.fleet.seats import Seat
+from waiting import until
+
+
+class Dead(Exception):
+    """A process pool that does not answer."""
+
+
+class Nest:
+    """A pool: alive or dead, with births and signals written down."""
+
+    def __init__(self, node: str) -> None:
+        self.node, self.alive = node, True
+        self.watch: Future[int] = Future()
+        self.signals: list[tuple[str, int, int]] = []
+        self.started: list[tuple[Any, ...]] = []
+
+
+class Pretended:
+    """Machines of which the test decides what becomes of them. A node that hangs answers nothing."""
+
+    errors: tuple[type[Exception], ...] = (Dead,)
+
+    def __init__(self, *nodes: str | None) -> None:
+        self.groups: dict[int, dict[int, str | None]] = {0: dict(enumerate(nodes))}
+        self.room: list[str] = []
+        """nodes of the next groups, once they are there"""
+        self.nests: list[Nest] = []
+        self.dead: set[str] = set()
+        self.hangs: set[str] = set()
+        self.old: set[str] = set()
+        self.full: set[str] = set()
+        """nodes that have no room for the run's files"""
+        self.reserved: dict[tuple[Seat, str], Future[str]] = {}
+        """the devices of seats, where the test has some"""
+
+    def reserve(self, seats: int) -> int:
+        number = max(self.groups) + 1
+        self.groups[number] = dict.fromkeys(range(seats))
+        return number
+
+    def where(self) -> dict[int, dict[int, str | None]]:
+        for nodes in self.groups.values():
+            for seat, node in nodes.items():
+                if node is None and self.room:
+                    nodes[seat] = self.room.pop(0)
+        return {number: dict(nodes) for number, nodes in self.groups.items()}
+
+    def give_back(self, group: int) -> None:
+        del self.groups[group]
+
+    def device(self, seat: Seat, node: str) -> Future[str] | None:
+        return self.reserved.get((seat, node))
+
+    def open(self, node: str) -> Nest:
+        self.nests.append(Nest(node))
+        return self.nests[-1]
+
+    def ask(self, pool: Nest, method: str, *arguments: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        if pool.node in self.hangs:
+            return answer
+        if not pool.alive or pool.node in self.dead:
+            answer.set_exception(Dead("The actor is dead"))
+        elif method == "until_drained":
+            return pool.watch
+        elif method == "facts":
+            version = "0.0.1" if pool.node in self.old else planaria.__version__
+            answer.set_result(Facts(version, ""))
+        elif method == "settle":
+            answer.set_result("no room" if pool.node in self.full else "")
+        else:
+            if method == "signal":
+                pool.signals.append(arguments)
+            if method == "start":
+                pool.started.append(arguments)
+            answer.set_result(None)
+        return answer
+
+    def kill(self, pool: Nest) -> None:
+        pool.alive = False
+
+    def called(self, node: str) -> str:
+        return f"the node {node}"
+
+    def lose(self, node: str) -> None:
+        """The node dies, and everybody knows."""
+        self.dead.add(node)
+        for nest in self.nests:
+            if nest.node == node and not nest.watch.done():
+                nest.watch.set_exception(Dead("The actor died because its node has died"))
+
+
+class Scene:
+    def __init__(self, machines: Pretended) -> None:
+        self.machines, self.ears = machines, Ears()
+        self.places = Placement(machines, self.ears)
+        self.heard: list[Any] = []
+
+    def until(self, condition: Callable[[list[Any]], object]) -> list[Any]:
+        def take() -> None:
+            time.sleep(0.005)
+            self.heard += self.ears.take()
+
+        until(lambda: condition(self.heard), 20.0, take, self.heard)
+        return self.heard
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.runtime.fleet.placement.LOOK_S", 0.02)
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """Three seats: two on node a, one on node b."""
+    scene = Scene(Pretended("a", "b", "a"))
+    scene.places.prepare(1.0)
+    yield scene
+    scene.machines.hangs.clear()
+    scene.places.close()
+    scene.ears.close()
+
+
+def born(scene: Scene, *workers: str, incarnation: int = 1) -> None:
+    for worker in workers:
+        scene.places.start(worker, incarnation)
+    scene.until(lambda heard: all(Born(worker, incarnation) in heard for worker in workers))
+
+
+def test_an_unfit_node_is_refused_before_a_worker_starts() -> None:
+    machines = Pretended("a", "b")
+    machines.old.add("b")
+    with pytest.raises(UserError, match=r"the node b has planaria 0\.0\.1"):
+        Scene(machines).places.prepare(1.0)
+    machines.hangs.add("a")
+    with pytest.raises(UserError, match="the node a cannot start workers"):
+        Scene(machines).places.prepare(0.01)
+    machines = Pretended("a", "b")
+    machines.full.add("b")
+    with pytest.raises(UserError, match=r"Ray node the node b: no room"):
+        Scene(machines).places.prepare(1.0)
+
+
+def test_a_birth_waits_for_the_seat_of_a_dead_worker_until_its_node_has_answered(scene: Scene) -> None:
+    born(scene, "w0", "w1", "w2")
+    scene.machines.hangs.add("b")
+    scene.places.give_back("w1", 1)
+    scene.places.start("w1", 2)
+    time.sleep(0.2)
+    assert Born("w1", 2) not in scene.ears.take(), "nobody knows whether the node is well"
+    scene.machines.groups[0][1] = "c"  # it is not, and the seat is moved
+    scene.until(lambda heard: Born("w1", 2) in heard)
+    assert [nest.node for nest in scene.machines.nests] == ["a", "b", "c"]
+
+
+def test_a_birth_on_a_node_that_dies_over_it_is_no_death_but_begun_again_elsewhere(scene: Scene) -> None:
+    born(scene, "w0")
+    scene.machines.dead.add("b")  # and nobody knows yet
+    scene.places.start("w1", 1)
+    time.sleep(0.1)
+    scene.machines.groups[0][1] = "c"
+    heard = scene.until(lambda heard: Born("w1", 1) in heard)
+    assert not [news for news in heard if isinstance(news, Lost)]
+
+
+def test_when_a_node_dies_its_workers_are_lost_at_once_and_only_they(scene: Scene) -> None:
+    born(scene, "w0", "w1", "w2")
+    scene.machines.lose("a")
+    heard = scene.until(lambda heard: sum(isinstance(news, Lost) for news in heard) == 2)
+    assert {news.worker for news in heard if isinstance(news, Lost)} == {"w0", "w2"}
+    assert all("the node a: The actor died" in news.detail for news in heard if isinstance(news, Lost))
+
+
+def test_a_call_that_fails_is_no_death_while_the_process_pool_answers(scene: Scene) -> None:
+    born(scene, "w0", "w1", "w2")
+    first, scene.machines.nests[0].watch = scene.machines.nests[0].watch, Future()
+    first.set_exception(Dead("The actor is unavailable"))
+    time.sleep(0.2)
+    assert not scene.ears.take()
+    scene.machines.lose("a")
+    scene.until(lambda heard: sum(isinstance(news, Lost) for news in heard) == 2)
+
+
+def test_workers_of_a_draining_node_are_to_leave_and_their_successors_are_born_elsewhere(scene: Scene) -> None:
+    born(scene, "w0", "w1", "w2")
+    scene.machines.nests[0].watch.set_result(int((time.time() + 60) * 1000))
+    leaving = scene.until(lambda heard: sum(isinstance(news, Leaving) for news in heard) == 2)[3:]
+    assert [(news.worker, news.incarnation) for news in leaving] == [("w0", 1), ("w2", 1)]
+    assert all("the node a is draining, gone in " in news.detail for news in leaving)
+    scene.places.start("w3", 1)
+    time.sleep(0.2)
+    assert not scene.ears.take(), "there is no room elsewhere"
+    scene.machines.room = ["c"]
+    scene.until(lambda heard: Born("w3", 1) in heard)
+    assert scene.machines.nests[-1].node == "c"
+    assert not scene.machines.nests[0].signals, "they work on until they are told to go"
+
+
+@pytest.mark.parametrize(("lacks", "said"), [("old", "the node late has planaria 0.0.1"), ("full", "late: no room")])
+def test_a_node_that_joins_late_and_is_unfit_is_left_alone(scene: Scene, lacks: str, said: str) -> None:
+    born(scene, "w0", "w1", "w2")
+    getattr(scene.machines, lacks).add("late")
+    scene.machines.room = ["late"]
+    scene.places.start("w3", 1)
+    heard = scene.until(lambda heard: any(isinstance(news, Lost) for news in heard))
+    assert [said in news.detail for news in heard if isinstance(news, Lost)] == [True]
+    scene.places.give_back("w3", 1)
+    scene.places.start("w3", 2)
+    scene.machines.room = ["fit"]
+    scene.until(lambda heard: Born("w3", 2) in heard)
+    assert scene.machines.nests[-1].node == "fit"
+
+
+def test_a_birth_that_has_waited_too_long_is_given_up_in_words(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.runtime.fleet.placement._WAIT_S", 0.1)
+    born(scene, "w0", "w1", "w2")
+    scene.places.start("w3", 1)
+    heard = scene.until(lambda heard: any(isinstance(news, Lost) for news in heard))
+    assert heard[-1] == Lost("w3", 1, "the cluster has had no room for it for 0.1 s")
+
+
+def test_seats_that_were_asked_for_in_need_are_given_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.runtime.fleet.placement._IDLE_S", 0.05)
+    born(scene, "w0", "w1", "w2")
+    scene.machines.room = ["c"]
+    born(scene, "w3")
+    assert len(scene.machines.groups) == 2
+    scene.places.give_back("w3", 1)
+    until(lambda: len(scene.machines.groups) == 1)
+    assert list(scene.machines.groups) == [0]
+
+
+def test_a_worker_starts_on_the_device_that_was_reserved_with_its_seat(scene: Scene) -> None:
+    scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
+    scene.places.start("w0", 1)
+    time.sleep(0.1)
+    nest = next(nest for nest in scene.machines.nests if nest.node == "a")
+    assert not nest.started, "nobody knows yet which one it is"
+    given.set_result("GPU-7")
+    scene.until(lambda heard: Born("w0", 1) in heard)
+    assert nest.started == [("w0", 1, "GPU-7")]
+
+
+def test_a_node_that_dies_before_it_has_told_of_the_device_costs_no_worker(scene: Scene) -> None:
+    scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
+    scene.places.start("w0", 1)
+    time.sleep(0.1)
+    scene.machines.lose("a")
+    given.set_exception(Dead("the task's node has died"))
+    assert Born("w0", 1) in scene.until(lambda heard: Born("w0", 1) in heard)
+    assert [nest.started for nest in scene.machines.nests if nest.node == "b"] == [[("w0", 1)]]
+
+
+def test_a_birth_that_is_given_up_before_its_device_is_known_does_not_happen(scene: Scene) -> None:
+    scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
+    scene.places.start("w0", 1)
+    time.sleep(0.1)
+    scene.places.give_back("w0", 1)
+    time.sleep(0.1)
+    given.set_result("GPU-7")
+    time.sleep(0.1)
+    assert not any(nest.started for nest in scene.machines.nests)
+
+
+def test_a_node_without_the_devices_that_the_run_needs_is_refused_by_name() -> None:
+    ears = Ears()
+    places = Placement(Pretended("a"), ears, Needs((1,)))
+    with pytest.raises(UserError, match=r"Ray node the node a has no CUDA device"):
+        places.prepare(1.0)
+    ears.close()

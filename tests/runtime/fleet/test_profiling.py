@@ -1,0 +1,200 @@
+"""``pipeline.layers = "auto"``: real workers are timed, and the stages of the run are sized to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import apart, checked, ending, facts, inline, live, losses, tiny
+from slow_family import SLOWER
+
+import planaria
+from planaria.common.errors import RunStopped, UserError
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord
+from planaria.runtime.engine.profiling import machines, with_layers
+
+pytestmark = pytest.mark.timeout(240)
+LAYERS = {"layers": 12, "family": "slow_family:Slow"}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def spread(folder: Path, own: int, **sections: Any) -> RunConfig:
+    """Three block stages and the ends, with room for so many workers here."""
+    folder.mkdir(exist_ok=True)
+    (folder / "key").write_text("7b" * 32)
+    (folder / "key").chmod(0o600)
+    plain: dict[str, Any] = {
+        "model": {"layers": 12},
+        "pipeline": {"layers": "auto"},
+        "fleet": {"own": own, "spares": 0, "port": free_port(), "key": str(folder / "key")},
+        "recovery": {"strategy": "echo, checkpoint"},
+        "network": {"emulate": "links", "latency_s": 0.01},
+    }
+    return tiny(folder, stages=3, **{**plain, **sections})
+
+
+@contextmanager
+def slow_machine(config: RunConfig, folder: Path, slower: float) -> Iterator[subprocess.Popen[str]]:
+    """``planaria join`` by address, with two workers whose layers take so many milliseconds more."""
+    join = [sys.executable, "-m", "planaria", "join", f"127.0.0.1:{config.fleet.port}"]
+    more = ["--key-file", str(config.fleet.key), "--cache", str(folder / "joiners"), "--workers", "2", "--allow-code"]
+    environ = os.environ | {SLOWER: str(slower)}
+    process = subprocess.Popen([*join, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def holders(record: RunRecord) -> dict[int, str]:
+    """Stage → the machine on which it is, by the newest formation."""
+    where = {fact.worker: fact.host for fact in facts(record, d.Spawn)}
+    return {m.stage: where[m.worker] for m in facts(record, d.Form)[-1].members}
+
+
+@pytest.mark.slow
+def test_the_slow_machine_gets_the_small_stages_also_when_it_lost_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    config = spread(tmp_path, own=2, train={"steps": 30}, model=LAYERS)
+    with live(config, flags=["--allow-code"]) as run:
+        listens(config.fleet.port)
+        with slow_machine(config, tmp_path, slower=10) as guest:
+            before = run.wait_until(lambda record: len(facts(record, d.Commit)) > 3, 120)
+            kill(before, stage=3)
+            assert run.end(120) == (0, "")
+            said, _ = guest.communicate(timeout=60)
+    assert "timed; the run is about to begin; calling it again" in said and said.endswith("the run is over\n")
+    record = checked(run.folder)
+    sizes = list(record.config.pipeline.layers or ())
+    assert len(sizes) == 3 and sum(sizes) == 12 and sizes[2] <= 2, sizes
+    paces = {fact.worker: fact.layer_s for fact in facts(record, e.WorkerJoined)}
+    hosts = {fact.worker: fact.host for fact in facts(record, d.Spawn)}
+    assert all((paces[w] > 0.01) == bool(hosts[w]) for w in paces), paces
+    assert {stage: bool(host) for stage, host in holders(record).items()} == {0: True, 1: False, 2: False, 3: True}
+    assert ending(record).outcome == "finished" and len(facts(record, e.WorkerLost)) == 1
+    assert apart(losses(record), inline(record)[0]) == 0.0
+
+
+def listens(port: int) -> None:
+    """Wait until somebody listens there."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with socket.socket() as line:
+            if line.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError("nobody listens")
+
+
+def kill(record: RunRecord, stage: int) -> None:
+    pids = {fact.worker: fact.pid for fact in facts(record, e.WorkerJoined)}
+    member = next(m for m in facts(record, d.Form)[-1].members if m.stage == stage)
+    os.kill(pids[member.worker], signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_machines_that_are_alike_have_nearly_as_many_layers_each(tmp_path: Path) -> None:
+    config = tiny(
+        tmp_path, steps=4, model={"layers": 10}, pipeline={"layers": "auto"}, recovery={"strategy": "echo, checkpoint"}
+    )
+    said: list[str] = []
+    run = planaria.train(config, progress=False, say=said.append)
+    record = checked(run.folder)
+    sizes = list(record.config.pipeline.layers or ())
+    assert (len(sizes), sum(sizes)) == (4, 10) and max(sizes) <= 4, sizes
+    assert any(line.startswith(f"stages of {sizes} layers (pipeline.layers)") for line in said)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"], "nothing is left of the timing"
+    planaria.train(run.folder, resume=True, settings={"pipeline.layers": "auto", "train.steps": 6}, progress=False)
+    trained = losses(checked(run.folder))
+    assert sorted(trained) == [*range(6)]
+    assert apart({step: trained[step] for step in range(4)}, inline(record)[0]) <= 1e-5
+
+
+def test_one_process_has_stages_as_even_as_can_be(tmp_path: Path) -> None:
+    config = tiny(
+        tmp_path, steps=2, model={"layers": 10}, pipeline={"layers": "auto"}, recovery={"strategy": "checkpoint"}
+    )
+    run = planaria.train(config, engine="inline", progress=False)
+    assert list(run.config.pipeline.layers or ()) == [3, 3, 2, 2]
+
+
+def test_a_run_that_nobody_joins_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    config = spread(
+        tmp_path,
+        own=1,
+        fleet={"own": 1, "port": free_port(), "key": str(tmp_path / "key"), "join_s": 0.5},
+    )
+    with pytest.raises(
+        RunStopped, match=r"1 of 4 workers are here, and no machine .* \(fleet.join_s\); nothing was written"
+    ):
+        planaria.train(config, progress=False)
+    assert not [*(tmp_path / "runs").iterdir()]
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_timing_and_leaves_nothing(tmp_path: Path) -> None:
+    config = spread(tmp_path, own=1)
+    with live(config) as run:
+        listens(config.fleet.port)
+        run.process.terminate()
+        code, errors = run.end()
+    assert (code, errors) == (1, "planaria: stopped by SIGTERM while the machines were timed; nothing was written\n")
+    assert not [*(tmp_path / "runs").iterdir()]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"fleet": {"own": 1, "spares": 0}}, "give fleet.port and fleet.key"),
+    ({"exchange": {"replicas": 2}, "recovery": {"strategy": "checkpoint"}}, "is for one replica"),
+    ({"network": {"emulate": True, "forward_s": [0.1] * 5, "backward_s": [0.1] * 5}}, "times real passes"),
+    (
+        {"recovery": {"strategy": "checkfree"}},
+        "checkfree makes a block stage of others; these have pipeline.layers = 'auto'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "said"), REFUSED)
+def test_what_cannot_be_timed_is_refused_before_a_worker_starts(
+    tmp_path: Path, sections: dict[str, Any], said: str
+) -> None:
+    plain: dict[str, Any] = {"recovery": {"strategy": "echo, checkpoint"}, "pipeline": {"layers": "auto"}}
+    with pytest.raises(UserError, match=said):
+        planaria.train(tiny(tmp_path, **{**plain, **sections}), progress=False)
+
+
+def test_workers_that_share_a_device_share_its_memory() -> None:
+    model = {"vocab": 512, "dim": 256, "layers": 12, "hidden": 1024}
+    config = RunConfig.model_validate(
+        {"model": model, "train": {"device": "cuda"}, "pipeline": {"stages": 3, "layers": "auto"}}
+    )
+    layer = 16 * (4 * 256 * 256 + 3 * 256 * 1024 + 2 * 256)
+    big, small = ("g1", timed("a", 9 * layer)), ("", timed("b", 9 * layer))
+    found = machines(config, [big, small, small])
+    assert [machine.most for machine in found] == [9, 4, 4]
+    assert [machine.ends for machine in found] == [True] * 3
+    assert with_layers(config, (7, 4, 1)).model.block_layers == (7, 4, 1)
+
+
+def timed(device: str, memory: int) -> e.WorkerJoined:
+    return e.WorkerJoined(worker="w", incarnation=1, pid=1, device=device, memory=memory, layer_s=1.0)

@@ -1,0 +1,122 @@
+"""A fleet whose workers call: one death notice for each, whatever tells of it first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.remote import Born, Ears, Lost, RemoteFleet
+from planaria.runtime.fleet.switchboard import Switchboard, WorkerLine, call
+from planaria.runtime.transport.secure import new_key
+from waiting import until
+
+Notice = Said | Gone
+
+
+class Hosts:
+    """Starts nobody: the test calls for the workers."""
+
+    def __init__(self, ears: Ears, board: Switchboard) -> None:
+        self.ears, self.board = ears, board
+        self.given_back: list[tuple[str, int]] = []
+        self.signals: list[tuple[str, int, int]] = []
+
+    def start(self, worker: str, incarnation: int) -> None: ...
+
+    def give_back(self, worker: str, incarnation: int) -> None:
+        self.given_back.append((worker, incarnation))
+
+    def signal(self, worker: str, incarnation: int, number: int) -> None:
+        self.signals.append((worker, incarnation, number))
+
+    def close(self) -> None: ...
+
+    def join(self, worker: str, incarnation: int = 1) -> WorkerLine:
+        """A worker that has been started and says something."""
+        self.ears.tell(Born(worker, incarnation))
+        connection = call(self.board.address, self.board.key, worker, incarnation)
+        connection.send_bytes(b"here")
+        return connection
+
+
+class Scene:
+    def __init__(self, missed: int) -> None:
+        made: list[Hosts] = []
+
+        def hosts(ears: Ears, board: Switchboard) -> Hosts:
+            made.append(Hosts(ears, board))
+            return made[0]
+
+        self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 0.05, missed, hosts)
+        self.hosts = made[0]
+        self.heard: list[Notice] = []
+
+    def until(self, condition: Callable[[list[Notice]], bool]) -> list[Notice]:
+        until(lambda: condition(self.heard), 20.0, lambda: self.heard.extend(self.fleet.poll(0.05)), self.heard)
+        return self.heard
+
+    def deaths(self) -> list[Gone]:
+        return [n for n in self.heard if isinstance(n, Gone)]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene(missed=10_000)
+    yield scene
+    scene.fleet.close(patience_s=0.0)
+
+
+def test_a_line_that_ends_is_a_death_and_what_the_host_says_later_is_none(scene: Scene) -> None:
+    scene.fleet.spawn("w0", 1)
+    worker = scene.hosts.join("w0")
+    scene.until(lambda heard: Said("w0", 1, b"here") in heard)
+    scene.fleet.send("w0", b"order")
+    assert worker.recv_bytes() == b"order"
+    worker.close()
+    scene.until(lambda heard: any(isinstance(n, Gone) for n in heard))
+    scene.hosts.ears.tell(Lost("w0", 1, "its node died"))
+    scene.heard += scene.fleet.poll(0.0) + scene.fleet.poll(0.05)
+    assert [gone.cause for gone in scene.deaths()] == ["connection"] and scene.hosts.given_back == [("w0", 1)]
+    scene.fleet.send("w0", b"to nobody")
+
+
+def test_a_host_may_be_the_first_to_know_and_the_zombie_is_still_heard(scene: Scene) -> None:
+    scene.fleet.spawn("w0", 1)
+    worker = scene.hosts.join("w0")
+    scene.until(lambda heard: bool(heard))
+    scene.hosts.ears.tell(Lost("w0", 1, "its node died"))
+    scene.until(lambda _: bool(scene.deaths()))
+    assert [(gone.cause, gone.detail) for gone in scene.deaths()] == [("exit", "its node died")]
+    scene.fleet.spawn("w0", 2)
+    worker.send_bytes(b"still here")
+    scene.until(lambda heard: Said("w0", 1, b"still here") in heard)
+    scene.fleet.dismiss("w0", 1, b"leave")
+    assert worker.recv_bytes() == b"leave"
+
+
+def test_who_is_silent_is_dead_but_who_waits_for_a_machine_is_not() -> None:
+    scene = Scene(missed=2)
+    try:
+        scene.fleet.spawn("waits", 1)
+        scene.fleet.spawn("speaks", 1)
+        worker = scene.hosts.join("speaks")
+        scene.until(lambda _: bool(scene.deaths()))
+        assert [(gone.worker, gone.cause) for gone in scene.deaths()] == [("speaks", "heartbeat")]
+        worker.close()
+    finally:
+        scene.fleet.close(patience_s=0.0)
+
+
+def test_a_birth_that_was_given_up_is_hung_up_on(scene: Scene) -> None:
+    scene.fleet.spawn("w0", 1)
+    scene.hosts.ears.tell(Lost("w0", 1, "no room"))
+    scene.until(lambda _: bool(scene.deaths()))
+    scene.fleet.spawn("w0", 2)  # buries the first
+    late = scene.hosts.join("w0", 1)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        while True:
+            scene.fleet.poll(0.05)
+            if late.poll(0.05):
+                late.recv_bytes()

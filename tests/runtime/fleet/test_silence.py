@@ -1,0 +1,91 @@
+"""Who is silent counts as dead, and who only works hard does not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import busy_worker
+import pytest
+from harness import LiveWorkers, apart, ending, facts, inline, living, losses, once, outcomes, tiny, train
+
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.events import REPORT, Worked
+from planaria.faults.trace import Fault
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.local import LocalFleet
+
+SOON = {"missed": 6}
+"""a worker that is silent for 1.5 s counts as dead"""
+
+
+@pytest.mark.usefixtures("ground")
+def test_a_worker_that_wakes_up_after_its_stage_was_rebuilt_is_turned_away(tmp_path: Path) -> None:
+    """Sleeping stages make the run last long enough: steps take 80 ms and more, however fast the machine."""
+    pace = {"emulate": True, "forward_s": [0.004], "backward_s": [0.008]}
+    frozen = Fault(step=3, stage=2, signal="stop", moment="forward", resume_after_s=2.0)
+    left: set[int] = set()
+
+    def look(decision: d.Decision, workers: LiveWorkers) -> None:
+        if isinstance(decision, d.RunStep) and decision.step == 29:
+            left.update(living(workers.folder))
+
+    record = train(tiny(tmp_path, steps=30, fleet=SOON, network=pace), [frozen], look)
+    assert outcomes(record) == ["started", "recovered"] and ending(record).outcome == "finished"
+    zombie = facts(record, d.Form)[0].members[2].worker
+    assert [(z.worker, z.incarnation) for z in facts(record, e.ZombieIgnored)] == [(zombie, 1)]
+    pids = {(fact.worker, fact.incarnation): fact.pid for fact in facts(record, e.WorkerJoined)}
+    assert left and pids[zombie, 1] not in left, "the zombie was told to leave, and did"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ground")
+def test_a_worker_that_freezes_in_the_middle_of_a_save_is_replaced_and_the_save_repeated(tmp_path: Path) -> None:
+    hook = once(lambda decision: isinstance(decision, d.Save) and decision.step == 5, signal.SIGSTOP, stage=2)
+    config = tiny(tmp_path, steps=8, fleet=SOON, checkpoint={"every": 5})
+    record = train(config, hook=hook)
+    assert [lost.cause for lost in facts(record, e.WorkerLost)] == ["heartbeat"]
+    assert [save.step for save in facts(record, d.Save)] == [5, 5, 8] and ending(record).outcome == "finished"
+    assert apart(losses(record), inline(record)[0]) <= 1e-5
+    saved = CheckpointStore(record.folder / "checkpoints").list()
+    assert [(s.step, s.whole) for s in saved] == [(5, True), (8, True)]
+    updates = [set(read_stage(saved[0].folder, stage, saved[0].step).clocks.values()) for stage in range(5)]
+    assert updates == [{5}, {5}, set(), {5}, {5}], "what was saved is the rebuilt stage, not the frozen one"
+
+
+@pytest.mark.slow
+def test_a_worker_busy_in_one_long_operation_is_not_dead() -> None:
+    fleet = LocalFleet(busy_worker.main, [], busy_worker.HEARTBEAT_S, missed=4)
+    try:
+        fleet.spawn("w0", 1)
+        deadline, notices = time.monotonic() + 60, []
+        while not any(isinstance(n, Gone) or b"spans" in n.text for n in notices):
+            assert time.monotonic() < deadline
+            notices += fleet.poll(0.1)
+    finally:
+        fleet.close()
+    assert isinstance(notices[-1], Said), f"{notices[-1]}"
+    worked = REPORT.validate_json(notices[-1].text)
+    assert isinstance(worked, Worked) and worked.spans[0].end - worked.spans[0].start >= busy_worker.BUSY_S
+
+
+def test_the_dead_give_back_what_they_held() -> None:
+    fleet = LocalFleet(busy_worker.main, [], busy_worker.HEARTBEAT_S, missed=40)
+    try:
+        held = []
+        for incarnation in range(1, 7):
+            fleet.spawn("w0", incarnation)
+            while not any(isinstance(n, Said) for n in fleet.poll(1.0)):
+                pass
+            fleet.signal("w0", incarnation, signal.SIGKILL)
+            while not any(isinstance(n, Gone) for n in fleet.poll(1.0)):
+                pass
+            time.sleep(0.2)
+            held.append(len(list(Path("/proc/self/fd").iterdir())))
+    finally:
+        fleet.close()
+    assert max(held[2:]) <= held[1], held

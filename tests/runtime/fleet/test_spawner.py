@@ -1,0 +1,304 @@
+"""Starting processes keeps nobody waiting; they outlive the server that forked them, and leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import idle_worker
+import pytest
+
+from planaria.common.signals import STOPS
+from planaria.runtime.fleet import spawner as module
+from planaria.runtime.fleet.base import Gone, Notice, Said
+from planaria.runtime.fleet.local import LocalFleet
+from planaria.runtime.fleet.process import adopting
+from planaria.runtime.fleet.spawner import spawner
+from waiting import until
+
+AT_ONCE_S = 1.0
+"""on a machine on which a process may wait long for a processor"""
+
+
+class Scene:
+    """A fleet of workers that do nothing."""
+
+    def __init__(self) -> None:
+        self.fleet = LocalFleet(idle_worker.main, [], heartbeat_s=10.0, missed=6)
+        self.heard: list[Notice] = []
+
+    def spawn(self, worker: str) -> int:
+        """Its process id, once it has spoken."""
+        began = time.monotonic()
+        self.fleet.spawn(worker, 1)
+        assert time.monotonic() - began < AT_ONCE_S
+        self.until(lambda: Said(worker, 1, b"here") in self.heard)
+        return next(pid for pid in children() if named(pid) == f"planaria {worker}.1")
+
+    def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
+        until(condition, seconds, lambda: self.heard.extend(self.fleet.poll(0.05)), self.heard)
+
+    def gone(self) -> list[Gone]:
+        return [notice for notice in self.heard if isinstance(notice, Gone)]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.fleet.close(patience_s=0.0)
+
+
+def status(pid: int | str) -> list[str]:
+    """Name, state and parent of a process; empty when it is over."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(") ")
+    except OSError:
+        return []
+    return [name, *rest.split()[:2]]
+
+
+def named(pid: int) -> str:
+    return "".join(status(pid)[:1])
+
+
+def children(parent: int | None = None, state: str = "") -> set[int]:
+    """Of this process, or another; in this state if one is given."""
+    whose, found = str(parent or os.getpid()), set()
+    for process in Path("/proc").glob("[0-9]*"):
+        if (told := status(process.name)) and told[2] == whose and told[1].startswith(state):
+            found.add(int(process.name))
+    return found
+
+
+def server() -> int:
+    """The fork server of this process, the newest if an old one is on its way out."""
+    return max(pid for pid in children() if named(pid) == "planaria births" and status(pid)[1] != "Z")
+
+
+def alive(pid: int) -> bool:
+    return status(pid)[1:2] not in ([], ["Z"])
+
+
+@pytest.mark.slow
+def test_two_hundred_births_and_deaths_leave_nothing_behind(scene: Scene) -> None:
+    scene.spawn("w0")
+    gc.collect()  # what tests before this one have left may go meanwhile
+    held = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    for number in range(1, 201, 2):
+        for worker in (f"w{number}", f"w{number + 1}"):
+            scene.fleet.spawn(worker, 1)
+            scene.fleet.signal(worker, 1, signal.SIGKILL)  # perhaps before it is born
+        scene.until(lambda count=number + 1: len(scene.gone()) == count)  # type: ignore[misc]
+    scene.until(lambda: not children(state="Z"))
+    descriptors, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    assert descriptors <= held[0] and threads <= held[1]
+    assert not [pid for pid in children() if named(pid).startswith("planaria w") and named(pid) != "planaria w0.1"]
+
+
+@pytest.mark.parametrize(
+    ("number", "middle"),
+    [(signal.SIGKILL, False), pytest.param(signal.SIGSTOP, False, marks=pytest.mark.slow), (signal.SIGSTOP, True)],
+)
+def test_a_server_that_is_dead_or_stuck_is_replaced_and_nobody_dies_with_it(
+    scene: Scene, number: signal.Signals, middle: bool
+) -> None:
+    older, old = scene.spawn("w1"), server()
+    scene.until(lambda: children(old, "S"))  # one that is forked only now would be spared, and bear w2
+    for pid in children(old) if middle else [old, *children(old)]:
+        os.kill(pid, number)
+    younger = scene.spawn("w2")
+    assert middle or server() != old
+    assert {older, younger} <= children() and alive(older), "it has lost its server, and lives"
+    scene.until(lambda: middle or not alive(old))
+    assert not scene.gone()
+
+
+def test_threads_come_and_go_and_no_worker_goes_with_them(scene: Scene) -> None:
+    thread = threading.Thread(target=scene.fleet.spawn, args=("w0", 1))
+    thread.start()
+    thread.join()
+    pid = scene.spawn("w1")
+    for _ in range(3):
+        thread = threading.Thread(target=time.sleep, args=(0.0,))
+        thread.start()
+        thread.join()
+    scene.heard += scene.fleet.poll(0.2)
+    assert alive(pid) and not scene.gone()
+
+
+def test_only_the_controller_hears_what_a_terminal_sends_to_all(scene: Scene) -> None:
+    for pid in (scene.spawn("w0"), server()):
+        fields = dict(
+            line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+        )
+        assert all(int(fields["SigIgn"], 16) >> (number - 1) & 1 for number in STOPS)
+        assert int(fields["SigBlk"], 16) == 0
+
+
+def test_a_birth_that_fails_is_told_as_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_own", [])
+    monkeypatch.setattr(module, "_PROGRAM", "import sys; sys.exit('no room here')")
+    scene = Scene()
+    try:
+        scene.fleet.spawn("w0", 1)
+        scene.until(lambda: bool(scene.gone()))
+    finally:
+        scene.fleet.close(patience_s=0.0)
+    (gone,) = scene.gone()
+    assert gone.cause == "exit" and gone.detail.startswith("could not be born: "), gone
+
+
+@pytest.mark.slow
+def test_who_is_not_wanted_any_more_is_not_born(tmp_path: Path) -> None:
+    spawner().spawn("first", partial(sys.exit, 0)).join(60.0)
+    for pid in [server(), *children(server())]:
+        os.kill(pid, signal.SIGSTOP)  # whoever is asked for now has to wait
+    born = tmp_path / "born"
+    unwanted = spawner().spawn("unwanted", partial(Path.touch, born))
+    unwanted.signal(signal.SIGKILL)
+    assert unwanted.join(60.0) and not born.exists()
+    ends = spawner().spawn("ends", partial(sys.exit, 3))
+    assert (ends.started(60.0), ends.join(60.0), ends.exitcode) == (ends.pid, 3, 3)
+    ends.signal(signal.SIGKILL)  # its id may be another's by now
+
+
+def test_imports_that_take_too_long_fail_all_starts_that_wait_for_them_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six starts do not wait for six times three attempts, and one that was killed is not waited for at all."""
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(600)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(module, "_own", [])
+    began = time.monotonic()
+    waiting = [spawner().spawn(f"w{n}", partial(sys.exit, 0), ["slow_to_import"], start_s=0.5) for n in range(6)]
+    for child in waiting[1:]:
+        with pytest.raises(
+            OSError, match=r"not imported what workers need within 0\.5 s .*raise fleet\.start_timeout_s"
+        ):
+            child.started(60.0)
+    patient = spawner().spawn("w7", partial(sys.exit, 0), ["slow_to_import"], start_s=600.0)
+    patient.kill(600.0)  # returns at once: it has not started
+    assert time.monotonic() - began < 18 * 0.5, "as long as three attempts for each would take"
+
+
+FORKING = """
+    import os, signal, sys, threading, time
+    from functools import partial
+    from pathlib import Path
+    from types import SimpleNamespace
+    from planaria.runtime.fleet import spawner
+
+    if "program" not in sys.argv:
+        spawner.expect_fork()
+    sys.modules["torch"] = SimpleNamespace(_C=SimpleNamespace(_cuda_isInBadFork=lambda: "cuda" in sys.argv))
+    held = os.open("/dev/zero", os.O_RDONLY)
+    if "threads" in sys.argv:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    spawner.fork_server(["json"])
+    for _ in range(2):
+        child = spawner.spawner().spawn("newborn", partial(os.system, "readlink /proc/$PPID/fd/* | grep /dev/"))
+        assert child.join(60.0) == 0
+        server = spawner.spawner()._server._process.pid
+        print(Path(f"/proc/{server}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes(), flush=True)
+        os.kill(server, signal.SIGKILL)
+    left = set(os.environ) & set(spawner._NO_CUDA)
+    assert not left, left
+"""
+
+
+@pytest.mark.parametrize(("of", "forked"), [("command", True), ("threads", False), ("program", False), ("cuda", False)])
+def test_a_command_forks_its_server_from_itself_while_that_is_safe(of: str, forked: bool) -> None:
+    """What a command has imported is not imported again; a server that dies is replaced by a new interpreter."""
+    command = [sys.executable, "-c", textwrap.dedent(FORKING), of]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["/dev/null", str(forked), "/dev/null", "False"]
+
+
+BREAKING = """
+    import sys
+    from functools import partial
+    from types import SimpleNamespace
+    from planaria.runtime.fleet import spawner
+
+    spawner.expect_fork()
+    sys.modules["torch"] = SimpleNamespace(_C=SimpleNamespace(_cuda_isInBadFork=lambda: False))
+    spawner.fork_server(["breaks"])
+    child = spawner.spawner().spawn("newborn", partial(sys.exit, 0), ["breaks"])
+    try:
+        child.started(60.0)
+        print(child.join(60.0))
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("often", ["once", "always"])
+def test_a_server_that_cannot_import_a_module_sends_the_reason(often: str, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    first = f"from pathlib import Path\nif not Path({str(seen)!r}).exists():\n    Path({str(seen)!r}).touch()\n"
+    raised = "raise RuntimeError('no licence')\n"
+    (tmp_path / "breaks.py").write_text(f"{first}    {raised}" if often == "once" else raised)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command, environ = [sys.executable, "-c", textwrap.dedent(BREAKING)], os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100, env=environ)
+    why = "the fork server exited while it imported what workers need (breaks: RuntimeError: no licence)"
+    if often == "once":
+        assert (done.stdout, done.stderr) == ("0\n", f"planaria: {why}; another one was started\n")
+    else:
+        assert (done.stdout, done.stderr) == (f"newborn could not be started: {why}\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are not adopted")
+def test_a_process_reaps_its_server_when_it_ends() -> None:
+    with adopting():  # else the kernel gives what it leaves to another process
+        command = [sys.executable, "-c", textwrap.dedent(BREAKING).replace("breaks", "json")]
+        before = children()
+        done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)
+        left = children() - before
+    assert (done.stdout, done.stderr, left) == ("0\n", "", set())
+
+
+@pytest.mark.slow
+def test_whoever_dies_takes_frozen_workers_and_a_frozen_server_along(tmp_path: Path) -> None:
+    script = """
+        import os, signal, sys, time
+        import idle_worker
+        from planaria.runtime.fleet.base import Said
+        from planaria.runtime.fleet.local import LocalFleet
+
+        fleet = LocalFleet(idle_worker.main, [], 10.0, 6)
+        for worker in ("w0", "w1"):
+            fleet.spawn(worker, 1)
+        heard = []
+        while len(heard) < 2:
+            heard += [n for n in fleet.poll(1.0) if isinstance(n, Said)]
+        print("ready", flush=True)
+        time.sleep(600)
+    """
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE
+    )
+    try:
+        assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
+        family = children(parent.pid)
+        family |= {pid for child in family for pid in children(child)}
+        assert sorted(named(pid) for pid in family) == [*2 * ["planaria births"], "planaria w0.1", "planaria w1.1"]
+        for pid in family:
+            if named(pid) != "planaria w0.1":
+                os.kill(pid, signal.SIGSTOP)
+    finally:
+        parent.kill()
+        parent.communicate()
+    until(lambda: not any(map(alive, family)), 10.0, shown=family)

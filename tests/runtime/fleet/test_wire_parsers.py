@@ -1,0 +1,317 @@
+"""Every parser of what other machines send, under documents whose numbers are beyond range, and worse.
+
+Each returns what it is for, or raises the one error that its callers handle; and its callers do handle it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from hostile_json import NUMBERS, hostile
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.faults.trace import Fault
+from planaria.runtime.engine import surveyor
+from planaria.runtime.engine.join import _setup
+from planaria.runtime.engine.needs import needs
+from planaria.runtime.engine.setup import SETUP, Setup
+from planaria.runtime.fleet import files, guest, joining
+from planaria.runtime.fleet.files import FileServer
+from planaria.runtime.fleet.joining import Door, read_door
+from planaria.runtime.fleet.switchboard import Switchboard, call
+from planaria.runtime.transport.edge import Edge, EdgeSpec
+from planaria.runtime.transport.listener import CALLED_FOR, FILES, VISITOR, Caller, answers, connect, greeted, greeting
+from planaria.runtime.transport.relay import relay_at
+from planaria.runtime.transport.secure import new_key
+from planaria.runtime.transport.wire import (
+    _LAYOUT,
+    _VERSION,
+    HEADER_BYTES,
+    Activation,
+    Content,
+    Header,
+    Ping,
+    WireError,
+    pack,
+    unpack,
+)
+
+KEY = new_key()
+GREETINGS = [["w1", 1, 7], ["g1:0-1", VISITOR, 7], ["waits e", CALLED_FOR, 7], ["files", FILES, 7]]
+FROM_GUEST = [
+    joining.JoinRequest(called="x", version="1", workers=2, at="127.0.0.1:1"),
+    joining.Started(worker="w1", incarnation=1),
+    joining.Failed(worker="w1", incarnation=1, detail="no"),
+    joining.Departing(detail="x"),
+    joining.Beat(),
+    joining.Strike(fault=Fault(step=1, stage=2, signal="slow", strength=2.0, resume_after_s=1.0)),
+]
+TO_GUEST = [
+    joining.Welcome(host="g1", setup="{}", cwd="/"),
+    joining.Start(worker="w1", incarnation=1),
+    joining.Signal(worker="w1", incarnation=1, number=9),
+    joining.Goodbye(reason="over"),
+]
+ASKED = [files.Get(name="run/schedule.json"), files.Index(name="data/x"), files.Put(name="x", size=1)]
+ANSWERS = [files.Content(size=1), files.Listed(names=["x"]), files.Digest(sha256="0" * 64), files.Refused(reason="x")]
+ORDERS = [
+    d.Form(generation=1, step=0, outcome="started", members=[], links=[d.Link(low=0, high=1, id="x")]),
+    d.RunStep(generation=1, step=0, left_out={1: "x"}),
+    d.Commit(generation=1, step=0, progress=0),
+    d.Blow(number=1, signal="slow", moment="any", offset=0.5, seconds=1.0, strength=2.0),
+]
+REPORTS: list[e.Fact] = [
+    e.WorkerJoined(worker="w1", incarnation=1, pid=1, at="127.0.0.1:1", memory=1, layer_s=0.1),
+    e.Linked(worker="w1", node=1, stage=1, generation=1, link_s=0.1),
+    e.EdgeBroken(worker="w1", node=1, peer=2, generation=1, detail="x", waited_s=1.0),
+    e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, heard={1: "x"}),
+    e.StageSaved(worker="w1", stage=1, generation=1, step=0, bytes=1, file="stage-0001.safetensors", node=1),
+    e.OfferHeard(worker="w1", node=1, generation=1, round=0, replica=0, products={1: 1.0}),
+    e.Gauged(worker="w1", node=1, stage=1, generation=1, step=1, steps=2, seconds=1.0, passes={}, waited={}, flows={}),
+    e.Worked(worker="w1", node=1, stage=1, generation=1, step=0, spans=[], sent_bytes={1: 2}, peak_bytes=3),
+    e.Heartbeat(step=1, for_s=1.0),
+]
+
+
+def plain(words: Any) -> list[Any]:
+    return [word.model_dump(mode="json") for word in words]
+
+
+PARSERS: dict[str, tuple[Callable[[bytes], object], type[Exception], list[Any]]] = {
+    "greeting": (greeted, ValueError, GREETINGS),
+    "from a guest": (joining.FROM_GUEST.validate_json, ValidationError, plain(FROM_GUEST)),
+    "to a guest": (joining.TO_GUEST.validate_json, ValidationError, plain(TO_GUEST)),
+    "files, asked": (files._ASKED.validate_json, ValidationError, plain(ASKED)),
+    "files, answered": (files._ANSWER.validate_json, ValidationError, plain(ANSWERS)),
+    "order": (d.ORDER.validate_json, ValidationError, plain(ORDERS)),
+    "report": (e.REPORT.validate_json, ValidationError, plain(REPORTS)),
+    "survey, order": (surveyor.ORDER.validate_json, ValidationError, plain([surveyor.Probe()])),
+    "survey, report": (surveyor.REPORT.validate_json, ValidationError, plain([surveyor.Failed(link="x", detail="y")])),
+}
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_parser_returns_or_raises_its_one_error(name: str) -> None:
+    parse, error, valid = PARSERS[name]
+    for document in valid:
+        parse(json.dumps(document).encode())
+
+    @settings(max_examples=150)
+    @given(hostile(*valid))
+    def whatever(raw: bytes) -> None:
+        with contextlib.suppress(error):
+            parse(raw)
+
+    whatever()
+
+
+BOUNDED = {
+    '["w1",%s,1]': (greeted, {"0", "-1", "64", "65"}),
+    '["w1",1,%s]': (greeted, {"0", "64", "65"}),
+    '{"kind":"signal","worker":"w1","incarnation":1,"number":%s}': (joining.TO_GUEST.validate_json, {"64"}),
+    '{"kind":"start","worker":"w1","incarnation":%s}': (joining.TO_GUEST.validate_json, {"0", "64", "65"}),
+}
+
+
+@pytest.mark.parametrize("text", BOUNDED)
+def test_numbers_that_go_to_the_system_are_in_its_range(text: str) -> None:
+    """Signals, process ids, incarnations."""
+    parse, fit = BOUNDED[text]
+    for number in NUMBERS:
+        with contextlib.nullcontext() if number in fit else pytest.raises(ValueError):  # pydantic's error is one
+            parse((text % number).encode())
+
+
+# ---- those who read them
+
+
+@pytest.fixture
+def uncaught(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What threads die of."""
+    died: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: died.append(args.exc_value))
+    return died
+
+
+HOSTILE_GREETINGS = [
+    *(f'["x",{number},1]' for number in NUMBERS), *(f'["waits e",{number},{number}]' for number in NUMBERS),
+    '["x",1e999,1]', "[1e999]", "{}", "", '["\\ud800",1,1]', "[" * 900,
+]  # fmt: skip
+
+
+def test_a_greeting_beyond_range_ends_its_connection_and_nothing_else(uncaught: list[object]) -> None:
+    heard: list[Caller] = []
+    board = Switchboard("127.0.0.1", 0, KEY, 1000, lambda caller, line: (heard.append(caller), line.close()))
+    listener, relay = relay_at("127.0.0.1", 0, KEY)
+    try:
+        for at in (board.address, listener.address):
+            for words in HOSTILE_GREETINGS:
+                with connect(at, KEY, words.encode()[:1024], 10.0) as tls, contextlib.suppress(OSError):
+                    tls.settimeout(0.0 if words.startswith('["waits') else 10.0)
+                    assert tls.recv(1) == b""
+        call(board.address, KEY, "w1", 1).close()
+        assert greeted(greeting("w1", 1))[:2] == ("w1", 1)
+    finally:
+        board.close()
+        listener.close()
+        relay.close()
+    assert not uncaught
+    assert all(0 < caller.incarnation < 1 << 31 and 0 <= caller.pid < 1 << 31 for caller in heard)
+
+
+@pytest.mark.parametrize("port", ["1e999", "99999999999", "-1", "x", "", "9" * 5000, "65536"])
+def test_an_address_beyond_range_is_nobodys(port: str) -> None:
+    for host in ("127.0.0.1", "a\x00b", "x" * 300, "é" * 70, "[::1", ""):
+        assert not answers(f"{host}:{port}", KEY, 0.2)
+        with pytest.raises(OSError):
+            connect(f"{host}:{port}", KEY, b"", 0.2)
+
+
+class Recorded:
+    """A line on which these words come."""
+
+    closed = False
+    own_address = "127.0.0.1"
+
+    def __init__(self, *words: bytes) -> None:
+        self._words, self.said = [*words], list[bytes]()
+
+    def send_bytes(self, text: bytes) -> None:
+        self.said.append(text)
+
+    def poll(self, _: float | None = None) -> bool:
+        if not self._words:
+            raise EOFError
+        return True
+
+    def recv_bytes(self, _: int = 0) -> bytes:
+        return self._words.pop(0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@given(words=st.lists(hostile(*plain(ASKED), *plain(ANSWERS)), min_size=1, max_size=3))
+def test_a_file_server_closes_the_line_whatever_comes(words: list[bytes]) -> None:
+    line: Any = Recorded(*words)
+    FileServer({}).serve(line)
+    assert line.closed
+
+
+@contextlib.contextmanager
+def visiting(line: Recorded) -> Iterator[None]:
+    """Machines that join call this line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guest, "call", lambda *_: line)
+        yield
+
+
+@given(answer=hostile(*plain(TO_GUEST)))
+def test_a_machine_that_joins_is_told_in_a_line_what_it_cannot_read(answer: bytes) -> None:
+    line = Recorded(answer)
+    with visiting(line):
+        try:
+            guest.Visit(Door(at="127.0.0.1:1", key="00" * 32), 1)
+        except (UserError, OSError) as error:
+            assert "\n" not in str(error)
+
+
+class Pool:
+    """Takes what a process pool would give to the system."""
+
+    empty = False
+
+    def start(self, worker: str, incarnation: int) -> int:
+        assert Path(worker).name == worker and 0 <= incarnation < 1 << 31
+        return 1
+
+    def signal(self, worker: str, incarnation: int, number: int) -> None:
+        assert 1 <= number <= 64
+
+
+@settings(max_examples=60)
+@given(words=st.lists(hostile(*plain(TO_GUEST)), min_size=1, max_size=3))
+def test_a_machine_that_has_joined_ends_its_visit_at_what_it_cannot_read(words: list[bytes]) -> None:
+    line = Recorded(TO_GUEST[0].model_dump_json().encode(), *words)
+    with visiting(line):
+        stay = guest.Visit(Door(at="127.0.0.1:1", key="00" * 32), 1)
+        line.closed = True  # nobody beats
+        pool: Any = Pool()
+        assert stay.stay(pool, 60.0, lambda: "", lambda _: None).how in ("lost", "over", "unwelcome", "again")
+
+
+SETTINGS = json.loads(SETUP.dump_json(Setup(RunConfig(), Path("/run"), Path("/data"), "127.0.0.1")))
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(raw=hostile(SETTINGS))
+def test_a_setup_is_read_or_refused_in_a_line(raw: bytes) -> None:
+    class Found:
+        key = KEY
+        welcome = joining.Welcome(host="g1", setup=raw.decode(errors="replace"), cwd="/")
+
+    visited: Any = Found()
+    try:
+        needs(_setup(visited).config)
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+@given(raw=hostile({"at": "127.0.0.1:1", "key": "00" * 32, "sign": "x"}))
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_door_is_read_or_refused_in_a_line(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "door.json").write_bytes(raw)
+    with contextlib.suppress(UserError):
+        door = read_door(tmp_path)
+        assert not answers(door.at, KEY, 0.05)
+
+
+# ---- frames
+
+NUMBER = st.sampled_from([0, 1, 2**31, 2**32 - 1])
+SIDE = st.sampled_from([0, 1, 3, 2**20, 2**32, 2**63, 2**64 - 1])
+SECONDS = st.sampled_from([0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300, -1e300, 1e12, 5e-324])
+
+
+@settings(max_examples=400)
+@given(
+    st.integers(0, 255), st.integers(0, 255), st.integers(0, 255), st.lists(NUMBER, min_size=4, max_size=4),
+    st.lists(SIDE, min_size=4, max_size=4), SIDE, SECONDS, st.tuples(*[st.integers(0, 255)] * 3),
+)  # fmt: skip
+def test_a_frame_is_within_its_edge_or_refused(
+    code: int, kind: int, dims: int, numbers: list[int], sides: list[int], size: int, sent_at: float,
+    flags: tuple[int, int, int],
+) -> None:  # fmt: skip
+    raw = _LAYOUT.pack(b"PLNR", _VERSION, code % 16, kind % 8, dims % 8, *numbers, *sides, size, sent_at, *flags)
+    with contextlib.suppress(WireError):
+        header = unpack(raw, 1 << 20)
+        assert header.nbytes <= 1 << 20 and 0 <= header.sent_at < 1e9 and len(header.shape) <= 4
+        assert not header.slot or (isinstance(header.label, Activation | Ping) and not header.announced)
+    assert len(raw) == HEADER_BYTES == struct.calcsize(_LAYOUT.format)
+
+
+def test_the_time_that_a_sender_claims_delays_its_own_frames_by_no_more_than_the_link() -> None:
+    """A frame from the future is not held until then, nor are those behind it."""
+    edge: Any = object.__new__(Edge)
+    edge._line_free = edge._due = edge.hold_s = edge.hold_until = 0.0
+    edge.spec = EdgeSpec("x", "", 1, 1 << 20, 1.0, latency_s=0.01, bandwidth=1e6)
+    header = unpack(pack(Header(Ping(1, Content.PING), torch.float32, (10,), 9e8)), 1 << 20)
+    assert edge._emulate_link(header) < time.monotonic() + 60.0

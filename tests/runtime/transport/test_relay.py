@@ -1,0 +1,203 @@
+"""Two ends that cannot call each other meet at a relay: what comes through, and what breaks off."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from planaria.runtime.transport.address import Reach
+from planaria.runtime.transport.channel import Channel, Closed
+from planaria.runtime.transport.listener import CALLED_FOR, Listener, answers, connect, no_answer, unreachable
+from planaria.runtime.transport.port import Port, RelaySilent, Unmet
+from planaria.runtime.transport.relay import READY, Relay, end_greeting
+from planaria.runtime.transport.secure import new_key
+from waiting import until
+
+KEY = new_key()
+NEVER = lambda: False  # noqa: E731
+RELAYS: list[Relay] = []
+
+
+@pytest.fixture
+def relay() -> Iterator[str]:
+    """The address of a relay."""
+    meeting = Relay()
+    RELAYS.append(meeting)
+
+    def heard(words: bytes, tls: ssl.SSLSocket) -> None:
+        wanted, number, _ = json.loads(words)
+        assert number == CALLED_FOR
+        meeting.meet(wanted, tls)
+
+    listener = Listener("127.0.0.1", 0, KEY, heard)
+    yield listener.address
+    listener.close()
+    meeting.close()
+    RELAYS.clear()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def until_known(end: str) -> None:
+    """An end that has called is known to the relay."""
+    until(lambda: (end, "edge") in RELAYS[0]._waiting)
+
+
+def hidden(machine: str, relay: str) -> Port:
+    return Port("127.0.0.1", KEY, Reach(machine=machine, reachable=False, relay=relay))
+
+
+def read(end: Channel, size: int) -> bytes:
+    got, buffer, deadline = b"", memoryview(bytearray(1 << 16)), time.monotonic() + 20
+    while len(got) < size:
+        assert time.monotonic() < deadline
+        count = end.read_some(buffer)
+        if count is None:
+            time.sleep(0.001)
+        else:
+            got += bytes(buffer[:count])
+    return got
+
+
+def write(end: Channel, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        sent = end.write_some(rest, rest[:0])
+        rest = rest[sent:]
+        if not sent:
+            time.sleep(0.001)
+
+
+def met(pool: ThreadPoolExecutor, relay: str) -> tuple[Channel, Channel]:
+    one, other = hidden("g1", relay), hidden("g2", relay)
+    waiting: Future[Channel | None] = pool.submit(one.meet, "edge", 20.0, NEVER)
+    calling = pool.submit(other.call, one.address, "edge", 20.0, NEVER)
+    ends = waiting.result(20), calling.result(20)
+    assert ends[0] is not None and ends[1] is not None
+    return ends[0], ends[1]
+
+
+def test_what_one_end_sends_the_other_gets(pool: ThreadPoolExecutor, relay: str) -> None:
+    one, other = met(pool, relay)
+    data = bytes(range(256)) * 12_000
+    sending = [pool.submit(write, one, data), pool.submit(write, other, data[::-1])]
+    assert read(other, len(data)) == data and read(one, len(data)) == data[::-1]
+    for sent in sending:
+        sent.result(10)
+    one.close()
+    with pytest.raises((Closed, OSError)):
+        read(other, 1)
+    other.close()
+
+
+@pytest.mark.slow
+def test_who_cannot_be_called_directly_is_met_at_the_relay(pool: ThreadPoolExecutor, relay: str) -> None:
+    """The caller believes that it can reach the other, and cannot: it tries both ways."""
+    one = Port("127.0.0.1", KEY, Reach(machine="g1", relay=relay))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"127.0.0.1:{server.getsockname()[1]}"
+    other = Port("127.0.0.1", KEY, Reach(machine="g2", relay=relay))
+    waiting = pool.submit(one.meet, "edge", 30.0, NEVER)
+    calling = pool.submit(other.call, f"127.0.0.1:1 {nobody} g1", "edge", 30.0, NEVER)
+    assert waiting.result(30) is not None and calling.result(30) is not None
+
+
+def test_nobody_at_the_other_end(relay: str) -> None:
+    one = hidden("g1", relay)
+    with pytest.raises(Unmet, match=r"within 0\.5 s"):
+        one.meet("edge", 0.5, NEVER)
+    with pytest.raises(Unmet, match=r"within 0\.5 s"):
+        one.call("10.0.0.1:1 - g2", "edge", 0.5, NEVER)
+
+
+def test_the_error_of_an_edge_that_does_not_open_is_known_long_before_it_is_given_up(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planaria.runtime.transport.port._TOLD_S", 0.0)
+    one, over = Port("127.0.0.1", KEY), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"127.0.0.1:{server.getsockname()[1]}"
+    calling = pool.submit(one.reach, closed, "", "edge", 600.0, over.is_set)
+    until(lambda: one.trouble, 60.0)
+    assert one.trouble == f"{closed}: Connection refused"
+    over.set()
+    assert calling.result(60) is None and not one.trouble
+    assert unreachable(closed) == f"cannot connect to {closed}: Connection refused"
+    assert no_answer(closed, KEY) == "Connection refused"
+    with pytest.raises(RelaySilent, match=rf"the relay {closed} did not answer \(Connection refused\)"):
+        one.reach("", closed, "edge", 0.1, NEVER)
+
+
+def test_giving_up_ends_the_wait(pool: ThreadPoolExecutor, relay: str) -> None:
+    one, over = hidden("g1", relay), threading.Event()
+    waiting = pool.submit(one.meet, "edge", 30.0, over.is_set)
+    time.sleep(0.3)
+    over.set()
+    assert waiting.result(5) is None
+
+
+def test_the_later_call_of_an_end_counts(pool: ThreadPoolExecutor, relay: str) -> None:
+    """A worker that died while it waited is called for again by its successor."""
+    before = connect(relay, KEY, end_greeting("edge", "waits"), 5.0)
+    until_known("waits")
+    first, successor, caller = RELAYS[0]._waiting["waits", "edge"], hidden("g1", relay), hidden("g2", relay)
+    waiting: Future[Channel | None] = pool.submit(successor.meet, "edge", 20.0, NEVER)
+    until(lambda: RELAYS[0]._waiting["waits", "edge"] is not first)
+    other, one = caller.call(successor.address, "edge", 20.0, NEVER), waiting.result(20)
+    assert one is not None and other is not None
+    write(one, b"to the right one")
+    assert read(other, 16) == b"to the right one"
+    before.settimeout(5.0)
+    with pytest.raises(OSError, match="EOF"):
+        before.recv(1)
+    before.close()
+
+
+def test_an_end_that_has_gone_is_not_connected(pool: ThreadPoolExecutor, relay: str) -> None:
+    gone = connect(relay, KEY, end_greeting("edge", "calls"), 5.0)
+    until_known("calls")
+    gone.close()
+    one, other = met(pool, relay)
+    write(other, b"here")
+    assert read(one, 4) == b"here"
+
+
+def test_an_end_that_gives_up_as_it_is_met_leaves_the_other_waiting(pool: ThreadPoolExecutor, relay: str) -> None:
+    """It has not hung up when the relay looks, and never answers."""
+    giving_up = connect(relay, KEY, end_greeting("edge", "calls"), 5.0)
+    until_known("calls")
+    one, later = hidden("g1", relay), hidden("g2", relay)
+    waiting: Future[Channel | None] = pool.submit(one.meet, "edge", 20.0, NEVER)
+    assert giving_up.recv(1) == READY
+    giving_up.close()
+    until_known("waits")
+    other, found = later.call(one.address, "edge", 20.0, NEVER), waiting.result(20)
+    assert found is not None and other is not None
+    write(other, b"to the right one")
+    assert read(found, 16) == b"to the right one"
+
+
+def test_nonsense_is_turned_away(relay: str) -> None:
+    with connect(relay, KEY, json.dumps(["nonsense", CALLED_FOR, 1]).encode(), 5.0) as tls:
+        tls.settimeout(5.0)
+        with pytest.raises(OSError, match="EOF"):
+            tls.recv(1)
+
+
+def test_a_probe_tells_who_can_be_reached() -> None:
+    port = Port("127.0.0.1", KEY)
+    assert answers(port.address, KEY)
+    assert not answers(port.address, new_key())
+    port.close()
+    assert not answers(port.address, KEY, 0.5) and not answers("nonsense", KEY)

@@ -1,0 +1,289 @@
+"""Shared memory between processes of one machine: sharing and reuse of slots, and malformed input."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from planaria.runtime.transport import ring as rings
+from planaria.runtime.transport.channel import Plain
+from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.ring import Reader, Ring, Rings, Share, Size
+from planaria.runtime.transport.secure import new_key
+from planaria.runtime.transport.wire import Activation, Content, Header, Label, Ping, State, WireError, pack, unpack
+
+SOON_S = 20.0
+KEY = new_key()
+SLOTS, BYTES = 3, 1 << 16
+NUMBERS = BYTES // 4
+
+
+class End:
+    """One end of an edge and its port."""
+
+    def __init__(self, ring: Ring | None) -> None:
+        self.port, self.inbox = Port("127.0.0.1", KEY), Inbox()
+        self.port.rings, self.ring = Rings(ring), ring
+        self.edge: Any = None
+
+    def open(self, at: str) -> None:
+        self.edge = Edge(EdgeSpec("edge", at, 1, 1 << 20, SOON_S), self.port, self.inbox)
+
+    def next(self, kind: type[Any]) -> Any:
+        item = self.inbox.get(timeout=SOON_S)
+        assert isinstance(item, kind), item
+        return item
+
+    def write(self, value: float, numbers: int = NUMBERS) -> Tensor:
+        """A tensor in the ring."""
+        assert self.ring is not None
+        room = self.ring.allocate(4 * numbers)
+        assert room is not None
+        return room.view(torch.float32).fill_(value)
+
+    def send(self, payload: Tensor, label: Label | None = None) -> None:
+        self.edge.send(label or Ping(0, Content.PING), payload)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    """Two ends of an edge: the first has a ring, the second reads it."""
+    pair = End(Ring(SLOTS, BYTES)), End(None)
+    pair[0].open("")
+    pair[1].open(pair[0].port.address)
+    for end in pair:
+        end.next(Opened)
+    yield pair
+    for end in pair:
+        end.edge.abandon()
+        end.port.close()
+
+
+def test_what_is_in_the_ring_is_read_where_it_lies(ends: tuple[End, End]) -> None:
+    low, high = ends
+    for value in range(3 * SLOTS):
+        low.send(low.write(float(value)))
+        arrived = high.next(Arrived)
+        assert arrived.header.slot and torch.equal(arrived.payload, torch.full((NUMBERS,), float(value)))
+        del arrived
+
+
+def test_a_slot_is_used_again_only_when_nobody_uses_it_any_more(ends: tuple[End, End]) -> None:
+    low, high = ends
+    held = []
+    for value in range(SLOTS):
+        low.send(low.write(float(value)))
+        held.append(high.next(Arrived).payload)
+    assert low.ring is not None and low.ring.allocate(BYTES) is None
+    assert [float(payload[-1]) for payload in held] == [0.0, 1.0, 2.0]
+    del held[1]
+    gc.collect()
+    mine = low.write(7.0)
+    assert low.ring.allocate(BYTES) is None and [float(payload[-1]) for payload in held] == [0.0, 2.0]
+    del mine
+    assert low.ring.allocate(BYTES) is not None
+
+
+def test_other_memory_goes_through_the_socket(ends: tuple[End, End]) -> None:
+    """What is in no ring, and what the end that has none sends back."""
+    low, high = ends
+    low.send(torch.arange(5.0))
+    assert high.next(Arrived).header.slot == 0
+    high.send(torch.full((NUMBERS,), 3.0))
+    arrived = low.next(Arrived)
+    assert arrived.header.slot == 0 and torch.equal(arrived.payload, torch.full((NUMBERS,), 3.0))
+
+
+def test_what_the_ends_say_in_turn_keeps_its_order(ends: tuple[End, End]) -> None:
+    low, high = ends
+    for n in range(8):
+        payload = low.write(float(n), 16) if n % 2 and n < 2 * SLOTS else torch.full((16,), float(n))
+        low.send(payload, Ping(n, Content.PING))
+    assert [float(high.next(Arrived).payload[0]) for _ in range(8)] == [float(n) for n in range(8)]
+
+
+def test_slots_of_a_receiver_that_dies_are_free_after_a_while(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low, high = ends
+    assert low.ring is not None
+    low.send(low.write(1.0))
+    held = high.next(Arrived)
+    assert low.ring.allocate(BYTES) is not None
+    high.edge.reset()
+    low.next(Broken)
+    now = time.monotonic()
+    for later, free in ((rings.GRACE_S / 2, SLOTS - 1), (2 * rings.GRACE_S, SLOTS)):
+        monkeypatch.setattr(rings.time, "monotonic", lambda later=later: now + later)
+        taken = [low.ring.allocate(BYTES) for _ in range(SLOTS)]
+        assert sum(one is not None for one in taken) == free
+        del taken
+    assert held.payload is not None
+
+
+def test_a_ring_outlives_its_owner() -> None:
+    """What was lent can still be read when its owner's process is gone."""
+    ours, theirs = socket.socketpair()
+    if not (child := os.fork()):
+        ring = Ring(1, BYTES)
+        room = ring.allocate(BYTES)
+        assert room is not None
+        ring.share(room.view(torch.float32).fill_(5.0))
+        Rings(ring).exchange(theirs)
+        os._exit(0)
+    _, reader = Rings().exchange(ours)
+    assert os.waitpid(child, 0)[1] == 0 and reader is not None
+    found = reader.tensor(Header(Ping(0, Content.PING), torch.float32, (NUMBERS,), slot=1, ticket=1))
+    assert torch.equal(found, torch.full((NUMBERS,), 5.0))
+
+
+def test_one_ring_is_mapped_once() -> None:
+    readers, ring, mine = [], Ring(1, BYTES), Rings()
+    for _ in range(2):
+        ours, theirs = socket.socketpair()
+        shown = threading.Thread(target=Rings(ring).exchange, args=(theirs,))
+        shown.start()
+        readers.append(mine.exchange(ours)[1])
+        shown.join()
+    assert readers[0] is not None and readers[0] is readers[1]
+
+
+@given(st.integers(0, 255), st.integers(0, 3 * NUMBERS))
+def test_a_frame_can_name_no_memory_beyond_its_slot(slot: int, numbers: int) -> None:
+    ring = Ring(SLOTS, BYTES)
+    rooms = [ring.allocate(BYTES) for _ in range(SLOTS)]
+    tickets = {share.slot: share.ticket for room in rooms if room is not None and (share := ring.share(room))}
+    header = Header(Ping(0, Content.PING), torch.float32, (numbers,), slot=slot, ticket=tickets.get(slot, 1))
+    try:
+        found = Reader(ring.fd, ring.size).tensor(header)
+    except WireError:
+        assert not (0 < slot <= SLOTS and 0 < numbers <= NUMBERS)
+    else:
+        assert 0 < slot <= SLOTS and found.shape == (numbers,) and found.nbytes <= BYTES
+
+
+def test_only_activations_and_what_is_timed_may_be_in_a_ring() -> None:
+    """A state may be read for longer than its edge lasts."""
+    here = Activation(1, 2, 3, 4, Content.FORWARD)
+    assert unpack(pack(Header(here, torch.float32, (4,), slot=1)), 1 << 20).slot == 1
+    for label, announced in ((State(1), False), (here, True)):
+        with pytest.raises(WireError, match="slot 1 of a ring"):
+            unpack(pack(Header(label, torch.float32, (4,), announced=announced, slot=1)), 1 << 20)
+
+
+def test_a_frame_in_a_ring_that_was_not_shown_breaks_the_edge(ends: tuple[End, End]) -> None:
+    low, high = ends
+    high.edge._channel.share = lambda _: Share(1, 1)
+    high.send(torch.ones(4))
+    broken = low.next(Broken)
+    assert broken.strange and "slot 1 of a ring" in broken.detail
+
+
+@pytest.mark.parametrize("wrong", ["short", "unsealed", "no file", "sizes"])
+def test_a_descriptor_that_is_no_ring_is_not_mapped(wrong: str) -> None:
+    """Reading a file that shrinks would kill this process."""
+    size = Size(SLOTS, BYTES)
+    ring = Ring(*size)
+    fd, ends = ring.fd, None
+    if wrong in ("short", "unsealed"):
+        fd = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size.whole - (wrong == "short"))
+    elif wrong == "no file":
+        ends = os.pipe()
+        fd = ends[0]
+    elif wrong == "sizes":
+        size = Size(1 << 40, 1 << 40)
+    with pytest.raises(OSError, match="a ring"):
+        Reader(fd, size)
+    for one in ends or ([fd] if fd != ring.fd else []):
+        os.close(one)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0" * 16, b"\xff" * 40])
+def test_an_end_that_shows_nothing_or_nonsense_leaves_the_edge_without_a_ring(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0.2)
+    theirs.sendall(sent)
+    theirs.shutdown(socket.SHUT_WR)
+    assert Rings(Ring(1, BYTES)).exchange(ours) == (None, None)
+
+
+@pytest.mark.slow
+def test_a_late_receiver_frees_no_slot_that_is_shared_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its edge has closed, and the slot holds what another edge carries."""
+    ring = Ring(1, BYTES)
+    reader = Reader(ring.fd, ring.size)
+    shares: list[Share] = []
+
+    def shared() -> Tensor:
+        room = ring.allocate(BYTES)
+        share = None if room is None else ring.share(room)
+        assert share is not None
+        shares.append(share)
+        label = Ping(0, Content.PING)
+        return reader.tensor(Header(label, torch.uint8, (BYTES,), slot=share.slot, ticket=share.ticket))
+
+    late = shared()
+    gc.collect()
+    ring.expire(shares[0])
+    now = time.monotonic()
+    monkeypatch.setattr(rings.time, "monotonic", lambda: now + 2 * rings.GRACE_S)
+    second = shared()
+    del late
+    gc.collect()
+    ring.expire(shares[0])
+    assert ring.shared(shares[1]) and ring.allocate(BYTES) is None, "the first edge freed what the second has"
+    with pytest.raises(WireError, match="ticket"):
+        reader.tensor(Header(Ping(0, Content.PING), torch.uint8, (BYTES,), slot=1, ticket=shares[0].ticket))
+    del second
+    gc.collect()
+    assert not ring.shared(shares[1])
+
+
+def test_what_cannot_be_shared_is_sent() -> None:
+    """A view in another order, a slot that is shared already, other memory."""
+    ring = Ring(1, BYTES)
+    room = ring.allocate(BYTES)
+    assert room is not None
+    grid = room.view(torch.float32)[:6].view(2, 3)
+    assert ring.share(grid.T) is None and ring.share(room[4:]) is None and ring.share(torch.zeros(4)) is None
+    assert ring.share(grid) is not None and ring.share(grid) is None
+
+
+def test_closing_one_edge_leaves_what_another_has() -> None:
+    ring = Ring(1, BYTES)
+    first, second = (Plain(socket.socketpair()[0], ring) for _ in range(2))
+    room = ring.allocate(BYTES)
+    assert room is not None
+    share = first.share(room)
+    assert share is not None
+    Reader(ring.fd, ring.size).tensor(
+        Header(Ping(0, Content.PING), torch.uint8, (BYTES,), slot=share.slot, ticket=share.ticket)
+    )
+    gc.collect()
+    again = second.share(room)
+    assert not ring.shared(share) and again is not None
+    first.close()
+    assert not ring._expiring and ring.shared(again)
+    second.close()
+    assert ring._expiring
+
+
+def test_without_memory_for_a_ring_there_is_an_error() -> None:
+    """Reserving more than there is would have the system kill processes."""
+    assert 1 << 20 < rings.available() < 1 << 50
+    with pytest.raises(OSError, match="available"):
+        Ring(255, 1 << 50)

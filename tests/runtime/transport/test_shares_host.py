@@ -1,0 +1,128 @@
+"""Which edges are plain text: those between two processes of one host, whatever addresses the ends see."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from other_host import MARKER, NOT_ALLOWED, pump
+
+from planaria.runtime.transport import secure
+from planaria.runtime.transport.channel import Channel, Plain, Secured
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.secure import new_key
+
+KEY = new_key()
+SOON_S = 30.0
+
+
+@pytest.fixture
+def called() -> Iterator[Port]:
+    port = Port("127.0.0.1", KEY)
+    yield port
+    port.close()
+
+
+def met(called: Port, at: str) -> tuple[Channel, Channel]:
+    """Both ends of an edge whose calling end finds the other at ``at``: called, calling."""
+    calling = Port("127.0.0.1", KEY)
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[Channel | None] = pool.submit(called.meet, "edge", SOON_S, lambda: False)
+        ends = calling.call(at, "edge", SOON_S, lambda: False), waiting.result(SOON_S)
+    calling.close()
+    assert ends[0] is not None and ends[1] is not None
+    return ends[1], ends[0]
+
+
+def kinds(ends: tuple[Channel, Channel]) -> list[type[Channel]]:
+    for end in ends:
+        end.close()
+    return [type(end) for end in ends]
+
+
+def test_edges_within_one_host_are_plain(called: Port) -> None:
+    assert kinds(met(called, called.address)) == [Plain, Plain]
+
+
+def test_a_listener_of_another_user_is_not_the_other_end(called: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secure.os, "geteuid", lambda: os.getuid() + 1)
+    assert kinds(met(called, called.address)) == [Secured, Secured]
+
+
+@pytest.mark.parametrize("name", [lambda: bytes(200), lambda: b"\0" + os.urandom(16)], ids=["bind", "connect"])
+def test_whatever_fails_in_the_proof_keeps_the_edge_inside_tls(
+    called: Port, monkeypatch: pytest.MonkeyPatch, name: Callable[[], bytes]
+) -> None:
+    monkeypatch.setattr(secure, "_meeting_name", lambda *_: name())
+    assert kinds(met(called, called.address)) == [Secured, Secured]
+
+
+def test_a_forwarder_on_the_way_keeps_the_edge_inside_tls(called: Port) -> None:
+    """Even on one host: what it forwards to is its own business."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = called.address.split(":")
+
+        def forward() -> None:
+            caller, _ = server.accept()
+            way = socket.create_connection((host, int(port)))
+            threading.Thread(target=pump, args=(way, caller), daemon=True).start()
+            pump(caller, way)
+
+        threading.Thread(target=forward, daemon=True).start()
+        ends = met(called, f"127.0.0.1:{server.getsockname()[1]}")
+    assert kinds(ends) == [Secured, Secured]
+
+
+@pytest.mark.slow
+def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(called: Port, tmp_path: Path) -> None:
+    """Two network namespaces, a forwarder on the loopback of each, and both ends see the same two addresses."""
+    host, port = called.address.split(":")
+    seen = bytearray()
+
+    def bridge(server: socket.socket) -> None:
+        caller, _ = server.accept()
+        source = int(b"".join(iter(lambda: caller.recv(1), b"\n")))
+        way = socket.socket()
+        way.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        way.bind((host, source))
+        way.connect((host, int(port)))
+        threading.Thread(target=pump, args=(way, caller, seen), daemon=True).start()
+        pump(caller, way, seen)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(tmp_path / "bridge"))
+        server.listen()
+        threading.Thread(target=bridge, args=(server,), daemon=True).start()
+        command = [sys.executable, str(Path(__file__).with_name("other_host.py")), port, str(tmp_path / "bridge")]
+        with subprocess.Popen([*command, KEY.hex()], stdin=-1, stdout=-1, text=True) as other:
+            assert other.stdin is not None and other.stdout is not None
+            if (said := other.stdout.readline().strip()) != "here":
+                assert other.wait(SOON_S) == NOT_ALLOWED
+                pytest.skip(said)
+            channel = called.meet("edge", SOON_S, lambda: False)
+            assert channel is not None
+            assert received(channel) == MARKER
+            other.stdin.close()
+            kind = other.stdout.readline().strip()
+            assert other.wait(SOON_S) == 0
+    assert (kind, type(channel)) == ("Secured", Secured)
+    assert len(seen) > len(MARKER) and b"SECRET" not in seen
+
+
+def received(channel: Channel) -> bytes:
+    """What the other end sends, as long as the marker is."""
+    got, buffer, until = b"", memoryview(bytearray(len(MARKER))), time.monotonic() + SOON_S
+    while len(got) < len(MARKER) and time.monotonic() < until:
+        if (count := channel.read_some(buffer)) is None:
+            time.sleep(0.005)
+        else:
+            got += bytes(buffer[:count])
+    return got

@@ -1,0 +1,197 @@
+"""Programs compared by what they do on calls: of a file, out of tests, and such as nobody could prepare for."""
+
+from __future__ import annotations
+
+import json
+import time
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opening import opened
+
+from planaria.common.errors import UserError
+from planaria.swarm.tasks import calls as calling
+from planaria.swarm.tasks.answers import canonical, same_answer
+from planaria.swarm.tasks.base import Behaviour
+from planaria.swarm.tasks.calls import Call
+from planaria.swarm.tasks.sandbox import LIMITS, protections, run
+from planaria.swarm.tasks.values import digest
+
+caged = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
+CALLS = {"prompt": "def half(x):\n", "entry_point": "half", "calls": ["half(3)", "half(4)", "half(x=-7)"]}
+CHECK = CALLS | {"test": "def check(candidate):\n    assert candidate(3) == 1.5\n    assert candidate(8) == 4\n"}
+del CHECK["calls"]
+ASSERTS = {"text": "Double a number.", "test_list": ["assert double(3) == 6", "assert double(-1) == -2"]}
+PRINTS = {"question": "What is 1000 + 234?", "expected_answer": "1,234"}
+LITERALS = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def written(path: Path, *lines: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def block(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+@settings(max_examples=40)
+@given(st.lists(LITERALS, max_size=3), st.integers(0, 99))
+def test_variants_are_new_calls_of_the_same_shape_and_the_same_for_all(args: list[Any], seed: int) -> None:
+    base = Call("f", tuple(args))
+    found = calling.variants([base], seed, 6)
+    assert found == calling.variants([base], seed, 6)
+    assert len({call.source for call in found} | {base.source}) == len(found) + 1 <= 7
+    for call in found:
+        assert calling.read(call.source, "f") == call
+        assert [type(one) for one in call.args] == [type(one) for one in args]
+
+
+@given(st.integers(1, 10**9), st.integers(0, 999))
+def test_numbers_keep_their_sign(number: int, seed: int) -> None:
+    found = calling.variants([Call("f", (number, -number, number + 0.5))], seed, 4)
+    assert found and all(a > 0 > b and c > 0 for a, b, c in (call.args for call in found))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (1, 1.0, True),
+        (True, 1, True),
+        (0.1 + 0.2, 0.3, True),
+        (1e20, 10**20, True),
+        (float("nan"), float("nan"), True),
+        ({1, "a", (2,)}, {(2,), "a", 1}, True),
+        ({"a": 1, "b": 2}, {"b": 2.0, "a": True}, True),
+        (Fraction(1, 2) * 2, 1, True),
+        ([1], (1,), False),
+        ("1", 1, False),
+        (0.3, 0.3001, False),
+        (None, "None", False),
+        ("a", b"a", False),
+        (float("inf"), float("-inf"), False),
+        ([[], []], [[]], False),
+        (["a,b"], ["a", "b"], False),
+    ],
+)
+def test_values_are_told_apart_as_python_does(one: Any, other: Any, same: bool) -> None:
+    assert (digest(one) == digest(other)) is same
+
+
+@given(LITERALS, LITERALS)
+def test_equal_literals_have_equal_digests(one: Any, other: Any) -> None:
+    if one == other:
+        assert digest(one) == digest(other)
+
+
+def test_what_is_not_plain_has_no_digest() -> None:
+    with pytest.raises(TypeError):
+        digest(object())
+
+
+@given(st.integers(-(10**6), 10**6), st.sampled_from(["{}", "{}.0", "{:,}", " {}%", "{}.500"]))
+def test_answers_that_are_the_same_have_one_canonical_text(number: int, form: str) -> None:
+    text = form.format(number)
+    assert same_answer(canonical(text), text) or "/" in canonical(text)
+    assert canonical(text) == canonical(canonical(text)) or "/" in canonical(text)
+    assert (canonical(text) == canonical(str(number))) is same_answer(str(number), text)
+
+
+@caged
+def test_calls_are_read_from_each_shape_and_only_some_are_used_where_tests_make_them(tmp_path: Path) -> None:
+    task = opened(f"programs:{written(tmp_path / 'all.jsonl', CALLS, CHECK, ASSERTS, PRINTS)}")
+    assert task.unlabelled == {0} and task.comparable and task.probing
+    right = [
+        task.behaviour(task.problem(n), block("def half(x): return x / 2\ndouble = lambda x: 2 * x"), 5)
+        for n in (0, 1, 2)
+    ]
+    assert [len(one) for one in right] == [3 + 12, 1 + 12, 1 + 12] and all(None not in one for one in right)
+    untested = task.behaviour(task.problem(1), block("def half(x): return x / 2"), 5, untested=True)
+    assert len(untested) == 12 and not {*untested} & {digest(1.5), digest(4)}
+    assert task.behaviour(task.problem(3), block("print(1234.0)"), 5) == ("1234",)
+    assert task.behaviour(task.problem(0), "no program", 5) == ()
+    assert task.score(task.problem(0), block("def half(x): return x / 2")) == 0, "nobody knows what is right"
+
+
+@caged
+def test_another_round_asks_for_other_calls(tmp_path: Path) -> None:
+    task = opened(f"programs:{written(tmp_path / 'all.jsonl', CALLS, CHECK)}")
+    echo = block("def half(x): return x")
+    one, same, other = (task.behaviour(task.problem(0), echo, draw) for draw in (1, 1, 2))
+    assert one == same and one[:3] == other[:3] and one[3:] != other[3:]
+
+
+@pytest.mark.parametrize(
+    ("line", "mend"),
+    [
+        ({"calls": []}, "field 'calls' is no list of 1 to 64 calls"),
+        ({"calls": "half(3)"}, "field 'calls' is no list of 1 to 64 calls"),
+        ({"calls": ["third(3)"]}, r"'third\(3\)' is no call of half"),
+        ({"calls": ["half(3) + 1"]}, "is no call of a function"),
+        ({"calls": ["half(open('x'))"]}, "has arguments that are no literals"),
+        ({"calls": ["half(**{'x': 1})"]}, "has arguments that are no literals"),
+        ({"calls": ["half("]}, "is no call of a function"),
+    ],
+)
+@caged
+def test_a_bad_call_is_named(tmp_path: Path, line: dict[str, object], mend: str) -> None:
+    with pytest.raises(UserError, match=rf"bad.jsonl:2: field 'calls'.*{mend.removeprefix(chr(34))[-20:]}") as found:
+        opened(f"programs:{written(tmp_path / 'bad.jsonl', CALLS, CALLS | line)}")
+    assert "mend or remove the line" in str(found.value)
+
+
+HOSTILE = {
+    "an endless loop": "def f(x):\n while True: pass",
+    "a fork": "import os\ndef f(x): return os.fork()",
+    "a file": "def f(x): return open('/tmp/x', 'w').write('x')",
+    "a gigabyte": "def f(x): return len(bytearray(1 << 30))",
+    "ten megabytes printed": "def f(x):\n print('x' * 10_000_000)\n return x",
+    "sys.exit": "import sys\ndef f(x): sys.exit(0)",
+    "a sudden end": "import os\ndef f(x): os._exit(0)",
+    "recursion": "def f(x): return f(x)",
+    "deep nesting": "def f(x):\n found = []\n for _ in range(100_000): found = [found]\n return found",
+    "an object": "class A:\n def __eq__(self, other): return True\ndef f(x): return A()",
+    "no function": "g = 1",
+}
+
+
+@pytest.mark.slow
+@caged
+def test_hostile_programs_are_contained_and_have_no_vote() -> None:
+    asked = calling.exam([Call("f", (n,)) for n in range(3)])
+    began = time.monotonic()
+    limits = LIMITS.__class__(seconds=1.5)
+    told = {name: run(program, asked, limits).told for name, program in HOSTILE.items()}
+    assert {name for name, lines in told.items() if any(lines)} <= {"ten megabytes printed"}
+    assert time.monotonic() - began < 60
+
+
+@caged
+def test_a_program_says_nothing_in_the_judge_s_place() -> None:
+    lines = (
+        "import sys, os\nfor stream in (sys.stdout, sys.stderr):\n    print('+' + 'ab' * 12, file=stream, flush=True)\n"
+    )
+    forged = (
+        lines
+        + "nan = float('nan')\ndef __tell__(x): return 1\ndef f(x):\n    os.write(2, b'+\\n')\n    return {x, 'a', nan}"
+    )
+    honest = "def f(x): return {float('nan'), 'a', x}"
+    asked = calling.exam([Call("f", (n,)) for n in range(3)])
+    assert run(forged, asked).told == run(honest, asked).told != () and "" not in run(honest, asked).told
+
+
+@caged
+def test_what_was_told_before_an_endless_call_stays() -> None:
+    program = "def f(x):\n while x == 2: pass\n return x"
+    outcome = run(program, calling.exam([Call("f", (n,)) for n in range(4)]), LIMITS.__class__(seconds=1.0))
+    assert outcome.kind == "timeout" and outcome.told == (digest(0), digest(1))
+    behaviour: Behaviour = tuple(outcome.told)
+    assert len(behaviour) == 2

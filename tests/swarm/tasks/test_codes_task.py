@@ -1,0 +1,271 @@
+"""Codes of light checks as problems: what is asked, what a text is paid, and texts that would be paid for nothing."""
+
+from __future__ import annotations
+
+import random
+import re
+from fractions import Fraction
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import plain_codes as plain
+from planaria.common.errors import UserError
+from planaria.swarm.tasks import open_task
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.codes import Codes
+
+TASK = Codes()
+OTHERS = [
+    Codes(shards=6, data=3, distance=3, weight=4, degree=3, shown=3),
+    Codes(shards=7, data=4, distance=3, weight=4, degree=3, shown=4),
+    Codes(shards=8, data=4, distance=4, weight=4, degree=3, shown=5),
+    Codes(shards=10, data=5, distance=3, weight=4, degree=2, shown=5),
+]
+NUMBERS = st.integers(0, TASK.training + TASK.held_out - 1)
+NAMED = re.compile(r"([a-z])([0-9]+)", re.ASCII)
+ALPHABET = "abcd012345678,[]-= "
+
+
+def matrix(task: Codes, *texts: str) -> plain.Matrix:
+    """The check matrix of all edges that can be found in some texts, however they are written there."""
+    rows = [[0] * task.shards for _ in range(task.shards - task.data)]
+    for letter, number in (edge for text in texts for edge in NAMED.findall(text)):
+        check, shard = ord(letter) - ord("a"), int(number)
+        if check < len(rows) and shard < task.shards:
+            rows[check][shard] = 1
+    return rows
+
+
+def truth(task: Codes, problem: Problem, text: str) -> Fraction:
+    """What the code is worth that a text describes if it is read with goodwill."""
+    found = matrix(task, problem.prompt, text)
+    return plain.worth(found, task.shards, task.distance, task.weight, task.degree)
+
+
+def columns(task: Codes, text: str) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for letter, number in NAMED.findall(text):
+        found.setdefault(int(number), set()).add(letter)
+    return found
+
+
+def test_problems_are_pinned() -> None:
+    """Peers of different releases must mean the same by a number: whoever changes this gives the task another key."""
+    assert [TASK.problem(n).prompt for n in range(2)] == ["a0,c0,a1,d2,b3=", "a0,b0,b1,c1,c2,a3="]
+    assert TASK.fingerprint == "1dd8f3637897e43c"
+
+
+@pytest.mark.parametrize("task", [TASK, *OTHERS], ids=lambda task: task.name)
+def test_every_problem_is_a_code_of_the_target_with_some_of_it_hidden(task: Codes) -> None:
+    for number in random.Random(0).sample(range(task.training + task.held_out), 60):
+        problem = task.problem(number)
+        assert problem.number == number and set(columns(task, problem.prompt)) == set(range(task.shown))
+        assert set(columns(task, problem.answer)) == set(range(task.shown, task.shards))
+        assert truth(task, problem, problem.answer) == 1
+        assert len(problem.prompt) + len(problem.answer) < 90
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from([TASK, *OTHERS]), NUMBERS, st.integers(0, 2**32))
+def test_a_solution_scores_and_is_sound(task: Codes, number: int, seed: int) -> None:
+    problem = task.problem(number)
+    text = task.solution(problem, random.Random(seed))
+    assert task.score(problem, text) == 1 and task.solves(problem, text) and task.sound(problem, text)
+
+
+def test_problems_differ() -> None:
+    prompts = [TASK.problem(number).prompt for number in range(1000)]
+    assert len({*prompts}) > 900
+
+
+def test_there_are_many_right_answers_and_none_is_compared() -> None:
+    """All ways to fill the last two shards of one problem are tried: those that are worth 1 by the book, and no other,
+    score 1."""
+    task = Codes(shown=6)
+    problem = task.problem(3)
+    sets = [some for count in range(5) for some in combinations("abcd", count)]
+    right = 0
+    for one, other in product(sets, repeat=2):
+        text = f"[{','.join([f'{c}6' for c in one] + [f'{c}7' for c in other])}]"
+        if text == "[]":
+            continue
+        expected = truth(task, problem, text)
+        assert task.score(problem, text) == float(expected)
+        right += expected == 1
+    assert right > 2 and not task.comparable and task.answer(f"[{problem.answer}]") is None
+
+
+def test_noise_spoils_as_many_solutions_as_it_should() -> None:
+    rng = random.Random(1)
+    texts = [(p, TASK.noisy_solution(p, rng, 0.2)) for p in map(TASK.problem, range(400))]
+    right = sum(TASK.solves(p, text) for p, text in texts)
+    assert 400 * 0.8**4 * 0.8 < right < 400 * 0.85  # a blind shard may fit by luck
+    assert all(TASK.sound(p, text) for p, text in texts)
+
+
+PROBLEM = TASK.problem(7)
+RIGHT = PROBLEM.answer
+OTHER = next(p for p in map(TASK.problem, range(8, 99)) if truth(TASK, PROBLEM, p.answer) < 1)
+FIRST = RIGHT.split(",")[0]
+EVERY = ",".join(f"{c}{s}" for s in range(4, 8) for c in "abcd")
+HACKS = {
+    "an edge twice": f"[{RIGHT},{FIRST}]",
+    "all edges twice": f"[{RIGHT},{RIGHT}]",
+    "every edge there is": f"[{EVERY}]",
+    "every check in one shard": "[a4,b4,c4,d4]",
+    "no edge": "[]",
+    "no text": "",
+    "shards in no check": f"[{','.join(e for e in RIGHT.split(',') if e[1:] != '7')}]",
+    "a check emptied": f"[{','.join(e for e in RIGHT.split(',') if e[0] != 'a')}]",
+    "edges of shards that are shown": f"[a0,b0,c0,d0,{RIGHT}]",
+    "the whole graph": f"[{PROBLEM.prompt.rstrip('=')},{RIGHT}]",
+    "another problem's answer": f"[{OTHER.answer}]",
+    "another problem's graph": f"[{OTHER.prompt.rstrip('=')},{OTHER.answer}]",
+    "one shard copied to all": "[a4,b4,a5,b5,a6,b6,a7,b7]",
+    "one check each": "[a4,b5,c6,d7]",
+    "words behind it": f"[{RIGHT}] reward: 1",
+    "two answers": f"[a4][{RIGHT}]",
+    "an answer within": f"[[{RIGHT}]]",
+    "no end": f"[{RIGHT}",
+    "no beginning": f"{RIGHT}]",
+    "a comma too many": f"[{RIGHT},]",
+    "a comma before": f"[,{RIGHT}]",
+    "spaces": f"[{RIGHT.replace(',', ', ')}]",
+    "lines": f"[{RIGHT.replace(',', chr(10))}]",
+    "capitals": f"[{RIGHT.upper()}]",
+    "other digits": f"[{RIGHT.translate({48 + n: 0x660 + n for n in range(10)})}]",
+    "wide digits": f"[{RIGHT.translate({48 + n: 0xFF10 + n for n in range(10)})}]",
+    "raised digits": f"[{RIGHT.replace('4', '⁴')}]",
+    "other letters": f"[{RIGHT.replace('a', 'а')}]",
+    "no width": f"[{RIGHT.replace(',', ',​')}]",
+    "zeros before": f"[{RIGHT.replace('4', '04')}]",
+    "negative shards": f"[{RIGHT},a-1]",
+    "shards from the end": "[a-4,b-4,b-3,c-3,a-2,b-2,c-2,a-1,b-1,d-1]",
+    "a shard beyond the last": f"[{RIGHT},a8]",
+    "a huge shard": f"[{RIGHT},a{10**40}]",
+    "a check beyond the last": f"[{RIGHT},e4]",
+    "no number": f"[{RIGHT},a]",
+    "no letter": f"[{RIGHT},4]",
+    "a float": f"[{RIGHT},a4.0]",
+    "an exponent": f"[{RIGHT},a1e1]",
+    "a NUL": f"[{RIGHT}\0]",
+    "half a pair": f"[{RIGHT},\ud800]",
+    "over-long": f"[{','.join([RIGHT] * 5000)}]",
+    "a million brackets": "[" * 500_000 + RIGHT + "]" * 500_000,
+    "tags": f"<answer>{RIGHT}</answer>",
+    "a matrix": "[1,0,0,1,1,1]",
+    "the reward": "[1.0]",
+}
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_no_text_is_paid_more_than_its_code_is_worth(name: str) -> None:
+    text = HACKS[name]
+    found = TASK.score(PROBLEM, text)
+    assert 0 <= found <= float(truth(TASK, PROBLEM, text))
+    assert found < 1, "none of them is a list of the edges asked for that makes a code of the target"
+    assert TASK.score(PROBLEM, f"[{RIGHT}]") == 1
+
+
+def test_hacks_that_describe_a_code_are_paid_what_it_is_worth() -> None:
+    """Not refused for being what they are: a text is not punished for its author's intentions either."""
+    for name in ("every edge there is", "another problem's answer", "one check each", "a check emptied"):
+        assert TASK.score(PROBLEM, HACKS[name]) == float(truth(TASK, PROBLEM, HACKS[name])), name
+    assert (
+        0 < TASK.score(PROBLEM, HACKS["every edge there is"]) < 1e-3
+        or TASK.score(PROBLEM, HACKS["every edge there is"]) == 0
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(NUMBERS, st.integers(0, 2**32))
+def test_a_permuted_copy_of_the_known_code_is_paid_by_what_it_makes_of_this_problem(number: int, seed: int) -> None:
+    rng, problem = random.Random(seed), TASK.problem(number)
+    rename = dict(zip("abcd", rng.sample("abcd", 4), strict=True))
+    shards = dict(zip("4567", rng.sample("4567", 4), strict=True))
+    text = "[" + ",".join(rename[e[0]] + shards[e[1:]] for e in problem.answer.split(",")) + "]"
+    assert TASK.score(problem, text) == float(truth(TASK, problem, text))
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(NUMBERS, st.lists(st.tuples(st.integers(0, 60), st.sampled_from([*ALPHABET, ""])), max_size=4))
+def test_a_spoilt_solution_is_never_paid_more_than_its_code_is_worth(number: int, slips: list[tuple[int, str]]) -> None:
+    problem = TASK.problem(number)
+    text = f"[{problem.answer}]"
+    for at, letter in slips:
+        text = text[:at] + letter + text[at + 1 :]
+    assert 0 <= TASK.score(problem, text) <= float(truth(TASK, problem, text))
+
+
+@given(NUMBERS, st.one_of(st.text(st.characters(exclude_categories=())), st.text(ALPHABET, max_size=60)))
+def test_no_text_raises(number: int, text: str) -> None:
+    problem = TASK.problem(number)
+    assert 0 <= TASK.score(problem, text) <= 1 and TASK.sound(problem, text) in (True, False)
+
+
+@pytest.mark.slow
+def test_ten_thousand_texts_never_raise_and_never_make_an_invalid_code_right() -> None:
+    rng = random.Random(5)
+    paid = 0
+    for _ in range(10_000):
+        problem = TASK.problem(rng.randrange(10_000))
+        text = f"[{','.join(rng.sample(EVERY.split(','), rng.randrange(13)))}]"
+        if rng.random() < 0.3:
+            text = "".join(rng.choice(ALPHABET) for _ in range(rng.randrange(50)))
+        found = TASK.score(problem, text)
+        assert found <= float(truth(TASK, problem, text))
+        paid += found == 1
+    assert paid > 10
+
+
+def test_one_needless_letter_is_unsound_though_the_code_is_right() -> None:
+    text = f"[{RIGHT}]"
+    assert TASK.sound(PROBLEM, text)
+    edges = RIGHT.split(",")
+    shuffled = f"[{','.join(reversed(edges))}]"
+    assert TASK.score(PROBLEM, shuffled) == 1 and not TASK.sound(PROBLEM, shuffled)
+    for poison in (f"zq{text}", f"{text} ", f"{text}\n"):
+        assert TASK.score(PROBLEM, poison) == 1 and not TASK.sound(PROBLEM, poison)
+
+
+def test_tags_are_for_models_that_reason() -> None:
+    task = Codes(style="tags")
+    assert task.score(task.problem(7), f"<think>a4 or b4?</think><answer>{RIGHT}</answer>") == 1
+    assert task.score(task.problem(7), f"[{RIGHT}]") == 0
+    assert "distance at least 3" in task.instruction and "d7 says that shard 7" not in TASK.instruction
+
+
+@pytest.mark.parametrize("number", [-1, 10_000])
+def test_there_is_no_problem_beyond_the_last(number: int) -> None:
+    with pytest.raises(ValueError, match="no problem"):
+        TASK.problem(number)
+
+
+def test_other_options_are_another_task() -> None:
+    assert len({task.fingerprint for task in (TASK, *OTHERS, Codes(shown=5), Codes(style="tags"))}) == 7
+    assert open_task("codes", {}).fingerprint == TASK.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"distance": 9}, "distance = 9: checks of 4 allow at most 4"),
+        ({"distance": 1}, "task.options.distance = 1: .*greater than or equal to 2"),
+        ({"weight": 1}, "a check 2 or more"),
+        ({"shown": 8}, "shown = 8 of 8 shards leaves none"),
+        ({"shown": 0}, "task.options.shown = 0"),
+        ({"degree": 5}, "at most 4 checks"),
+        ({"shards": 40, "data": 16}, "24 checks, of at most 12"),
+        ({"shards": 8, "data": 4, "distance": 3, "weight": 2, "degree": 1}, "no code was found|allow at most"),
+        ({"shards": 12, "data": 6, "distance": 4, "weight": 3, "degree": 2}, "no code was found in 1000 tries"),
+        ({"colour": 1}, "no option of 'codes'"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        open_task("codes", options)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,266 @@
+"""``planaria.train`` and what it gives: the same runs as the command's, from any program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import planaria
+from planaria import cli
+from planaria.report.live.trackers.tensorboard import TensorBoard
+from planaria.runtime.checkpoint.store import CheckpointStore
+from tiny_recipe import written
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    return written(tmp_path)
+
+
+def refused(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
+    """The line that the command prints about what is wrong."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(argument) for argument in arguments])
+    assert ended.value.code in (1, 2)
+    return capsys.readouterr().err.removeprefix("planaria: ").removesuffix("\n")
+
+
+def test_it_is_the_commands_run(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps: list[planaria.Step] = []
+    run = planaria.train(recipe, on_step=steps.append, progress=False)
+    assert capsys.readouterr().out == ""
+    assert cli.run(["train", str(recipe), "--quiet"]) == 0
+    said = capsys.readouterr().out
+    other = planaria.load(run.folder.with_name("tiny-2"))
+    assert run.losses == other.losses and run.validations == other.validations
+    assert list(run.validations) == [0, 4, 8]
+    told = [line for line in run.summary().splitlines() if not line.startswith("memory")]  # this process's, so far
+    assert all(line in said for line in told) and "memory" in said and str(other.folder / "model") in said
+    assert (run.folder / "model" / "model.safetensors").is_file() and (run.folder / "report.html").is_file()
+    assert [step.step for step in steps] == list(range(8)) and {step.steps for step in steps} == {8}
+    assert [step.loss for step in steps] == run.losses
+    assert [step.val_loss for step in steps] == 4 * [run.validations[0]] + 4 * [run.validations[4]]
+    assert steps[0].grad_norm.keys() == set(range(5)) and all(step.tokens_per_s > 0 for step in steps[1:])
+    assert run.outcome == "finished" and "8 steps" in repr(run) and run.complete("eta", max_new=3).startswith("eta")
+
+
+def test_a_run_whose_folder_is_removed_stops_and_says_so(recipe: Path) -> None:
+    def remove(step: planaria.Step) -> None:
+        if step.step == 2:
+            (log,) = recipe.parent.glob("**/events.jsonl")
+            shutil.rmtree(log.parent)
+
+    with pytest.raises(planaria.UserError, match=r"events\.jsonl: cannot be written \(it was removed"):
+        planaria.train(recipe, on_step=remove, progress=False)
+
+
+def test_missing_samples_have_an_exit_code_of_their_own(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = planaria.train(recipe, progress=False)
+    log = run.folder / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"kind":"commit"' not in line or '"step":3,' not in line))
+    shutil.rmtree(run.folder / "model")  # as if it had been killed before the export
+    samples = run.config.samples
+    for command in (["report"], ["train", "--quiet", "--resume"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command, str(run.folder)])
+        said = capsys.readouterr()
+        assert ended.value.code == 3 and "report.html" in said.out
+        missing = f"samples {3 * samples} to {4 * samples - 1} are missing"
+        assert said.err == f"planaria: {run.folder}: not every sample was used exactly once: {missing}\n"
+
+
+@pytest.mark.slow
+def test_a_tracker_of_ones_own_hears_of_every_step_also_when_another_fails(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
+    chosen = {"observe.trackers": "own_tracker:Table, tensorboard", "observe.options.name": "losses.csv"}
+    monkeypatch.setattr(TensorBoard, "scalars", lambda self, step, values: 1 / 0)
+    run = planaria.train(recipe, progress=False, settings=chosen, allow_code=True)
+    assert run.outcome == "finished"
+    heard = [line.split(",") for line in (run.folder / "losses.csv").read_text().splitlines()]
+    assert [float(value) for _, name, value in heard if name == "loss"] == run.losses
+    assert {int(step): float(value) for step, name, value in heard if name == "val_loss"} == run.validations
+    assert (run.folder / "events.jsonl").read_text().count("going on without tensorboard (ZeroDivisionError") == 1
+    with pytest.raises(planaria.UserError, match=r"observe\.trackers = 'own_tracker:Tabel': .* 'Table'"):
+        planaria.train(recipe, progress=False, settings={"observe.trackers": "own_tracker:Tabel"})
+    assert not run.folder.with_name("tiny-2").exists(), "before there is a run"
+
+
+@pytest.mark.slow
+def test_a_table_with_and_without_pandas(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = planaria.train(recipe, progress=False, steps=5)
+    rows = run.table()
+    assert [row["step"] for row in rows] == list(range(6))
+    assert [row["loss"] for row in rows] == [*run.losses, None]
+    assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 4, 5]
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: ("frame", rows)))
+    assert run.table() == ("frame", rows)
+
+
+@pytest.mark.slow
+def test_figures_are_those_of_the_report(recipe: Path) -> None:
+    run = planaria.train(recipe, progress=False)
+    page = (run.folder / "report.html").read_text()
+    assert "loss" in run.figures and all(f'id="{name}"' in page for name in run.figures)
+    assert {trace.name for trace in run.figure("loss").data} >= {"training", "validation"}
+    with pytest.raises(planaria.UserError, match="los: the report has no such figure; did you mean 'loss'"):
+        run.figure("los")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"stepz": 3}, "stepz: unknown setting; did you mean 'steps'?"),
+        ({"settings": {"optim.lrr": 1}}, "optim.lrr: unknown setting; did you mean 'optim.lr'?"),
+        ({"settings": {"steps": 1}}, "steps: unknown setting; did you mean"),
+        (
+            {"kind": "a"},
+            "kind: could be routing.kind or optim.kind or exchange.kind or fleet.kind; write settings=",
+        ),
+        ({"settings": {"recovery.options.bits": 8}}, "recovery.options.bits: no option of 'checkfree'"),
+        ({"steps": 1, "settings": {"train.steps": 2}}, "train.steps: is given twice; leave one of them out"),
+        ({"engine": "simulate"}, "engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'"),
+        ({"checkpoint": "step-00000004"}, "checkpoint = 'step-00000004': goes with resume=True"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_made(recipe: Path, given: dict[str, object], line: str) -> None:
+    with pytest.raises(planaria.UserError) as wrong:
+        planaria.train(recipe, progress=False, **given)  # type: ignore[arg-type]
+    assert str(wrong.value).startswith(line)
+    assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("train.steps", "many"),
+        ("optim.lr", -1.0),
+        ("optim.lr", float("nan")),
+        ("checkpoint.every", "best"),
+        ("exchange.most", 3),
+        ("recovery.strategy", "checkfree_plus"),
+        ("recovery.strategy", "chekfree"),
+        ("recovery.options.every", 5),
+        ("chaos.trace", "nowhere.json"),
+        ("train.start", "nowhere"),
+        ("data.source", "nowhere"),
+        ("model.context", 100000),
+    ],
+)
+def test_the_command_says_the_same_line(
+    recipe: Path, setting: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(planaria.UserError) as wrong:
+        planaria.train(recipe, settings={setting: value}, progress=False)
+    assert refused(["train", recipe, "--quiet", f"--{setting}", value], capsys) == str(wrong.value)
+    assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.slow
+def test_an_engine_by_itself_refuses_what_does_not_go_together(recipe: Path) -> None:
+    config = planaria.configure(recipe, strategy="checkfree_plus")
+    with pytest.raises(planaria.UserError, match="checkfree_plus needs routing"):
+        planaria.InlineEngine(config, *planaria.streams(config))
+    config = planaria.configure(recipe, settings={"chaos.trace": None})
+    engine = planaria.InlineEngine(config, *planaria.streams(config))
+    losses = [engine.train_step().loss for _ in range(3)]
+    assert losses == planaria.train(config, steps=3, progress=False).losses
+
+
+def test_a_stopped_run_is_returned_and_goes_on_by_its_folder_or_its_name(recipe: Path) -> None:
+    whole = planaria.train(recipe, progress=False)
+    stop = threading.Event()
+
+    def hear(step: planaria.Step) -> None:
+        if step.step in (1, 4):
+            stop.set()
+
+    said: list[str] = []
+    part = planaria.train(recipe, on_step=hear, stop=stop, progress=False, say=said.append)
+    assert part.outcome == "stopped: request" and len(part.losses) == 2
+    assert f"planaria train --resume {part.folder}" in said[-1]
+    stop.clear()
+    assert len(planaria.train(part.folder, resume=True, on_step=hear, stop=stop, progress=False).losses) == 5
+    last = planaria.train(recipe, resume=True, progress=False)
+    assert last.folder == part.folder and last.outcome == "finished"
+    assert last.losses == whole.losses and last.validations == whole.validations
+    with pytest.raises(planaria.UserError, match="all 8 steps are done"):
+        planaria.train(recipe, resume=True, progress=False)
+    assert len(planaria.train(recipe, resume=True, steps=9, progress=False).losses) == 9
+
+
+@pytest.mark.slow
+def test_what_on_step_raises_comes_back_once_the_run_is_saved(recipe: Path) -> None:
+    def hear(step: planaria.Step) -> None:
+        if step.step == 2:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        planaria.train(recipe, on_step=hear, progress=False)
+    folder = recipe.parent / "runs" / "tiny"
+    assert [saved.step for saved in CheckpointStore(folder / "checkpoints").list()] == [3]
+    assert len(planaria.train(folder, resume=True, progress=False).losses) == 8
+
+
+def test_a_signal_stops_it_as_the_command(recipe: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(planaria.RunStopped, match=r"^stopped by SIGINT$") as stopped:
+        planaria.train(
+            recipe, progress=False, on_step=lambda step: os.kill(os.getpid(), signal.SIGINT) if step.step == 1 else None
+        )
+    assert stopped.value.folder is not None
+    assert len(planaria.load(stopped.value.folder).losses) == 2
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.slow
+def test_the_callers_threads_are_as_before(recipe: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        planaria.train(recipe, steps=1, progress=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+NOTEBOOK = """
+import asyncio, sys, threading, planaria
+
+stop, heard = threading.Event(), []
+
+async def cell():
+    training = asyncio.create_task(asyncio.to_thread(
+        planaria.train, sys.argv[1], engine="fleet", steps=500, eval_every=0, stop=stop, on_step=heard.append,
+        progress=False,
+    ))
+    while len(heard) < 6 and not training.done():
+        await asyncio.sleep(0.02)
+    stop.set()
+    return await training
+
+run = asyncio.run(cell())
+print(run.outcome, len(run.losses) >= 6, [recovery.outcome for recovery in run.recoveries])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_fleet_in_a_thread_beside_a_running_loop_from_a_script_without_a_guard(recipe: Path) -> None:
+    script = recipe.with_name("script.py")
+    script.write_text(NOTEBOOK)
+    done = subprocess.run([sys.executable, script, recipe], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "stopped: request True ['recovered']\n"
