@@ -287,6 +287,17 @@ def test_pickles_are_for_other_programs_and_read_in_a_process_of_its_own() -> No
     assert {m for m, tree in modules().items() if imported(tree) & readers} == {f"{FOREIGN}.reading"}
 
 
+def test_modules_with_one_importer_are_not_scraps() -> None:
+    """Fold those of under 60 lines into their importer, unless they are plug-ins or formulas, and lower the bound."""
+    users: dict[str, set[str]] = {}
+    for module in modules():
+        for target in neighbours(module):
+            users.setdefault(target, set()).add(module)
+    short = {m for m, tree in modules().items() if tree.body and (tree.body[-1].end_lineno or 0) < 60}
+    scraps = sorted(m for m in short if len(users.get(m, ())) == 1)
+    assert len(scraps) <= 28, scraps
+
+
 def test_no_module_is_too_long_to_read() -> None:
     long = {m: n for m, tree in modules().items() if tree.body and (n := tree.body[-1].end_lineno or 0) > 400}
     assert not long

@@ -181,6 +181,14 @@ def test_a_disk_that_is_really_full_is_told_of(home: Path, small: Path) -> None:
         assert list(small.iterdir()) == []
 
 
+def test_moments_are_not_imported_for_another_optimizer(home: Path, tmp_path: Path) -> None:
+    done("checkpoint", "export", home / "runs" / "run", "--format", "dcp", "--to", tmp_path / "out")
+    place = ["--format", "dcp", "--out", tmp_path / "runs", "--optim.kind", "sgd"]
+    said = call("checkpoint", "import", tmp_path / "out", home / "run.toml", *place)
+    assert said.code == 2 and said.err.count("\n") == 1
+    assert "optim.kind = 'sgd' needs momentum_buffer" in said.err and list((tmp_path / "runs").iterdir()) == []
+
+
 @pytest.mark.slow
 def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None:
     done("checkpoint", "export", home / "runs" / "run", "--format", "universal", "--to", tmp_path / "out")

@@ -19,7 +19,7 @@ from planaria.models.stages import Llama
 from planaria.runtime.checkpoint.foreign import Job, Reply, dcp, huggingface, read_apart, universal
 from planaria.runtime.checkpoint.foreign.folder import Note, Summed, leave_note
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
-from planaria.runtime.checkpoint.loading import Atom, atoms_of, replicas_in, weights_of
+from planaria.runtime.checkpoint.loading import Atom, atoms_of, check_stages, replicas_in, weights_of
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved
 from planaria.runtime.engine import runs
@@ -178,5 +178,6 @@ def _fill(run: Path, folder: Path, resolved: ResolvedRun, kind: Kind, names: Pat
         exchange=ExchangeConfig(),
         block=config.pipeline.samples,
     )
-    store.seal(folder_name(reply.step), manifest, config.checkpoint.keep)
+    saved = store.seal(folder_name(reply.step), manifest, config.checkpoint.keep)
+    check_stages(store.folder, {0: saved.folder.name}, config)  # all stages have moments of one optimizer, or none
     return reply

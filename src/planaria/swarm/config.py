@@ -276,6 +276,8 @@ class SwarmConfig(Section):
     def _optimizer_is_known(self) -> Self:
         if self.optim.kind != "adamw":
             raise ValueError(f"optim.kind = {self.optim.kind!r}: peers of a swarm train with 'adamw'")
+        if self.optim.options:
+            raise ValueError("optim.options: 'adamw' has none; leave it out")
         return self
 
     @model_validator(mode="after")

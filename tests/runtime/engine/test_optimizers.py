@@ -23,6 +23,8 @@ from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.engine.check import check
 from planaria.runtime.engine.needs import needs
 from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.unused import require_used
+from planaria.swarm.config import SwarmConfig
 
 Recipe = Callable[..., RunConfig]
 KINDS = OPTIMIZERS.names
@@ -160,6 +162,15 @@ def test_a_wrong_optimizer_is_one_line_before_any_step(config: Recipe, fields: d
     with pytest.raises(UserError) as refused:
         check(config(optim=fields))
     assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+
+
+def test_what_an_optimizer_does_not_use_is_refused(config: Recipe) -> None:
+    for field, value in (("beta2", 0.5), ("eps", 1e-3)):
+        require_used(config(optim={**optim("adamw"), field: value}))
+        with pytest.raises(UserError, match=f"optim.{field} = .*: this optim.kind does not use it; leave it out"):
+            require_used(config(optim={**optim("sgd"), field: value}))
+    with pytest.raises(ValueError, match=r"optim.options: 'adamw' has none"):
+        SwarmConfig.model_validate({"optim": {"options": {"nesterov": True}}})
 
 
 def test_a_device_needs_room_for_the_state_that_there_is(config: Recipe) -> None:

@@ -42,6 +42,9 @@ class Optimizer(Choice, ABC):
     elementwise: ClassVar[bool] = True
     """each number is updated by its own gradient alone, so that parameters may share an array (``model.share``)"""
 
+    unused: ClassVar[tuple[str, ...]] = ()
+    """fields of ``optim`` that have no effect"""
+
     @abstractmethod
     def build(
         self,

@@ -15,9 +15,10 @@ MOMENTUM = "momentum_buffer"
 
 
 class Sgd(Optimizer):
-    """b ← β₁b + g + λw; w ← w − ηb, or with Nesterov's step w ← w − η(g + λw + β₁b). beta2 and eps have no effect."""
+    """b ← β₁b + g + λw; w ← w − ηb, or with Nesterov's step w ← w − η(g + λw + β₁b)."""
 
     keys = (MOMENTUM,)
+    unused = ("beta2", "eps")
     nesterov: bool = False
     """take Nesterov's step"""
 

@@ -16,6 +16,7 @@ from planaria.config.schema import RunConfig
 from planaria.exchange import exchange
 from planaria.faults.trace import FATAL, LAGGING, Trace
 from planaria.models.families import build_stage
+from planaria.models.optimizers import optimizer
 from planaria.runtime.engine.resolved import ResolvedRun
 
 Used = Callable[[RunConfig], bool]
@@ -58,6 +59,8 @@ RULES: dict[str, tuple[Used, str]] = {
     "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
     "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
     "exchange.strikes": (_refuses, "no replica refuses what another says here and goes on"),
+    "optim.beta2": (lambda c: "beta2" not in optimizer(c.optim).unused, "this optim.kind does not use it"),
+    "optim.eps": (lambda c: "eps" not in optimizer(c.optim).unused, "this optim.kind does not use it"),
     "optim.clip_by": (lambda c: c.optim.clip > 0, "optim.clip = 0 bounds nothing"),
     "train.recompute": (lambda c: hasattr(build_stage(c.model, c.pipeline.stages, 1, 0, "meta"), "recompute"), FAMILY),
     "checkpoint.background": (
