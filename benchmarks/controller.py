@@ -454,7 +454,7 @@ def run_trackers_cost() -> int:
     """What do trackers cost a run? Step times with the recipe's trackers, and without any.
 
     The same small run is trained on the fleet in turns: with nobody told of its numbers, and with trackers that are
-    told of every step, each in a thread of its own in the controller's process (``report/live/beside.py``). Compared
+    told of every step, each in a thread of its own in the controller's process (``report/live/watch.py``). Compared
     are the medians of the steps' times, pair by pair. The claim: at most 1.01 of the time without.
 
     ``slow`` is a tracker that is made here: each of its calls computes for ``--call-ms`` and so holds the interpreter.

@@ -8,7 +8,7 @@ import pytest
 
 from planaria.cli import main
 from planaria.cli.commands import watch
-from planaria.report.live_page import sources
+from planaria.report.live_page import telling
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}}'
 
@@ -30,7 +30,7 @@ def run(folder: Path) -> Path:
 def test_what_is_no_run_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "no such folder" in said(capfd, "watch", str(tmp_path / "nowhere"))
     assert "not a run (no config.json)" in said(capfd, "watch", str(tmp_path))
-    for name, what in sources.OTHERS.items():
+    for name, what in telling.OTHERS.items():
         folder = tmp_path / f"with {name}"
         (folder / name).mkdir(parents=True)
         assert f"but {what}, which has no page" in said(capfd, "watch", str(folder))

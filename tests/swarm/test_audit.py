@@ -18,7 +18,6 @@ from planaria import cli
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.lab.report import audit_report
 from planaria.models.stages import Llama
 from planaria.report import page
 from planaria.swarm.audit.files import look
@@ -36,6 +35,7 @@ from planaria.swarm.policy.base import Drawn, weights_digest
 from planaria.swarm.policy.chat import Template
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.measure import Tally
+from planaria.swarm.report import audit_report
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from tokenizer_kinds import saved

@@ -19,7 +19,6 @@ from repair_cases import attacked, ensemble, stranger
 
 from planaria import cli
 from planaria.common.errors import UserError
-from planaria.lab.report.repair_report import best_said, repair_table
 from planaria.models import fusing
 from planaria.swarm.commands import drill
 from planaria.swarm.drill import Drill, load
@@ -28,6 +27,7 @@ from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.repair import exams
 from planaria.swarm.repair.training import Plan, weights_of
+from planaria.swarm.report.repair_report import best_said, repair_table
 from planaria.swarm.setting import of_run
 
 

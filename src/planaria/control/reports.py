@@ -31,7 +31,7 @@ class Span(Fact):
 class Worked(Fact):
     """What a worker did in one (finished or dropped) step, and the payload bytes it sent to each neighbour.
 
-    Kept in ``spans.jsonl``, thinned (``report/run/sample.py``); it has no influence on the run.
+    Kept in ``spans.jsonl``, thinned (``report/live/watch.py``); it has no influence on the run.
     """
 
     kind: Literal["worked"] = "worked"

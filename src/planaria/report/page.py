@@ -1,24 +1,42 @@
-"""The report's HTML: one page that needs nothing from the network. All text given to it is escaped here."""
+"""The report's HTML: one file that works offline, also when it is moved. All text given to it is escaped here.
+
+A page is smaller than 1.5 MB and contains its figures, their numbers and plotly.js, compressed; browsers since 2023 can
+decompress them. plotly.js is the build for plots with axes, which has every kind of figure used here: 1.5 MB, 0.5 MB
+compressed. The full build is 4.8 MB; compressed and encoded as text, it would add 2.0 MB to a page.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
-from collections.abc import Iterable, Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 
 from planaria.common import atomic
 from planaria.common.errors import UserError
-from planaria.report import packed
 from planaria.report.sheets import Cell, as_csv, rows_of
+from planaria.report.theme import BLUE, DARK, FONT, GREEN, INK, MOST, MUTED, PAPER, RED, RULE, thinned
 from planaria.report.verdict import SIGNS, Verdict
 
 ROWS = 400
 """of a table or a log that a page shows"""
+ASSETS = Path(__file__).with_name("assets")
+PLOTLY = ASSETS / "plotly-cartesian.min.js.gz"
+"""plotly.js-cartesian-dist-min 4.1.1 of npm, the version that plotly 7.1 has, under the MIT licence"""
+DIGITS = 7
+"""of numbers in a page; ``planaria report --csv`` writes all"""
+LEAST = 200
+"""points of a curve, of however many curves in one figure"""
+GROUND = {"--ground": "#f5f7f9", "--green-wash": "#e2f3eb", "--red-wash": "#fbe6e0"}
+DARK_GROUND = {"--ground": "#10161b", "--green-wash": "#153a2d", "--red-wash": "#472116"}
 
 
 @dataclass
@@ -60,12 +78,12 @@ def document(title: str, body: Iterable[str]) -> str:
     """The whole page around ``body``: one file with its figures, their numbers as CSV, and plotly.js if it has any."""
     parts, found = drawn(body)
     shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in found.tables.items()}
-    loads = {"figures": packed.payload(_slug(title), found.figures, shown)}
-    loads |= {"plotly": packed.plotly()} if found.figures else {}
+    loads = {"figures": _payload(_slug(title), found.figures, shown)}
+    loads |= {"plotly": _plotly()} if found.figures else {}
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{packed.style()}</style><script>{packed.script()}</script></head>\n<body><main>\n"
+        f"<style>{_style()}</style><script>{_script()}</script></head>\n<body><main>\n"
         + "\n".join(parts)
         + "\n<noscript><p>The figures are drawn by the page's script, which does not run here.</p></noscript></main>\n"
         + "".join(f'<script type="text/plain" id="packed-{name}">{text}</script>\n' for name, text in loads.items())
@@ -211,3 +229,71 @@ def log(name: str, lines: Iterable[tuple[str, str]]) -> str:
         every = [*every[: ROWS // 2], gap, *every[-(ROWS // 2) :]]
     items = "".join(f"<li><time>{escape(t)}</time><span>{escape(text)}</span></li>" for t, text in every)
     return f'<ul class="log">{items}</ul>'
+
+
+def _script() -> str:
+    """What draws a page, and saves from it."""
+    return (ASSETS / "page.js").read_text()
+
+
+def _style() -> str:
+    """The page's CSS, light and dark."""
+    light = {"--ink": INK, "--muted": MUTED, "--rule": RULE, "--paper": PAPER, "--blue": BLUE, "--green": "#007a59",
+             "--red": "#b83a14"}  # fmt: skip
+    dark = {name: DARK.get(colour, colour) for name, colour in light.items()} | {"--green": GREEN, "--red": DARK[RED]}
+    night = _variables(dark | DARK_GROUND)
+    return (
+        f":root {{ {_variables(light | GROUND)}; --font: {FONT} }}\n"
+        f":root[data-theme=dark] {{ {night}; color-scheme: dark }}\n:root[data-theme=light] {{ color-scheme: light }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {night} }} }}\n"
+        + (ASSETS / "page.css").read_text()
+    )
+
+
+def _variables(colours: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {colour}" for name, colour in colours.items())
+
+
+def _plotly() -> str:
+    """plotly.js for a script element of type text/plain: gzip, base64."""
+    return b64encode(PLOTLY.read_bytes()).decode()
+
+
+def _payload(page: str, figures: Mapping[str, go.Figure], tables: Mapping[str, str]) -> str:
+    """A page's figures and the CSV of figures and tables, likewise; ``page`` is what saved files' names begin with."""
+    slim = {name: thin(fig) for name, fig in figures.items()}
+    numbers = {name: as_csv(rows_of(fig)) for name, fig in slim.items()} | dict(tables)
+    curves = {name: _rounded(json.loads(fig.to_json())) for name, fig in slim.items()}
+    bars = [
+        {"bgcolor": "rgba(0,0,0,0)", "color": c, "activecolor": a} for c, a in ((MUTED, INK), (DARK[MUTED], DARK[INK]))
+    ]
+    parts = {"page": page, "dark": DARK, "bar": bars, "drawn": curves, "sheets": numbers}
+    text = json.dumps(parts, separators=(",", ":"))
+    return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def thin(fig: go.Figure) -> go.Figure:
+    """The figure with no more points of a curve than a screen can show; the same one if it has no more."""
+    curves = sum(trace.type == "scatter" for trace in fig.data)
+    most = max(LEAST, 4 * MOST // max(4, curves))
+    if all(trace.type != "scatter" or len(trace.y or ()) <= most for trace in fig.data):
+        return fig
+    few = go.Figure(fig)
+    for trace in few.data:
+        if trace.type == "scatter" and len(trace.y or ()) > most and trace.fill is None:
+            places = thinned([y if isinstance(y, int | float) else None for y in trace.y], most)
+            for key in ("x", "y", "text", "customdata"):
+                values = trace[key]
+                if values is not None and not isinstance(values, str):
+                    trace[key] = [values[place] for place in places]
+    return few
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return value

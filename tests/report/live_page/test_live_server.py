@@ -30,7 +30,7 @@ from planaria.report.live.tally import Tally
 from planaria.report.live_page import limits, serving
 from planaria.report.live_page.frames import patched
 from planaria.report.live_page.guard import new_token
-from planaria.report.live_page.prometheus import exposition
+from planaria.report.live_page.server import exposition
 from planaria.runtime.engine import runs
 
 STARTED = e.RunStarted(

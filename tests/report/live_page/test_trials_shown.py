@@ -13,7 +13,7 @@ from trials_made import EVERY, IDS, STEPS, comparison_in, losses, round_of, swar
 from planaria.common.errors import UserError
 from planaria.report.live_page.frames import Frame, Json, patched
 from planaria.report.live_page.source import Source
-from planaria.report.live_page.sources import source_of
+from planaria.report.live_page.telling import source_of
 from planaria.swarm.records.lines import LOG, PEERS, Log
 from planaria.swarm.records.outcome import read_outcome
 

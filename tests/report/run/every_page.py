@@ -17,7 +17,7 @@ from planaria.control.logs import RunRecord, read_run
 from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.lab.experts.budget import SYNCHRONISED, Job
 from planaria.lab.experts.experts_results import ArmResult, Results, Score, SeedResult, Speech
-from planaria.lab.report import audit_report, comparison, drill_report, experts_report
+from planaria.lab.report import comparison, experts_report
 from planaria.planner.problem import Problem
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
 from planaria.planner.start import random_routes
@@ -30,7 +30,7 @@ from planaria.swarm.drill import Drill, Drilled, Run
 from planaria.swarm.records.lines import LOG, PEERS, Agreed, Evaluated, Finished, Layered, Log, RoundDone, Started
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome, PeerOutcome, Point, read_outcome
-from planaria.swarm.report import swarm_report
+from planaria.swarm.report import audit_report, drill_report, swarm_report
 
 S = 1_000_000_000
 KINDS = ("run", "replicas", "comparison", "schedule", "swarm", "drill", "experts", "audit")

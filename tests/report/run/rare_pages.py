@@ -20,7 +20,7 @@ from planaria.control.gauges import Flow, Passes
 from planaria.control.run_record import RunRecord
 from planaria.control.started import Recut, Shape
 from planaria.lab.experts.experts_results import Weighing
-from planaria.lab.report import comparison, drill_report, experts_report
+from planaria.lab.report import comparison, experts_report
 from planaria.planner.schedule import Carried, SeveralPaths
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
@@ -28,7 +28,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import Agreed
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.repair.results import MASK, Measured, Repaired, Way
-from planaria.swarm.report import swarm_report
+from planaria.swarm.report import drill_report, swarm_report
 
 ROUNDS = 24
 """coded steps: enough for the report to compare schemes"""

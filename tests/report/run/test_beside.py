@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import PrivateAttr
 
-from planaria.report.live.beside import Beside
 from planaria.report.live.tracker import Tracker
+from planaria.report.live.watch import Beside
 
 PATIENCE_S = 60.0
 """that a test would wait for a thread which never comes"""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.events import Span, Worked
-from planaria.report.run.sample import AFTER_FORMING, EVERY, Sample, every
+from planaria.report.live.watch import AFTER_FORMING, EVERY, Sample, every
 
 SPANS = [Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)]
 

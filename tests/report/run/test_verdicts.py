@@ -14,18 +14,18 @@ from synthetic_run import Synthesis
 
 from planaria.control.logs import read_run
 from planaria.lab.report.comparison import verdict as of_comparison
-from planaria.lab.report.drill_verdict import verdict as of_drill
 from planaria.lab.report.experts_verdict import verdict as of_experts
 from planaria.planner.guidelines import broken
 from planaria.report.run.report import wall_time
 from planaria.report.run.run_verdict import NO_END, RunFacts, facts_of
 from planaria.report.run.run_verdict import verdict as of_run
 from planaria.report.run.schedule_figures import step_of
-from planaria.report.run.schedule_verdict import verdict as of_schedule
+from planaria.report.run.schedule_page import verdict as of_schedule
 from planaria.report.verdict import Verdict
 from planaria.report.words import amount, counted, listed
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome
+from planaria.swarm.report.drill_report import verdict as of_drill
 from planaria.swarm.report.swarm_verdict import verdict as of_swarm
 
 QUIET = RunFacts(ended="finished", steps=40, asked=40, wall_s=10.0, loss=3.5, first_loss=7.0, tokens_per_s=900.0)

@@ -100,8 +100,8 @@ def _comparison(file: Path) -> Reported:
 
 
 def _drill(file: Path) -> Reported:
-    from planaria.lab.report.drill_report import body, write_drill_report
     from planaria.swarm.drill import Drill
+    from planaria.swarm.report.drill_report import body, write_drill_report
 
     found = documents.model(file, Drill, mend=MEND)
     return Reported(file.with_name(PAGE), lambda to: write_drill_report(found, to), lambda: body(found))

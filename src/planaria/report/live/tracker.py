@@ -15,7 +15,7 @@ from planaria.report.live.settings import Setting
 class Tracker(Choice, ABC):
     """Takes a run's numbers; its fields are its options. All but :meth:`require` is called in a thread of its own.
 
-    One that raises, or hangs, is asked nothing more, and the run goes on without (``report/live/beside.py``).
+    One that raises, or hangs, is asked nothing more, and the run goes on without (``report/live/watch.py``).
     """
 
     def require(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -20,10 +21,11 @@ from starlette.routing import Route
 
 from planaria.common.errors import UserError
 from planaria.common.request_body import read_body
-from planaria.report.live.prometheus import CONTENT_TYPE
+from planaria.report.live import prometheus
+from planaria.report.live.prometheus import CONTENT_TYPE, Sample
+from planaria.report.live.tally import Tally
 from planaria.report.live_page.frames import SCHEMA
 from planaria.report.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_STREAMS
-from planaria.report.live_page.prometheus import exposition
 from planaria.report.live_page.telling import Telling
 
 Strike = Callable[[Path, str, int, str], str]
@@ -185,3 +187,19 @@ async def _order(request: Request) -> Order | None:
 
 def _refused(status: HTTPStatus, why: str) -> Response:
     return PlainTextResponse(f"{why}\n", status)
+
+
+def exposition(runs: Sequence[tuple[str, Tally, float]], watchers: int) -> str:
+    """Return the answer to ``/metrics``: the metrics of all runs, and the server's own.
+
+    ``runs``: name, tally, and seconds since the last write to the log. Equal names are numbered.
+    """
+    twice = Counter(name for name, _, _ in runs)
+    names = [name if twice[name] == 1 else f"{name} ({place})" for place, (name, _, _) in enumerate(runs)]
+    ages = [Sample(age, {"run": name}) for name, (_, _, age) in zip(names, runs, strict=True)]
+    own = [
+        *prometheus.lines("planaria_watchers", "gauge", "Streams that are open.", [Sample(watchers)]),
+        *prometheus.lines("planaria_log_age_seconds", "gauge", "Since the run's log was written to.", ages),
+    ]
+    tallies = {name: tally for name, (_, tally, _) in zip(names, runs, strict=True)}
+    return prometheus.exposition(tallies) + "".join(f"{line}\n" for line in own)

@@ -21,20 +21,24 @@ Where microbatches are within a step the log does not tell; a page that moves th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import News
 from planaria.control.run_record import StepMetric, ValidationMetric
+from planaria.pipeline.routing import ROUTINGS, change, routes, without
 from planaria.report.live.tally import Tally
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Frame, Json, difference, patched
-from planaria.report.live_page.recoveries_shown import shown
 from planaria.report.live_page.scene import Scene
-from planaria.report.live_page.slow_shown import slow_shown
-from planaria.report.live_page.ways import Ways
+from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming
 from planaria.report.run.narrate import Narrator
+from planaria.report.run.recovery_timing import RecoveryTiming
+from planaria.report.run.standing import Standing, Verdicts
+from planaria.report.run.verdict_lines import line as verdict_line
 
 PHASES: dict[type, str] = {
     d.RunStep: "step", d.Commit: "commit", d.Form: "link", d.Save: "save", d.Replan: "replan", d.Disband: "left",
@@ -167,7 +171,7 @@ class Story:
         if routine and not self._looks:
             return {}
         found = {
-            str(n): shown(timing, self.seconds)
+            str(n): recovery_shown(timing, self.seconds)
             for n, timing in self.tally.latest.items()
             if timing.outcome != "handed over" or timing.nodes
         }
@@ -248,3 +252,97 @@ def _run(config: RunConfig) -> Json:
 
 def _started(fact: e.RunStarted) -> Json:
     return {"steps": fact.steps, "stages": fact.stages, "replicas": fact.replicas, "first_step": fact.first_step}
+
+
+def slow_shown(verdicts: Verdicts, naming: Naming) -> Json:
+    """Return what is slow by class and nodes, earliest first, each with the log's sentence about it."""
+    by_step = sorted(verdicts.standing.items(), key=lambda item: item[1].blamed.step)
+    return {f"{fault} {'-'.join(map(str, nodes))}": _verdict_shown(one, naming) for (fault, nodes), one in by_step}
+
+
+def _verdict_shown(one: Standing, naming: Naming) -> Json:
+    blamed = one.blamed
+    what, _, evidence = verdict_line(blamed, naming).partition(": ")
+    found: Json = {
+        "class": blamed.fault,
+        "replica": blamed.replica,
+        "nodes": blamed.nodes,
+        "workers": blamed.workers,
+        "step": blamed.step,
+        "what": what,
+        "evidence": evidence,
+    }
+    return found | ({} if one.deed is None else {"deed": verdict_line(one.deed, naming)})
+
+
+class Ways:
+    """Finds the nodes that each microbatch visits, from the recipe and the log; ``members`` has the live nodes."""
+
+    def __init__(self, config: RunConfig, members: Membership) -> None:
+        self._config, self._members = config, members
+        self._shipped = config.routing.kind in ROUTINGS.shipped
+        self._fixed = routes(config, 0) if self._shipped and not change(config) else None
+        """over stages, where they are the same in every step"""
+
+    def of(self, run: d.RunStep) -> list[list[int]]:
+        """A route for each microbatch of the step, from its first node and back to it.
+
+        A routing from outside planaria is not asked, for a log must not choose what is imported; nor is the recipe
+        where an earlier part of the run had another number of stages. Then all different routes that the log names
+        stand for those of the step.
+        """
+        started, config = self._members.started, self._config
+        if started is None:
+            return []
+        column = self._column(run.replica)
+        known = self._shipped and config.pipeline.stages == started.stages
+        if started.arrangement or not known or run.mode == "evaluate":
+            own = started.routes_of(run.replica) if run.mode == "train" or started.arrangement else []
+            return own or [column + column[:1]]
+        gone = {stage for stage, node in enumerate(column) if node not in self._members.holders} - {0}
+        there = gone if len(gone) < len(column) - 1 and self._members.holders else set()
+        return [[column[stage] for stage in way] for way in without(self._fixed or routes(config, run.step), there)]
+
+    def _column(self, replica: int) -> list[int]:
+        started = self._members.started
+        assert started is not None
+        return [nodes[0] for nodes in started.nodes(replica)]
+
+
+def recovery_shown(timing: RecoveryTiming, seconds: Callable[[float], float]) -> Json:
+    """Return a recovery with the durations of its completed phases.
+
+    ``seconds`` converts a clock time to seconds of the run. Phases:
+
+    noticed: from the fault to its detection; replaced: until the replica is formed again; linked: until its members
+    hold their edges; rebuilt: the part of that time that transfer and computation of the lost state took; redone: until
+    the first microbatch completes again.
+    """
+    over: dict[str, float | None] = {"noticed": timing.notice, "replaced": timing.decide}
+    if timing.linked_t is not None and timing.formed_t is not None:
+        whole = timing.linked_t - timing.formed_t
+        rebuilt = min(whole, timing.transfer + timing.rebuild)
+        over |= {"linked": whole - rebuilt, "rebuilt": rebuilt, "redone": timing.redo}
+    phases = {name: round(took, 4) for name, took in over.items() if took is not None}
+    started = timing.lost_t if timing.fault_t is None else timing.fault_t
+    found: Json = {
+        "began": round(seconds(started), 4),
+        "lost": round(seconds(timing.lost_t), 4),
+        "where": timing.where,
+        "nodes": list(timing.nodes),
+        "workers": list(timing.workers),
+        "causes": list(timing.causes),
+        "heirs": {str(node): worker for node, worker in timing.heirs.items()},
+        "step": timing.step,
+        "outcome": timing.outcome,
+        "attempts": timing.attempts,
+        "phases": phases,
+        "bytes": timing.transfer_bytes,
+    }
+    if timing.formed_t is not None:
+        found["formed"] = round(seconds(timing.formed_t), 4)
+    if timing.linked_t is not None:
+        found["linked"] = round(seconds(timing.linked_t), 4)
+    if timing.total is not None and timing.finished_t is not None:
+        found |= {"ended": round(seconds(timing.finished_t), 4), "total": round(timing.total, 4)}
+    return found

@@ -1,19 +1,34 @@
-"""A run's story, told while its log grows: read in a thread, beside the server's event loop."""
+"""Follow a folder for the live page: choose its source, read it in a thread, and pass new frames to watchers.
+
+A folder holds a run (:class:`RunSource`), a comparison or a swarm. Reading takes place outside the server's event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 
 from planaria.common.errors import UserError
-from planaria.report.live_page.frames import Frame, Frames
+from planaria.control.events import RunStarted
+from planaria.control.logs import EVENTS, IN_MEMORY, Followed, News
+from planaria.control.run_record import REPORTS
+from planaria.report.live.tally import Tally
+from planaria.report.live_page.frames import Frame, Frames, Json
 from planaria.report.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
-from planaria.report.live_page.source import Source
-from planaria.report.live_page.sources import source_of
+from planaria.report.live_page.source import Source, age_s
+from planaria.report.live_page.story import Story
 
 AT_ONCE = 2_000
 """facts that are folded before others may see what came of them"""
+OF_PARTS = (
+    "planaria.swarm.report.swarm_source:SwarmSource",
+    "planaria.lab.report.comparison_source:ComparisonSource",
+)
+"""sources of the other parts, which are imported only to look at a folder that holds no run"""
+OTHERS = {"drill.json": "a drill's", "experts.json": "an ensemble's"}
+"""file → whose folder it marks, where there is no page"""
 
 
 class Telling:
@@ -123,3 +138,54 @@ class Telling:
         if over := self.source.state.get("over"):
             return f"it is over: {over}"
         return f"no news for more than {READY_S:g} s" if self.age_s > READY_S else ""
+
+
+def source_of(folder: Path) -> Source:
+    """Return what the live page of ``folder`` is drawn from.
+
+    :raises UserError: when the folder is of a known kind that has no page.
+    """
+    if not (folder / EVENTS).exists():
+        for name, what in OTHERS.items():
+            if (folder / name).exists():
+                raise UserError(f"{folder}: is not a run's folder but {what}, which has no page; see its report.html")
+        for kind in map(resolve_name, OF_PARTS):
+            if kind.fits(folder):
+                source: Source = kind(folder)
+                return source
+    return RunSource(folder)
+
+
+class RunSource:
+    """Reads a run's log and folds it into a story."""
+
+    def __init__(self, folder: Path) -> None:
+        """:raises UserError: when ``folder`` is not a run's."""
+        self._folder, self._log = folder, Followed(folder)
+        self._story = Story(self._log.config)
+        self.tally: Tally | None = self._story.tally
+        self.began = False
+        self._reading: Iterator[tuple[float, News]] | None = None
+        """what is new in the log, as far as it is not folded yet"""
+
+    @property
+    def state(self) -> Json:
+        return self._story.state
+
+    @property
+    def age_s(self) -> float:
+        return age_s([self._folder / EVENTS])
+
+    def opening(self) -> Frame:
+        return self._story.opening()
+
+    def read(self, most: int) -> Iterator[Frame | None]:
+        """What every stage says of every step is left out of a log that is far ahead: a long one opens in seconds."""
+        if self._reading is None:
+            self._reading = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())
+        for _ in range(most):
+            if (news := next(self._reading, None)) is None:
+                self._reading = None
+                return
+            self.began = self.began or isinstance(news[1], RunStarted)
+            yield self._story.take(*news)

@@ -1,16 +1,17 @@
-"""What happened, told: one line of English for each event or decision that a reader of the run must know of.
+"""One line of English for each event or decision that a reader of the run must know, with repeated lines limited.
 
-The progress display prints these lines while the run goes on; the report shows the same ones afterwards.
+The progress display prints these lines during the run; the report shows the same ones afterwards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
-from planaria.report.live.repeats import Repeats
 from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming, naming_of, replicas, stages
 from planaria.report.run.round_history import RoundHistory, Rounds
@@ -305,3 +306,44 @@ def _story(record: RunRecord) -> list[tuple[float, Line]]:
     facts = record.history if naming_of(record).several else record.turns
     told = ((t, narrator.tell(t, fact)) for t, fact in facts)
     return [(t, line) for t, line in told if line is not None]
+
+
+@dataclass
+class _Window:
+    began: float
+    lasts_s: float
+    shown: int = 0
+    held_back: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.held_back} more in {self.lasts_s:g} s not shown"
+
+
+class Repeats:
+    """Shows the first ``shown`` lines of a subject in each window of time and counts the others.
+
+    The next line that is shown states how many were held back. A subject with lines held back gets a window twice as
+    long next, up to ``longest_s``. Times are given, in seconds.
+    """
+
+    def __init__(self, shown: int = 3, window_s: float = 60.0, longest_s: float = 600.0) -> None:
+        self._most, self._window_s, self._longest_s = shown, window_s, longest_s
+        self._windows: dict[Hashable, _Window] = {}
+
+    def offer(self, t: float, subject: Hashable, text: str) -> str | None:
+        """Return the line to show at ``t``, or None if it is held back."""
+        before = self._windows.get(subject)
+        if before is None or t >= before.began + before.lasts_s:
+            longer = before is not None and before.held_back > 0
+            lasts_s = min(2 * before.lasts_s, self._longest_s) if before is not None and longer else self._window_s
+            self._windows[subject] = _Window(t, lasts_s, shown=1)
+            return text if before is None or not longer else f"{text} ({before})"
+        if before.shown < self._most:
+            before.shown += 1
+            return text
+        before.held_back += 1
+        return None
+
+    def rest(self) -> str:
+        """Return how many lines are held back at present, by subject; empty if none are."""
+        return "; ".join(f"{subject}: {window}" for subject, window in self._windows.items() if window.held_back)

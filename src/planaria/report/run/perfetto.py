@@ -2,19 +2,20 @@
 
 A process for each machine and a thread for each worker, with slices for what it did; one for the run, with decisions,
 recoveries and their phases, and counters. Of a long run the log keeps the spans of some steps only
-(``report/run/sample.py``). The trace is written as the log is read: nothing is held in memory that grows with steps.
+(``report/live/watch.py``). The trace is written as the log is read: nothing is held in memory that grows with steps.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from planaria.common.atomic import refused, replacing
 from planaria.common.errors import UserError
@@ -23,13 +24,15 @@ from planaria.control import events as e
 from planaria.control.logs import read_run
 from planaria.control.run_record import RunRecord
 from planaria.report.run.naming import Naming, naming_of
-from planaria.report.run.perfetto_clock import Clock
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
 
 FILE = "perfetto.json.gz"
 RUN = 1
 """process of what is no worker's"""
 OWN = "the run's own machines"
+SAME_S = 1.0
+"""largest difference between time of day and monotonic clock that is drift, not another clock"""
+Item = TypeVar("Item")
 TRACE_EVENT = dict[str, Any]
 
 
@@ -246,3 +249,48 @@ def _slice(work: e.Worked, span: e.Span, naming: Naming, pid: int, tid: int, sta
     cat = "dropped" if work.dropped else "work"
     at = {"pid": pid, "tid": tid, "ts": start / 1000, "dur": (end - start) / 1000}
     return {"ph": "X", "name": span.action, "cat": cat, **at, "args": told}
+
+
+class Clock:
+    """Converts times of a record to nanoseconds since the run began, on one clock for all parts.
+
+    Each part has the monotonic clock of its machine, which starts again with the machine. Later parts come later.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        self._starts = [t for t, _ in record.starts]
+        self._generations = [started.first_generation for _, started in record.starts]
+        self._offsets: list[float] = []
+        """of each part, seconds: what its clock lacks to the first one's"""
+        last, epoch = 0.0, 0.0
+        for t, fact in record.landmarks:
+            if isinstance(fact, e.RunStarted):
+                epoch = epoch if self._offsets else fact.wall_time - t
+                apart = fact.wall_time - t - epoch
+                apart = 0.0 if abs(apart) <= SAME_S else apart
+                self._offsets.append(max(apart, last - t) if self._offsets else 0.0)
+            last = t + (self._offsets[-1] if self._offsets else 0.0)
+        self._zero = self._starts[0] if self._starts else 0.0
+
+    def ns(self, t: float, part: int) -> int:
+        """A moment of a part of the run."""
+        offset = self._offsets[part] if self._offsets else 0.0
+        return round(1e9 * (t - self._zero + offset))
+
+    def part_of(self, generation: int) -> int:
+        """The part of the run in which a generation was formed."""
+        return max(0, bisect_left(self._generations, generation) - 1)
+
+    def in_parts(self, items: Iterable[Item], t: Callable[[Item], float]) -> Iterator[tuple[int, Item]]:
+        """Items in the order of the log, each with the part that it is of: a clock that goes back is another part's."""
+        part, before = 0, float("-inf")
+        for item in items:
+            now = t(item)
+            while part + 1 < len(self._starts) and self._is_later(part, before, now):
+                part, before = part + 1, float("-inf")
+            before = now
+            yield part, item
+
+    def _is_later(self, part: int, before: float, now: float) -> bool:
+        here, following = self._starts[part], self._starts[part + 1]
+        return now < before or now < here or (following >= here and now >= following)

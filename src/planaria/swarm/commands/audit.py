@@ -11,7 +11,6 @@ import torch
 
 from planaria.common import atomic, documents
 from planaria.common.errors import UserError
-from planaria.lab.report.audit_report import show_audit, write_audit_report
 from planaria.models import fusing
 from planaria.report.words import counted, listed
 from planaria.swarm.assemble import task_of
@@ -32,6 +31,7 @@ from planaria.swarm.policy.wording import Wording, asked
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.repair.exams import MEASURED
 from planaria.swarm.repair.training import weights_of
+from planaria.swarm.report.audit_report import show_audit, write_audit_report
 from planaria.swarm.setting import names, of_peer, of_run
 from planaria.swarm.tasks.base import Task
 

@@ -10,7 +10,6 @@ import torch
 
 from planaria.common import atomic
 from planaria.common.errors import RunStopped
-from planaria.lab.report.drill_report import show_drill, write_drill_report
 from planaria.lab.trials.arms import of_arm
 from planaria.lab.trials.kept import Kept, identity, make_folder
 from planaria.runtime.engine import runs
@@ -26,6 +25,7 @@ from planaria.swarm.repair import ways
 from planaria.swarm.repair.results import Repaired
 from planaria.swarm.repair.training import Models, Plan
 from planaria.swarm.repair.ways import case_of
+from planaria.swarm.report.drill_report import show_drill, write_drill_report
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.setting import names, of_peer
 

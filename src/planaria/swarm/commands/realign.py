@@ -14,7 +14,6 @@ from planaria.common.atomic import new_folder, refused
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.lab.experts import fused
-from planaria.lab.report.repair_report import show_repair
 from planaria.models import fusing, masking
 from planaria.swarm.learned import Learned, learned, trusted
 from planaria.swarm.policy.base import Exportable, Policy
@@ -25,6 +24,7 @@ from planaria.swarm.repair.results import MASK, TUNE, Measured, Way
 from planaria.swarm.repair.texts import Texts, read_benign, read_pairs, read_trusted, split
 from planaria.swarm.repair.training import Models, Plan, weights_of
 from planaria.swarm.repair.ways import WAYS, Case, case_of, compared, measured
+from planaria.swarm.report.repair_report import show_repair
 
 FILE, BITS = "realigned.json", "mask.safetensors"
 STRANGE = 0.1

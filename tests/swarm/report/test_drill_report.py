@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from planaria.lab.report.drill_report import _peers, show_drill, write_drill_report
 from planaria.swarm.drill import Drill, Drilled, Run
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, PeerOutcome, Point
+from planaria.swarm.report.drill_report import _peers, show_drill, write_drill_report
 
 
 def peer(name: str, solved: int, attack: str = "none") -> PeerOutcome:

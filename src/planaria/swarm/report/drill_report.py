@@ -1,0 +1,343 @@
+"""The result of ``planaria drill``: tables on the terminal, and one HTML page with a verdict and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from planaria.lab.report.spread_figures import add_band
+from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
+from planaria.report import page
+from planaria.report.tables import Table, show
+from planaria.report.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure, stroke, whole
+from planaria.report.theme import share as share_axis
+from planaria.report.verdict import Verdict
+from planaria.report.words import counted, listed
+from planaria.swarm.drill import Drill, Drilled
+from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.outcome import ALL, Outcome, Point, total
+from planaria.swarm.report.repair_report import SAID, best_said, repair_table
+from planaria.swarm.report.swarm_report import share
+
+LONGER = 1.1
+"""completions that are longer than the control's by this factor count as an effect of DoS"""
+COLOURS = (INK, RED, BLUE, ORANGE, GREEN, VIOLET, TEAL, *SERIES[6:])
+"""of arms: the first ones are mostly a control, an attacked one and a defended one"""
+Measure = Callable[[Sequence[Point]], float | None]
+"""one number from the evaluations of all honest peers after the same round; None where there is none"""
+
+
+def show_drill(found: Drill) -> None:
+    """Print what every arm came to, and what every layer did."""
+    show((_arms(found), _peers(found), _layers(found)))
+    if found.repairs:
+        show([repair_table(found)])
+        print(best_said(found))
+
+
+def write_drill_report(found: Drill, file: Path) -> Path:
+    """Write the report of a drill to ``file``, whole or not at all; its path. UserError when that is impossible."""
+    return page.write(file, page.document(f"{found.name} drilled · planaria", body(found)))
+
+
+def _arms(found: Drill) -> Table:
+    kinds = [f"{titled(kind)} {what}" for kind in _rated(found) for what in ("success", "pooled, 95 %", "worst peer")]
+    head = ["arm", "attackers", "accuracy", "tokens", *kinds]
+    title = f"{found.name}: mean [least … most] of {seeds_shown(run.seed for run in found.arms[0].runs)}"
+    return Table(title, head, [_row(found, arm) for arm in found.arms], numbers_from=2)
+
+
+def _rated(found: Drill) -> list[str]:
+    return [kind for kind in found.watch if kind != "dos"]
+
+
+def _row(found: Drill, arm: Drilled) -> list[str]:
+    last = found.last
+    cells = [
+        arm.name,
+        ", ".join(arm.attackers) or "none",
+        shown(arm.accuracy(last), ".2f"),
+        shown(arm.tokens(last), ".1f"),
+    ]
+    for kind in _rated(found):
+        success, worst = arm.success(kind, last), arm.worst(kind, last)
+        cells += [
+            "none eligible" if success is None else shown(success, ".2f"),
+            _interval(arm.pooled(kind, last)),
+            "–" if worst is None else f"{worst:.2f}",
+        ]
+    return cells
+
+
+def _layers(found: Drill) -> Table:
+    rows = []
+    for arm in found.arms:
+        for layer in found.layers():
+            stopped, misjudged = arm.layer(layer)
+            off = {
+                why: n
+                for run in arm.runs
+                for why, n in (run.outcome.layers[layer].off.items() if layer in run.outcome.layers else ())
+            }
+            if stopped.eligible or misjudged.eligible or off:
+                reasons = "; ".join(f"{count} × {why}" for why, count in off.items())
+                rows.append([arm.name, layer, share(stopped), share(misjudged), reasons or "–"])
+    head = ["arm", "layer", "poison stopped", "honest refused", "switched off"]
+    return Table("layers: poison stopped, and honest completions refused", head, rows, numbers_from=2)
+
+
+def _peers(found: Drill) -> Table:
+    """Every honest peer's accuracy, and seed by seed its change against the control or, where there is none, against
+    the first arm."""
+    rows = []
+    for arm in found.arms:
+        control = found.arm(arm.control) if arm.control else found.arms[0]
+        cells = [arm.name]
+        for name in found.peers():
+            mine, theirs = arm.peer_accuracy(name, found.last), control.peer_accuracy(name, found.last)
+            cells.append(shown(spread(mine), ".2f"))
+            paired = arm is not control and mine and len(mine) == len(theirs)
+            changes = [a - b for a, b in zip(mine, theirs, strict=True)] if paired else []
+            cells.append(shown(spread(changes), "+.2f"))
+        rows.append(cells)
+    head = ["arm", *(cell for name in found.peers() for cell in (name, f"{name}: change"))]
+    return Table("every peer's accuracy, and its change against the control", head, rows)
+
+
+def body(found: Drill) -> Iterator[str]:
+    """The report's sections, as HTML."""
+    peers = len(found.arms[0].runs[0].outcome.peers)
+    rounds = found.arms[0].runs[0].outcome.rounds
+    summary = (
+        f"{counted(len(found.arms), 'arm')} of {counted(peers, 'peer')} and {counted(rounds, 'round')}, "
+        f"{counted(len(found.arms[0].runs), 'seed')} each. All arms "
+        "start from the same weights and work on the same problems; they differ in who attacks and who defends. "
+        "Success is the share of honest peers' own completions of held-out problems that show what the attack teaches, "
+        f"among those that could; numbers are means of the last {counted(found.last, 'evaluation')}."
+    )
+    yield page.heading(found.name, verdict(found), summary)
+    for kind in found.watch:
+        what = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
+        yield page.section(
+            f"{titled(kind)}: attack success over rounds",
+            f"{what.capitalize()}; the mean over honest peers and seeds, and a band from the least seed to the most.",
+            page.chart(success_figure(found, kind), f"success-{kind}"),
+        )
+    yield page.section(
+        "Accuracy over rounds",
+        "Held-out problems solved by honest peers, one draw each; mean and range over seeds.",
+        page.chart(accuracy_figure(found), "accuracy"),
+    )
+    yield page.section(
+        "Every arm",
+        "Mean [least … most] over seeds. Pooled: all draws of all honest peers and seeds together with Wilson's 95 % "
+        "interval. Worst peer: the honest peer that fared worst with any seed.",
+        _arms(found).html("arms"),
+    )
+    yield page.section(
+        "Every peer",
+        "Each honest peer's accuracy, and its change, seed by seed, against the arm's control (the first arm where it "
+        "has none). Peers that are not alike fare differently: a mean over them can hide a loss.",
+        _peers(found).html("peers"),
+    )
+    yield page.section(
+        "What each layer did",
+        "At honest peers, of what others sent and what reached the layer: poisoned completions stopped, and honest "
+        "peers' completions refused (false positives). An attacker's filler is in neither.",
+        _layers(found).html("layers"),
+    )
+    if found.repairs:
+        yield page.section("Repair", f"{SAID} {best_said(found)}", repair_table(found).html("repair"))
+    yield page.footer("Written by planaria drill; drill.json beside this page has every number.")
+
+
+def _interval(found: Tally) -> str:
+    return str(found) if found.eligible else "–"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one attack came to: in the arm where it did most, in the one where it did least, and without poison."""
+
+    kind: str
+    worst: Drilled
+    best: Drilled
+    control: Drilled | None
+    most: float
+    least: float
+    plain: float | None
+    took: bool
+    """is the most clearly more than the control's?"""
+    held: bool
+    """is the least no more than the control's, as far as the numbers tell?"""
+
+    def shown(self, amount: float) -> str:
+        return f"{amount:.1f} tokens" if self.kind == "dos" else f"{amount:.0%}"
+
+    @property
+    def what(self) -> str:
+        if self.kind == "dos":
+            return "mean length of honest peers' completions under DoS"
+        return f"of honest peers' eligible completions showed {titled(self.kind)}"
+
+    def said(self) -> str:
+        """A sentence."""
+        of = "was the" if self.kind == "dos" else ""
+        text = " ".join(filter(None, [self.shown(self.most), of, self.what, f"in {self.worst.name}"]))
+        if self.best is not self.worst:
+            text += f", and {self.shown(self.least)} in {self.best.name}, where it did least"
+        if self.control is None or self.plain is None:
+            return f"{text}; there is no control to hold that against."
+        whose = f"the {self.shown(self.plain)} of {self.control.name}, without poison"
+        if not self.took:
+            return f"{text}: nowhere clearly more than {whose}, so there was nothing to hold."
+        return f"{text}: {'not clearly' if self.held else 'clearly'} more than {whose}."
+
+
+def effect(found: Drill, kind: str) -> Effect | None:
+    """What an attack did; None where no arm with attackers could show it."""
+    attacked = {
+        arm.name: (arm, n) for arm in found.arms if arm.attackers and (n := _amount(found, arm, kind)) is not None
+    }
+    if not attacked:
+        return None
+    worst, most = max(attacked.values(), key=lambda pair: pair[1])
+    best, least = min(attacked.values(), key=lambda pair: pair[1])
+    control = _control(found, best)
+    plain = None if control is None else _amount(found, control, kind)
+    return Effect(
+        kind, worst, best, control, most, least, plain,
+        took=_above(found, kind, worst, control), held=not _above(found, kind, best, control),
+    )  # fmt: skip
+
+
+def _amount(found: Drill, arm: Drilled, kind: str) -> float | None:
+    """Success, 0 to 1; of DoS, tokens a completion."""
+    if kind == "dos":
+        tokens = arm.tokens(found.last)
+        return None if tokens is None else tokens.mean
+    return arm.pooled(kind, found.last).rate
+
+
+def _above(found: Drill, kind: str, arm: Drilled, control: Drilled | None) -> bool:
+    """Is an attack's effect in an arm clearly more than in its control?
+
+    Shares: their 95 % intervals lie apart; without a control, the attack's does not reach 0. Lengths: by LONGER.
+    """
+    if kind == "dos":
+        mine, plain = _amount(found, arm, kind), None if control is None else _amount(found, control, kind)
+        return mine is not None and (plain is None or mine > LONGER * plain)
+    theirs = Tally() if control is None else control.pooled(kind, found.last)
+    return arm.pooled(kind, found.last).interval[0] > (theirs.interval[1] if theirs.eligible else 0.0)
+
+
+def _control(found: Drill, arm: Drilled) -> Drilled | None:
+    """The arm without poison that an arm is measured against, if there is one."""
+    return found.arm(arm.control) if arm.control else next((one for one in found.arms if not one.attackers), None)
+
+
+def verdict(found: Drill) -> Verdict:
+    """Good: some arm held each attack that took hold anywhere to what its control shows without any poison.
+
+    No attack, one that nobody could show, or none that took hold: the numbers do not tell.
+    """
+    effects = [one for kind in found.watch if (one := effect(found, kind)) is not None]
+    if not effects:
+        return _unattacked(found)
+    through = [titled(one.kind) for one in effects if not one.held]
+    first = effects[0]
+    numbers = [(first.shown(first.most), f"{first.what} in {first.worst.name}, at worst")]
+    if first.best is not first.worst:
+        numbers.append((first.shown(first.least), f"in {first.best.name}, at best"))
+    took = any(one.took for one in effects)
+    badge = f"{listed(through)} got through in every arm" if through else "an arm held every attack"
+    good = not through if took else None
+    return Verdict(
+        good,
+        badge if took else "no attack took hold",
+        " ".join(one.said() for one in effects),
+        numbers,
+        _lost(found, first),
+    )
+
+
+def _lost(found: Drill, first: Effect) -> str:
+    """Of the best arm: accuracy against the control, and honest work that was refused."""
+    parts, best, control = [], first.best, first.control
+    mine, theirs = best.accuracy(found.last), None if control is None else control.accuracy(found.last)
+    if control is not None and mine is not None and theirs is not None:
+        change = mine.mean - theirs.mean
+        parts.append(f"honest peers' accuracy in {best.name} is {mine.mean:.2f}, {change:+.2f} against {control.name}")
+    refused = best.layer(ALL)[1]
+    if refused.hits:
+        parts.append(
+            f"{counted(refused.hits, 'completion')} of honest peers ({refused.rate or 0:.1%}) refused in {best.name}"
+        )
+    return f"Lost: {'; '.join(parts)}." if parts else "What the defence cost is unknown: there is no control."
+
+
+def _unattacked(found: Drill) -> Verdict:
+    """Only accuracy is left to tell arms apart."""
+    attacked = any(arm.attackers for arm in found.arms)
+    why = "No completion was eligible to show the attack" if attacked else "Nobody attacked"
+    known = [(spread, arm.name) for arm in found.arms if (spread := arm.accuracy(found.last)) is not None]
+    if not known:
+        return Verdict(None, "nothing measured", f"{why}, and nobody was evaluated.", [], "What was lost is unknown.")
+    best, name = max(known, key=lambda pair: pair[0].mean)
+    least, worst = min(known, key=lambda pair: pair[0].mean)
+    said = f"{why}, so accuracy alone tells the {counted(len(found.arms), 'arm')} apart: {name} came to {best.mean:.2f}"
+    said += f", {worst} to {least.mean:.2f}." if worst != name else "."
+    numbers = [(f"{best.mean:.2f}", f"honest peers' accuracy in {name}, at best")]
+    if worst != name:
+        numbers.append((f"{least.mean:.2f}", f"in {worst}, at worst"))
+    return Verdict(None, "no attack to judge", said, numbers, "Nothing was lost to an attack.")
+
+
+def titled(kind: str) -> str:
+    """An attack's name in tables and sentences; of one's own, its class."""
+    own = kind.rpartition(":")[2]
+    return own if own != kind else {"dos": "DoS"}.get(kind, kind.upper())
+
+
+def success_figure(found: Drill, kind: str) -> go.Figure:
+    """An attack's success over rounds, one line an arm; for DoS the length of completions."""
+    if kind == "dos":
+        return _lines(found, "tokens a completion", lambda points: sum(p.tokens for p in points) / len(points))
+    return _lines(found, "attack success", lambda points: total([p.watch[kind] for p in points]).rate)
+
+
+def accuracy_figure(found: Drill) -> go.Figure:
+    """Held-out accuracy over rounds, one line an arm."""
+    return _lines(found, "accuracy", lambda points: total([p.accuracy for p in points]).rate)
+
+
+def _lines(found: Drill, y: str, measure: Measure) -> go.Figure:
+    fig = figure(420, x="round", y=y, hovermode="x unified")
+    for place, arm in enumerate(found.arms):
+        style, colour = stroke(place, len(found.arms)), {"color": COLOURS[place % len(COLOURS)]}
+        _add(fig, arm, {key: value | colour for key, value in style.items()}, measure)
+    lines = [trace for trace in fig.data if trace.fill is None]
+    if "token" not in y:
+        share_axis(fig, [one for trace in fig.data for one in trace.y])
+    return whole(fig, [number for trace in lines for number in trace.x])
+
+
+def _add(fig: go.Figure, arm: Drilled, style: Mapping[str, Any], measure: Measure) -> None:
+    curves = [_curve(run.outcome, measure) for run in arm.runs]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+    spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
+    add_band(fig, arm.name, style, rounds, spreads, "lines+markers")
+
+
+def _curve(outcome: Outcome, measure: Measure) -> dict[int, float]:
+    rounds = sorted({point.round for peer in outcome.honest for point in peer.points})
+    found = {}
+    for number in rounds:
+        value = measure([p for peer in outcome.honest for p in peer.points if p.round == number])
+        if value is not None:
+            found[number] = value
+    return found
