@@ -28,6 +28,11 @@ def test_a_name_means_a_shipped_recipe_unless_there_is_such_a_file(
         assert shipped.find(name) == Path(name)
 
 
+@pytest.mark.parametrize(("race", "published"), [("race_124m", "llama_124m")])
+def test_a_race_at_a_published_size_trains_the_published_shapes(race: str, published: str) -> None:
+    assert recipe.load(shipped.find(race), {}).model == recipe.load(shipped.find(published), {}).model
+
+
 def test_all_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()

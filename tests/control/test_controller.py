@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hostile_json import hostile
+from observer import Log
 from planaria.config.schema import RunConfig
 from planaria.control import controller as module
 from planaria.control import decisions as d
@@ -103,28 +104,6 @@ class ObedientFleet:
 
     def _report(self, worker: str, kind: type[e.Fact], generation: int, **what: object) -> None:
         self.say(worker, kind(worker=worker, stage=self.stages[worker], generation=generation, **what))  # type: ignore[call-arg]
-
-
-class Log:
-    """An observer that remembers all it is told."""
-
-    trouble = ""
-
-    def __init__(self) -> None:
-        self.facts: list[e.Event | d.Decision] = []
-        self.worked: list[e.Worked] = []
-
-    def on_event(self, t: float, event: e.Event) -> None:
-        self.facts.append(event)
-
-    def on_decision(self, t: float, decision: d.Decision) -> None:
-        self.facts.append(decision)
-
-    def on_worked(self, t: float, worked: e.Worked) -> None:
-        self.worked.append(worked)
-
-    def all(self, kind: type[object]) -> list[object]:
-        return [fact for fact in self.facts if isinstance(fact, kind)]
 
 
 class NoChaos:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from observer import Log
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -20,29 +21,6 @@ from planaria.runtime.engine.prepare import prepare
 
 Recipe = Callable[..., RunConfig]
 STAGES = range(5)
-
-
-class Log:
-    """An observer that remembers."""
-
-    trouble = ""
-
-    def __init__(self) -> None:
-        self.facts: list[e.Event | d.Decision] = []
-        self.worked: list[e.Worked] = []
-
-    def on_event(self, t: float, event: e.Event) -> None:
-        self.facts.append(event)
-
-    def on_decision(self, t: float, decision: d.Decision) -> None:
-        self.facts.append(decision)
-
-    def on_worked(self, t: float, worked: e.Worked) -> None:
-        self.worked.append(worked)
-
-    def losses(self) -> dict[int, float]:
-        reports = [fact for fact in self.facts if isinstance(fact, e.StageReady)]
-        return {r.step: r.loss for r in reports if r.loss is not None and r.mode == "train"}
 
 
 def run(config: RunConfig, folder: Path, *faults: Fault, origin: Origin = START) -> tuple[d.Finish, Log]:
