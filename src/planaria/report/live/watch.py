@@ -46,7 +46,7 @@ EVERY, THINNED_FROM = 20, 1000
 AFTER_FORMING = 2
 """steps after a formation that are kept as well: recoveries are timed and drawn by them"""
 TOGETHER = 100
-"""steps of which a worker's bytes are written down in one sum; so many a killed controller forgets"""
+"""steps whose bytes are written as one sum per worker; a controller that is killed loses up to this many"""
 
 
 class About(NamedTuple):
@@ -195,7 +195,7 @@ def _scalars(tracker: Tracker, step: int, values: Mapping[str, float]) -> None:
 
 
 class Beside:
-    """Has a tracker told things in order. Once it has failed, or hangs, it is told nothing more.
+    """Sends events to a tracker in order. A tracker that has failed, or hangs, receives nothing more.
 
     A thread cannot be killed: one that hangs stays behind, and ends with the process.
     """
@@ -221,7 +221,7 @@ class Beside:
         self._queue.put(told)
 
     def trouble(self) -> str:
-        """What is newly wrong with it, for the log; empty if nothing is. That it is slow, or left, is said once."""
+        """Return a new problem of the tracker, for the log; empty if there is none. Each is reported once."""
         if self._left:
             return ""
         since = self._since
@@ -250,7 +250,7 @@ class Beside:
             self._since = time.monotonic()
             try:
                 told(self._tracker)
-            except (Exception, SystemExit) as error:  # whatever somebody's tracker does: no run ends by it
+            except (Exception, SystemExit) as error:  # no run ends because of a tracker's error
                 why = getattr(error, "strerror", None) or error
                 self._failure = f"{type(error).__name__}: {why}"
                 return
@@ -272,7 +272,7 @@ class Sample:
         """node → what is not written down yet, as of its last step"""
 
     def form(self, replica: int, step: int) -> None:
-        """The replica is formed anew, and goes on from ``step``."""
+        """The replica is formed again, and continues from ``step``."""
         self._formed[replica] = step
 
     def take(self, t: float, worked: e.Worked, replica: int) -> list[tuple[float, e.Worked]]:

@@ -1,4 +1,4 @@
-"""The report on replicas, with its figures: losses, distance of weights, who met whom, and waits."""
+"""The report on replicas, with its figures: losses, distance of weights, the groups of each round, and waits."""
 
 from __future__ import annotations
 
