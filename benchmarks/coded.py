@@ -63,7 +63,7 @@ def best(n: int, published: bool, **kind: Any) -> dict[str, Scheme]:
 
 def some_scheme(kind: str, n: int, rng: random.Random) -> Scheme:
     """With any parameters that are allowed."""
-    from planaria.exchange.coded import SCHEMES
+    from planaria.exchange.coded.schemes import SCHEMES
 
     if kind == "gc":
         return SCHEMES.make(kind, {"stragglers": rng.randint(0, n - 1)})
@@ -658,11 +658,11 @@ def step_seconds(config: Any, faults: Any = ()) -> tuple[float, Any]:
 
 def predictions(record: Any) -> tuple[dict[str, float], Any, float]:
     """Seconds of a step of every arm, by the probe in ``record``; the scheme advised, and seconds of its steps."""
-    from planaria.exchange.coded import coded_of
     from planaria.exchange.coded.choose import timed
+    from planaria.exchange.coded.report import profile_of
+    from planaria.exchange.coded.schemes import coded_of
     from planaria.exchange.coded.simulate import unhurried
     from planaria.lab.commands.advise import windows_of
-    from planaria.report.run.straggling import profile_of
 
     profile = profile_of(record)
     assert profile is not None

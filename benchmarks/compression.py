@@ -408,8 +408,8 @@ def final_loss(given: argparse.Namespace, seed: int, optimizer: str, lr: float, 
     import torch
 
     from planaria.config.schema import ExchangeConfig
-    from planaria.exchange import exchange
     from planaria.exchange.base import Outer
+    from planaria.exchange.kinds import exchange
     from planaria.exchange.lab import Replica, meet
 
     images, digits, rows = shares(seed, given.workers)

@@ -32,8 +32,8 @@ from planaria.config.schema import (
     TrainConfig,
 )
 from planaria.data.shards import prepare
-from planaria.exchange import EXCHANGES
 from planaria.exchange.gossip import contraction, largest_gamma, random_groups
+from planaria.exchange.kinds import EXCHANGES
 from planaria.exchange.lab import Replica, meet, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.pipeline.network.collectives import Links, tree

@@ -232,7 +232,7 @@ class Digits:
 
 def losses(method: Method, n: int, rate: float, steps: int, seed: int) -> Iterator[float]:
     """The mean model's loss after each step of SGD with momentum 0.9 at ``rate``."""
-    from planaria.exchange import EXCHANGES
+    from planaria.exchange.kinds import EXCHANGES
     from planaria.exchange.lab import Replica, settle
 
     nets, velocity = Digits(n, seed), dict[str, Any]()
@@ -395,7 +395,7 @@ def growth_rows(given: argparse.Namespace) -> Iterator[Row]:
 
 def predicted(kind: str, seed: int, flags: dict[str, float]) -> float:
     """Seconds of a run of ``stragglers`` by the clock, from the draws that its processes make."""
-    from planaria.exchange import exchange
+    from planaria.exchange.kinds import exchange
     from planaria.pipeline.network.collectives import Links, everyone, pairs
     from planaria.runtime.engine.sleeper import straggling
 

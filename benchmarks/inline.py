@@ -1,4 +1,4 @@
-"""Processor time of the inline engine over a plain loop, and of a fleet's workers over one process."""
+"""Processor time of a run in one process over a plain loop, and of a fleet's workers over one process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from itertools import repeat
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from greenlet import greenlet
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -42,7 +42,6 @@ from planaria.runtime.engine.optimizer import learning_rate
 
 if TYPE_CHECKING:
     from planaria.control.protocols import Observer
-    from planaria.runtime.engine.inline import InlineEngine
 
 
 class PlainLoop:
@@ -141,27 +140,52 @@ _step: Callable[[], float]
 """of the one side that a process has: trains a step, and says its loss"""
 
 
+class PausedRun(Relay):
+    """A run of ``planaria train --engine inline`` that pauses after each step."""
+
+    def __init__(self, config: RunConfig) -> None:
+        train = config.train.model_copy(update={"steps": config.train.steps + 1})  # it never ends
+        inline = config.model_copy(update={"engine": "inline", "train": train})
+        self._run = greenlet(lambda: run_fleet(inline, around=self._around))
+        self._loss = 0.0
+        self._run.switch()
+
+    def train_step(self) -> float:
+        """Train until the next step is ordered; the loss of the one before."""
+        found: float = self._run.switch()
+        return found
+
+    def _around(self, inner: Observer, folder: Path) -> Observer:
+        super().__init__(inner)
+        return self
+
+    def on_event(self, t: float, event: e.Event) -> None:
+        super().on_event(t, event)
+        if isinstance(event, e.StageReady) and event.loss is not None:
+            self._loss = event.loss
+
+    def on_decision(self, t: float, decision: d.Decision) -> None:
+        super().on_decision(t, decision)
+        if isinstance(decision, d.RunStep):
+            self._run.parent.switch(self._loss)
+
+
 def begin(side: str, config: RunConfig) -> None:
     """Make a side, in a new process."""
     import torch
 
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream
-    from planaria.runtime.engine.inline import InlineEngine
 
     global _step
     torch.set_num_threads(1)
     stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
     if side == ENGINE:
-        _step = partial(loss_of_step, InlineEngine(config, stream))
+        _step = PausedRun(config).train_step
     elif side == OWN:
         _step = PlainLoop(config, stream).train_step
     else:
         _step = TransformersLoop(config, stream, ATTENTIONS[side]).train_step
-
-
-def loss_of_step(engine: InlineEngine) -> float:
-    return engine.train_step().loss
 
 
 def take(steps: int) -> tuple[float, list[float]]:
@@ -243,11 +267,12 @@ def recipe(given: argparse.Namespace, dim: int) -> RunConfig:
 
 
 def run_inline() -> int:
-    """What cutting a model into stages costs one process: the inline engine against loops over one module.
+    """What stages, their workers and their controller cost one process: an inline run against loops over one module.
 
-    All train the same weights on the same microbatches with the same AdamW and clipping, each in a process of its own
-    with one thread, and take turns; processor time is compared. The loops train planaria's own model, and the Llama of
-    transformers with either of its kinds of attention, sdpa and eager, of which the faster one counts. The claims: the
+    The run is what ``planaria train --engine inline`` makes, its log included. All train the same weights on the same
+    microbatches with the same AdamW and clipping, each in a process of its own with one thread, and take turns;
+    processor time is compared. The loops train planaria's own model, and the Llama of transformers with either of its
+    kinds of attention, sdpa and eager, of which the faster one counts. The claims: the
     engine takes at most 1.02 of the plain loop's time (1.05 at a width of 128), with exactly its losses, and at most
     the time of transformers, whose losses in the first steps must be the same within 1e-4, or nothing is measured.
     """

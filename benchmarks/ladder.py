@@ -37,11 +37,11 @@ from planaria.data.stream import Stream
 from planaria.lab.compare.race import Point
 from planaria.lab.compare.race_results import smoothed, ticks_to
 from planaria.lab.compare.race_spec import SMOOTHED
+from planaria.lab.inline.engine import InlineEngine
 from planaria.models.stages import Llama, global_name, parameter_count
 from planaria.pipeline.routing.skipping import visits
 from planaria.recovery.echo import Echo
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
-from planaria.runtime.engine.inline import InlineEngine
 from planaria.runtime.engine.omission import omissions
 from planaria.runtime.engine.samples import batches
 

@@ -311,7 +311,7 @@ def counted_inline(config: RunConfig) -> Statement:
 
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream
-    from planaria.runtime.engine.inline import InlineEngine
+    from planaria.lab.inline.engine import InlineEngine
 
     torch.set_num_threads(1)
     dataset = prepare(config.data, config.model.vocab)

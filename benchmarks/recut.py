@@ -277,7 +277,7 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
     from planaria.common.errors import RunStopped
     from planaria.report.live.progress import Quiet
     from planaria.report.live.watch import Watch
-    from planaria.runtime.engine import fleet, inline_run, runs
+    from planaria.runtime.engine import fleet, runs
     from planaria.runtime.engine.prepare import prepare
     from planaria.runtime.engine.resumption import take_up
 
@@ -285,12 +285,11 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
     before = saved.stat().st_ino
     there = take_up(folder, shape.settings, _name(step), lambda line: None)
     prepared = prepare(there.config, begins=False)
-    engine = fleet.train if shape.engine == "fleet" else inline_run.train
     with runs.held(folder):
         runs.keep(folder, there.config, prepared.dataset, prepared.trace)
         watch = Watch(folder, there.config.samples * there.config.model.context, Quiet())
         try:
-            engine(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)
+            fleet.train(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)
         finally:
             watch.close()
     if saved.stat().st_ino == before:

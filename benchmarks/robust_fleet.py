@@ -293,9 +293,9 @@ def sides(given: argparse.Namespace) -> dict[str, Callable[[], object]]:
 
     from planaria.config.options import Options
     from planaria.config.schema import ExchangeConfig
-    from planaria.exchange import exchange
     from planaria.exchange.aggregate import Averaging
     from planaria.exchange.base import Outer
+    from planaria.exchange.kinds import exchange
     from planaria.exchange.robust.combining import weighted
 
     draw, size = torch.Generator().manual_seed(1), given.values // PIECES

@@ -6,6 +6,7 @@ import argparse
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from planaria.data.stream import Stream
-    from planaria.runtime.engine.inline import InlineEngine
-    from planaria.runtime.engine.inline_replicas import Round
+    from planaria.faults.byzantine import Lie
+    from planaria.lab.inline.engine import InlineEngine
+    from planaria.lab.inline.replicas import Round
 
 
 ROBUST_LANGUAGE_NAME = "robust_language"
@@ -112,13 +114,22 @@ def streams(given: argparse.Namespace, split: Any, seed: int) -> list[Stream]:
     return found
 
 
+def corrupt(engine: InlineEngine, node: int, lie: Lie) -> None:
+    """Make a node Byzantine, from its next update on."""
+    from planaria.faults.byzantine import Byzantine
+
+    assert engine.replicas is not None, "only replicas send updates"
+    byzantine = Byzantine(engine.config.exchange, lie)
+    engine.replicas.outer[node].publisher = byzantine
+    engine.replicas.sources[node] = partial(byzantine.poisoned, vocab=engine.config.model.vocab)
+
+
 def ended_at(given: argparse.Namespace, seed: int, setting: str, rule: str, attack: str) -> float:
     """The validation loss at the end, in nats."""
     import torch
 
     from planaria.faults.byzantine import lie_of
-    from planaria.faults.inline import corrupt
-    from planaria.runtime.engine.inline import InlineEngine
+    from planaria.lab.inline.engine import InlineEngine
     from planaria.runtime.engine.runner import NonFinite
 
     torch.set_num_threads(1)
@@ -238,8 +249,7 @@ def ended(given: argparse.Namespace, seed: int, rule: str, scope: str, attack: s
 
     from planaria import streams
     from planaria.faults.byzantine import lie_of
-    from planaria.faults.inline import corrupt
-    from planaria.runtime.engine.inline import InlineEngine
+    from planaria.lab.inline.engine import InlineEngine
 
     torch.set_num_threads(1)
     config = robust_scope_recipe(given, seed, rule, scope)
@@ -292,7 +302,7 @@ def honest(given: argparse.Namespace, rounds: int, every: int) -> tuple[int, flo
 
     from planaria import streams
     from planaria.exchange.weighing import Weighing
-    from planaria.runtime.engine.inline import InlineEngine
+    from planaria.lab.inline.engine import InlineEngine
 
     torch.set_num_threads(1)
     config = robust_scope_recipe(given, 1, "multi-Krum", "replica")

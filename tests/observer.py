@@ -1,9 +1,16 @@
-"""An observer of a run that keeps everything it hears."""
+"""An observer of a run that keeps everything it hears, and a run in this process, whatever engine its recipe names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.protocols import Observer
+from planaria.runtime.engine import fleet
+from planaria.runtime.engine.origin import START, Origin
+from planaria.runtime.engine.prepare import Prepared
 
 
 class Log:
@@ -32,3 +39,10 @@ class Log:
         """Training step → loss in nats."""
         reports = [fact for fact in self.facts if isinstance(fact, e.StageReady)]
         return {r.step: r.loss for r in reports if r.loss is not None and r.mode == "train"}
+
+
+def train_inline(
+    prepared: Prepared, folder: Path, observer: Observer, origin: Origin = START, stop: Callable[[], bool] | None = None
+) -> d.Finish:
+    inline = prepared.with_config(prepared.config.model_copy(update={"engine": "inline"}))
+    return fleet.train(inline, folder, observer, origin, stop)

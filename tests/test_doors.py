@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
-INJECTORS = ("checks", "injector", "inline", "worker")
+INJECTORS = ("checks", "injector", "worker")
 """modules of ``faults`` that wrap parts of an engine"""
 ENTRY = ("configuration", "complete", "foreign", "run", "training")
 """modules of ``runtime`` that start runs and read them; they may import reports"""
@@ -25,12 +25,18 @@ LEVELS = (
     ("pipeline.plan",),
     ("planner",),
     ("runtime.transport",),
-    ("control",),
+    ("control", "exchange.coded.facts", "exchange.coded.progress", "exchange.coded.controller"),
     ("runtime.fleet", "runtime.checkpoint"),
-    ("runtime.engine", "control.controller", "control.relay_watch", *(f"faults.{name}" for name in INJECTORS)),
-    ("lab.trials",),
+    (
+        "runtime.engine",
+        "exchange.coded.worker",
+        "control.controller",
+        "control.relay_watch",
+        *(f"faults.{name}" for name in INJECTORS),
+    ),
+    ("lab.trials", "lab.inline"),
     ("lab.compare", "lab.experts", "swarm"),
-    ("report", "lab.report", "swarm.report"),
+    ("report", "lab.report", "swarm.report", "exchange.coded.report"),
     (*(f"runtime.{name}" for name in ENTRY), "cli.serving"),
     ("lab",),
     ("cli.commands", "lab.commands", "swarm.commands"),
@@ -42,7 +48,7 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 PARTS = ("lab", "swarm")
 """what the core never imports"""
 FACTS = (
-    "coded_step",
+    "feature_facts",
     "decisions",
     "events",
     "gauges",
@@ -55,10 +61,10 @@ FACTS = (
 )
 """modules of ``control`` that reports read"""
 DECIDING = (
-    "coded",
     "controller",
     "decide",
     "diagnosis",
+    "features",
     "formation",
     "relay_watch",
     "replay",

@@ -13,10 +13,10 @@ from planaria.common.errors import UserError
 from planaria.config import consent, registry
 from planaria.config.options import Options
 from planaria.config.schema import RecoveryConfig
-from planaria.exchange import EXCHANGES
-from planaria.exchange.coded import SCHEMES
+from planaria.exchange.coded.schemes import SCHEMES
 from planaria.exchange.compress import COMPRESSORS
 from planaria.exchange.compression import FEEDBACKS
+from planaria.exchange.kinds import EXCHANGES
 from planaria.exchange.robust import RULES
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from planaria.config.schema import RunConfig as RunConfig
     from planaria.lab.comparison import ComparisonResult as ComparisonResult
     from planaria.lab.comparison import compare as compare
+    from planaria.lab.inline.engine import InlineEngine as InlineEngine
     from planaria.report.live.listener import Step as Step
     from planaria.runtime.configuration import configure as configure
     from planaria.runtime.configuration import streams as streams
-    from planaria.runtime.engine.inline import InlineEngine as InlineEngine
     from planaria.runtime.run import Run as Run
     from planaria.runtime.run import load as load
     from planaria.runtime.training import train as train
 
 _HOMES = {
     "ComparisonResult": "planaria.lab.comparison",
-    "InlineEngine": "planaria.runtime.engine.inline",
+    "InlineEngine": "planaria.lab.inline.engine",
     "LedgerError": "planaria.common.errors",
     "Run": "planaria.runtime.run",
     "RunConfig": "planaria.config.schema",

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from planaria.config.schema import ExchangeConfig
-from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import freeze
-from planaria.control.coded import LEAST_S, Stragglers, close_round
-from planaria.control.coded_step import CodedStep
 from planaria.control.decide import decide
 from planaria.control.replica import Waiting
 from planaria.control.state import RunState
+from planaria.exchange.coded.controller import LEAST_S, Stragglers, close_round
+from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
 MSGC = {"scheme": "msgc", "burst": 1, "window": 2, "stragglers": 1, "jobs": 2}
 NODES = [[0, 2, 4, 6], [1, 3, 5, 7]]
@@ -34,7 +33,7 @@ def working(coded: Any, step: int = 3) -> RunState:
     links = dict.fromkeys(run.replicas[0].pairs_of(holders), "there")
     replica = replace(
         run.replicas[0], phase="run", step=step, generation=1, holders=freeze(holders), origins=freeze({}),
-        waiting=Waiting(holders.values()), coded=CodedStep(), links=freeze(links),
+        waiting=Waiting(holders.values()), progress=CodedStep(), links=freeze(links),
     )  # fmt: skip
     return replace(run, replicas=run.replicas.having(replica))
 
@@ -43,7 +42,7 @@ def sent(run: RunState, *replicas: int, round: int = 0, stages: tuple[int, ...] 
     for replica in replicas:
         for stage in stages:
             node = NODES[stage][replica]
-            fact = e.ResultsSent(worker=f"w{node}", node=node, stage=stage, generation=1, step=step, round=round)
+            fact = ResultsSent(worker=f"w{node}", node=node, stage=stage, generation=1, step=step, round=round)
             run = apply(fact, run)
     return run
 
@@ -67,15 +66,15 @@ def test_a_round_of_a_plain_code_ends_with_the_first_that_are_enough() -> None:
 def test_where_being_late_costs_something_all_are_waited_for_until_they_are_late() -> None:
     run = sent(working(MSGC), 0, 1, 3)
     assert counted(run) is None
-    late = apply(e.RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=1.0), run)
+    late = apply(RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=1.0), run)
     assert counted(late) == [0, 1, 3]
     assert counted(sent(run, 2)) == [0, 1, 2, 3]
 
 
 def test_a_pattern_beyond_the_code_is_waited_out_one_by_one() -> None:
-    run = apply(e.RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=1.0), sent(working(MSGC), 0, 1, 3))
-    run = apply(d.CloseRound(generation=1, step=3, round=0, counted=[0, 1, 3]), run)
-    run = apply(e.RoundLate(replica=0, generation=1, step=3, round=1, fastest_s=1.0), sent(run, 0, 1, 3, round=1))
+    run = apply(RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=1.0), sent(working(MSGC), 0, 1, 3))
+    run = apply(CloseRound(generation=1, step=3, round=0, counted=[0, 1, 3]), run)
+    run = apply(RoundLate(replica=0, generation=1, step=3, round=1, fastest_s=1.0), sent(run, 0, 1, 3, round=1))
     assert counted(run) is None, "replica 2 has to make up for the first round in this one"
     assert counted(sent(run, 2, round=1)) == [0, 1, 2, 3]
 
@@ -86,12 +85,12 @@ def test_a_pattern_beyond_the_code_is_waited_out_one_by_one() -> None:
 def test_what_is_of_another_round_changes_nothing(changed: dict[str, Any]) -> None:
     run = working("gc")
     fact = {"worker": "w2", "node": 2, "stage": 0, "generation": 1, "step": 3, "round": 0}
-    assert apply(e.ResultsSent.model_validate(fact | changed), run) == run
+    assert apply(ResultsSent.model_validate(fact | changed), run) == run
 
 
 def test_no_round_is_closed_beyond_the_last_nor_when_an_edge_is_broken() -> None:
-    run = apply(d.CloseRound(generation=1, step=3, round=0, counted=[1, 2]), sent(working("gc"), 1, 2))
-    assert run.replicas[0].coded == CodedStep((frozenset({1, 2}),))
+    run = apply(CloseRound(generation=1, step=3, round=0, counted=[1, 2]), sent(working("gc"), 1, 2))
+    assert run.replicas[0].progress == CodedStep((frozenset({1, 2}),))
     assert counted(run) is None
     run = sent(working("gc"), 1, 2)
     assert counted(run) == [1, 2]
@@ -109,7 +108,7 @@ def test_the_clock_calls_a_round_late_by_its_fastest_replica() -> None:
     clock.note(13.0, sent(run, 0))
     assert clock.due == [14.0]
     assert list(clock.over(13.9, lambda: run)) == []
-    assert list(clock.over(14.0, lambda: run)) == [e.RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=2.0)]
+    assert list(clock.over(14.0, lambda: run)) == [RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=2.0)]
     assert list(clock.over(15.0, lambda: run)) == [], "it is told once"
 
 
@@ -117,7 +116,7 @@ def test_the_clock_begins_anew_with_every_round_and_forgets_one_that_is_over() -
     clock, run = Stragglers(), sent(working(MSGC), 1)
     clock.note(10.0, run)
     assert clock.due == [10.0 + LEAST_S], "less than the way of a report is no delay"
-    run = apply(d.CloseRound(generation=1, step=3, round=0, counted=[0, 1, 2, 3]), run)
+    run = apply(CloseRound(generation=1, step=3, round=0, counted=[0, 1, 2, 3]), run)
     assert list(clock.over(11.0, lambda: run)) == [], "that round is over"
     clock.note(11.0, run)
     assert clock.due == []

@@ -26,6 +26,7 @@ from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
 from planaria.control.state import RunState
 from planaria.control.waits import AGAIN_S, Wait, Waits
+from planaria.exchange.coded.facts import ResultsSent
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
@@ -275,7 +276,7 @@ REPORTS = [
     e.Linked(**ABOUT, link_s=0.1, transfer_s=0.1, transfer_bytes=1, rebuild_s=0.1),
     e.EdgeBroken(worker="w1", node=1, generation=1, peer=2, detail="reset", waited_s=1.0, since_s=1.0),
     e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, heard={0: "x"}),
-    e.ResultsSent(**ABOUT, step=0, round=0),
+    ResultsSent(**ABOUT, step=0, round=0),
     e.StageCommitted(worker="w1", stage=1, generation=1, step=0),
     e.StageCopied(worker="w1", stage=1, generation=1, step=2, seconds=0.1),
     e.StageSaved(**ABOUT, step=2, bytes=1, seconds=0.1, file="stage-0001.safetensors", sha256="x", weights="y"),

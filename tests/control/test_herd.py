@@ -18,7 +18,7 @@ from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.replay import replay
 from planaria.control.saving import resting
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 
 pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they take their time
 

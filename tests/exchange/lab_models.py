@@ -9,8 +9,8 @@ from torch import Tensor
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange import EXCHANGES, exchange
 from planaria.exchange.base import Exchange
+from planaria.exchange.kinds import EXCHANGES, exchange
 from planaria.exchange.lab import Replica, replicas
 
 SHAPES = {

@@ -14,9 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.exchange.coded import SCHEMES, Coded, coded_of
 from planaria.exchange.coded.base import NOBODY, Dropping, Late, Scheme, Uncoded
 from planaria.exchange.coded.gc import GC, MOST_ENLARGED, Cyclic, Joined, Repeated, code, encoding, enlarges
+from planaria.exchange.coded.schemes import SCHEMES, Coded, coded_of
 from planaria.exchange.coded.sgc import MSGC, SRSGC
 from planaria.exchange.coded.simulate import decoded
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.control.suspicion import Suspicion
-from planaria.exchange import exchange
 from planaria.exchange.base import Offer
 from planaria.exchange.equivocation import Findings, digest, findings, joined
+from planaria.exchange.kinds import exchange
 from planaria.exchange.robust import robust_of
 
 TRUE = {member: f"of {member}" for member in range(9)}

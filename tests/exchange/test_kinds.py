@@ -12,11 +12,11 @@ from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.config.section import meaning
-from planaria.exchange import exchange
 from planaria.exchange.allreduce import AllReduce, Local
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
+from planaria.exchange.kinds import exchange
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.streaming import Streaming
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 from planaria.exchange.lab import Replica, meet, offers, replicas, settle
 from planaria.exchange.monna import MoNNA, nearest
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange import exchange, lab
+from planaria.exchange import lab
 from planaria.exchange.base import Exchange, Outer
+from planaria.exchange.kinds import exchange
 from planaria.exchange.lab import Replica, meet
 from planaria.exchange.robust import RULES, robust_of
 from planaria.exchange.robust.base import GramRule, distances

@@ -16,9 +16,9 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange import exchange
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.base import Counted, Exchange, Offer, Outer, TooManyLiars, Weights
+from planaria.exchange.kinds import exchange
 from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import CHUNK

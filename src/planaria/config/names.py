@@ -86,3 +86,8 @@ FileName = Annotated[str, AfterValidator(plain)]
 """one component of a path"""
 NamedPath = Annotated[Path, AfterValidator(_plainly_named)]
 """a path whose last component may be used as the name of another file"""
+
+
+def replica_name(replica: int) -> str:
+    """Return the name of a replica's folder in a checkpoint."""
+    return f"replica-{replica}"

@@ -7,13 +7,14 @@ losses and new generations in ``control/apply_membership.py``, other decisions i
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from planaria.config.names import replica_name
 from planaria.control import apply_decisions as resolved
 from planaria.control import apply_membership as losses
 from planaria.control import events as e
 from planaria.control.apply_base import (
     anew,
+    answering,
     apply,
     freeze,
     give_up_save,
@@ -80,7 +81,7 @@ def _(fact: e.HostLeft, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.Linked, run: RunState) -> RunState:
-    replica = _answering(run, fact, "link")
+    replica = answering(run, fact, "link")
     if replica is None:
         return run
     run = copied(run, gauges=run.gauges.linked(fact.link_s + fact.transfer_s + fact.rebuild_s))
@@ -95,7 +96,7 @@ def _(fact: e.Linked, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.StageReady, run: RunState) -> RunState:
-    replica = _answering(run, fact, "run") or _answering(run, fact, "evaluate")
+    replica = answering(run, fact, "run") or answering(run, fact, "evaluate")
     if replica is None or fact.step != replica.step:
         return run
     if fact.heard:
@@ -104,32 +105,8 @@ def _(fact: e.StageReady, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.ResultsSent, run: RunState) -> RunState:
-    replica = _answering(run, fact, "run")
-    if replica is None or not _in_round(replica, fact):
-        return run
-    assert replica.coded is not None
-    return with_replica(run, go_on(replica, coded=replace(replica.coded, sent=replica.coded.sent | {fact.node})))
-
-
-@handles
-def _(fact: e.RoundLate, run: RunState) -> RunState:
-    replica = run.replicas[fact.replica]
-    if replica.phase != "run" or replica.generation != fact.generation or not _in_round(replica, fact):
-        return run
-    assert replica.coded is not None
-    return with_replica(run, go_on(replica, coded=replace(replica.coded, late=True)))
-
-
-def _in_round(replica: ReplicaState, fact: e.ResultsSent | e.RoundLate) -> bool:
-    """Is the fact about the round of a coded step that is under way?"""
-    coded = replica.coded
-    return coded is not None and (fact.step, fact.round) == (replica.step, len(coded.counted))
-
-
-@handles
 def _(fact: e.StageCommitted, run: RunState) -> RunState:
-    replica = _answering(run, fact, "commit")
+    replica = answering(run, fact, "commit")
     if replica is None or fact.step != replica.step:
         return run
     return report(run, replica, fact.worker)
@@ -160,12 +137,15 @@ def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
         replica = go_on(replica, weights=freeze({**replica.weights, fact.node: fact.weights}))
     if not fact.sha256:
         return replica
-    return go_on(replica, digests=freeze({**replica.digests, fact.file or str(fact.stage): fact.sha256}))
+    file = fact.file or str(fact.stage)
+    if replica.settings.lockstep_replicas:
+        file = f"{replica_name(replica.arrangement.peers(fact.node).index(fact.node))}/{file}"
+    return go_on(replica, digests=freeze({**replica.digests, file: fact.sha256}))
 
 
 def _asked_to_save(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
     """The replica that waits for this worker's part of a checkpoint; that may have been given up meanwhile (-1)."""
-    replica = _answering(run, fact, "save")
+    replica = answering(run, fact, "save")
     return replica if replica is not None and replica.saved in (fact.step, -1) else None
 
 
@@ -233,7 +213,7 @@ def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
 
 
 def _refused_in_step(fact: e.OfferRefused, run: RunState) -> RunState:
-    replica = _answering(run, fact, "run")
+    replica = answering(run, fact, "run")
     if replica is None or fact.round != replica.step:
         return run
     column = replica.held.nodes(fact.stage)
@@ -246,7 +226,7 @@ def _refused_in_step(fact: e.OfferRefused, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.RoundMade, run: RunState) -> RunState:
-    replica = _answering(run, fact, "settle")
+    replica = answering(run, fact, "settle")
     return run if replica is None else report(run, replica, fact.worker)
 
 
@@ -286,7 +266,7 @@ def _(fact: e.StopOverdue, run: RunState) -> RunState:
     run = anew(replace(run, overdue=fact.detail))
     for replica in run.live.values():
         if replica.phase in ("idle", "link", "replan", "run", "evaluate"):
-            dropped = go_on(out_of_round(replica), phase="idle", waiting=NOBODY, coded=None)
+            dropped = go_on(out_of_round(replica), phase="idle", waiting=NOBODY, progress=None)
             run = with_replica(run, dropped)
     return run
 
@@ -302,11 +282,3 @@ def _(fact: e.Replanned, run: RunState) -> RunState:
     whole = set(fact.nodes) == replica.arrangement.stage.keys()
     replica = replace(replica, offered=fact) if whole else replace(replica, detour=fact)
     return with_replica(run, replace(replica, phase="idle") if replica.phase == "replan" else replica)
-
-
-def _answering(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
-    """The replica whose present phase, of its present generation, this report answers."""
-    replica = run.replicas.of(fact.worker)
-    if replica is None or replica.phase != phase or replica.generation != fact.generation:
-        return None
-    return replica if fact.worker in replica.waiting else None

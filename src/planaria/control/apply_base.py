@@ -14,7 +14,7 @@ from planaria.control.copied import copied
 from planaria.control.replica import OpenRound, ReplicaState, go_on
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import RunState
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -159,3 +159,11 @@ def decided(run: RunState) -> RunState:
 
 def freeze(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
     return MappingProxyType(mapping)
+
+
+def answering(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
+    """The replica whose present phase, of its present generation, this report answers."""
+    replica = run.replicas.of(fact.worker)
+    if replica is None or replica.phase != phase or replica.generation != fact.generation:
+        return None
+    return replica if fact.worker in replica.waiting else None

@@ -19,8 +19,8 @@ from planaria.control.apply_base import (
     with_replica,
 )
 from planaria.control.apply_membership import void
-from planaria.control.coded_step import CodedStep
 from planaria.control.copied import copied
+from planaria.control.feature_state import begun
 from planaria.control.replica import NOBODY, OpenRound, Waiting, after_commit, go_on
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, WorkerState
@@ -62,8 +62,8 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
         if replica.memory is not None:
             replica = go_on(replica, memory=replica.memory.begun(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
-    coded = CodedStep() if fact.mode == "train" and run.coding is not None else None
-    changes = {"phase": phase, "coded": coded, "waiting": Waiting(replica.holders.values())}
+    progress = begun(run) if fact.mode == "train" else None
+    changes = {"phase": phase, "progress": progress, "waiting": Waiting(replica.holders.values())}
     return with_replica(run, go_on(replica, **changes, heard=freeze({}), refused=freeze({})))
 
 
@@ -72,13 +72,6 @@ def _(fact: d.LeaveOut, run: RunState) -> RunState:
     found = [*((liar,) for liar in fact.liars), *fact.disputes]
     run = replace(run, suspicion=run.suspicion.raised(found))
     return with_replica(run, go_on(run.replicas[fact.replica], phase="idle"))
-
-
-@handles
-def _(fact: d.CloseRound, run: RunState) -> RunState:
-    replica = run.replicas[fact.replica]
-    assert replica.coded is not None
-    return with_replica(run, go_on(replica, coded=replica.coded.closed(frozenset(fact.counted))))
 
 
 @handles
@@ -151,7 +144,8 @@ def _(fact: d.Adopt, run: RunState) -> RunState:
 def _(fact: d.Save, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     there = replica.stateful
-    nodes = there.stage if fact.whole or fact.compared else there.firsts
+    all_keep = fact.whole or fact.compared or run.settings.lockstep_replicas
+    nodes = there.stage if all_keep else there.firsts
     keepers = {replica.holders[node] for node in nodes}
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():

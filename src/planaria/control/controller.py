@@ -21,6 +21,7 @@ from planaria.control.apply import apply
 from planaria.control.apply_base import decided
 from planaria.control.decide import decide
 from planaria.control.decisions import state_link
+from planaria.control.feature_facts import Ordered
 from planaria.control.protocols import FaultSource, Observer, Planner
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.saving import Cadence
@@ -232,12 +233,11 @@ class Controller:
                 to_write = isinstance(decision, d.Save) and decision.background
                 self._deadlines.ask(time.monotonic(), asked, to_write)
                 if isinstance(decision, d.Save):
-                    own = decision.replica, decision.generation
-                    self._store.collect(decision.step, self.state.settings.replicas, *own)
+                    self._collect(decision)
                 self._order(decision, asked)
                 if isinstance(decision, d.Form):
                     self._borrow(decision)
-            case d.CloseRound() | d.LeaveOut():
+            case d.LeaveOut() | Ordered():
                 self._order(decision, self.state.replicas[decision.replica].holders.values())
             case d.Introduce() | d.Meet() | d.Settle():
                 for number in decision.members:
@@ -280,6 +280,12 @@ class Controller:
                     order = d.Donate(donor=donor, to=member.node, stage=member.stage, link=link, at=member.at)
                     self._order(order, [holders[donor]])
 
+    def _collect(self, save: d.Save) -> None:
+        """Make room for the files of a checkpoint."""
+        settings = self.state.settings
+        for column in range(settings.lockstep_replicas) if settings.lockstep_replicas else [save.replica]:
+            self._store.collect(save.step, settings.lockstep_replicas or settings.replicas, column, save.generation)
+
     def _seal(self, seal: d.Seal) -> None:
         settings = self.state.settings
         manifest = Manifest(
@@ -287,7 +293,7 @@ class Controller:
             stages=seal.stages,
             pipeline_stages=self._config.pipeline.stages,
             samples=settings.samples_before(seal.step),
-            replicas=settings.replicas,
+            replicas=settings.lockstep_replicas or settings.replicas,
             first_block=seal.first_block if settings.replicas > 1 else None,
             blocks_ahead=seal.blocks_ahead,
             standings=seal.standings,
@@ -298,9 +304,11 @@ class Controller:
             },
             model=self._config.model,
             exchange=self._config.exchange,
-            block=settings.block_samples,
+            block=None if settings.lockstep_replicas else settings.block_samples,
         )
         generations = {number: replica.saved_in for number, replica in self.state.replicas.items()}
+        if settings.lockstep_replicas:
+            generations = dict.fromkeys(range(settings.lockstep_replicas), generations[0])
         try:
             self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, generations)
         except OSError as error:

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from planaria.control import decisions as d
-from planaria.control.coded import close_round
 from planaria.control.diagnosis import diagnose, stuck_link
+from planaria.control.features import lead
 from planaria.control.formation import form, hopeless, relieve, too_late, without_worker
 from planaria.control.replica import ReplicaState
 from planaria.control.roster import MAX_STILLBORN
@@ -89,8 +89,8 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
             return different
         progress = run.settings.progress(run.allotment.out[replica.number])
         return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
-    if replica.phase == "run" and replica.coded is not None:
-        return close_round(run, replica)
+    if replica.phase == "run" and replica.progress is not None:
+        return lead(run, replica)
     if replica.phase != "idle" or going(run, replica):
         return None
     if replica.cannot:

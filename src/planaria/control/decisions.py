@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
 
 from planaria.control.events import Fact, Mode
+from planaria.control.feature_facts import Ordered
 from planaria.control.gauges import SlowLink as SlowLink
 from planaria.control.members import BEFORE as BEFORE
 from planaria.control.members import PEER as PEER
@@ -41,6 +42,7 @@ class Save(Fact):
     """Write every stage into an unfinished checkpoint folder."""
 
     kind: Literal["save"] = "save"
+    interrupts: ClassVar[bool] = True
     replica: int = 0
     generation: int
     step: int
@@ -113,6 +115,7 @@ class Form(Fact):
     """
 
     kind: Literal["form"] = "form"
+    interrupts: ClassVar[bool] = True
     replica: int = 0
     generation: int
     step: int
@@ -191,22 +194,11 @@ class Commit(Fact):
     """the run's step to which the block of samples belongs"""
 
 
-class CloseRound(Fact):
-    """A round of a coded step is over. The results of these replicas count; the others drop what they are computing."""
-
-    kind: Literal["close_round"] = "close_round"
-    replica: int = 0
-    generation: int
-    step: int
-    round: int
-    counted: list[int]
-    """replicas whose gradients are added up, in order"""
-
-
 class Disband(Fact):
     """A replica cannot go on; others can. Its workers are spares from now on."""
 
     kind: Literal["disband"] = "disband"
+    interrupts: ClassVar[bool] = True
     replica: int
     workers: list[str]
     reason: str
@@ -282,6 +274,7 @@ class Leave(Fact):
     """Exit (sent to workers at the end, and to those that come back from the dead)."""
 
     kind: Literal["leave"] = "leave"
+    interrupts: ClassVar[bool] = True
 
 
 Decision = Annotated[
@@ -293,7 +286,7 @@ Decision = Annotated[
     | RunStep
     | LeaveOut
     | Commit
-    | CloseRound
+    | Ordered
     | Blamed
     | Cleared
     | Relieve
@@ -314,19 +307,7 @@ Decision = Annotated[
     Field(discriminator="kind"),
 ]
 Order = Annotated[
-    Form
-    | RunStep
-    | LeaveOut
-    | CloseRound
-    | Commit
-    | Introduce
-    | Meet
-    | Settle
-    | Donate
-    | Disband
-    | Save
-    | Blow
-    | Leave,
+    Form | RunStep | LeaveOut | Ordered | Commit | Introduce | Meet | Settle | Donate | Disband | Save | Blow | Leave,
     Field(discriminator="kind"),
 ]
 

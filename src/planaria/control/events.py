@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from planaria.control.feature_facts import Happened
 from planaria.control.gauges import Gauged as Gauged
 from planaria.control.offers import MessageCompressed as MessageCompressed
 from planaria.control.offers import OfferHeard as OfferHeard
@@ -25,7 +26,6 @@ from planaria.control.reports import Heartbeat as Heartbeat
 from planaria.control.reports import Linked as Linked
 from planaria.control.reports import Mode as Mode
 from planaria.control.reports import Report as Report
-from planaria.control.reports import ResultsSent as ResultsSent
 from planaria.control.reports import SaveFailed as SaveFailed
 from planaria.control.reports import Span as Span
 from planaria.control.reports import SpanKind as SpanKind
@@ -97,18 +97,6 @@ class PatienceOver(Fact):
     replica: int
     round: int
     meeting: bool
-
-
-class RoundLate(Fact):
-    """Replicas that have not sent their results of a round of a coded step by now are its stragglers."""
-
-    kind: Literal["round_late"] = "round_late"
-    replica: int
-    generation: int
-    step: int
-    round: int
-    fastest_s: float
-    """that the first of them took"""
 
 
 class WorkersStarting(Fact):
@@ -215,7 +203,7 @@ class Replanned(Fact):
 
 
 class RoundSettled(Fact):
-    """Replicas met: one round of their exchange, over all stages."""
+    """In logs of an older planaria, where one process trained all replicas: a round of their exchange."""
 
     kind: Literal["round_settled"] = "round_settled"
     step: int
@@ -230,7 +218,8 @@ class RoundSettled(Fact):
 
 
 class ReplicasEvaluated(Fact):
-    """What every replica's model is worth, and that of their mean; nats."""
+    """In logs of an older planaria, as :class:`RoundSettled`: each replica's validation loss, and that of their mean;
+    nats."""
 
     kind: Literal["replicas_evaluated"] = "replicas_evaluated"
     step: int
@@ -259,8 +248,7 @@ Event = Annotated[
     | EdgeBroken
     | GraceExpired
     | StageReady
-    | ResultsSent
-    | RoundLate
+    | Happened
     | StageCommitted
     | StageCopied
     | StageSaved

@@ -8,7 +8,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-from planaria.control.coded_step import CodedStep
 from planaria.control.copied import copied
 from planaria.control.decisions import Recall, Source
 from planaria.control.events import EdgeBroken, Replanned, RunStarted, Standing
@@ -180,8 +179,8 @@ class ReplicaState:
     inner: int = 0
     """steps since the last of them"""
     meeting: OpenRound | None = None
-    coded: CodedStep | None = None
-    """of the step under way; None where every result is waited for"""
+    progress: Any = None
+    """a feature's state of the current step (``feature_state.py``)"""
     heard: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
     """worker → what it has heard in the step under way, where all-reduced replicas compare that: replica → digest"""
     refused: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from planaria.config.names import STAGE_FILE
+from planaria.control.feature_facts import Reported
 from planaria.control.gauges import Gauged
 from planaria.control.offers import MessageCompressed, OfferHeard, OfferRefused, OffersCounted, RoundMade
 from planaria.control.started import Fact
@@ -147,18 +148,6 @@ class StageReady(Fact):
     """replica → digest of its gradient as it was heard here, where members tell that; its own as it was said"""
 
 
-class ResultsSent(Fact):
-    """A worker has sent all its results of a round of a coded step to the other nodes of its stage."""
-
-    kind: Literal["results_sent"] = "results_sent"
-    worker: str
-    node: int
-    stage: int
-    generation: int
-    step: int
-    round: int
-
-
 class StageCommitted(Fact):
     """A stage has applied the step's update."""
 
@@ -245,7 +234,7 @@ Report = Annotated[
     | Linked
     | EdgeBroken
     | StageReady
-    | ResultsSent
+    | Reported
     | StageCommitted
     | StageCopied
     | StageSaved

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from planaria.control import decisions as d
-from planaria.control.events import IntervalChosen
+from planaria.control.events import IntervalChosen, Standing
 from planaria.control.replica import ReplicaState
 from planaria.control.rounds import due
 from planaria.control.state import RunState
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 from planaria.recovery.checkpoint import best_steps
 
 LAST_TRIES = 3
@@ -47,7 +47,7 @@ def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
         replica=replica.number,
         generation=replica.generation,
         step=name,
-        whole=list(there.firsts) if own and several else [],
+        whole=list(there.firsts) if own and several and not run.settings.lockstep_replicas else [],
         compared=others if run.rule.equal and several else [],
         background=run.settings.save_in_background and not ends(run) and not replica.cannot,
     )
@@ -172,12 +172,21 @@ def seal(run: RunState) -> d.Seal | None:
         folder=folder_name(run.saving, partial),
         stages=stages,
         partial=partial,
-        standings=dict(run.standings) if run.settings.replicas > 1 else {},
+        standings=_standings(run),
         first_block=used.floor,
         blocks_ahead=sorted(used.beyond),
         digests={r.number: dict(sorted(r.digests.items())) for r in replicas if r.digests},
         unequal=unequal(_weights(run)),
     )
+
+
+def _standings(run: RunState) -> dict[int, Standing]:
+    """Where each of several replicas was."""
+    if run.settings.lockstep_replicas:
+        every, step = run.rule.interval, run.standings[0].step
+        standing = Standing(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
+        return dict.fromkeys(range(run.settings.lockstep_replicas), standing)
+    return dict(run.standings) if run.settings.replicas > 1 else {}
 
 
 def _weights(run: RunState) -> dict[int, dict[int, str]]:

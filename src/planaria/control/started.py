@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,6 +18,8 @@ class Fact(BaseModel):
     """Base of events and decisions: immutable, and nothing unknown in them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    interrupts: ClassVar[bool] = False
+    """whether this is an order that cancels the current step"""
 
 
 class Standing(Fact):
@@ -182,6 +184,19 @@ class RunStarted(Fact):
         """Samples used in the steps before ``step``: its first one's number."""
         first = self.first_step * self.samples_per_step if self.first_sample is None else self.first_sample
         return first + (step - self.first_step) * self.samples_per_step
+
+    @cached_property
+    def lockstep_replicas(self) -> int:
+        """Number of replicas that train in lockstep with different weights; each is saved separately. 0 otherwise."""
+        from planaria.exchange.kinds import exchange  # imports torch, which readers of logs do without
+
+        several = self.replicas == 1 and self.exchange.replicas > 1
+        return self.exchange.replicas if several and exchange(self.exchange).interval != 0 else 0
+
+    @property
+    def coded(self) -> bool:
+        """Whether replicas use gradient coding."""
+        return bool(self.exchange.coded)
 
     @property
     def most_replicas(self) -> int:

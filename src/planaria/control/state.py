@@ -17,9 +17,8 @@ from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, Roster, Status, WorkerState
 from planaria.control.suspicion import Suspicion
 from planaria.control.verdicts import Blamed
-from planaria.exchange import exchange
 from planaria.exchange.base import Exchange
-from planaria.exchange.coded.coding import Coding, coding_of
+from planaria.exchange.kinds import exchange
 
 
 class Replicas(Mapping[int, ReplicaState]):
@@ -195,11 +194,6 @@ class RunState:
     def rule(self) -> Exchange:
         """How replicas agree."""
         return exchange(self.settings.exchange)
-
-    @cached_property
-    def coding(self) -> Coding | None:
-        """How replicas do without stragglers in a step; None where they do not."""
-        return coding_of(self.settings.exchange)
 
     def wants(self, part: Writing) -> bool:
         """Is this still a part of the checkpoint under way? A replica is not saved again before it is written."""

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from planaria.config.schema import RunConfig
 from planaria.control import events as e
-from planaria.control.coded import Stragglers
 from planaria.control.events import EdgeBroken, GraceExpired, Heartbeat, Worked
+from planaria.control.features import FEATURES
 from planaria.control.replica import ReplicaState
 from planaria.control.roster import identity_order
 from planaria.control.rounds import quorate, waiting
@@ -129,14 +129,16 @@ class Waits:
     """The waits of one run that the clock ends."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._patience_s, self._join_s = config.exchange.patience_s, config.fleet.join_s
+        # Where workers take turns, all that can come in a round has come before a clock is looked at.
+        self._patience_s = math.inf if config.engine == "inline" else config.exchange.patience_s
+        self._join_s = config.fleet.join_s
         self._stop_s, self._stop = config.fleet.stop_s, math.inf
         """how long a stop waits for a step or a repair, and until when it does"""
         self._retry = math.inf
         """when a last save that failed is tried again"""
         self.impatient: dict[int, Wait] = {}
         """replica → how long it waits for others in a round"""
-        self._stragglers = Stragglers()
+        self._clocks = [feature.clock() for feature in FEATURES]
         self._relays = math.inf
         """until when relays are waited for, of which none answers"""
         self._starts = Starts(config.fleet.start_timeout_s)
@@ -154,7 +156,7 @@ class Waits:
             self._starts.due,
             self._stop,
             *impatient,
-            *self._stragglers.due,
+            *(moment for clock in self._clocks for moment in clock.due),
         ]
 
     def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
@@ -171,7 +173,8 @@ class Waits:
                 yield e.StopOverdue(detail=detail)
         if now >= self._retry and (step := resting(state())) is not None:
             yield e.RetryDue(step=step)
-        yield from self._stragglers.over(now, state)
+        for clock in self._clocks:
+            yield from clock.over(now, state)
         for number, wait in list(self.impatient.items()):
             if now < wait.until or self.impatient.get(number) is not wait:  # the one before may have begun another
                 continue
@@ -181,7 +184,8 @@ class Waits:
 
     def note(self, now: float, run: RunState) -> e.Trouble | None:
         """Take down what is waited for now, of the replicas that have changed; what the user should hear of that."""
-        self._stragglers.note(now, run)
+        for clock in self._clocks:
+            clock.note(now, run)
         self._starts.note(now, run)
         stops = run.prompt and not (run.overdue or run.over)
         self._stop = min(self._stop, now + self._stop_s) if stops else math.inf
@@ -194,7 +198,9 @@ class Waits:
             wait = self.impatient.get(number)
             if wait is None or wait.who != who:
                 wait = self.impatient[number] = Wait(who, now, now + self._patience_s)
-            if quorate(run, run.replicas[number]) and (until := now + max(LEAST_S, now - wait.began)) < wait.until:
+            if self._patience_s == math.inf or not quorate(run, run.replicas[number]):
+                continue
+            if (until := now + max(LEAST_S, now - wait.began)) < wait.until:
                 self.impatient[number] = wait._replace(until=until)
         return self._note_relays(now, run) or self._note_lacking(now, run)
 

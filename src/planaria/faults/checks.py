@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.replica import ReplicaState
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 from planaria.faults.trace import Fault
 from planaria.runtime.engine.origin import START, run_started
 from planaria.runtime.engine.resolved import ResolvedRun
@@ -61,6 +61,8 @@ def _unheard(config: RunConfig) -> str:
         return f"exchange.kind = {config.exchange.kind!r} has replicas say nothing"
     if config.exchange.coded:
         return "with exchange.coded replicas say what the code has them say"
+    if config.routing.mixed and exchange(config.exchange).interval:
+        return "with routing.mixed microbatches pass through all replicas, and no update is of one alone"
     return ""
 
 

@@ -8,7 +8,6 @@ fault is announced, and not before.
 from __future__ import annotations
 
 import math
-import os
 import resource
 import signal
 import time
@@ -22,7 +21,7 @@ from planaria.faults.byzantine import Batch, Byzantine, lie_of
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.engine.links import Links
 from planaria.runtime.engine.outer_state import OuterState
-from planaria.runtime.transport.edge import Edge
+from planaria.runtime.transport.edge import EdgeEnd
 
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
 """name of a fault in the log, unless it is its own"""
@@ -57,9 +56,17 @@ class WorkerFaults:
     ``add`` is called by the thread that receives orders, ``meet`` by one that writes too, all else by the main thread.
     """
 
-    def __init__(self, config: RunConfig, links: Links, outer: OuterState, struck: Callable[[str, Blow], None]) -> None:
-        """``struck`` is called before each strike, with the fault's name in the log."""
-        self._config, self._outer, self._struck = config, outer, struck
+    def __init__(
+        self,
+        config: RunConfig,
+        links: Links,
+        outer: OuterState,
+        struck: Callable[[str, Blow], None],
+        end: Callable[[signal.Signals], None] = signal.raise_signal,
+    ) -> None:
+        """``struck`` is called before each strike, with the fault's name in the log; ``end`` kills or stops
+        the worker."""
+        self._config, self._outer, self._struck, self._end = config, outer, struck, end
         self._edges = _Edges(links)
         self._byzantine: Byzantine | None = None
         self._waiting: list[Blow] = []
@@ -137,9 +144,9 @@ class WorkerFaults:
         lasts_s = blow.seconds or math.inf
         match blow.signal:
             case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._end(signal.SIGKILL)
             case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                self._end(signal.SIGSTOP)
             case "stuck" | "disk_slow":
                 until = time.monotonic() + lasts_s
                 while (left := until - time.monotonic()) > 0:
@@ -173,7 +180,7 @@ class _Edges:
                 edges = list(self._links.edges.values())[:1]  # the first neighbour, unless one is named
                 self._reset(edges if blow.peer is None else filter(None, [self._links.edges.get(blow.peer)]))
             case "cut":
-                self._links.port.shut(lasts_s)
+                self._links.transport.shut(lasts_s)
                 self._reset(self._links.edges.values())
             case "delay":
                 hold_s = _HOLD_S if blow.strength is None else blow.strength
@@ -184,12 +191,12 @@ class _Edges:
             case _:
                 raise AssertionError(kind)
 
-    def _reset(self, edges: Iterable[Edge]) -> None:
+    def _reset(self, edges: Iterable[EdgeEnd]) -> None:
         """Break connections, as a network may."""
         for edge in list(edges):
             edge.reset()
 
-    def _hold(self, edge: Edge) -> None:
+    def _hold(self, edge: EdgeEnd) -> None:
         for peer in (None, edge.spec.peer):
             if peer in self._held:
                 edge.hold_s, edge.hold_until = self._held[peer]

@@ -36,7 +36,7 @@ from planaria.report.run.summary import summary
 from planaria.runtime.checkpoint.mirror import Mirror, mirrored
 from planaria.runtime.complete import complete
 from planaria.runtime.configuration import Recipe, Settings, configure, named
-from planaria.runtime.engine import fleet, inline_run, runs
+from planaria.runtime.engine import fleet, runs
 from planaria.runtime.engine.branch import branch_off, starting_weights
 from planaria.runtime.engine.origin import START, Origin
 from planaria.runtime.engine.own_classes import own_classes
@@ -311,9 +311,8 @@ def _engine(prepared: Prepared, folder: Path, watch: Watch, origin: Origin, aske
     :raises UserError: if the run cannot start, or there is not enough memory.
     """
     config = prepared.config
-    engine = fleet.train if config.engine == "fleet" else inline_run.train
     try:
-        return engine(prepared, folder, watch, origin, asked)
+        return fleet.train(prepared, folder, watch, origin, asked)
     except (OSError, MemoryError, UserError):
         raise
     except (Exception, SystemExit) as error:

@@ -8,7 +8,6 @@ from pathlib import Path
 import every_page
 import synthetic_replicas as r
 import test_compression
-import test_replica_section
 import test_stays
 import test_trust
 from synthetic_comparison import HELD, Manner, compared
@@ -19,6 +18,7 @@ from planaria.control import events as e
 from planaria.control.gauges import Flow, Passes
 from planaria.control.run_record import RunRecord
 from planaria.control.started import Recut, Shape
+from planaria.exchange.coded.facts import CloseRound, ResultsSent
 from planaria.lab.experts.experts_results import Weighing
 from planaria.lab.report import comparison, experts_report
 from planaria.planner.schedule import Carried, SeveralPaths
@@ -51,7 +51,7 @@ def bodies(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
 
 
 def resumed() -> RunRecord:
-    """Three replicas that compress, first in one process, then in a fleet of another shape with snapshots, a slow
+    """Three replicas that compress, in a fleet of another shape with snapshots, a slow
     worker and a machine that joins."""
     was, now = (Shape(stages=stages, ends_layers=0, vocab=257, replicas=3, exchange="allreduce") for stages in (2, 1))
     recut = Recut(checkpoint="step-000004", was=was, now=now, said=["moments averaged"])
@@ -61,7 +61,7 @@ def resumed() -> RunRecord:
         replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02
     )
     facts = [
-        begin, *test_replica_section.LOOKS, *test_replica_section.ROUNDS, *r.joined("abcdef"),
+        begin, *r.joined("abcdef"),
         *(r.form(replica, "abcdef"[2 * replica : 2 * replica + 2]) for replica in range(3)),
         *(fact for _, fact in test_stays.HERE[-5:]), *test_compression.FACTS, gauged(8), blamed,
         d.Relieve(replica=0, step=9, node=1, worker="b", step_s=0.5, predicted_s=0.2, cost_s=1.0), gauged(12),
@@ -104,11 +104,11 @@ def coded() -> RunRecord:
     for step in range(ROUNDS):
         facts.append(d.RunStep(generation=1, step=step))
         facts += [
-            e.ResultsSent(worker="w", node=node, stage=node % 2, generation=1, step=step, round=0)
+            ResultsSent(worker="w", node=node, stage=node % 2, generation=1, step=step, round=0)
             for replica in range(3)
             for node in columns[replica]
         ]
-        facts.append(d.CloseRound(generation=1, step=step, round=0, counted=[0, 1, 2]))
+        facts.append(CloseRound(generation=1, step=step, round=0, counted=[0, 1, 2]))
     works = [(float(step), worked("w", float(step))) for step in range(ROUNDS)]
     return RunRecord(Path("x"), config, r.timed(facts), works, [])
 

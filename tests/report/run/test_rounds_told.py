@@ -7,7 +7,7 @@ import synthetic_replicas as r
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.report.run.replica_report import by_round, fleet_section, met, spreads, waited
+from planaria.report.run.replica_report import by_round, met, replica_section, spreads, waited
 from planaria.report.run.report import _facts
 from planaria.report.run.round_history import gatherings, totals
 from planaria.report.run.summary import summary
@@ -132,12 +132,12 @@ def test_a_resumed_run_may_come_to_a_round_again() -> None:
 def test_without_replicas_there_are_no_rounds() -> None:
     one = r.started(1, columns=[])
     assert gatherings(r.record([(0.0, one), *WHOLE[1:]])) == []
-    assert list(fleet_section(r.record([(0.0, one)]))) == []
+    assert list(replica_section(r.record([(0.0, one)]))) == []
 
 
 def test_the_section_names_everyone_and_has_its_figures() -> None:
     left = [(4.0, d.Disband(replica=1, workers=["c", "d"], reason="")), (6.0, d.Found(replica=1))]
-    (text,) = fleet_section(r.record([*WHOLE, *left]))
+    (text,) = replica_section(r.record([*WHOLE, *left]))
     assert "left at 4.0 s, back at 6.0 s" in text and text.count("throughout") == 2
     for name in ("spread", "waits", "meetings"):
         assert f'id="{name}"' in text
@@ -153,5 +153,5 @@ def test_summary_and_cards_tell_what_the_exchange_came_to() -> None:
 
 
 def test_replicas_that_were_stopped_before_they_stood_have_a_section() -> None:
-    (section,) = fleet_section(r.record([(0.0, r.started(3)), (1.0, d.Finish(outcome="stopped", reason="asked"))]))
+    (section,) = replica_section(r.record([(0.0, r.started(3)), (1.0, d.Finish(outcome="stopped", reason="asked"))]))
     assert "3 replicas" in section

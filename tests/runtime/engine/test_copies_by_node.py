@@ -11,9 +11,9 @@ from tiny import config_in, engine_of, losses
 
 from planaria.cli.commands.train import check
 from planaria.common.errors import UserError
+from planaria.lab.inline.engine import InlineEngine
 from planaria.models.packing import pack
 from planaria.recovery.base import Copy
-from planaria.runtime.engine.inline import InlineEngine
 from schedules import on_schedule, shape
 
 REDUNDANT: dict[str, Any] = {"strategy": "redundant"}

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
+from planaria.lab.inline.engine import InlineEngine
 from planaria.models.stages import Llama, global_name
 from planaria.pipeline.routing import routes
 from planaria.recovery.chain import Plan
 from planaria.recovery.merging import merge
-from planaria.runtime.engine.inline import InlineEngine
 from planaria.runtime.engine.optimizer import learning_rate
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite, StageRunner

@@ -12,12 +12,12 @@ import torch
 from tiny import engine_of, losses
 
 from planaria.config.schema import RunConfig
+from planaria.lab.inline.engine import InlineEngine
 from planaria.models.state import StageState
 from planaria.pipeline.plan.build import plan_for
 from planaria.pipeline.routing import routes
 from planaria.recovery.chain import Plan
 from planaria.runtime.engine.copy_costs import costs_of_copies
-from planaria.runtime.engine.inline import InlineEngine
 from planaria.runtime.engine.resolved import ResolvedRun
 
 Recipe = Callable[..., RunConfig]

@@ -15,10 +15,10 @@ from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
 from planaria.control.events import MessageCompressed
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
+from planaria.lab.inline.replicas import InlineReplicas
 from planaria.models.packing import pack, unpack
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.engine.exchange_round import RoundMember
-from planaria.runtime.engine.inline_replicas import InlineReplicas
 from planaria.runtime.engine.outer_state import OuterState, Verdict
 from planaria.runtime.engine.perform import exchange_gradients
 from planaria.runtime.engine.runner import NonFinite, StageRunner

@@ -17,12 +17,12 @@ from tiny import engine_of, losses
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
+from planaria.lab.inline.engine import InlineEngine
 from planaria.models.packing import pack, unpack
 from planaria.models.state import Shapes, StageState
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Recovery, Replica, Sender, Workshop
 from planaria.recovery.checkfree_plus import MirrorSender
-from planaria.runtime.engine.inline import InlineEngine
 
 Recipe = Callable[..., RunConfig]
 

@@ -171,6 +171,5 @@ def test_a_fault_says_only_what_it_means(fields: dict[str, Any], said: str) -> N
 def test_one_process_has_no_machines_and_says_so(tmp_path: Path) -> None:
     config = config_in(tmp_path).model_copy(update={"engine": "inline"})
     faults = (Fault(step=1, stage=0, signal="slow_data"), Fault(step=1, stage=2, signal="slow_host"))
-    assert "faults left out: 1 slow_data, 1 slow_host; they strike workers, and engine 'inline' has none" in list(
-        idle(ResolvedRun(config), Trace(faults=faults))
-    )
+    said = list(idle(ResolvedRun(config), Trace(faults=faults)))
+    assert any(line.startswith("faults left out: 1 slow_data, 1 slow_host; they strike workers") for line in said)

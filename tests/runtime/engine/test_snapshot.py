@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import engine_of, losses
 
+from observer import Log, train_inline
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
 from planaria.faults.trace import Trace
+from planaria.lab.inline.engine import InlineEngine
 from planaria.models.packing import pack
 from planaria.recovery.base import Replica
 from planaria.recovery.snapshot import Snapshot
+from planaria.runtime.checkpoint.memory import MemoryFolder
 from planaria.runtime.engine.check import check
-from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import idle
+from waiting import until
 
 Recipe = Callable[..., RunConfig]
 STAGES = 4
@@ -199,11 +206,21 @@ def test_a_group_too_small_for_what_it_is_to_survive_is_refused(config: Recipe) 
         made(config, 3)
 
 
-def test_in_one_process_nothing_outlives_and_that_is_said(config: Recipe) -> None:
+def test_in_one_process_snapshots_outlive_it_until_the_run_is_saved(config: Recipe, tmp_path: Path) -> None:
     options = {"every": 2, "outlive": True}
     made = config(recovery={"strategy": "snapshot", "options": options}).model_copy(update={"engine": "inline"})
-    said = list(idle(ResolvedRun(made), Trace(faults=())))
-    assert any(line.startswith("recovery.options.outlive: ") for line in said)
+    assert list(idle(ResolvedRun(made), Trace(faults=()))) == []
+    memory = MemoryFolder(tmp_path / "run")
+
+    class Looks(Log):
+        def on_decision(self, t: float, decision: d.Decision) -> None:
+            super().on_decision(t, decision)
+            if isinstance(decision, d.RunStep) and decision.step == 8:
+                until(lambda: [*memory.folder.rglob("*.safetensors")])
+
+    assert train_inline(prepare(made), tmp_path / "run", Looks()).outcome == "finished"
+    assert not memory.folder.exists()
+    assert not [thread for thread in threading.enumerate() if thread.name == "snapshots"]
 
 
 def flip(engine: InlineEngine, node: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.exchange import EXCHANGES
+from planaria.exchange.kinds import EXCHANGES
 from planaria.runtime.engine.check import check
 
 Recipe = Callable[..., RunConfig]
@@ -42,6 +42,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("`compress`", {"exchange": {"compress": "ef14:8bits", "options": {"bits": 8}}}, "give one of them"),
     ("`robust`", {"exchange": {"robust": "median", "compress": "ef21:top1%"}}, "says nothing by itself"),
     ("`robust`", {"exchange": {"robust": "median", "compress": "econtrol:top1%"}}, "says nothing by itself"),
+    ("`robust`", {"exchange": {"kind": "diloco", "robust": "median"}, "routing": {"mixed": True}}, "of one alone"),
     ("`robust.scope", {"exchange": {"robust": WHOLE}}, "is for rounds"),
     ("`robust.scope", {"exchange": {"kind": "diloco", "robust": {**WHOLE, "rule": "median"}}}, "each number by itself"),
     (
@@ -58,7 +59,11 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("`delay`", {"exchange": {"kind": "streaming_diloco", "options": {"every": 10}}}, "does not divide"),
     ("`most`", {"exchange": {"most": 6}, "engine": "fleet"}, "other than 'allreduce'"),
     ("`most`", {"exchange": {"kind": "noloco", "most": 6}}, "no machines join a run in one process"),
-    ("`inner`", {"exchange": {"kind": "noloco", "inner": [1, 2, 3, 4, 5]}}, "all replicas step together"),
+    (
+        "`inner`",
+        {"exchange": {"kind": "noloco", "inner": [1, 2, 3, 4, 5]}, "routing": {"mixed": True}},
+        "all replicas step together",
+    ),
     ("`inner`", {"exchange": {"inner": [1, 2, 3, 4, 5]}, "engine": "fleet"}, "have no rounds to make steps between"),
     ("`coded`", {"exchange": {"coded": "gc", "options": {"bits": 8}}}, "sends sums of gradients"),
     ("`routing.mixed`", {"routing": {"mixed": True}, "engine": "fleet"}, "use --engine inline"),

@@ -9,7 +9,7 @@ from typing import Any
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
-from planaria.runtime.engine.inline import InlineEngine
+from planaria.lab.inline.engine import InlineEngine
 
 
 def config_in(folder: Path, **sections: dict[str, Any]) -> RunConfig:

@@ -24,6 +24,7 @@ from planaria.control.replay import replay
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault, Trace
+from planaria.lab.inline.engine import InlineEngine
 from planaria.models.state import StageState
 from planaria.report import page
 from planaria.report.live.progress import Quiet
@@ -33,7 +34,6 @@ from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import read_manifest
 from planaria.runtime.engine import fleet, runs
-from planaria.runtime.engine.inline import InlineEngine
 from planaria.runtime.engine.prepare import prepare as prepare_run
 from planaria.runtime.engine.runner import StageRunner
 from processes import Command

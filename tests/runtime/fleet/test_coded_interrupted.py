@@ -14,6 +14,7 @@ from test_coded_steps import REPLICAS, STEPS, coded, counted, inline_losses
 
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.exchange.coded.facts import CloseRound
 
 GC = {"scheme": "gc", "stragglers": 1, "jobs": 6}
 MSGC = {"scheme": "msgc", "burst": 3, "window": 4, "stragglers": REPLICAS, "jobs": 2}
@@ -45,8 +46,8 @@ class Blows:
             self._kills = False
 
 
-def _closes(decision: d.Decision, round: int) -> TypeGuard[d.CloseRound]:
-    return isinstance(decision, d.CloseRound) and decision.round == round
+def _closes(decision: d.Decision, round: int) -> TypeGuard[CloseRound]:
+    return isinstance(decision, CloseRound) and decision.round == round
 
 
 @pytest.mark.slow_after(1)

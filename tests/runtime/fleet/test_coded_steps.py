@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from harness import facts, losses, tiny, train
 
+from observer import train_inline
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.data.shards import prepare
 from planaria.exchange.coded.coding import coding_of
-from planaria.faults.trace import Fault, Trace
+from planaria.exchange.coded.facts import CloseRound
+from planaria.faults.trace import Fault
+from planaria.lab.inline.engine import InlineEngine
 from planaria.runtime.engine.check import check
-from planaria.runtime.engine.inline import InlineEngine
 from planaria.runtime.engine.prepare import streams
 from schedules import on_schedule, shape
 
@@ -38,7 +39,7 @@ def coded(folder: Path, said: str | dict[str, Any], **sections: dict[str, Any]) 
 def counted(record: RunRecord) -> dict[int, list[frozenset[int]]]:
     """Step → who counted in its rounds, the last time that it was made."""
     found: dict[int, list[frozenset[int]]] = {}
-    for fact in (fact for _, fact in record.history if isinstance(fact, d.CloseRound)):
+    for fact in (fact for _, fact in record.history if isinstance(fact, CloseRound)):
         if fact.round == 0:
             found[fact.step] = []
         found[fact.step].append(frozenset(fact.counted))
@@ -85,13 +86,12 @@ def test_whoever_is_late_the_gradient_is_that_of_all(tmp_path: Path) -> None:
 
 
 def test_a_trace_says_who_is_late_in_one_process(tmp_path: Path) -> None:
-    config = coded(tmp_path, MSGC, chaos={"trace": None})
-    engine = InlineEngine(config, *streams(config, prepare(config.data, config.model.vocab)))
-    assert engine.rounds is not None
-    engine.rounds.slowed(Trace(faults=(SLOW,)))
-    assert engine.rounds.counts(2, ()) == {1, 2, 3}
-    assert engine.rounds.counts(2, (frozenset({1, 2, 3}),)) == {0, 1, 2, 3}, "it has to make up for the first round"
-    assert engine.rounds.counts(3, ()) == {0, 1, 2, 3}
+    config = coded(tmp_path, MSGC)
+    record = train(config, [SLOW], engine=train_inline)
+    rounds, all_ = counted(record), frozenset(range(REPLICAS))
+    assert rounds[2][0] == all_ - {0}, "it was waited for"
+    assert {*rounds[3]} == {all_}
+    assert losses(record) == inline_losses(config, rounds)
 
 
 def test_a_schedule_is_for_one_replica_coded_or_not(tmp_path: Path) -> None:

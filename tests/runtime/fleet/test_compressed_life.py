@@ -24,7 +24,7 @@ from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord, read_run
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
 from planaria.models.optimizers.adamw import KEYS

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from harness import apart, ending, facts, folder_of, inline, losses, outcomes, resume, tiny, train
 
+from observer import train_inline
 from planaria.control import events as e
 from planaria.faults.trace import Fault
-from planaria.runtime.engine import inline_run
 from planaria.runtime.fleet.devices import VISIBLE, Device, inventory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -91,7 +91,7 @@ def test_bf16_differs_by_its_rounding(tmp_path: Path, engine: str) -> None:
     for precision in ("fp32", "bf16"):
         config = tiny(tmp_path / precision, steps=12, train={**ON_GPU, "precision": precision})
         config = config.model_copy(update={"engine": engine})
-        runs.append(losses(train(config) if engine == "fleet" else train(config, engine=inline_run.train)))
+        runs.append(losses(train(config) if engine == "fleet" else train(config, engine=train_inline)))
     assert apart(*runs) <= ROUNDED and runs[0] != runs[1]
 
 
@@ -101,5 +101,5 @@ def test_compiled_stages_give_the_same_losses(tmp_path: Path, engine: str) -> No
     for compiled in (False, True):
         sections: dict[str, Any] = {"train": {**ON_GPU, "compile": compiled}, "fleet": {"missed": 400}}
         config = tiny(tmp_path / str(compiled), stages=2, steps=6, **sections).model_copy(update={"engine": engine})
-        runs.append(losses(train(config) if engine == "fleet" else train(config, engine=inline_run.train)))
+        runs.append(losses(train(config) if engine == "fleet" else train(config, engine=train_inline)))
     assert apart(*runs) <= CLOSE

@@ -13,6 +13,7 @@ import pytest
 import torch
 from harness import assert_no_orphans, checked, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 
+from observer import train_inline
 from planaria.cli.commands import train as command
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -20,13 +21,13 @@ from planaria.control import events as e
 from planaria.control.logs import RunRecord, read_run
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 from planaria.faults.trace import Fault
+from planaria.lab.inline.engine import InlineEngine
 from planaria.models.families import build_stage
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import fleet, inline_run
-from planaria.runtime.engine.inline import InlineEngine
+from planaria.runtime.engine import fleet
 from planaria.runtime.engine.prepare import Prepared
 
 REPLICAS = 3
@@ -65,7 +66,7 @@ def compressed(record: RunRecord) -> list[dict[str, Any]]:
 
 def in_one_process(config: RunConfig) -> RunRecord:
     """The same run on the inline engine, told by its events."""
-    return train(config.model_copy(update={"engine": "inline", "name": "inline"}), engine=inline_run.train)
+    return train(config.model_copy(update={"engine": "inline", "name": "inline"}), engine=train_inline)
 
 
 def inline_losses(config: RunConfig) -> dict[int, float]:
@@ -186,7 +187,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_what_all_replicas_share(
     """The last value of a robust rule, or what a warm-up has measured so far."""
     config, whole = (every_step(tmp_path, said, steps, robust=robust) for steps in (2, 5))
     folder = folder_of(config)
-    train(config.model_copy(update={"engine": "inline"}), engine=inline_run.train)
+    train(config.model_copy(update={"engine": "inline"}), engine=train_inline)
     for steps, engine in ((4, "fleet"), (5, "inline")):
         assert command.resume(folder, {"train.steps": str(steps), "engine": engine}, quiet=True) == 0
         assert_no_orphans(folder)
@@ -202,7 +203,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_what_each_replica_owes_the_other
         assert command.resume(folder, {"train.steps": str(steps), "engine": engine}, quiet=True) == 0
         assert_no_orphans(folder)
 
-    train(config.model_copy(update={"engine": "inline"}), engine=inline_run.train)
+    train(config.model_copy(update={"engine": "inline"}), engine=train_inline)
     go_on(4, "fleet")
     saved = CheckpointStore(folder / "checkpoints").newest()
     assert saved is not None and saved.manifest.replicas == 1

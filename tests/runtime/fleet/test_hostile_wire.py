@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -28,6 +29,8 @@ from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.setup import Setup
+from planaria.runtime.transport.edge import SocketTransport
+from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.wire import (
@@ -58,7 +61,14 @@ class Victim:
         self.port, self.stranger = Port("127.0.0.1", setup.key), Port("127.0.0.1", setup.key)
         resolved, self.desk = ResolvedRun(config), Desk(line, heartbeat_s=1.0)
         here = Position("w1", resolved, self.desk.report)
-        self.post = Post(setup, resolved, here, self.desk, self.port, lambda order: None)
+        self.post = Post(
+            setup,
+            resolved,
+            here,
+            self.desk,
+            SocketTransport(self.port, cast(Inbox, self.desk.inbox)),
+            lambda order: None,
+        )
         nodes = resolved.arrangement.nodes(1)
         self.low, self.high = nodes[0], nodes[1]
         column = resolved.column(0)

@@ -18,7 +18,7 @@ from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.runtime.engine.inline import InlineEngine
+from planaria.lab.inline.engine import InlineEngine
 from processes import Command
 
 FOREVER = 10_000

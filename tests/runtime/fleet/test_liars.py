@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from harness import ending, facts, losses, reason, tiny, train
 
+from observer import train_inline
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -18,7 +19,6 @@ from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault, Trace
 from planaria.report.run.narrate import story
-from planaria.runtime.engine import inline_run
 from planaria.runtime.engine.prepare import prepare
 
 LIAR = 1
@@ -44,7 +44,7 @@ def lies(*told: tuple[int, str, int], stages: Sequence[int] = (0, 1)) -> list[Fa
 
 
 def in_one_process(config: RunConfig, faults: Sequence[Fault] = ()) -> RunRecord:
-    return train(config.model_copy(update={"engine": "inline"}), faults, engine=inline_run.train)
+    return train(config.model_copy(update={"engine": "inline"}), faults, engine=train_inline)
 
 
 def refusals(record: RunRecord) -> Counter[tuple[int, int, str]]:

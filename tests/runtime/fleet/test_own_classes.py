@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
+from observer import train_inline
 from planaria import load
 from planaria import train as run_of
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.faults.trace import Fault
-from planaria.runtime.engine import inline_run
 from planaria.runtime.engine.check import check
 from planaria.runtime.engine.own_classes import own_classes
 
@@ -63,7 +63,7 @@ def test_an_exchange_of_ones_own_agrees_on_the_fleet_as_it_does_inline(tmp_path:
     record = train(config, [Fault(step=2, stage=3), Fault(step=5, stage=0)])
     assert outcomes(record) == ["started", "recovered", "recovered"] and ending(record).outcome == "finished"
     assert losses(record) == inline(record)[0], "to the last bit"
-    plain = losses(train(agreeing("plain", 0.0), engine=inline_run.train))
+    plain = losses(train(agreeing("plain", 0.0), engine=train_inline))
     assert plain[0] == losses(record)[0] and plain[7] != losses(record)[7], "the mask is there"
 
 

@@ -28,11 +28,11 @@ from planaria.control.logs import read_run
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault
+from planaria.lab.inline.engine import InlineEngine
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.inline import InlineEngine
 
 
 def whole(config: RunConfig, steps: int) -> dict[int, float]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness import apart, ending, facts, folder_of, once, outcomes, resume, tiny, train
 
+from observer import train_inline
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -19,11 +20,10 @@ from planaria.control.logs import RunRecord
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault
+from planaria.lab.inline.engine import InlineEngine
 from planaria.report.run.narrate import story
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import inline_run
-from planaria.runtime.engine.inline import InlineEngine
 
 TOLERANCE = 1e-5
 HEAVY = {"alpha": 0.3, "momentum": "heavy_ball"}
@@ -100,7 +100,7 @@ def test_the_fleet_trains_what_inline_trains(tmp_path: Path, exchange: dict[str,
     record = train(config)
     assert ending(record).outcome == "finished"
     assert apart(mean_losses(record), inline_losses(config)) <= TOLERANCE
-    single = train(config.model_copy(update={"engine": "inline", "name": "inline"}), engine=inline_run.train)
+    single = train(config.model_copy(update={"engine": "inline", "name": "inline"}), engine=train_inline)
     assert shortened(record) == shortened(single)
     assert bool(shortened(record)) == (exchange == {"options": {"bits": 8}})
     if exchange.get("kind") != "local":

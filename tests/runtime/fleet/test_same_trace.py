@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from harness import ending, facts, folder_of, outcomes, tiny, train
 
+from observer import train_inline
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -19,7 +20,7 @@ from planaria.models.packing import pack
 from planaria.report.live.progress import Quiet
 from planaria.report.live.watch import Watch
 from planaria.runtime.checkpoint.stage_file import read_stage
-from planaria.runtime.engine import inline_run, runs
+from planaria.runtime.engine import runs
 from planaria.runtime.engine.prepare import prepare
 
 STEPS = 12
@@ -55,7 +56,7 @@ def in_one_process(config: RunConfig, blows: Sequence[Fault] = BLOWS) -> list[st
     folder.mkdir(parents=True)
     runs.keep_config(folder, config)
     watch = Watch(folder, config.samples * config.model.context, Quiet())
-    inline_run.train(prepared, folder, watch)
+    train_inline(prepared, folder, watch)
     watch.close()
     return shas(folder)
 

@@ -22,7 +22,6 @@ from fake_device import FakeCopier
 from planaria.control.decisions import Form, Keep, Link, Member, Rebuild, Source
 from planaria.control.events import REPORT, EdgeBroken
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.engine import links
 from planaria.runtime.engine import post as post_office
 from planaria.runtime.engine.desk import Desk
 from planaria.runtime.engine.mail import Awaited, Mail
@@ -30,7 +29,8 @@ from planaria.runtime.engine.position import Position
 from planaria.runtime.engine.post import Patience, Post
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
-from planaria.runtime.transport.edge import Arrived, Broken, EdgeSpec, Opened
+from planaria.runtime.transport import edge as edges
+from planaria.runtime.transport.edge import Arrived, Broken, EdgeSpec, Opened, SocketTransport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.ring import Rings
@@ -126,14 +126,15 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[tuple[Post, Connection]]:
     """The post of the worker at stage 2, and the controller's end of its line."""
-    monkeypatch.setattr(links, "Edge", DeadEdge)
+    monkeypatch.setattr(edges, "Edge", DeadEdge)
     monkeypatch.setattr(post_office, "with_cuda", lambda size: (Staging(FakeCopier()), Rings()))
     ours, theirs = Pipe()
     setup = Setup(tiny(tmp_path, train={"device": device}), tmp_path, tmp_path, "127.0.0.1", new_key())
     port = Port("127.0.0.1", setup.key)
     resolved, desk = ResolvedRun(setup.config), Desk(theirs, heartbeat_s=1.0)
     here = Position("w2", resolved, desk.report)
-    post = Post(setup, resolved, here, desk, port, lambda order: pytest.fail(f"nobody asked for a copy: {order}"))
+    transport = SocketTransport(port, cast(Inbox, desk.inbox))
+    post = Post(setup, resolved, here, desk, transport, lambda order: pytest.fail(f"nobody asked for a copy: {order}"))
     post.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
     yield post, ours
     port.close()

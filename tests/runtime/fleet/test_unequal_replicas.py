@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from harness import facts, tiny, train
 
+from observer import train_inline
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -15,7 +16,6 @@ from planaria.control.logs import RunRecord
 from planaria.report.run.narrate import story
 from planaria.report.run.run_verdict import facts_of, verdict
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import inline_run
 
 HERE = Path(__file__).parent
 WRONG = {"kind": "wrong_machine:Wrong"}
@@ -60,7 +60,7 @@ def test_the_one_that_differs_is_named_at_the_next_save(tmp_path: Path, backgrou
 
 
 def test_in_one_process_the_same_is_found(tmp_path: Path) -> None:
-    record = train(config(tmp_path, **WRONG), engine=inline_run.train)
+    record = train(config(tmp_path, **WRONG), engine=train_inline)
     assert found(record)[-1][1] == [d.Unequal(stage=stage, replicas=[0, 1, 2], odd=[2]) for stage in (0, 1)]
     assert found(record)[0] == (3, [])
 
@@ -68,4 +68,4 @@ def test_in_one_process_the_same_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", [{"kind": "local"}, {"robust": "median"}], ids=["local", "robust"])
 def test_replicas_that_may_differ_are_not_compared(tmp_path: Path, exchange: dict[str, str]) -> None:
     sections = {"checkpoint": {"every": 3}, "exchange": {"replicas": 3, **exchange}}
-    assert found(train(tiny(tmp_path, stages=1, steps=3, **sections), engine=inline_run.train)) == [(3, [])]
+    assert found(train(tiny(tmp_path, stages=1, steps=3, **sections), engine=train_inline)) == [(3, [])]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from harness import ending, facts, losses, tiny, train
 
+from observer import train_inline
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
-from planaria.runtime.engine import inline_run
 
 LIAR, REPLICAS = 1, 5
 
@@ -33,7 +33,7 @@ def lie(stage: int, attack: str = "own_flip") -> Fault:
 
 
 def in_one_process(config: RunConfig, *faults: Fault) -> RunRecord:
-    return train(config.model_copy(update={"engine": "inline"}), faults, engine=inline_run.train)
+    return train(config.model_copy(update={"engine": "inline"}), faults, engine=train_inline)
 
 
 def counted(record: RunRecord) -> dict[tuple[int, int], dict[int, float]]:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.control.events import FaultInjected
 from planaria.control.statefile import LiveWorker, born, read_state
 from planaria.faults.checks import require_edges, require_listeners, require_readers
@@ -34,9 +35,7 @@ def strike(folder: Path, action: str, target: str, resume_after_s: float | None 
 
     :raises UserError: when the run is not live, or nobody answers to the target.
     """
-    runs.config_of(folder)
-    if not runs.is_held(folder):
-        raise UserError(f"{folder}: nobody is training it; the run is not live")
+    _live(folder, target)
     state = read_state(folder)
     if target == "controller":
         _send(state.controller, SIGNALS[action], folder)
@@ -67,9 +66,7 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
 
     :raises UserError: when the run is not live, nobody stands there, or there is no such fault.
     """
-    config = runs.config_of(folder)
-    if not runs.is_held(folder):
-        raise UserError(f"{folder}: nobody is training it; the run is not live")
+    config = _live(folder, target)
     worker = _find(read_state(folder).workers, target, folder)
     if worker.node is None:
         raise UserError(f"{folder}: {target} is a spare; only workers that hold a stage can suffer '{given['signal']}'")
@@ -92,6 +89,18 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
         raise UserError(f"{folder}: the run's controller does not answer at {door.at} ({error})") from None
     line.close()
     return f"{fault.signal} for {worker.worker} (stage {worker.stage}), at its next {fault.moment}"
+
+
+def _live(folder: Path, target: str) -> RunConfig:
+    """Return the configuration of a live run; UserError if it is not live, or its workers share one process."""
+    config = runs.config_of(folder)
+    if not runs.is_held(folder):
+        raise UserError(f"{folder}: nobody is training it; the run is not live")
+    if config.engine == "inline" and target != "controller":
+        raise UserError(
+            f"{folder}: its workers share one process, so a signal would end the run; use a trace (chaos.trace)"
+        )
+    return config
 
 
 def require_incarnation(folder: Path, worker: str, incarnation: int) -> None:

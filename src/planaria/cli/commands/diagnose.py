@@ -20,7 +20,7 @@ def diagnose(folder: Path) -> str:
     """
     record = read_run(folder)
     if record.config.engine == "inline":
-        raise UserError(f"{folder}: was trained inline, in one process: nobody waits for anybody")
+        raise UserError(f"{folder}: was trained in one process, where nothing tells one worker's time from another's")
     found, naming = diagnosis_of(record), naming_of(record)
     if not found.now:
         if record.config.fleet.diagnose == "off":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.common.errors import RunStopped, UserError
+from planaria.control.decisions import Spawn
 from planaria.control.logs import EVENTS, read_run
 from planaria.control.replay import replay
 from planaria.control.statefile import StateFile, describe, read_state
@@ -15,15 +16,17 @@ def replay_run(folder: Path) -> str:
     """What the replay found.
 
     :raises RunStopped: when a decision or the final state differs.
-    :raises UserError: when the run was not trained on a fleet.
+    :raises UserError: when the run had no controller.
     """
     if (folder / runs.CONFIG).is_file():
         runs.require(folder, runs.CONFIG)
     record = read_run(folder)
     if not record.starts:
         raise UserError(f"{folder / EVENTS}: has no start of a run, so there is nothing to replay; bring the log back")
-    if record.config.engine == "inline":
-        raise UserError(f"{folder}: was trained inline, without a controller; there are no decisions to replay")
+    if not any(isinstance(fact, Spawn) for _, fact in record.history):
+        raise UserError(
+            f"{folder}: was trained inline by an older planaria, without a controller; there is nothing to replay"
+        )
     result = replay(fact for _, fact in record.history)
     problems = list(result.problems)
     left, again = _comparable(read_state(folder)), _comparable(describe(result.state))

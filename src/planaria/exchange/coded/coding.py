@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.coded import Coded, coded_of
 from planaria.exchange.coded.base import History, Late, Scheme, Task
+from planaria.exchange.coded.schemes import Coded, coded_of
 
 Counted = tuple[frozenset[int], ...]
 """of each round that is over, the replicas whose results count"""

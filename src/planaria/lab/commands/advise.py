@@ -16,12 +16,12 @@ from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
 from planaria.exchange.coded.choose import Chosen, choose
 from planaria.exchange.coded.coding import coding_of
+from planaria.exchange.coded.report import LEAST_ROUNDS, profile_of
 from planaria.exchange.coded.simulate import Profile
 from planaria.lab.commands.advise_compress import advise_compress
 from planaria.lab.compare.advice import Advice, BreakEven, unknown
 from planaria.lab.compare.advice import advise as weigh_all
 from planaria.lab.compare.experience import Experience
-from planaria.report.run.straggling import LEAST_ROUNDS, profile_of
 from planaria.report.tables import Table, show
 from planaria.report.words import counted
 from planaria.runtime.engine.check import check

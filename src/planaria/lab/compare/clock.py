@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.exchange import exchange
 from planaria.exchange.base import ExchangeCost
+from planaria.exchange.kinds import exchange
 from planaria.lab.compare.race import Course, Met
 from planaria.models.families import stage_parameters
 from planaria.models.stages import parameter_count

@@ -9,10 +9,10 @@ from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.exchange import exchange
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.compress.estimates import EControl
 from planaria.exchange.compress.sparse import TopK
+from planaria.exchange.kinds import exchange
 from planaria.lab.compare.advice import first_change
 from planaria.lab.compare.clock import clock_of, exchanged_bytes
 from planaria.lab.compare.experience import Range

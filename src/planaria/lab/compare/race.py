@@ -16,9 +16,9 @@ from planaria.config.schema import RunConfig
 from planaria.control.decisions import PEER
 from planaria.data.shards import Data
 from planaria.data.stream import Stream
+from planaria.lab.inline.engine import InlineEngine
 from planaria.models.state import StageState
 from planaria.recovery.checkpoint import Behind
-from planaria.runtime.engine.inline import InlineEngine
 
 
 class Point(Record):

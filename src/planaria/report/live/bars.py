@@ -111,7 +111,7 @@ class SearchProgress(BarDisplay):
 
     def __init__(self, budget: Budget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
         super().__init__(*columns("{task.percentage:.0f} %"), quiet=quiet, stream=stream)
-        self._budget, self._bound = budget, bound_s
+        self._budget, self._lockstep = budget, bound_s
         self._told = float("inf")
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class SearchProgress(BarDisplay):
 
     def told(self, found: Found) -> None:
         """The search has got this far."""
-        gap = "" if self._bound is None or not found.step_s else f"gap {1 - self._bound / found.step_s:.1%}, "
+        gap = "" if self._lockstep is None or not found.step_s else f"gap {1 - self._lockstep / found.step_s:.1%}, "
         text = f"best {found.step_s:.2f} s, {gap}{found.moves} moves"
         spent = max(found.seconds / self._budget.seconds, found.moves / self._budget.moves)
         if not self._moved(min(1.0, spent), text) and found.step_s < 0.99 * self._told:

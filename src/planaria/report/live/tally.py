@@ -87,8 +87,7 @@ class Tally:
                 self.committed_at = self._epoch + t
             case d.Settle():
                 self.rounds += 1
-            case e.RoundMade() | e.RoundSettled():
-                self.rounds += len(fact.groups) if isinstance(fact, e.RoundSettled) else 0
+            case e.RoundMade():
                 self.sent["replicas"] += fact.blocking_bytes + fact.prefetched_bytes
             case d.Seal():
                 self.checkpoint = fact.step

@@ -29,9 +29,8 @@ STRIKING = {
 class Scene:
     """Takes in facts after ``members`` has; in between, it tells what is to be seen."""
 
-    def __init__(self, members: Membership, inline: bool = False) -> None:
-        """``inline``: one process computes all nodes, so that no workers stand there."""
-        self._members, self._inline = members, inline
+    def __init__(self, members: Membership) -> None:
+        self._members = members
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -157,7 +156,7 @@ class Scene:
         found: Json = {"replica": members.replica(node), "stage": started.stage_of[node]}
         worker = members.holders.get(node)
         if worker is None:
-            return found | {"state": "inline" if self._inline else "empty"}
+            return found | {"state": "empty"}
         found["worker"] = worker
         source = self.source.get(node)
         if source is None:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.feature_facts import NOT_SHOWN
 from planaria.control.logs import News
 from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.routing import ROUTINGS, change, routes, without
@@ -55,7 +56,7 @@ class Story:
         self._config = config
         self._narrator = Narrator()
         self.members = self._narrator.members
-        self._scene = Scene(self.members, inline=config.engine == "inline")
+        self._scene = Scene(self.members)
         self._captions = Captions(self.members, config.pipeline.microbatches)
         self.tally = Tally()
         self._ways = Ways(config, self.members)
@@ -202,7 +203,7 @@ WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recover
 """parts of the state of which a frame that is no routine says all: what it does not name is gone"""
 QUIET: set[type] = {
     e.StageCommitted, e.StageCopied, e.StageSaved, e.OfferHeard, e.OffersCounted, e.MessageCompressed, e.RoundMade,
-    e.ResultsSent, e.RoundLate, d.CloseRound, e.PatienceOver, e.GraceExpired, d.DrawGroups, d.Introduce, e.RetryDue,
+    *NOT_SHOWN, e.PatienceOver, e.GraceExpired, d.DrawGroups, d.Introduce, e.RetryDue,
     e.IntervalChosen, d.Discard,
 }  # fmt: skip
 """facts of which nothing is to be seen"""

@@ -135,8 +135,8 @@ def _rows(record: RunRecord, messages: Messages) -> Iterator[list[str]]:
 
 def _stated(record: RunRecord, count: int) -> str:
     """The δ that the compressor guarantees for vectors of ``count`` numbers, or "none"."""
-    from planaria.exchange import exchange  # compressors import torch
     from planaria.exchange.aggregate import Averaging
+    from planaria.exchange.kinds import exchange  # compressors import torch
 
     made = exchange(record.config.exchange)
     assert isinstance(made, Averaging), "others have nothing to compress"

@@ -176,7 +176,7 @@ class _Ledger:
     def _commit(self, fact: Commit) -> None:
         assert self.started is not None
         settings, begun = self.started, self._begun.pop(fact.replica, None)
-        if settings.replicas == 1:  # the inline engine does not number blocks
+        if settings.replicas == 1:  # inline runs of an older planaria do not number blocks
             block = begun.block if begun is not None else 0
             first = settings.first_of(block) if block else settings.samples_before(fact.step)
         elif begun is None or (begun.generation, begun.step) != (fact.generation, fact.step):

@@ -10,7 +10,6 @@ from itertools import combinations
 import plotly.graph_objects as go
 
 from planaria.control.decisions import Disband, Form, Found
-from planaria.control.events import ReplicasEvaluated, RoundSettled
 from planaria.control.logs import RunRecord
 from planaria.report import page
 from planaria.report.run.ledger import sample_ledger
@@ -39,51 +38,7 @@ Points = Sequence[tuple[float, float | None]]
 
 
 def replica_section(record: RunRecord) -> Iterator[str]:
-    """Nothing where a run had one replica; those that one process trained tell of themselves."""
-    yield from fleet_section(record)
-    looks = [fact for _, fact in record.landmarks if isinstance(fact, ReplicasEvaluated)]
-    rounds = [fact for _, fact in record.landmarks if isinstance(fact, RoundSettled)]
-    if not looks:
-        return
-    blocking, prefetched = (
-        sum(getattr(fact, part) for fact in rounds) / 1e6 for part in ("blocking_bytes", "prefetched_bytes")
-    )
-    text = f"{counted(len(looks[0].losses), 'replica')}. Validation loss of each, and of the mean of their weights: "
-    text += "the one model."
-    if rounds:
-        text += (
-            f" {counted(len(rounds), 'round')} of exchange; all together sent {blocking:.1f} MB that somebody waited "
-            f"for and {prefetched:.1f} MB ahead."
-        )
-    charts = [
-        page.chart(losses_figure(looks), "inline-replicas"),
-        page.chart(spread_figure(looks, rounds), "inline-spread"),
-    ]
-    if rounds:
-        charts.append(page.chart(meetings_figure(rounds, len(looks[0].losses)), "inline-meetings"))
-    yield page.section("Replicas", text, *charts)
-
-
-def losses_figure(looks: list[ReplicasEvaluated]) -> go.Figure:
-    """Validation loss in nats over steps: a thin line for each replica, a thick one for the one model."""
-    count = max(len(look.losses) for look in looks)
-    each = {r: [(look.step, look.losses[r] if r < len(look.losses) else None) for look in looks] for r in range(count)}
-    return curves(each, [(look.step, look.consensus) for look in looks], "the one model")
-
-
-def spread_figure(looks: list[ReplicasEvaluated], rounds: list[RoundSettled]) -> go.Figure:
-    """RMS distance of weights from their mean over steps; after each round, where there were any."""
-    return spread(sorted((fact.step, fact.spread) for fact in (rounds or looks)))
-
-
-def meetings_figure(rounds: list[RoundSettled], count: int) -> go.Figure:
-    """How often each replica met each other."""
-    met = Counter(pair for fact in rounds for group in fact.groups for pair in combinations(sorted(group), 2))
-    return heat([[met[min(a, b), max(a, b)] if a != b else None for b in range(count)] for a in range(count)])
-
-
-def fleet_section(record: RunRecord) -> Iterator[str]:
-    """Nothing where a run had one replica, or all in one process."""
+    """Nothing where a run had one replica, or several that made all steps together."""
     count = max((started.replicas for _, started in record.starts), default=1)
     if count == 1:
         return

@@ -73,7 +73,7 @@ def body(record: RunRecord) -> Iterator[str]:
         )
     yield from replica_section(record)
     if record.config.exchange.coded:
-        from planaria.report.run import straggling  # it asks the codes, and they import torch
+        from planaria.exchange.coded import report as straggling  # it asks the codes, and they import torch
 
         yield from straggling.section(record)
     yield from trust.section(record)

@@ -58,7 +58,7 @@ def summary(record: RunRecord) -> Iterator[str]:
     for place, line in enumerate(told(totals(held)) if held else ()):
         yield f"{'' if place else 'exchange':<14}{line}"
     if record.config.exchange.coded:
-        from planaria.report.run import straggling  # it asks the codes, and they import torch
+        from planaria.exchange.coded import report as straggling  # it asks the codes, and they import torch
 
         yield from straggling.told(record)
     yield from told_compression(record)

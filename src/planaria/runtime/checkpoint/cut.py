@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, ModelConfig
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 from planaria.models.families import build_stage, family
 from planaria.models.packing import TYPES, Entry
 from planaria.models.stages import global_name, stage_layers

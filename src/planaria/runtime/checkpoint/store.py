@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Replicas, Stages
-from planaria.config.names import STAGE_FILE
+from planaria.config.names import STAGE_FILE, replica_name
 from planaria.config.schema import ExchangeConfig, ModelConfig
 from planaria.control.events import Standing
 from planaria.runtime.checkpoint.stage_file import refuse_link, stage_file
@@ -111,7 +111,7 @@ class CheckpointStore:
         """Where one of so many replicas gathers its stages for the checkpoint of ``step``."""
         if replicas == 1:
             return self.unfinished(step, generation)
-        return self.unfinished(step) / f"replica-{replica}.g{generation}"
+        return self.unfinished(step) / f"{replica_name(replica)}.g{generation}"
 
     def collect(self, step: int, replicas: int, replica: int, generation: int) -> None:
         """Make the folder of :meth:`part`. Machines that do not see it may send their stages only while it is there."""
@@ -211,7 +211,7 @@ def step_of(name: str) -> int:
 
 def replica_folder(folder: Path, replica: int) -> Path:
     """Where a checkpoint keeps the stages of one of several replicas."""
-    return folder / f"replica-{replica}"
+    return folder / replica_name(replica)
 
 
 def stage_name(stage: int, replica: int, replicas: int) -> str:

@@ -10,10 +10,10 @@ import torch
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.exchange import exchange
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.compress.sparse import Sparse
 from planaria.exchange.compression import Compression
+from planaria.exchange.kinds import exchange
 from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Trace
 from planaria.faults.trace import read as read_trace
@@ -21,10 +21,10 @@ from planaria.models.families import check_shapes, family, stage_parameters
 from planaria.models.optimizers import optimizer
 from planaria.pipeline.plan.check import require
 from planaria.recovery import RECOVERIES
-from planaria.runtime.engine.coded_step import coded_steps
 from planaria.runtime.engine.needs import needs, require_network
 from planaria.runtime.engine.origin import START, run_started
 from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.step_work import step_work
 from planaria.runtime.fleet.local import devices_here
 
 
@@ -41,7 +41,7 @@ def check(config: RunConfig) -> ResolvedRun:
         does = RECOVERIES.find(control).control
         raise UserError(
             f"recovery.strategy = {control!r}: is a control of comparisons and {does}; use --engine inline, where "
-            "losses are simulated, or another strategy"
+            "what a worker had can be had again, or another strategy"
         )
     if config.engine == "inline":
         require_device(config)
@@ -102,7 +102,7 @@ def require_sound(resolved: ResolvedRun) -> None:
             "passes through those of others, so that it is no unit of trust; leave one of them out"
         )
     require_messages(config)
-    coded_steps(resolved)
+    step_work(resolved)
     if config.exchange.replicas > 1 and resolved.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     kind = config.routing.kind if resolved.schedule is None else "a schedule"
@@ -163,15 +163,25 @@ def require_device(config: RunConfig) -> None:
 
 def _check_replicas(config: RunConfig) -> None:
     """What replicas need of the engine that trains them."""
-    if config.engine != "fleet":
-        if config.exchange.inner:
-            raise UserError("exchange.inner: in one process all replicas step together; give exchange.options.every")
-        return
+    if config.exchange.inner and config.routing.mixed:
+        raise UserError("exchange.inner: with routing.mixed all replicas step together; give exchange.options.every")
     if config.exchange.inner and not exchange(config.exchange).interval:
         raise UserError(
             f"exchange.inner: with exchange.kind = {config.exchange.kind!r} replicas have no rounds to make steps "
             "between; leave it out"
         )
+    if config.recovery.meanwhile == "skip":
+        raise UserError(
+            "recovery.meanwhile = 'skip': with exchange.replicas a lost stage is copied from another replica; use "
+            "'wait'"
+        )
+    if config.routing.mixed and config.exchange.robust and exchange(config.exchange).interval:
+        raise UserError(
+            "exchange.robust beside routing.mixed: microbatches pass through all replicas, so no update is of one "
+            "alone; leave one of them out"
+        )
+    if config.engine != "fleet":
+        return
     if config.routing.mixed:
         raise UserError(
             "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "
@@ -181,11 +191,6 @@ def _check_replicas(config: RunConfig) -> None:
         raise UserError(
             "checkpoint.every = 'best' is for one replica; with exchange.replicas = "
             f"{config.exchange.replicas} give it a number"
-        )
-    if config.recovery.meanwhile == "skip":
-        raise UserError(
-            "recovery.meanwhile = 'skip': with exchange.replicas a lost stage is copied from another replica; use "
-            "'wait'"
         )
 
 

@@ -7,20 +7,21 @@ the controller.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from planaria.control.decisions import ORDER, Blow, CloseRound, Disband, Form, Leave, Order, Save
+from planaria.control.decisions import ORDER, Blow, Order
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.engine.samples import Batch, Reading
 from planaria.runtime.fleet.base import ControlLine
-from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.inbox import Inbox, Items
 
 MAX_ORDER_BYTES = 1 << 20
 
@@ -63,9 +64,18 @@ class Faults(Protocol):
 class Desk:
     """Inbox and reports of one worker."""
 
-    def __init__(self, connection: ControlLine, heartbeat_s: float, orders: TypeAdapter[Any] = ORDER) -> None:
+    reports_timings = True
+    """whether the worker reports how long its actions took"""
+
+    def __init__(
+        self,
+        connection: ControlLine,
+        heartbeat_s: float,
+        orders: TypeAdapter[Any] = ORDER,
+        inbox: Items | None = None,
+    ) -> None:
         """``orders`` are the types that the controller's words are checked against."""
-        self.inbox = Inbox()
+        self.inbox: Items = Inbox() if inbox is None else inbox
         self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
         self._speaking = threading.Lock()
         self._place = Place("orders", -1, -1, False, time.monotonic(), time.thread_time())
@@ -73,6 +83,8 @@ class Desk:
         """faults injected into this worker; None until the first is announced"""
         self.injector: Callable[[], Faults] | None = None
         """makes :attr:`faults`; None where no fault can strike"""
+        self.struck: Callable[[str, Blow], None] = lambda signal, blow: None
+        """called with a fault, and its name in the log, before it is injected"""
         self.reading = Reading()
         self.trouble: Callable[[], str] = str
         """returns why an edge that is being opened has not opened yet"""
@@ -92,7 +104,15 @@ class Desk:
             try:
                 self._connection.send_bytes(text)
             except OSError:
-                os._exit(0)  # the controller is gone, and with it the reason to live
+                self.leave()  # the controller is gone, and with it the reason to live
+
+    def leave(self, code: int = 0) -> NoReturn:
+        """Exit at once, without waiting for threads."""
+        os._exit(code)
+
+    def end(self, number: signal.Signals) -> None:
+        """Kill or stop this worker."""
+        signal.raise_signal(number)
 
     def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
         """The main thread begins to do this. A fault that is meant for here strikes now."""
@@ -116,29 +136,35 @@ class Desk:
 
         :raises Interrupted: when it is an order to drop what is under way.
         """
+        item = self._await(deadline)
+        if getattr(item, "interrupts", False):
+            raise Interrupted(item)
+        return item
+
+    def _await(self, deadline: float | None) -> Any:
         place = self._place
         self._place = place._replace(waiting=True, since=time.monotonic(), cpu=time.thread_time())
         try:
-            item = self.inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            return self.inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
             return None
         finally:
             self._place = place._replace(since=time.monotonic(), cpu=time.thread_time())
-        if isinstance(item, Form | Save | Disband | Leave | CloseRound):
-            raise Interrupted(item)
-        return item
 
     def _listen(self) -> None:
         try:
             while True:
-                order = self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES))
-                if isinstance(order, Blow) and self.injector is not None:
-                    self.faults = self.faults or self.injector()
-                    self.faults.add(order)  # known before the order after it is obeyed
-                else:
-                    self.inbox.put(order)
+                self.take_in(self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
         except (EOFError, OSError, ValidationError):
-            os._exit(0)  # never an orphan
+            self.leave()  # never an orphan
+
+    def take_in(self, order: object) -> None:
+        """Accept an order from the controller."""
+        if isinstance(order, Blow) and self.injector is not None:
+            self.faults = self.faults or self.injector()
+            self.faults.add(order)  # known before the order after it is obeyed
+        else:
+            self.inbox.put(order)
 
     def _beat(self) -> None:
         before, unheard_since = (self._place, self.inbox.rounds), time.monotonic()

@@ -159,6 +159,10 @@ class RoundMember:
         self._blamed |= found.keys()
         return found
 
+    def pending(self, round: int) -> bool:
+        """Return whether this node has sent its update of ``round`` and has not settled it yet."""
+        return self._own is not None and self.round == round
+
     def _check(self) -> None:
         """Hold what has come against the own offer, once that is made; every part once."""
         if self._own is None:

@@ -26,6 +26,7 @@ from planaria.planner.replan import measured, replan
 from planaria.planner.schedule import Schedule
 from planaria.runtime.engine import surveyor, worker
 from planaria.runtime.engine.needs import needs, require_answers
+from planaria.runtime.engine.one_process import of_one_process, one_process, whole
 from planaria.runtime.engine.origin import START, Origin, run_started
 from planaria.runtime.engine.prepare import Prepared
 from planaria.runtime.engine.provision import settled
@@ -33,7 +34,7 @@ from planaria.runtime.engine.runs import SCHEDULE
 from planaria.runtime.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 from planaria.runtime.engine.snapshots import prepare_memory
 from planaria.runtime.engine.stopping import stop_asked
-from planaria.runtime.fleet.base import Fleet, Ground, Work
+from planaria.runtime.fleet.base import Elastic, Fleet, Ground, Work
 from planaria.runtime.fleet.guests import OpenFleet, Told
 from planaria.runtime.fleet.joining import kept_key
 from planaria.runtime.fleet.local import ground
@@ -48,23 +49,33 @@ PRELOAD = [worker.__name__, surveyor.__name__, "torch._dynamo"]
 def train(
     prepared: Prepared, folder: Path, observer: Observer, origin: Origin = START, stop: Callable[[], bool] | None = None
 ) -> Finish:
-    """Train on a fleet of processes, here or on a Ray cluster, until the run is over; how it ended.
+    """Train on a fleet of processes, here or on a Ray cluster, or in this process, until the run is over; how it ended.
 
     ``stop`` is asked again and again: when it says so, the run stops at a whole step, as after a signal.
 
     :raises UserError: when the port is taken or the cluster is not fit; no worker has started then.
     """
+    inline = prepared.config.engine == "inline"
+    if inline:
+        prepared = prepared.with_config(of_one_process(prepared.config))
     config, resolved = prepared.config, prepared.run
     started = run_started(resolved, origin)
     planner = None if resolved.schedule is None else Replanner(resolved.schedule, config.seed)
     memory = prepare_memory(resolved, folder, started)
     with ExitStack() as ending:
         asked = ending.enter_context(stop_asked(stop))
-        place = opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part)
-        fleet = ending.enter_context(place)
+        fleet: Elastic
+        if inline:
+            place = one_process(resolved, prepared.dataset, folder, started.offset, started.part)
+            fleet = ending.enter_context(place)
+        else:
+            own = started.own_workers, started.offset, started.part
+            fleet = ending.enter_context(opened(config, prepared.dataset, folder, *own))
         chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, _relay_watch(config))
         finish = controller.run(asked)
+        if inline:
+            observer.on_worked(time.monotonic(), whole(controller.state.progress))
     saved = all_saved(controller.state) or unchanged(controller.state)
     if memory is not None and finish.outcome in ("finished", "stopped") and saved:
         memory.remove()

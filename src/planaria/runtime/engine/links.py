@@ -7,32 +7,30 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from planaria.control.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 from planaria.models.families import stage_parameters
 from planaria.models.optimizers import optimizer
 from planaria.models.packing import HEADROOM
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
-from planaria.runtime.transport.edge import Edge, EdgeSpec
-from planaria.runtime.transport.inbox import Inbox
-from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.edge import EdgeEnd, EdgeSpec, Transport
 from planaria.runtime.transport.wire import State
 
 
 class Links:
     """A worker's edges by the node at the other end, and the short-lived ones that carry a lost stage's state."""
 
-    def __init__(self, setup: Setup, resolved: ResolvedRun, port: Port, inbox: Inbox) -> None:
-        self._setup, self._resolved, self.port, self._inbox = setup, resolved, port, inbox
+    def __init__(self, setup: Setup, resolved: ResolvedRun, transport: Transport) -> None:
+        self._setup, self._resolved, self.transport = setup, resolved, transport
         self._slots = resolved.recovery.slots
-        self.edges: dict[int, Edge] = {}
-        self.transfers: dict[int, Edge] = {}
-        self.meeting: dict[int, Edge] = {}
+        self.edges: dict[int, EdgeEnd] = {}
+        self.transfers: dict[int, EdgeEnd] = {}
+        self.meeting: dict[int, EdgeEnd] = {}
         """to the same stage of other replicas, in the round under way"""
-        self.opened: set[Edge] = set()
+        self.opened: set[EdgeEnd] = set()
         self._sent: dict[int, int] = {}
-        self.watch: Callable[[Edge], None] | None = None
+        self.watch: Callable[[EdgeEnd], None] | None = None
         """called with each new edge; set by an injected fault"""
 
     def form(self, form: Form, node: int) -> None:
@@ -63,7 +61,7 @@ class Links:
         self.transfers.clear()
         self.opened &= {*self.edges.values(), *self.meeting.values()}
 
-    def meet(self, links: Sequence[Link], node: int) -> list[Edge]:
+    def meet(self, links: Sequence[Link], node: int) -> list[EdgeEnd]:
         """Have exactly these edges to the same stage of other replicas; those that are new."""
         mine = [link for link in links if node in (link.low, link.high)]
         wanted = {link.high if link.low == node else link.low: link for link in mine}
@@ -114,9 +112,11 @@ class Links:
         before, self._sent = self._sent, {peer: edge.sent_bytes for peer, edge in self.edges.items()}
         return {peer: max(0, size - before.get(peer, 0)) for peer, size in self._sent.items()}
 
-    def has(self, edge: Edge) -> bool:
-        """Is this an edge of the present generation?"""
-        return any(edge in edges.values() for edges in (self.edges, self.transfers, self.meeting))
+    def has(self, edge: EdgeEnd) -> bool:
+        """Return whether this is an edge of the current generation."""
+        return self.edges.get(edge.spec.peer) is edge or any(
+            edge in edges.values() for edges in (self.transfers, self.meeting)
+        )
 
     def relay_at(self, at: str) -> str:
         """The name of the relay at this HOST:PORT."""
@@ -143,7 +143,7 @@ class Links:
         copies = 1 + len(optimizer(config.optim).keys) + outer
         return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
 
-    def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> Edge:
+    def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> EdgeEnd:
         config = self._setup.config
         emulated = config.network.emulate and BEFORE not in (node, peer)
         latency_s, bandwidth = self._resolved.link(peer, node) if emulated else (0.0, None)
@@ -157,7 +157,7 @@ class Links:
             bandwidth=bandwidth,
             over=over,
         )
-        edge = Edge(spec, self.port, self._inbox)
+        edge = self.transport.edge(spec)
         if self.watch is not None:
             self.watch(edge)
         return edge

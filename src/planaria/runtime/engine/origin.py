@@ -94,8 +94,10 @@ def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
     walked, stages = [list(route) for route in ways], range(pipeline.stages + 1)
     shared = resolved.schedule is not None or resolved.column(0).shared
     met = list(combinations(stages, 2)) if change(config) and not shared else []
-    if resolved.at_once > 1 and resolved.exchange.interval == 0:  # each sends all others its gradient
+    if resolved.at_once > 1:  # each sends all others its gradient, or its offer
         met = [pair for stage in stages for pair in combinations(resolved.arrangement.nodes(stage), 2)]
+    if config.routing.mixed:  # which nodes follow one another is drawn for each step
+        met = list(combinations(sorted(resolved.arrangement.stage), 2))
     if config.model.one_array:  # any may be the one that is left to give to all
         met = list(combinations(stages, 2))
     copies = [slot.copy for slot in resolved.recovery.slots]

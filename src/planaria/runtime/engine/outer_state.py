@@ -12,9 +12,9 @@ from torch import Tensor
 from planaria.config.schema import ExchangeConfig
 from planaria.control import events as e
 from planaria.control.offers import Full, rounded, three_digits
-from planaria.exchange import exchange
 from planaria.exchange.base import Compressed, Counted, Offer, Outer, TooManyLiars, Weights
 from planaria.exchange.equivocation import digest
+from planaria.exchange.kinds import exchange
 from planaria.exchange.publisher import Publisher
 from planaria.exchange.refusal import judge
 from planaria.runtime.engine.runner import NonFinite, StageRunner
@@ -63,6 +63,8 @@ class OuterState:
         self.heard: Mapping[int, str] = {}
         """replica → digest of its offer in that step, where nodes tell what they hear (``exchange/equivocation.py``)"""
         self._pending: Outer | None = None
+        self._held: Outer | None = None
+        """restored if the step is dropped"""
         self._honest = Offer()
         self._anew: Full = "beginning"
         """why estimates began last, or will"""
@@ -73,6 +75,7 @@ class OuterState:
         So many ``rounds`` are settled.
         """
         self.drop()
+        self._held = None
         self._anew = "replicas" if state else "beginning"
         if state:
             self.settled = Outer.load({**state, "rounds": torch.tensor(rounds)}, self.exchange.parts)
@@ -122,8 +125,13 @@ class OuterState:
         if self.settled.rounds:
             self._anew = "rebuilt"
 
+    def hold(self) -> None:
+        """Make further changes of :attr:`settled` revocable until the step commits."""
+        self._held = self.settled
+
     def commit(self) -> Verdict:
         """The step is committed; what is to be told of it, now that it holds."""
+        self._held = None
         if self._pending is None:
             return Verdict()
         self.settled, self._pending = self._pending, None
@@ -133,6 +141,8 @@ class OuterState:
     def drop(self) -> None:
         """The step under way is dropped."""
         self._pending = None
+        if self._held is not None:
+            self.settled, self._held = self._held, None
 
     def given(self, to_successor: bool) -> dict[str, Tensor]:
         """What whoever stands here from now on begins with, or a copy of this node: what is shared."""

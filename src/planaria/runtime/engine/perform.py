@@ -40,7 +40,7 @@ def perform(plan: Plan, post: Post, runner: StageRunner, spans: list[Span], pass
     todo, done = [Task(a, post.input_of(a)) for a in plan.actions.get(post.here.node, ())], set[Key]()
     while todo:
         task = _first_ready(todo, done, post)
-        spans.append(_act(task, post, runner, passed))
+        _act(task, post, runner, spans, passed)
         done.add(task.action.key)
         todo.remove(task)
 
@@ -66,27 +66,30 @@ def _first_ready(todo: list[Task], done: set[Key], post: Post) -> Task:
     return found[0]
 
 
-def _act(task: Task, post: Post, runner: StageRunner, passed: Passed | None) -> Span:
-    action = task.action
-    post.desk.at(action.kind, post.here.step, action.microbatch, action.hop)
-    post.desk.reading.newly()
+def _act(task: Task, post: Post, runner: StageRunner, spans: list[Span], passed: Passed | None) -> None:
+    action, desk = task.action, post.desk
+    desk.at(action.kind, post.here.step, action.microbatch, action.hop)
+    desk.reading.newly()
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
     out = work(action.microbatch, action.hop, None if task.input is None else post.take(task.input))
-    start += post.desk.reading.newly()  # a pass begins when its batch is there, as it does with its input
-    post.desk.lag()  # before anybody has what it made
+    start += desk.reading.newly()  # a pass starts once its batch has been read
+    desk.lag()  # before the output is sent
     if action.target is not None:
         assert out is not None
         post.send(action, out)
         if passed is not None:
             passed(action, out)
-    return Span(action=action.kind, microbatch=action.microbatch, hop=action.hop, start=start, end=time.monotonic())
+    if desk.reports_timings:
+        end = time.monotonic()
+        spans.append(Span(action=action.kind, microbatch=action.microbatch, hop=action.hop, start=start, end=end))
 
 
 def agree(config: RunConfig, post: Post, runner: StageRunner, spans: list[e.Span]) -> None:
     """The nodes of a stage come to one gradient, where it has several; what that took is added to ``spans``."""
     nodes = adding(post.here.present, config.model, post.here.node)
-    if len(nodes) == 1:
+    rule = post.circle.outer.exchange
+    if len(nodes) == 1 or (config.exchange.replicas > 1 and rule.interval != 0):
         return
     post.desk.at("exchange", post.here.step)
     start = time.monotonic()

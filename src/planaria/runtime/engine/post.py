@@ -26,8 +26,7 @@ from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.transport import wire
-from planaria.runtime.transport.edge import Arrived, Broken, Edge, Opened
-from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.edge import Arrived, Broken, EdgeEnd, Opened, SocketTransport, Transport
 from planaria.runtime.transport.staging import Staging, with_cuda
 from planaria.runtime.transport.wire import Content, WireError
 
@@ -77,19 +76,19 @@ class Post:
         resolved: ResolvedRun,
         here: Position,
         desk: Desk,
-        port: Port,
+        transport: Transport,
         lend: Callable[[Donate], None],
     ) -> None:
         """``lend`` is called when another replica, or a successor, wants a copy of this stage."""
         self.here, self.desk, self.lend = here, desk, lend
         self.circle = RoundMember(setup.config.exchange)
-        self.links = Links(setup, resolved, port, desk.inbox)
+        self.links = Links(setup, resolved, transport)
         model, pipeline = setup.config.model, setup.config.pipeline
         self.staging: Staging | None = None
-        """where stages compute on a device"""
+        """where stages compute on a device, in processes of their own"""
         shape = pipeline.microbatch_size, model.context, model.dim
-        if setup.config.train.device == "cuda":
-            self.staging, port.rings = with_cuda(math.prod(shape) * wire.ACTIVATIONS[pipeline.wire].itemsize)
+        if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
+            self.staging, transport.port.rings = with_cuda(math.prod(shape) * wire.ACTIVATIONS[pipeline.wire].itemsize)
         land = None if self.staging is None else self.staging.receive
         self.mail = Mail(shape, wire.ACTIVATIONS[pipeline.wire], land)
         self.patience = Patience(setup.config.fleet.timeout_s)
@@ -98,7 +97,7 @@ class Post:
         self.waited: dict[int, float] = {}
         """node → seconds that its frames have been waited for in this step"""
         self._resolved = resolved
-        self._broken: dict[Edge, Broken] = {}
+        self._broken: dict[EdgeEnd, Broken] = {}
         self._step_began = time.monotonic()
 
     def move(self, node: int, form: Form) -> None:
@@ -131,6 +130,11 @@ class Post:
         """What is being copied from a device is for edges that go."""
         if self.staging is not None:
             self.staging.drop()
+
+    @property
+    def nodes_of_stage(self) -> Sequence[int]:
+        """All nodes of this worker's stage, whether anybody stands there or not."""
+        return self._resolved.arrangement.nodes(self.here.stage)
 
     def hear(self, item: Any) -> None:
         """Take in what the edges bring. Orders of an older generation may come too; nobody obeys them here."""
@@ -173,9 +177,11 @@ class Post:
 
         A wait longer than the time-out is reported once, as for ``what``, whose {} names the first of these nodes.
         """
+        if not (nodes := late()):
+            return
         patience_s, began = self.patience.seconds, time.monotonic()
         deadline: float | None = began + patience_s
-        while nodes := late():
+        while nodes:
             since = time.monotonic()
             item = self.desk.next(deadline)
             self.waited[nodes[0]] = self.waited.get(nodes[0], 0.0) + time.monotonic() - since
@@ -185,6 +191,7 @@ class Post:
                 waited = f"waited {patience_s:g} s for {what.format(self.here.name_of(nodes[0]))}"
                 self.here.report_broken(nodes[0], waited, patience_s, began - self._step_began)
                 deadline = None
+            nodes = late()
 
     def collect(self, frames: Sequence[Awaited], what: str) -> list[Tensor]:
         """Wait for these frames, as :meth:`wait_for` does, and take them in this order."""
@@ -212,11 +219,11 @@ class Post:
             self.here.report(e.OfferHeard, round=order.round, replica=me, digest=digest, products=products)
         self._tell_heard()
 
-    def _say(self, edge: Edge, content: wire.Part, part: Tensor | None) -> None:
+    def _say(self, edge: EdgeEnd, content: wire.Part, part: Tensor | None) -> None:
         if part is not None:
             edge.send(wire.OfferPart(self.circle.round, content), part)
 
-    def _hear_offer(self, edge: Edge, header: wire.Header, payload: Tensor) -> None:
+    def _hear_offer(self, edge: EdgeEnd, header: wire.Header, payload: Tensor) -> None:
         """Take in what comes over an edge of the round under way."""
         label, round = header.label, self.circle.round
         if not isinstance(label, wire.OfferPart):
@@ -228,7 +235,7 @@ class Post:
         else:
             self._refuse(edge, f"its {label.content.name.lower()} part: said twice")
 
-    def _refuse(self, edge: Edge, why: str) -> None:
+    def _refuse(self, edge: EdgeEnd, why: str) -> None:
         """What has come over an edge of a round can be no offer: nothing more is read there, whatever comes."""
         self.circle.refuse(edge.spec.peer, why)
         edge.reset()

@@ -10,8 +10,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from planaria.config.schema import RunConfig
-from planaria.exchange import exchange
 from planaria.exchange.base import Exchange
+from planaria.exchange.kinds import exchange
 from planaria.pipeline.network.costs import Costs, Prices, message_bytes
 from planaria.pipeline.plan.actions import Plan, Route
 from planaria.pipeline.plan.build import build, plan_for, planned
@@ -31,21 +31,23 @@ class ResolvedRun:
     def __init__(self, config: RunConfig, together: bool | None = None) -> None:
         """Resolve ``config``.
 
-        :param together: one process makes the steps of all replicas; by default, if the engine is ``inline``.
+        :param together: one process makes the steps of all replicas; by default, if routes lead from one to another.
         :raises UserError: if the configuration names a schedule that cannot be read.
         """
         self.config = config
-        self._together = config.engine == "inline" if together is None else together
+        self._together = config.routing.mixed if together is None else together
         named = config.routing.schedule
         self.schedule: Schedule | None = None if named is None else read(Path(named))
         self._compiled = lru_cache(REMEMBERED)(self._compile)
+        self.routes = lru_cache(REMEMBERED)(self._routes)
+        """step → the ways of a training step when all nodes are there; UserError where the recipe's routing has none"""
 
     @cached_property
     def recovery(self) -> Chain:
         """The recovery strategies, in the order in which they are tried; UserError if one is unknown or invalid."""
         return recovery(self.config.recovery, self.config.pipeline.stages)
 
-    @property
+    @cached_property
     def exchange(self) -> Exchange:
         """How replicas agree; UserError if the exchange is unknown or invalid."""
         return exchange(self.config.exchange)
@@ -75,6 +77,11 @@ class ResolvedRun:
         return self.config.exchange.replicas // self.replicas
 
     @property
+    def lockstep(self) -> bool:
+        """Whether replicas with different weights train in lockstep because microbatches cross replicas."""
+        return self.at_once > 1 and self.exchange.interval != 0
+
+    @property
     def block(self) -> int:
         """Samples of one such replica's step."""
         return self.config.samples // self.replicas
@@ -89,8 +96,7 @@ class ResolvedRun:
         """The replica to which a node belongs, of those that make their steps by themselves."""
         return next(r for r in range(self.most_replicas) if node in self.column(r).stage)
 
-    def routes(self, step: int) -> list[Route]:
-        """The ways of a training step when all nodes are there; UserError where the recipe's routing has none."""
+    def _routes(self, step: int) -> list[Route]:
         if self.schedule is not None:
             return [tuple(route) for route in self.schedule.routes]
         ways, count, stages = routes(self.config, step), self.most_replicas, self.config.pipeline.stages

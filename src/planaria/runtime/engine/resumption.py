@@ -17,7 +17,7 @@ from planaria.control.events import Recut, Shape, Standing
 from planaria.control.logs import EVENTS
 from planaria.control.statefile import read_state
 from planaria.data.tokenizer import Tokenizer
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import CUT, Cut, require_alike
 from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of
@@ -200,14 +200,14 @@ def _first_block(saved: Saved, run: ResolvedRun) -> int | None:
     """
     config, manifest = run.config, saved.manifest
     block = manifest.block or config.pipeline.samples
-    apart = config.engine == "fleet" and (run.replicas > 1 or config.exchange.replicas == 1)
+    apart = run.replicas > 1 or config.exchange.replicas == 1
     even = manifest.first_block is None or manifest.first_block == (manifest.samples or 0) // block
     if even and not manifest.blocks_ahead:
         return manifest.first_block if block == run.block else None
     if not apart:
         raise UserError(
             f"{saved.folder}: its replicas were not all at one step, so they cannot go on step by step together; "
-            "resume with --engine fleet and an exchange.kind other than 'allreduce'"
+            "resume with an exchange.kind other than 'allreduce', and without routing.mixed"
         )
     if block != run.block:
         raise UserError(

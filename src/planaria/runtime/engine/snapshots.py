@@ -65,7 +65,9 @@ class Outliving:
         self._news = threading.Condition()
         self._written = -1, -1
         """node and step of the last one that was handed over"""
-        threading.Thread(target=self._work, name="snapshots", daemon=True).start()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
+        self._thread.start()
 
     def rolled_back(self) -> None:
         """Write the retained snapshot again under the new generation, which workers that joined since share."""
@@ -82,12 +84,20 @@ class Outliving:
             self._wanted = label, keeping.remembered()
             self._news.notify()
 
+    def close(self) -> None:
+        """Finish the write in progress and stop."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        self._thread.join()
+
     def _work(self) -> None:
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._wanted is not None)
+                self._news.wait_for(lambda: self._closed or self._wanted is not None)
                 wanted, self._wanted = self._wanted, None
-            assert wanted is not None
+            if self._closed or wanted is None:
+                return
             label, part = wanted
             try:
                 self._folder.write(part.stage, label, part.state, part.parities)

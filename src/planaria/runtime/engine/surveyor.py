@@ -18,6 +18,7 @@ from planaria.pipeline.network.measuring import FIRST_BYTES, MOST_BYTES, SMALL_S
 from planaria.runtime.engine.desk import Desk, Interrupted
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.wire import Content, Header, Ping
 
@@ -110,7 +111,8 @@ class Surveyor:
 
     def __init__(self, place: Place, connection: ControlLine) -> None:
         self._place = place
-        self._desk = Desk(connection, place.heartbeat_s, ORDER)
+        self._inbox = Inbox()
+        self._desk = Desk(connection, place.heartbeat_s, ORDER, self._inbox)
         self._port = Port(place.host, place.key)
         self._edge: Edge | None = None
         self._number = 0
@@ -132,7 +134,7 @@ class Surveyor:
     def _take(self, item: Any) -> None:
         match item:
             case Meet():
-                self._edge = Edge(self._spec(item), self._port, self._desk.inbox)
+                self._edge = Edge(self._spec(item), self._port, self._inbox)
             case Probe() if self._edge is not None:
                 self._desk.report(Probed(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
             case Part() if self._edge is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -97,11 +97,13 @@ def take_state(
     runner: StageRunner,
     keeping: Keeping | None,
     rounds: int,
+    lost: StageRunner | None = None,
 ) -> Taken:
     """The runner of this position's stage with the state that ``source`` says; ``runner`` is what the worker has now,
     and ``keeping`` what it remembers.
 
-    ``rounds`` of the exchange are behind its replica.
+    ``rounds`` of the exchange are behind its replica; ``lost`` is the runner of the lost worker, for
+    controls such as the oracle.
 
     :raises UserError: when a checkpoint cannot be read.
     :raises MemoryDamaged: when what is to be recalled has changed.
@@ -127,7 +129,7 @@ def take_state(
             return Taken(runner, Timing(rebuild_s=time.monotonic() - start), part=part)
         case d.Rebuild() | d.Handover():
             runner = _fitting(setup.config, runner, here.stage)
-            timing, outer, given = _receive(run, post, source, runner)
+            timing, outer, given = _receive(run, post, source, runner, lost)
             post.circle.begin(outer, runner, rounds)
             return Taken(runner, timing, given)
     post.circle.begin(outer, runner, rounds)
@@ -135,7 +137,7 @@ def take_state(
 
 
 def _receive(
-    run: ResolvedRun, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner
+    run: ResolvedRun, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner, lost: StageRunner | None
 ) -> tuple[Timing, dict[str, Tensor], Mapping[int, StageState]]:
     """Wait for what is given, and take it as it is, or let the recovery strategy make the lost state of it; also the
     outer state, and what a strategy made the state of, by the donors' stages."""
@@ -153,6 +155,8 @@ def _receive(
         outer, given = given[here.stage].outer, {}
     else:
         at = workshop(run.config, here.stage, here.step)
+        if lost is not None:
+            at = replace(at, before=lost.state())
         runner.load(run.recovery.rebuild(source.by, here.stage, given, at))
     post.links.end_transfers()
     return Timing(arrived - start, size, time.monotonic() - arrived), outer, given

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from planaria.common.errors import UserError
 from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
-from planaria.exchange import exchange
+from planaria.exchange.kinds import exchange
 from planaria.faults.trace import FATAL, LAGGING, Trace
 from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer
@@ -106,22 +106,17 @@ def idle(run: ResolvedRun, trace: Trace) -> Iterator[str]:
     if exchanged and config.exchange.replicas == 1:
         yield f"{', '.join(exchanged)}: for several replicas; this run has one"
     fleet = [
-        name
-        for name in names
-        if name.startswith("fleet.") or name in ("network.emulate", "checkpoint.background", "exchange.strikes")
+        name for name in names if name.startswith("fleet.") or name in ("network.emulate", "checkpoint.background")
     ]
     if fleet and config.engine == "inline":
-        yield f"{', '.join(fleet)}: for workers; engine 'inline' has none"
+        yield f"{', '.join(fleet)}: for workers in processes of their own; engine 'inline' has none"
     elif config.fleet.diagnose == "act" and not config.fleet.spares and config.fleet.own is None:
         yield "fleet.diagnose = 'act': there are no spares to hand a slow worker's stage to; such workers are only told"
-    retaining = run.recovery.retaining
-    if config.engine == "inline" and retaining is not None and retaining[1].outlive:
-        yield "recovery.options.outlive: for workers, which may die; engine 'inline' has none"
-    kept = {*FATAL, "lie", *(LAGGING if config.exchange.coded else ())}
+    kept = {*FATAL, "lie", "flip", *(LAGGING if config.exchange.coded else ())}
     left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in kept)
     if left_out and config.engine == "inline":
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
-        yield f"faults left out: {kinds}; they strike workers, and engine 'inline' has none"
+        yield f"faults left out: {kinds}; they strike workers in processes of their own; engine 'inline' has none"
 
 
 def _value(config: RunConfig, name: str) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import NoReturn
 
@@ -20,16 +20,17 @@ from planaria.exchange.base import Counted
 from planaria.models.packing import pack
 from planaria.pipeline.plan.actions import Plan
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.coded_step import CodedRounds, coded_steps
 from planaria.runtime.engine.copies import Keeping, Parcel
 from planaria.runtime.engine.desk import Desk, Faults, Interrupted
+from planaria.runtime.engine.exchange_round import Made
 from planaria.runtime.engine.gauge import Gauge, peaks
+from planaria.runtime.engine.lockstep_rounds import LockstepRounds, rounds_by
 from planaria.runtime.engine.own_classes import own_classes
 from planaria.runtime.engine.perform import agree, perform
 from planaria.runtime.engine.position import Position
 from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.runner import NonFinite
+from planaria.runtime.engine.runner import NonFinite, StageRunner
 from planaria.runtime.engine.samples import Data, Samples
 from planaria.runtime.engine.saver import Part, Saver, StageFiles, kept, kept_of
 from planaria.runtime.engine.setup import Setup
@@ -43,11 +44,14 @@ from planaria.runtime.engine.sleeper import (
     warm_runner,
 )
 from planaria.runtime.engine.snapshots import outliving
+from planaria.runtime.engine.step_work import step_work
 from planaria.runtime.engine.takeover import MemoryDamaged, donate, take_state
 from planaria.runtime.engine.worker_log import WORKERS, log_to
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.fleet.switchboard import WorkerLine
+from planaria.runtime.transport.edge import SocketTransport, Transport
+from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 
 
@@ -56,40 +60,59 @@ def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -
     log_to(setup.folder / WORKERS / f"{worker}.log")
     torch.set_num_threads(setup.config.fleet.threads)
     keep_freed()
-    Worker(setup, connection, worker).run(incarnation)
+    inbox = Inbox()
+    desk = Desk(connection, setup.config.fleet.heartbeat_s, inbox=inbox)
+    host = connection.own_address if isinstance(connection, WorkerLine) else setup.host
+    transport = SocketTransport(Port(host, setup.key, setup.reach), inbox)
+    desk.trouble = lambda: transport.trouble
+    began = time.monotonic()
+    runner = warm_runner(setup.config)
+    made = Worker(setup, ResolvedRun(setup.config), worker, desk, transport, runner)
+    made.post.patience.warm_s = time.monotonic() - began
+    layer_s = layer_seconds(setup.config, runner) if setup.config.pipeline.unlike else 0.0
+    made.run(incarnation, layer_s)
 
 
 class Worker:
-    """One worker process. Everything but frames and heartbeats happens on its main thread."""
+    """One worker. In its own process, everything except frames and heartbeats runs on the main thread."""
 
-    def __init__(self, setup: Setup, connection: ControlLine, worker: str) -> None:
-        self.setup, self.config = setup, setup.config
-        self.desk = Desk(connection, setup.config.fleet.heartbeat_s)
-        self.resolved = ResolvedRun(self.config)
-        host = connection.own_address if isinstance(connection, WorkerLine) else setup.host
-        self.port = Port(host, setup.key, setup.reach)
-        self.desk.trouble = lambda: self.port.trouble
-        self.here = Position(worker, self.resolved, self.desk.report)
-        self.post = Post(setup, self.resolved, self.here, self.desk, self.port, self._lend)
-        self.desk.injector = self._injector
-        self._samples = Samples(setup, self.resolved, self.desk.reading)
-        began = time.monotonic()
-        self.runner = warm_runner(setup.config)
-        self.post.patience.warm_s = time.monotonic() - began
-        self._layer_s = layer_seconds(self.config, self.runner) if self.config.pipeline.unlike else 0.0
+    def __init__(
+        self,
+        setup: Setup,
+        resolved: ResolvedRun,
+        worker: str,
+        desk: Desk,
+        transport: Transport,
+        runner: StageRunner,
+        last_runners: Mapping[int, StageRunner] | None = None,
+    ) -> None:
+        """``runner``: used until the worker is assigned a stage. ``last_runners``: node → runner of its last worker,
+        for controls such as the oracle."""
+        self.setup, self.config, self.resolved = setup, setup.config, resolved
+        self.desk, self.transport, self.runner, self._last_runners = (
+            desk,
+            transport,
+            runner,
+            {} if last_runners is None else last_runners,
+        )
+        self.here = Position(worker, resolved, desk.report)
+        self.post = Post(setup, resolved, self.here, desk, transport, self._lend)
+        self.desk.injector, self.desk.struck = self._injector, self._struck
+        self._samples = Samples(setup, resolved, desk.reading)
         self.keeping: Keeping | None = None
         """from the moment on that this worker has a stage"""
-        self.outliving = outliving(setup, self.resolved)
-        self._saver = Saver(self.desk, StageFiles(setup, worker))
+        self.outliving = outliving(setup, resolved)
+        self._saver = Saver(desk, StageFiles(setup, worker))
         self.gauge = Gauge()
-        self.coded = coded_steps(self.resolved)
+        self.step_work = step_work(resolved)
+        self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
         self._detour: list[list[int]] = []
 
-    def run(self, incarnation: int) -> NoReturn:
-        """Report in, then follow orders until told to leave."""
+    def run(self, incarnation: int, layer_s: float = 0.0) -> NoReturn:
+        """Report to the controller, with the seconds that a layer takes here, then follow orders until the last."""
         self.desk.open()
         device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
-        at, memory, layer_s = self.port.address, device_memory(self.config), self._layer_s
+        at, memory = self.transport.address, device_memory(self.config)
         self.here.report(
             e.WorkerJoined,
             incarnation=incarnation, pid=os.getpid(), at=at, device=device, memory=memory, layer_s=layer_s,
@@ -104,7 +127,7 @@ class Worker:
                 order = interrupted.order
             except MemoryDamaged as damaged:  # as if it were lost: the others have what it takes, or say what is lost
                 self.here.report(e.WorkerFailed, detail=str(damaged), leaves=True)
-                os._exit(1)
+                self.desk.leave(1)
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
                 detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__
                 self.here.report(e.WorkerFailed, detail=detail)
@@ -112,6 +135,11 @@ class Worker:
                 if not (said := blame(error, own_classes(self.config))):
                     raise
                 self.here.report(e.WorkerFailed, detail=said[:400])
+
+    def close(self) -> None:
+        """Stop background threads."""
+        if self.outliving is not None:
+            self.outliving.close()
 
     def _take(self, item: object) -> None:
         """Obey an order, or take in what has come otherwise."""
@@ -134,7 +162,7 @@ class Worker:
                 self._drop()
                 self.post.leave()
             case d.Leave():
-                os._exit(0)  # nothing that threads still do is worth waiting for
+                self.desk.leave()
             case _:
                 self.post.hear(item)
 
@@ -146,9 +174,12 @@ class Worker:
         self._drop()
         self._detour = form.routes
         self.post.move(me.node, form)
-        rounds = form.step if self.resolved.at_once > 1 else form.rounds  # one in every step
+        rounds = form.rounds
+        if self.resolved.at_once > 1:  # one in every step, or every few
+            rounds = rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
-        taken = take_state(self.setup, self.resolved, self.post, me.source, self.runner, self.keeping, rounds)
+        lost = self._last_runners.get(me.node)
+        taken = take_state(self.setup, self.resolved, self.post, me.source, self.runner, self.keeping, rounds, lost)
         self.runner, timing = taken.runner, taken.timing
         if not isinstance(me.source, d.Keep):
             self.gauge.drop()
@@ -186,7 +217,7 @@ class Worker:
             faults.aim(plan.actions.get(self.here.node, ()))
         data = self._samples.of(order, self.here.stage, None if faults is None else faults.source)
         self._straggle(0)
-        if not (train and self.coded):
+        if not (train and self.step_work):
             own = len(plan.routes) // (self.resolved.at_once if train else 1)
             self.runner.begin(data.batch, train, own, data.masks)
         if self.keeping is not None:
@@ -212,13 +243,13 @@ class Worker:
             self.here.report(e.Gauged, **told)
 
     def _straggle(self, round: int) -> None:
-        """Where computing is emulated: be as slow as is drawn for this node's replica, in a round of a coded step."""
+        """Where computing is emulated: be as slow as is drawn for this node's replica, in a round of a step."""
         if not isinstance(self.runner, SleepingRunner):
             return
         lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.post.circle.rounds
         if self.resolved.at_once > 1:
             replica = self.here.number
-            number = self.here.step * (self.coded.coding.rounds if self.coded else 1) + round
+            number = self.here.step * (self.step_work.rounds if self.step_work else 1) + round
         if lasts_s is None:
             self.runner.slow_down(straggling(self.config, replica, number))
         else:
@@ -229,14 +260,16 @@ class Worker:
         step, keeping = self.here.step, self.keeping
         assert keeping is not None
         self._send_copies(keeping.before(step, self.runner), spans)
-        if self.coded is not None:
-            CodedRounds(self.coded, self.post, self.runner, data, spans).run(self._straggle)
+        if self.step_work is not None:
+            self.step_work.run(self.post, self.runner, data, spans, self._straggle)
         else:
             perform(plan, self.post, self.runner, spans, keeping.passed)
             agree(self.config, self.post, self.runner, spans)
         norm = self.runner.finish()
         self._send_copies(keeping.after(step, self.runner), spans)
         self.post.take_parcels(keeping)
+        if self._lockstep is not None:
+            self._lockstep.run(self.post, self.runner)
         return norm
 
     def _send_copies(self, parcels: Iterable[tuple[int, Parcel, Tensor]], spans: list[e.Span]) -> None:
@@ -267,6 +300,8 @@ class Worker:
         self.keeping.commit(order.step)
         first = self.here.node == min(self.here.present.peers(self.here.node))
         self.post.report(self.post.circle.outer.commit(), order.step, first)
+        if self._lockstep is not None and (settled := self._lockstep.committed()) is not None:
+            self._tell_round(*settled, first)
         self.here.report(e.StageCommitted, step=order.step)
         if self.outliving is not None:
             self.outliving.look(self.keeping, order.generation)
@@ -281,11 +316,14 @@ class Worker:
         weighed = Counted(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
         made = self.post.circle.settle(order.round, replica, peers, self.runner, weighed)
         self.post.links.part()
-        verdict = replace(made.verdict, refused=order.left_out)
-        self.post.report(verdict, order.round, first=replica == order.members[0])
-        told = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
-        self.here.report(e.RoundMade, round=order.round, **told)
+        made = replace(made, verdict=replace(made.verdict, refused=order.left_out))
+        self._tell_round(order.round, made, first=replica == order.members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
+
+    def _tell_round(self, round: int, made: Made, first: bool) -> None:
+        self.post.report(made.verdict, round, first)
+        told = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
+        self.here.report(e.RoundMade, round=round, **told)
 
     def _lend(self, order: d.Donate) -> None:
         """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
@@ -299,7 +337,9 @@ class Worker:
     def _save(self, order: d.Save) -> None:
         self._drop()
         store, replicas = CheckpointStore(self.setup.checkpoints), self.resolved.replicas
-        folder, here = store.part(order.step, replicas, order.replica, order.generation), self.here
+        here = self.here
+        column = (here.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
+        folder = store.part(order.step, column[1], column[0], order.generation)
         state, keeps = self.runner.state(), kept(order, here.node)
         if self.config.exchange.replicas > 1:
             state.outer = self.post.circle.outer.settled.state()
@@ -313,19 +353,21 @@ class Worker:
         """Return this worker's faults; without any, it does not import ``faults/``."""
         from planaria.faults.worker import WorkerFaults
 
-        return WorkerFaults(self.config, self.post.links, self.post.circle.outer, self._struck)
+        return WorkerFaults(self.config, self.post.links, self.post.circle.outer, self._struck, self.desk.end)
 
     def _struck(self, signal: str, blow: d.Blow) -> None:
         self.here.report(e.FaultInjected, signal=signal, moment=blow.moment, number=blow.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
         """Tell what was done since the last such report, the bytes sent to each neighbour meanwhile, and peaks."""
+        if not self.desk.reports_timings:
+            return
         own = peaks()._asdict()
         self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.post.links.newly_sent(), **own)
 
     def _plan(self, order: d.RunStep) -> Plan:
         if order.mode == "evaluate":
             return self.resolved.validation(self.here.absent, self.here.replica)
-        if self.coded is not None:
-            return next(self.coded.work(order.step, (), self.here.number)).plan
+        if self.step_work is not None:
+            return self.step_work.plan(order.step, self.here.number)
         return self.resolved.training(order.step, self.here.absent, self._detour, self.here.replica)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class EdgeSpec:
 class Opened:
     """The other end is there; ``seconds`` since the edge was asked for."""
 
-    edge: Edge
+    edge: EdgeEnd
     seconds: float
 
 
@@ -74,7 +75,7 @@ class Opened:
 class Arrived:
     """A checked frame."""
 
-    edge: Edge
+    edge: EdgeEnd
     header: Header
     payload: Tensor
 
@@ -83,7 +84,7 @@ class Arrived:
 class Broken:
     """The edge is of no more use; said once."""
 
-    edge: Edge
+    edge: EdgeEnd
     detail: str
     silent_relay: bool = False
     """could the edge not be opened because its relay does not answer?"""
@@ -91,16 +92,58 @@ class Broken:
     """did the other end send what is no frame, or none that this edge carries?"""
 
 
-class Edge:
-    """A full-duplex edge. The inbox serves it; all else is called by the worker's main thread, :meth:`send` by any."""
+class EdgeEnd:
+    """One end of an edge."""
 
-    def __init__(self, spec: EdgeSpec, port: Port, inbox: Inbox) -> None:
+    def __init__(self, spec: EdgeSpec) -> None:
         self.spec = spec
         self.sent_bytes = 0
         self.hold_s, self.hold_until = 0.0, 0.0
         """a fault: each frame that arrives is held for so long, until then (monotonic seconds)"""
         self.transits: deque[float] = deque(maxlen=_MOST_TRANSITS)
         """of the activations that came: seconds from being handed over by the sender, by its clock and ours"""
+
+    def send(self, label: Label, payload: Tensor, later: bool = False) -> None:
+        """Send a frame; one that may wait (``later``) lets all others pass that are sent before it is whole."""
+        raise NotImplementedError
+
+    def hurry(self) -> None:
+        """Nothing else is to be sent for now: what may wait need not."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Stop reporting; what was sent before still goes out."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Break the edge without a word, as a network may: both ends find out."""
+        raise NotImplementedError
+
+
+class Transport(Protocol):
+    """How a worker connects to others."""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the listener; empty in a shared process."""
+
+    @property
+    def trouble(self) -> str:
+        """The error of the edge that has failed to open for the longest time; empty if there is none."""
+
+    def edge(self, spec: EdgeSpec) -> EdgeEnd:
+        """Open this worker's end of an edge; :class:`Opened` follows."""
+
+    def shut(self, seconds: float) -> None:
+        """Partition this worker from all others for ``seconds`` (an injected fault)."""
+
+
+class Edge(EdgeEnd):
+    """An edge over a connection. The inbox serves it; all else is called by the worker's main thread, :meth:`send` by
+    any."""
+
+    def __init__(self, spec: EdgeSpec, port: Port, inbox: Inbox) -> None:
+        super().__init__(spec)
         self._port, self._inbox = port, inbox
         self._unsent: deque[tuple[memoryview, memoryview]] = deque()
         self._later, self._coming = Outgoing(), Incoming()
@@ -327,6 +370,27 @@ class Edge:
     def _deliver(self, item: Arrived | Broken, due: float) -> None:
         if not self._abandoned:
             self._inbox.deliver(item, due)
+
+
+class SocketTransport:
+    """The transport of a worker that has its own process."""
+
+    def __init__(self, port: Port, inbox: Inbox) -> None:
+        self.port, self._inbox = port, inbox
+
+    @property
+    def address(self) -> str:
+        return self.port.address
+
+    @property
+    def trouble(self) -> str:
+        return self.port.trouble
+
+    def edge(self, spec: EdgeSpec) -> Edge:
+        return Edge(spec, self.port, self._inbox)
+
+    def shut(self, seconds: float) -> None:
+        self.port.shut(seconds)
 
 
 def _reason(error: Exception) -> str:

@@ -37,6 +37,21 @@ class Served(Protocol):
         """Read and write what can be read and written now. Only one thread at a time calls this."""
 
 
+class Items(Protocol):
+    """The queue interface of an inbox; its owner calls ``get`` and ``empty``."""
+
+    rounds: int
+    """number of times that edges were served"""
+
+    def put(self, item: Any) -> None: ...
+
+    def get(self, timeout: float | None = None) -> Any: ...
+
+    def empty(self) -> bool: ...
+
+    def unheard(self) -> bool: ...
+
+
 class _Act(NamedTuple):
     """Something to do, in place of something to hand over."""
 

@@ -1,4 +1,4 @@
-"""The ``inline`` engine: all stages in this process, a plan's actions in one fixed topological order."""
+"""A simulator of runs: all stages in this process, a plan's actions in one fixed topological order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from planaria.control.decisions import PEER
 from planaria.control.memory import Memory
 from planaria.control.replica import after_commit
 from planaria.data.stream import Stream
+from planaria.exchange.coded.worker import coded_steps
+from planaria.lab.inline.replicas import InlineReplicas, Round, Verdicts
+from planaria.lab.inline.rounds import InlineRounds, carry_out
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
 from planaria.pipeline.plan.actions import Action, Plan
@@ -22,10 +25,7 @@ from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
 from planaria.recovery.chain import ages_by_stage
 from planaria.runtime.engine.check import require_device, require_sound
-from planaria.runtime.engine.coded_step import coded_steps
 from planaria.runtime.engine.copies import Keeping, workshop
-from planaria.runtime.engine.inline_replicas import InlineReplicas, Round, Verdicts
-from planaria.runtime.engine.inline_rounds import InlineRounds, carry_out
 from planaria.runtime.engine.perform import adding
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner, added

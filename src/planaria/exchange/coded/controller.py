@@ -12,24 +12,25 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
+from planaria.exchange.coded.coding import coding_of
+from planaria.exchange.coded.facts import CloseRound, RoundLate
+from planaria.exchange.coded.progress import coded_step
 
 LEAST_S = 0.005
 """that stragglers are given beyond the fastest: less is the way of a report"""
 
 
-def close_round(run: RunState, replica: ReplicaState) -> d.CloseRound | None:
+def close_round(run: RunState, replica: ReplicaState) -> CloseRound | None:
     """End the round that the replica's nodes work at, if it is over."""
-    coding, coded = run.coding, replica.coded
+    coding, coded = coding_of(run.settings.exchange), coded_step(replica)
     if coding is None or coded is None or replica.broken or len(coded.counted) == coding.rounds:
         return None
     done = coded.done(replica.arrangement)
     if not coding.may_close(coded.counted, done, coded.late):
         return None
-    return d.CloseRound(
+    return CloseRound(
         replica=replica.number,
         generation=replica.generation,
         step=replica.step,
@@ -60,7 +61,7 @@ class Stragglers:
 
     def note(self, now: float, run: RunState) -> None:
         """Take down which rounds are under way."""
-        if run.coding is None:
+        if (coding := coding_of(run.settings.exchange)) is None:
             return
         for number, replica in run.live.items():
             at = _under_way(run, replica)
@@ -71,14 +72,14 @@ class Stragglers:
             if number not in self._begun or self._begun[number][0] != at:
                 self._begun[number] = at, now
                 self._until.pop(number, None)
-            assert replica.coded is not None
-            done = replica.coded.done(replica.arrangement)
-            if number not in self._until and done & run.coding.busy(replica.coded.counted):
+            coded = coded_step(replica)
+            assert coded is not None
+            if number not in self._until and coded.done(replica.arrangement) & coding.busy(coded.counted):
                 fastest = now - self._begun[number][1]
-                until = math.inf if replica.coded.late else now + max(LEAST_S, (run.coding.slow - 1) * fastest)
+                until = math.inf if coded.late else now + max(LEAST_S, (coding.slow - 1) * fastest)
                 self._until[number] = until, fastest
 
-    def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.RoundLate]:
+    def over(self, now: float, state: Callable[[], RunState]) -> Iterator[RoundLate]:
         """Rounds that are late by now; each may change the ``state``."""
         for number, (until, fastest) in list(self._until.items()):
             if now < until:
@@ -86,11 +87,24 @@ class Stragglers:
             self._until[number] = math.inf, fastest
             at = _under_way(state(), state().replicas[number])
             if at is not None and at == self._begun[number][0]:
-                yield e.RoundLate(replica=number, **at._asdict(), fastest_s=fastest)
+                yield RoundLate(replica=number, **at._asdict(), fastest_s=fastest)
 
 
 def _under_way(run: RunState, replica: ReplicaState) -> _Round | None:
-    coded = replica.coded
-    if replica.phase != "run" or coded is None or run.coding is None or len(coded.counted) == run.coding.rounds:
+    coded, coding = coded_step(replica), coding_of(run.settings.exchange)
+    if replica.phase != "run" or coded is None or coding is None or len(coded.counted) == coding.rounds:
         return None
     return _Round(replica.generation, replica.step, len(coded.counted))
+
+
+class CodedSteps:
+    """The feature (``control/features.py``)."""
+
+    def lead(self, run: RunState, replica: ReplicaState) -> CloseRound | None:
+        return close_round(run, replica)
+
+    def clock(self) -> Stragglers:
+        return Stragglers()
+
+
+CODED_STEPS = CodedSteps()

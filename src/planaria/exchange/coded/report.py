@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.coded_step import CodedStep
 from planaria.control.run_record import RunRecord
 from planaria.exchange.coded.choose import Chosen, choose
 from planaria.exchange.coded.coding import Coding, coding_of
+from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent
 from planaria.exchange.coded.simulate import Profile
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.report import page
@@ -53,10 +53,10 @@ def _laps(record: RunRecord) -> list[Lap]:
             nodes = Arrangement(dict(enumerate(fact.arrangement)))
         elif isinstance(fact, d.RunStep):
             coded, began, sent = CodedStep(), t, {}
-        elif isinstance(fact, e.ResultsSent) and fact.round == len(coded.counted):
+        elif isinstance(fact, ResultsSent) and fact.round == len(coded.counted):
             coded = CodedStep(coded.counted, coded.sent | {fact.node})
             sent |= dict.fromkeys(coded.done(nodes) - sent.keys(), t - began)
-        elif isinstance(fact, d.CloseRound):
+        elif isinstance(fact, CloseRound):
             counted = frozenset(fact.counted)
             found.append(Lap(fact.step, fact.round, sent, counted, t - began))
             coded, began, sent = coded.closed(counted), t, {}

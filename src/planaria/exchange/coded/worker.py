@@ -17,10 +17,10 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.control import events as e
-from planaria.control.decisions import CloseRound
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.coded.base import Task
 from planaria.exchange.coded.coding import Coding, Counted, Sent, coding_of
+from planaria.exchange.coded.facts import CloseRound, ResultsSent
 from planaria.pipeline.plan.actions import Plan
 from planaria.runtime.engine.desk import Interrupted
 from planaria.runtime.engine.perform import perform
@@ -54,6 +54,21 @@ class CodedSteps:
     resolved: ResolvedRun
     microbatches: int
     """of a step, those of all replicas together"""
+
+    @property
+    def rounds(self) -> int:
+        """Of a step."""
+        return self.coding.rounds
+
+    def plan(self, step: int, number: int) -> Plan:
+        """The plan of a replica's first task of a step."""
+        return next(self.work(step, (), number)).plan
+
+    def run(
+        self, post: Post, runner: StageRunner, data: Data, spans: list[e.Span], begun: Callable[[int], None]
+    ) -> None:
+        """Make a step (``StepWork.run``)."""
+        CodedRounds(self, post, runner, data, spans).run(begun)
 
     def work(self, step: int, counted: Counted, replica: int) -> Iterator[Work]:
         """What ``replica`` does in the round after those that ``counted`` tells of."""
@@ -183,7 +198,7 @@ class CodedRounds:
                     part = self._steps.part(Sent(here.number, round, work.task.job, work.task.vector))
                     for node in self._others.values():
                         self._post.send_share(node, vector, part)
-            here.report(e.ResultsSent, round=len(self._counted))
+            here.report(ResultsSent, round=len(self._counted))
             self._post.desk.at("exchange", here.step)
             while True:
                 self._post.hear(self._post.desk.next())

@@ -1,16 +1,14 @@
-"""The rounds of a coded step in one process; each node computes what a worker does (``coded_step.py``)."""
+"""The rounds of a coded step in one process; each node computes what a worker does (``exchange/coded/worker.py``)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from planaria.exchange.coded.coding import Counted
-from planaria.faults.trace import LAGGING, Trace
+from planaria.exchange.coded.worker import CodedSteps, Sums
 from planaria.pipeline.plan.actions import Action, Key, Plan, topological_order
-from planaria.runtime.engine.coded_step import CodedSteps, Sums
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.samples import Data
 
@@ -24,22 +22,6 @@ class InlineRounds:
     def __init__(self, steps: CodedSteps, runners: Mapping[int, StageRunner]) -> None:
         self._steps, self._runners = steps, runners
         self.counts: Counts = lambda step, counted: frozenset(range(steps.coding.replicas))
-
-    def slowed(self, trace: Trace) -> None:
-        """From now on a replica is late in all rounds of a step in which ``trace`` slows a node of it, or its data; of
-        several, as many as must be are waited for."""
-        arrangement, coding = self._steps.resolved.arrangement, self._steps.coding
-        late = defaultdict[int, set[int]](set)
-        for fault in trace.faults:
-            if fault.signal in LAGGING:
-                late[fault.step].add(arrangement.peers(fault.stage).index(fault.stage))
-
-        def counts(step: int, counted: Counted) -> frozenset[int]:
-            behind = sorted(late.get(step, ()))
-            order = [replica for replica in range(coding.replicas) if replica not in behind] + behind
-            return coding.admitted(counted, order, len(behind))
-
-        self.counts = counts
 
     def run(self, step: int, data: Callable[[int], Data]) -> None:
         """Let every node have the gradient of ``step``; ``data``: what it needs of the samples, by stage."""

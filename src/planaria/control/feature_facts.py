@@ -1,0 +1,15 @@
+"""Registration of the events, reports and orders of features that own a package.
+
+The unions in ``events.py``, ``reports.py`` and ``decisions.py`` include them from here. To add or remove a feature,
+change this module, ``feature_state.py``, ``features.py`` and ``runtime/engine/step_work.py``.
+"""
+
+from __future__ import annotations
+
+from planaria.exchange.coded.facts import CloseRound, ResultsSent, RoundLate
+
+Reported = ResultsSent
+Happened = ResultsSent | RoundLate
+Ordered = CloseRound
+NOT_SHOWN = ResultsSent, RoundLate, CloseRound
+"""those that the live page does not show"""

@@ -1,0 +1,16 @@
+"""Registration of features that keep state for the current training step; each owns a package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planaria.control.state import RunState
+from planaria.exchange.coded import progress
+
+BEGUN = (progress.begun,)
+"""functions that return a feature's initial state of a training step, or None if the feature is off"""
+
+
+def begun(run: RunState) -> Any:
+    """Return the initial ``ReplicaState.progress`` of a training step."""
+    return next((kept for feature in BEGUN if (kept := feature(run)) is not None), None)

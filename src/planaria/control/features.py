@@ -1,0 +1,47 @@
+"""Registration of features that add decisions and timers to the controller; each owns a package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from planaria.control.decisions import Decision
+from planaria.control.events import Event
+from planaria.control.replica import ReplicaState
+from planaria.control.state import RunState
+from planaria.exchange.coded.controller import CODED_STEPS
+
+
+class Clock(Protocol):
+    """Timers of a feature, in monotonic seconds."""
+
+    @property
+    def due(self) -> list[float]:
+        """Times at which the timers expire."""
+
+    def note(self, now: float, run: RunState) -> None:
+        """Start and stop timers after a change of the run's state."""
+
+    def over(self, now: float, state: Callable[[], RunState]) -> Iterator[Event]:
+        """Yield an event for each expired timer; each event may change the ``state``."""
+
+
+class Feature(Protocol):
+    """A feature's part in the controller.
+
+    ``feature_facts.py`` registers its events and orders, ``feature_state.py`` its state.
+    """
+
+    def lead(self, run: RunState, replica: ReplicaState) -> Decision | None:
+        """Return the next decision in the current step, if any."""
+
+    def clock(self) -> Clock:
+        """Return new timers for a run."""
+
+
+FEATURES: tuple[Feature, ...] = (CODED_STEPS,)
+
+
+def lead(run: RunState, replica: ReplicaState) -> Decision | None:
+    """Return the next decision of any feature in the current step."""
+    return next((found for feature in FEATURES if (found := feature.lead(run, replica)) is not None), None)

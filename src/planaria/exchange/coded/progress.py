@@ -1,0 +1,52 @@
+"""How what happens in a coded step changes its progress. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planaria.control.apply_base import answering, handles, with_replica
+from planaria.control.replica import ReplicaState, go_on
+from planaria.control.state import RunState
+from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
+
+
+def begun(run: RunState) -> CodedStep | None:
+    """The progress of a training step that begins; None where every result is waited for."""
+    return CodedStep() if run.settings.coded else None
+
+
+def coded_step(replica: ReplicaState) -> CodedStep | None:
+    """The coded step under way, if there is one."""
+    return replica.progress if isinstance(replica.progress, CodedStep) else None
+
+
+@handles
+def _(fact: ResultsSent, run: RunState) -> RunState:
+    replica = answering(run, fact, "run")
+    coded = None if replica is None else _in_round(replica, fact)
+    if replica is None or coded is None:
+        return run
+    return with_replica(run, go_on(replica, progress=replace(coded, sent=coded.sent | {fact.node})))
+
+
+@handles
+def _(fact: RoundLate, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    coded = _in_round(replica, fact)
+    if replica.phase != "run" or replica.generation != fact.generation or coded is None:
+        return run
+    return with_replica(run, go_on(replica, progress=replace(coded, late=True)))
+
+
+def _in_round(replica: ReplicaState, fact: ResultsSent | RoundLate) -> CodedStep | None:
+    """The coded step under way, if the fact is about its present round."""
+    coded = coded_step(replica)
+    return coded if coded is not None and (fact.step, fact.round) == (replica.step, len(coded.counted)) else None
+
+
+@handles
+def _(fact: CloseRound, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    coded = coded_step(replica)
+    assert coded is not None, "a round is closed in a coded step"
+    return with_replica(run, go_on(replica, progress=coded.closed(frozenset(fact.counted))))

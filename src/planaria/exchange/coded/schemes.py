@@ -1,0 +1,94 @@
+"""Gradient coding, by which replicas continue without late ones: a registry of schemes.
+
+A recipe says ``exchange.coded = "msgc"``, or a table
+``{ scheme = "msgc", burst = 1, window = 3, stragglers = 2, jobs = 8 }``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from planaria.common.errors import UserError
+from planaria.config.registry import Registry
+from planaria.exchange.coded.base import Scheme, Uncoded
+from planaria.exchange.coded.gc import GC
+from planaria.exchange.coded.sgc import MSGC, SRSGC
+
+SCHEMES: Registry[Scheme] = Registry(
+    "scheme",
+    "exchange.coded.scheme",
+    Scheme,  # type: ignore[type-abstract]
+    {"none": Uncoded, "gc": GC, "srsgc": SRSGC, "msgc": MSGC},
+    place="exchange.coded",
+)
+FEWEST = 3
+"""replicas: of two, the one that is left computes everything in any code"""
+MOST_JOBS = 1 << 10
+JOBS = 8
+"""of a step, unless given, where some rounds at its end only finish what is open; else one"""
+AUTO = "auto"
+"""no number of stragglers: a run does not choose by itself"""
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A scheme, and how a step is cut into its jobs."""
+
+    scheme: Scheme
+    jobs: int = JOBS
+    """J: jobs of a step, which takes J + T rounds"""
+    slow: float = 2.0
+    """1 + µ: who takes more than so many times the fastest worker's time is late"""
+
+    def least(self, n: int) -> int:
+        """The microbatches of each of n replicas in a step are a multiple of this."""
+        whole = self.jobs * self.scheme.chunks(n)
+        return whole // gcd(whole, n)
+
+    def require(self, n: int, microbatches: int) -> None:
+        """:raises UserError: if a step of so many microbatches a replica cannot be cut into jobs and chunks."""
+        if over := microbatches % (least := self.least(n)):
+            raise UserError(
+                f"exchange.coded: {n} replicas and jobs = {self.jobs} need pipeline.microbatches to be a multiple of "
+                f"{least}, and here are {microbatches}; take {microbatches + least - over}, or other jobs or parameters"
+            )
+
+
+def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
+    """What ``exchange.coded`` names, for so many members.
+
+    :raises UserError: naming what is unknown or does not go together.
+    """
+    given: dict[str, Any] = {"scheme": said} if isinstance(said, str) else dict(said)
+    name: Any = given.pop("scheme", None)
+    jobs: Any = given.pop("jobs", None)
+    slow: Any = given.pop("slow", Coded.slow)
+    if not isinstance(name, str):
+        raise UserError(f"exchange.coded = {said!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
+    if members < FEWEST:
+        raise UserError(
+            f"exchange.coded: {name!r} needs exchange.replicas = {FEWEST} or more, and here are {members}; "
+            "add replicas, or leave it out"
+        )
+    _require_window(JOBS if jobs is None else jobs, slow)
+    if given.get("stragglers") == AUTO:
+        raise UserError(
+            "exchange.coded: stragglers = 'auto' is not known here; train with exchange.coded = 'none' for some twenty "
+            "steps, let `planaria advise RECIPE --delays RUN` choose, and give what it says"
+        )
+    scheme = SCHEMES.make(name, given)
+    if why := scheme.objection(members):
+        raise UserError(f"exchange.coded: {name!r}: {why}")
+    if jobs is None:
+        jobs = JOBS if scheme.delay() else 1
+    return Coded(scheme, jobs, float(slow))
+
+
+def _require_window(jobs: Any, slow: Any) -> None:
+    if not isinstance(jobs, int) or isinstance(jobs, bool) or not 1 <= jobs <= MOST_JOBS:
+        raise UserError(f"exchange.coded.jobs = {jobs!r}: give a number of jobs a step from 1 to {MOST_JOBS}")
+    if not isinstance(slow, int | float) or isinstance(slow, bool) or not 1 < slow <= 1e6:
+        raise UserError(f"exchange.coded.slow = {slow!r}: give a number above 1, times the fastest replica's time")

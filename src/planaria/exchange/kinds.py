@@ -1,0 +1,64 @@
+"""Exchanges between replicas of a stage: their registry, and the exchange that a recipe configures."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planaria.common.errors import UserError
+from planaria.config.registry import Registry, blaming, foreign
+from planaria.config.schema import ExchangeConfig
+from planaria.exchange.aggregate import Averaging
+from planaria.exchange.allreduce import AllReduce, Local
+from planaria.exchange.base import Exchange
+from planaria.exchange.compression import compression_of
+from planaria.exchange.diloco import DiLoCo
+from planaria.exchange.gasloc import Gasloc
+from planaria.exchange.gossip import PairMean
+from planaria.exchange.monna import MoNNA
+from planaria.exchange.noloco import NoLoCo
+from planaria.exchange.robust import robust_of
+from planaria.exchange.streaming import Streaming
+
+EXCHANGES: Registry[Exchange] = Registry(
+    "exchange",
+    "exchange.kind",
+    Exchange,  # type: ignore[type-abstract]
+    {
+        "allreduce": AllReduce,
+        "local": Local,
+        "diloco": DiLoCo,
+        "streaming_diloco": Streaming,
+        "noloco": NoLoCo,
+        "pair_mean": PairMean,
+        "gasloc": Gasloc,
+        "monna": MoNNA,
+    },
+)
+
+
+@lru_cache
+def exchange(config: ExchangeConfig) -> Exchange:
+    """The exchange that the recipe names, made once: those who lead replicas ask at every turn.
+
+    :raises UserError: naming the kind or option that is unknown, or the option's wrong value.
+    """
+    made = EXCHANGES.make(config.kind, config.options)
+    if config.compress:
+        if not isinstance(made, Averaging):
+            raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
+        made = made.compressed(compression_of(config.compress))
+        if config.replicas > 1 and (wrong := made.compression.feedback.unfit(config.replicas)):
+            raise UserError(f"exchange.compress: {wrong}")
+    if config.robust:
+        if not isinstance(made, Averaging):
+            raise UserError(f"exchange.robust: {config.kind!r} makes no one value of several; leave it out")
+        made = made.defended(robust_of(config.robust, config.replicas), config.replicas)
+    with blaming(lambda: foreign([type(made)])):
+        every, overlap = made.interval, made.overlap
+        if config.replicas > 1 and (wrong := made.misfit(config.replicas)):
+            raise UserError(f"exchange.kind = {config.kind!r}: {wrong}")
+        if every is not None and (not isinstance(every, int) or every < 0):
+            raise UserError(f"exchange.kind = {config.kind!r}: interval is {every!r}; give a number of steps, or None")
+        if overlap and not 0 < overlap < (every or 0):
+            raise UserError(f"exchange.kind = {config.kind!r}: overlap is {overlap}; give less than interval, {every}")
+    return made

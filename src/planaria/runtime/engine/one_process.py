@@ -1,0 +1,145 @@
+"""Runs in one process: the fleet's workers as greenlets, led by the fleet's controller."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from queue import Empty
+from typing import NoReturn
+
+import torch
+from greenlet import GreenletExit
+
+from planaria.common.memory_pool import keep_freed
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.data.shards import Data
+from planaria.faults.trace import FATAL, LAGGING
+from planaria.runtime.engine.desk import Desk
+from planaria.runtime.engine.gauge import peaks
+from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.setup import Setup
+from planaria.runtime.engine.sleeper import new_runner
+from planaria.runtime.engine.step_work import step_work
+from planaria.runtime.engine.worker import Worker
+from planaria.runtime.fleet.cooperative import CooperativeFleet, Slot
+from planaria.runtime.transport.local import LocalTransport, Rendezvous
+
+
+def of_one_process(config: RunConfig) -> RunConfig:
+    """Return ``config`` with settings disabled that need several processes: spares, diagnosis, relays, emulated links,
+    background saves."""
+    fleet: dict[str, object] = {"spares": 0, "own": None, "diagnose": "off", "replace": True, "relays": {}}
+    return config.model_copy(
+        update={
+            "fleet": config.fleet.model_copy(update=fleet),
+            "network": config.network.model_copy(update={"emulate": False}),
+            "checkpoint": config.checkpoint.model_copy(update={"background": False}),
+        }
+    )
+
+
+@contextmanager
+def one_process(
+    run: ResolvedRun, data: Data, folder: Path, offset: int = 0, part: str = ""
+) -> Iterator[CooperativeFleet]:
+    """Yield a fleet of workers in this process, and set torch to one thread meanwhile.
+
+    ``offset``: number of the first sample of block 0. ``part``: name of this part of the run.
+    """
+    setup, rendezvous = Setup(run.config, folder, data.folder, "", offset=offset, part=part), Rendezvous()
+    last_runners: dict[int, StageRunner] = {}
+
+    def work(slot: Slot) -> None:
+        first = new_runner(run.config, 1, initialise=False)
+        desk = InProcessDesk(slot, run)
+        worker = Worker(setup, run, slot.worker, desk, LocalTransport(rendezvous, slot.inbox), first, last_runners)
+        try:
+            worker.run(slot.incarnation)
+        finally:
+            rendezvous.leave(slot.inbox)
+            worker.close()
+            if run.recovery.control and worker.here.node >= 0:
+                if desk.doing == "commit":  # the other workers apply this step
+                    worker.runner.commit(worker.here.step)
+                worker.runner.drop()
+                last_runners[worker.here.node] = worker.runner
+
+    keep_freed()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # two OpenMP threads beside one busy process are many times slower
+    try:
+        with closing(CooperativeFleet(work)) as fleet:
+            yield fleet
+    finally:
+        torch.set_num_threads(before)
+
+
+def whole(step: int) -> e.Worked:
+    """Return a report of this process's peak memory until ``step``."""
+    return e.Worked(
+        worker="inline", node=-1, stage=-1, generation=0, step=step, spans=[], sent_bytes={}, **peaks()._asdict()
+    )
+
+
+class InProcessDesk(Desk):
+    """The control channel of a worker that shares its process.
+
+    The injected faults ``stop`` and ``stuck`` kill the worker, like ``kill``. ``slow`` makes it run after all others
+    for one step, in runs whose steps do not wait for late replicas. Byzantine workers behave as on a fleet. Other
+    faults are ignored.
+    """
+
+    reports_timings = False
+    """timings in a shared process do not describe one worker"""
+
+    def __init__(self, slot: Slot, run: ResolvedRun) -> None:
+        super().__init__(slot, math.inf, inbox=slot.inbox)
+        self._slot, self._skips_late = slot, step_work(run) is not None
+        self._slowed: d.Blow | None = None
+        self.doing = "orders"
+
+    def open(self) -> None:
+        self._slot.take_in = self._hear
+
+    def _hear(self, text: bytes) -> None:
+        order = d.ORDER.validate_json(text)
+        if isinstance(order, d.Blow):
+            self._befall(order)
+            return
+        if isinstance(order, d.RunStep | d.Commit):
+            self._slot.late, self._slowed = self._slowed is not None, None
+        self.take_in(order)
+
+    def _befall(self, blow: d.Blow) -> None:
+        if blow.signal in FATAL:
+            self.take_in(blow.model_copy(update={"signal": "kill"}))
+        elif blow.signal == "lie":
+            self.take_in(blow)
+        elif blow.signal in LAGGING and self._skips_late:
+            self._slowed = blow
+            self.struck(blow.signal, blow)
+
+    def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
+        """Record the current action, and inject a fault that is scheduled for it."""
+        self.doing = doing
+        if self.faults is not None:
+            self.faults.at(doing, microbatch, hop)
+
+    def _await(self, deadline: float | None) -> object:
+        try:
+            return self.inbox.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except Empty:
+            return None
+
+    def leave(self, code: int = 0) -> NoReturn:
+        raise GreenletExit
+
+    def end(self, number: object) -> None:
+        self._slot.reason = "killed"
+        raise GreenletExit

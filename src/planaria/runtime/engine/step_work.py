@@ -1,0 +1,39 @@
+"""Features that replace a worker's training step: their interface and registration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from planaria.control.events import Span
+from planaria.exchange.coded.worker import coded_steps
+from planaria.pipeline.plan.actions import Plan
+from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.samples import Data
+
+
+class StepWork(Protocol):
+    """A training step that does not wait for late replicas."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in a step."""
+
+    def plan(self, step: int, number: int) -> Plan:
+        """Return the plan with which the ``number``-th node of a stage starts a step."""
+
+    def run(self, post: Post, runner: StageRunner, data: Data, spans: list[Span], begun: Callable[[int], None]) -> None:
+        """Run a step and leave its gradient in ``runner``; call ``begun`` with the number of each round.
+
+        :raises Interrupted: when the controller cancels the step.
+        """
+
+
+def step_work(resolved: ResolvedRun) -> StepWork | None:
+    """Return the feature that runs training steps, or None if a step is a single plan.
+
+    :raises UserError: when settings conflict with the feature.
+    """
+    return coded_steps(resolved)

@@ -1,0 +1,115 @@
+"""Workers of one process: order of reports, exits reported once, late workers last."""
+
+from __future__ import annotations
+
+import signal
+from queue import Empty
+
+import pytest
+
+from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.cooperative import CooperativeFleet, Slot
+
+
+def echo(slot: Slot) -> None:
+    """Report every order until the order to stop."""
+    slot.send_bytes(b"here")
+    while (word := slot.inbox.get()) != b"stop":
+        slot.send_bytes(slot.worker.encode() + b" " + word)
+
+
+def said(fleet: CooperativeFleet, seconds: float = 0.0) -> list[bytes]:
+    return [notice.text for notice in fleet.poll(seconds) if isinstance(notice, Said)]
+
+
+def test_a_poll_lets_all_go_on_until_nobody_can() -> None:
+    fleet = CooperativeFleet(echo)
+    fleet.spawn("w0", 1)
+    fleet.spawn("w1", 1)
+    assert said(fleet) == [b"here", b"here"]
+    for worker in ("w1", "w0", "w1"):
+        fleet.send(worker, b"a word")
+    assert said(fleet) == [b"w0 a word", b"w1 a word", b"w1 a word"]
+    assert fleet.poll(0.0) == []
+    fleet.close()
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_an_end_is_told_once_and_its_successor_is_another(how: str) -> None:
+    fleet = CooperativeFleet(echo)
+    fleet.spawn("w0", 1)
+    fleet.poll(0.0)
+    if how == "stop":
+        fleet.send("w0", b"stop")
+    else:
+        fleet.signal("w0", 2, signal.SIGKILL)  # of an incarnation that there is not
+        assert fleet.poll(0.0) == []
+        fleet.signal("w0", 1, signal.SIGKILL)
+    (gone,) = fleet.poll(0.0)
+    assert isinstance(gone, Gone) and (gone.worker, gone.incarnation, gone.cause) == ("w0", 1, "exit")
+    fleet.send("w0", b"to nobody")
+    assert fleet.poll(0.0) == []
+    fleet.spawn("w0", 2)
+    fleet.send("w0", b"again")
+    assert said(fleet) == [b"here", b"w0 again"]
+    fleet.close()
+
+
+def test_who_is_late_goes_on_when_nobody_else_has_anything_to_do() -> None:
+    slots = list[Slot]()
+
+    def work(slot: Slot) -> None:
+        slots.append(slot)
+        echo(slot)
+
+    fleet = CooperativeFleet(work)
+    fleet.spawn("w0", 1)
+    fleet.spawn("w1", 1)
+    fleet.poll(0.0)
+    slots[0].late = True
+    fleet.send("w0", b"a")
+    fleet.send("w1", b"b")
+    assert [said(fleet) for _ in range(3)] == [[b"w1 b"], [], [b"w0 a"]]
+    fleet.close()
+
+
+def test_a_wait_is_in_vain_once_nobody_has_had_anything_to_do_for_so_long() -> None:
+    def waits(slot: Slot) -> None:
+        try:
+            slot.inbox.get(0.02)
+        except Empty:
+            slot.send_bytes(b"in vain")
+        slot.inbox.get()
+
+    fleet = CooperativeFleet(waits)
+    fleet.spawn("w0", 1)
+    assert [said(fleet, 0.01) for _ in range(4)] == [[], [], [b"in vain"], []]
+    fleet.close()
+
+
+def test_what_a_worker_raises_ends_the_run() -> None:
+    def fails(slot: Slot) -> None:
+        raise ValueError(slot.worker)
+
+    fleet = CooperativeFleet(fails)
+    fleet.spawn("w3", 1)
+    with pytest.raises(ValueError, match="w3"):
+        fleet.poll(0.0)
+    fleet.close()
+
+
+def test_closing_ends_all_and_runs_what_they_leave_to_be_done() -> None:
+    left = []
+
+    def tidy(slot: Slot) -> None:
+        try:
+            echo(slot)
+        finally:
+            left.append(slot.worker)
+
+    fleet = CooperativeFleet(tidy)
+    for worker in ("w0", "w1"):
+        fleet.spawn(worker, 1)
+    fleet.poll(0.0)
+    fleet.close()
+    assert left == ["w0", "w1"]
