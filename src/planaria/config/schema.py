@@ -252,7 +252,7 @@ class RunConfig(Section):
             self.__dict__["model"] = self.model.model_copy(update={"block_layers": cut})
         if why := self.model.uncut(self.pipeline.stages):
             raise ValueError(why)
-        together = self.exchange.replicas if self.routing.mixed else 1
+        together = self.exchange.replicas if self.engine == "inline" or self.routing.mixed else 1
         passes = 2 * (self.pipeline.stages + 1) * self.pipeline.microbatches * together
         if passes > bounds.MOST_PASSES:
             replicas = f" × exchange.replicas = {together}" if together > 1 else ""

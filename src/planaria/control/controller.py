@@ -237,7 +237,7 @@ class Controller:
                 self._order(decision, asked)
                 if isinstance(decision, d.Form):
                     self._borrow(decision)
-            case d.LeaveOut() | Ordered():
+            case _ if isinstance(decision, d.LeaveOut | Ordered):
                 self._order(decision, self.state.replicas[decision.replica].holders.values())
             case d.Introduce() | d.Meet() | d.Settle():
                 for number in decision.members:
@@ -284,7 +284,7 @@ class Controller:
         """Make room for the files of a checkpoint."""
         settings = self.state.settings
         for column in range(settings.lockstep_replicas) if settings.lockstep_replicas else [save.replica]:
-            self._store.collect(save.step, settings.lockstep_replicas or settings.replicas, column, save.generation)
+            self._store.collect(save.step, settings.saved_replicas, column, save.generation)
 
     def _seal(self, seal: d.Seal) -> None:
         settings = self.state.settings
@@ -293,7 +293,7 @@ class Controller:
             stages=seal.stages,
             pipeline_stages=self._config.pipeline.stages,
             samples=settings.samples_before(seal.step),
-            replicas=settings.lockstep_replicas or settings.replicas,
+            replicas=settings.saved_replicas,
             first_block=seal.first_block if settings.replicas > 1 else None,
             blocks_ahead=seal.blocks_ahead,
             standings=seal.standings,

@@ -194,6 +194,11 @@ class RunStarted(Fact):
         return self.exchange.replicas if several and exchange(self.exchange).interval != 0 else 0
 
     @property
+    def saved_replicas(self) -> int:
+        """Number of replicas that a checkpoint saves separately."""
+        return self.lockstep_replicas or self.replicas
+
+    @property
     def coded(self) -> bool:
         """Whether replicas use gradient coding."""
         return bool(self.exchange.coded)

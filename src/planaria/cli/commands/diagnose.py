@@ -20,7 +20,9 @@ def diagnose(folder: Path) -> str:
     """
     record = read_run(folder)
     if record.config.engine == "inline":
-        raise UserError(f"{folder}: was trained in one process, where nothing tells one worker's time from another's")
+        raise UserError(
+            f"{folder}: its workers shared one process, so there are no timings of single workers to diagnose"
+        )
     found, naming = diagnosis_of(record), naming_of(record)
     if not found.now:
         if record.config.fleet.diagnose == "off":

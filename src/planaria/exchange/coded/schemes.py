@@ -30,7 +30,7 @@ MOST_JOBS = 1 << 10
 JOBS = 8
 """of a step, unless given, where some rounds at its end only finish what is open; else one"""
 AUTO = "auto"
-"""no number of stragglers: a run does not choose by itself"""
+"""value of ``stragglers`` that a run rejects, since only `planaria advise` chooses a number"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Coded:
     jobs: int = JOBS
     """J: jobs of a step, which takes J + T rounds"""
     slow: float = 2.0
-    """1 + µ: who takes more than so many times the fastest worker's time is late"""
+    """1 + µ: a worker is late once it takes ``slow`` times as long as the fastest"""
 
     def least(self, n: int) -> int:
         """The microbatches of each of n replicas in a step are a multiple of this."""
@@ -49,7 +49,7 @@ class Coded:
         return whole // gcd(whole, n)
 
     def require(self, n: int, microbatches: int) -> None:
-        """:raises UserError: if a step of so many microbatches a replica cannot be cut into jobs and chunks."""
+        """:raises UserError: if ``microbatches`` per replica cannot be split into jobs and chunks."""
         if over := microbatches % (least := self.least(n)):
             raise UserError(
                 f"exchange.coded: {n} replicas and jobs = {self.jobs} need pipeline.microbatches to be a multiple of "
@@ -58,7 +58,7 @@ class Coded:
 
 
 def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
-    """What ``exchange.coded`` names, for so many members.
+    """Return the scheme of ``exchange.coded`` for ``members`` replicas.
 
     :raises UserError: naming what is unknown or does not go together.
     """

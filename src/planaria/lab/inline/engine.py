@@ -15,7 +15,7 @@ from planaria.control.memory import Memory
 from planaria.control.replica import after_commit
 from planaria.data.stream import Stream
 from planaria.exchange.coded.worker import coded_steps
-from planaria.lab.inline.replicas import InlineReplicas, Round, Verdicts
+from planaria.lab.inline.replicas import InlineReplicas, Round
 from planaria.lab.inline.rounds import InlineRounds, carry_out
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
@@ -41,10 +41,6 @@ class StepResult:
     grad_norms: dict[int, float]
     rounds: list[Round] = field(default_factory=list)
     """of the replicas' exchange, settled after this step"""
-    verdicts: Verdicts = field(default_factory=dict)
-    """what replicas that agree on gradients think of each other's"""
-    committed: Verdicts = field(default_factory=dict)
-    """what there is to tell of their own once the step is committed"""
 
 
 class InlineEngine:
@@ -53,15 +49,14 @@ class InlineEngine:
     Who is who goes by node; where every stage has one node, that is the stage's number.
     """
 
-    def __init__(self, run: RunConfig | ResolvedRun, train: Stream, validation: Stream | None = None) -> None:
+    def __init__(self, config: RunConfig, train: Stream, validation: Stream | None = None) -> None:
         """``train`` and ``validation`` give the samples (``planaria.streams(config)``).
 
         From then on the process keeps what it frees (``planaria.common.memory_pool.keep_freed``).
 
         :raises UserError: when settings of the recipe do not go together.
         """
-        self.resolved = run if isinstance(run, ResolvedRun) else ResolvedRun(run, together=True)
-        self.config = config = self.resolved.config
+        self.resolved, self.config = ResolvedRun(config, together=True), config
         self.step = 0
         self.sample_offset = 0
         """added to the numbers of all training samples: earlier steps took more, or fewer"""
@@ -104,12 +99,11 @@ class InlineEngine:
             self._memory = self._memory.begun(self.step)
         self._deliver("before")
         sample = self.sample_offset + self.step * self.config.samples
-        verdicts: Verdicts = {}
         if self.rounds is not None:
             self._carry_out_rounds(self.rounds, self._train, sample)
         else:
             self._carry_out(plan, self._train, sample, train=True)
-            verdicts = self._agree(there)
+            self._agree(there)
         for node in there.stage:  # all before the first `finish`, which waits for the device
             self.runners[node].clip()
         norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
@@ -118,13 +112,14 @@ class InlineEngine:
         for node in there.stage:
             self.runners[node].commit(self.step)
             self.keeping[node].commit(self.step)
-        committed = {} if self.replicas is None else self.replicas.commit()
+        if self.replicas is not None:
+            self.replicas.commit()
         self._grow_older()
         if self._memory is not None:
             self._memory = self._memory.committed(self.step, there.stage)
         rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
         first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
-        result = StepResult(self.step, loss, first, rounds, verdicts, committed)
+        result = StepResult(self.step, loss, first, rounds)
         self.step += 1
         return result
 
@@ -272,16 +267,16 @@ class InlineEngine:
                 self.parcel_bytes += message.nbytes
                 self.keeping[host].take(self.step, parcel, message)
 
-    def _agree(self, there: Arrangement) -> Verdicts:
+    def _agree(self, there: Arrangement) -> None:
         """The nodes of each stage add up what they have of its gradient, as workers do; replicas have their own way."""
         if self.replicas is not None:
-            return self.replicas.agree(self.step)
+            self.replicas.agree(self.step)
+            return
         for nodes in dict.fromkeys(adding(there, self.config.model, node) for node in there.stage):
             if len(nodes) > 1:
                 total = added(self.runners[node].share() for node in nodes)
                 for node in nodes:
                     self.runners[node].absorb(total)
-        return {}
 
     def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
         batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)

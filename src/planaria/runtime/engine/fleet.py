@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ PRELOAD = [worker.__name__, surveyor.__name__, "torch._dynamo"]
 def train(
     prepared: Prepared, folder: Path, observer: Observer, origin: Origin = START, stop: Callable[[], bool] | None = None
 ) -> Finish:
-    """Train on a fleet of processes, here or on a Ray cluster, or in this process, until the run is over; how it ended.
+    """Train with workers in processes, on a Ray cluster or in this process; return how the run ended.
 
     ``stop`` is asked again and again: when it says so, the run stops at a whole step, as after a signal.
 
@@ -64,13 +64,12 @@ def train(
     memory = prepare_memory(resolved, folder, started)
     with ExitStack() as ending:
         asked = ending.enter_context(stop_asked(stop))
-        fleet: Elastic
-        if inline:
-            place = one_process(resolved, prepared.dataset, folder, started.offset, started.part)
-            fleet = ending.enter_context(place)
-        else:
-            own = started.own_workers, started.offset, started.part
-            fleet = ending.enter_context(opened(config, prepared.dataset, folder, *own))
+        place: AbstractContextManager[Elastic] = (
+            one_process(resolved, prepared.dataset, folder, started.offset, started.part)
+            if inline
+            else opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part)
+        )
+        fleet = ending.enter_context(place)
         chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, _relay_watch(config))
         finish = controller.run(asked)

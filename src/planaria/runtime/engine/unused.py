@@ -105,9 +105,9 @@ def idle(run: ResolvedRun, trace: Trace) -> Iterator[str]:
     exchanged = [name for name in names if name.startswith("exchange.") and name != "exchange.most"]
     if exchanged and config.exchange.replicas == 1:
         yield f"{', '.join(exchanged)}: for several replicas; this run has one"
-    fleet = [
-        name for name in names if name.startswith("fleet.") or name in ("network.emulate", "checkpoint.background")
-    ]
+    several = {"network.emulate", "checkpoint.background", "exchange.patience_s"}
+    several |= {"exchange.strikes"} if config.routing.mixed else set()
+    fleet = [name for name in names if name.startswith("fleet.") or name in several]
     if fleet and config.engine == "inline":
         yield f"{', '.join(fleet)}: for workers in processes of their own; engine 'inline' has none"
     elif config.fleet.diagnose == "act" and not config.fleet.spares and config.fleet.own is None:

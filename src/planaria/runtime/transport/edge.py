@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -92,7 +93,7 @@ class Broken:
     """did the other end send what is no frame, or none that this edge carries?"""
 
 
-class EdgeEnd:
+class EdgeEnd(ABC):
     """One end of an edge."""
 
     def __init__(self, spec: EdgeSpec) -> None:
@@ -103,21 +104,21 @@ class EdgeEnd:
         self.transits: deque[float] = deque(maxlen=_MOST_TRANSITS)
         """of the activations that came: seconds from being handed over by the sender, by its clock and ours"""
 
+    @abstractmethod
     def send(self, label: Label, payload: Tensor, later: bool = False) -> None:
-        """Send a frame; one that may wait (``later``) lets all others pass that are sent before it is whole."""
-        raise NotImplementedError
+        """Send a frame. Frames sent afterwards overtake a frame that is sent ``later``."""
 
+    @abstractmethod
     def hurry(self) -> None:
-        """Nothing else is to be sent for now: what may wait need not."""
-        raise NotImplementedError
+        """Send the frames that were sent ``later`` now."""
 
+    @abstractmethod
     def abandon(self) -> None:
-        """Stop reporting; what was sent before still goes out."""
-        raise NotImplementedError
+        """Stop receiving; frames that were sent before still go out."""
 
+    @abstractmethod
     def reset(self) -> None:
-        """Break the edge without a word, as a network may: both ends find out."""
-        raise NotImplementedError
+        """Break the edge without notice, as a network failure does; both ends detect it."""
 
 
 class Transport(Protocol):
