@@ -1,7 +1,7 @@
 """planaria trains language models on machines that fail, lag and lie.
 
-The library's face; the commands are built on it. ``docs/python.md`` shows it by example. What it offers is imported
-when it is first asked for: ``import planaria`` does not wait for torch.
+The public Python interface, on which the commands are built; ``docs/python.md`` has examples. Members are imported on
+first use, so ``import planaria`` does not load torch.
 """
 
 from __future__ import annotations

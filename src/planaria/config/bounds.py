@@ -1,6 +1,6 @@
-"""Numbers with bounds, each with its reason: what is beyond is a slip of the pen, or somebody who tries what happens.
+"""Numbers with bounds, each with its reason.
 
-A bound is far above what anybody has run, and low enough that what it bounds can be counted, planned and allotted.
+A bound is far above any practical value, and low enough that what it bounds can be counted, planned and allocated.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pydantic_core import PydanticCustomError
 
 EXACT = 2**53 - 1
 MOST_PASSES = 1 << 16
-"""forward and backward passes in one step: its plan is made, checked and priced pass by pass, some seconds for these"""
+"""forward and backward passes in one step; planning, checking and pricing this many takes a few seconds"""
 
 MIXTURE = 10_000
-"""most samples among which a mixture's shares are met exactly; a smaller share than one of them could not be"""
+"""most samples within which a mixture's shares are met exactly; the least share is one of them"""
 
 
 def at_most(limit: float, reason: str) -> AfterValidator:
-    """Refuses numbers above ``limit`` for this ``reason``."""
+    """Return a validator that rejects numbers above ``limit`` with this ``reason``."""
     return AfterValidator(lambda value: _held(value, value <= limit, f"at most {limit:g}", reason))
 
 
 def at_least(limit: float, reason: str) -> AfterValidator:
-    """Refuses numbers below ``limit`` for this ``reason``."""
+    """Return a validator that rejects numbers below ``limit`` with this ``reason``."""
     return AfterValidator(lambda value: _held(value, value >= limit, f"at least {limit:g}", reason))
 
 
@@ -35,7 +35,7 @@ def _held(value: float, fits: bool, bound: str, reason: str) -> float:
 
 
 COLDEST = 1e-6
-"""lowest temperature that numbers are divided by; when tokens are drawn, lower ones take the likeliest, as 0 does"""
+"""lowest temperature used as a divisor; below it, sampling takes the most likely token, as with 0"""
 _WHOLE = at_most(EXACT, "more cannot be told exactly in JSON")
 Positive = Annotated[int, Field(gt=0), _WHOLE]
 Natural = Annotated[int, Field(ge=0), _WHOLE]

@@ -1,4 +1,4 @@
-"""What a model reads: one source of text, or a mixture of several by weight."""
+"""Training data: one source of text, or a weighted mixture of several."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ class SourceConfig(Section):
     source: str
     """as data.source"""
     weight: bounds.Weight
-    """the source's share of the samples is this, divided by the sum of all weights"""
+    """the source's share of the samples is this divided by the sum of all weights"""
     field: str | None = None
-    """as data.field, which it is unless given"""
+    """as data.field, the default"""
     most: bounds.Positive | None = None
     """as data.most"""
     epochs: Annotated[float, Field(gt=0)] | None = None
-    """how often a run may read all of it, at most; as often as it takes unless given"""
+    """how often a run may read all of the source, at most; unlimited by default"""
 
 
 class DataConfig(Section):
     source: str = "stdlib"
-    """'stdlib' (Python's own source), a file or folder of text or records (.jsonl, .json, .parquet), the URL of such
+    """'stdlib' (Python's own source), a file or folder of text or records (.jsonl, .json, .parquet), a URL of one
     (s3://, https://), or 'hf:NAME' (Hugging Face)"""
     field: str = "text"
-    """the text's key in records and Hugging Face datasets"""
+    """key of the text in records and Hugging Face datasets"""
     most: bounds.Positive | None = None
-    """characters that are read of the source, from its beginning; all unless given"""
+    """number of characters to read from the start of the source; all by default"""
     mixture: dict[Key, SourceConfig] = Field(default_factory=dict)
-    """several sources by weight, in place of source: [data.mixture.NAME] with source, weight, field, most and epochs"""
+    """several weighted sources instead of source: [data.mixture.NAME] with source, weight, field, most and epochs"""
     tokenizer: str = "bpe"
     """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json or GGUF file; with
-    train.start that of the weights, unless given"""
+    train.start, the default is the tokenizer of the weights"""
     tokenization: Literal["exact", "legacy"] = "exact"
-    """exact: each document as its tokenizer encodes it in one go, with the tokens that its template adds (BOS); legacy,
-    of runs that began before this setting: without those, and cut at line ends every 2^18 characters"""
+    """exact: encode each document as a whole, with its tokenizer's template tokens (BOS); legacy, for runs from before
+    this setting: without these, split at line ends every 2^18 characters"""
     document_mask: bool = False
-    """a token sees those of its own document only, and none of others in the same sample"""
+    """let each token attend only to its own document within a sample"""
     validation: Fraction = 0.02
-    """the tail of every document that is kept for validation"""
+    """share of every document, at its end, that is reserved for validation"""
     cache: str | None = None
-    """folder for tokenizers and token shards; the user's cache folder unless given"""
+    """folder for tokenizers and token shards; the user's cache folder by default"""
 
     @property
     def sources(self) -> dict[str, DataConfig]:
-        """Each source by itself, by its name and in the order of names; a single one has the name ""."""
+        """Return each source as a configuration of its own, in order of names; a single source has the name ""."""
         if not self.mixture:
             return {"": self}
         own = {
@@ -63,7 +63,8 @@ class DataConfig(Section):
 
     @property
     def unplaced(self) -> DataConfig:
-        """The same without what has no say in which samples there are: where texts lie, and how often they are read."""
+        """Return the configuration without settings that do not affect samples: where texts are stored, and how often
+        they are read."""
         free = {name: one.model_copy(update={"epochs": None, "source": ""}) for name, one in self.mixture.items()}
         return self.model_copy(update={"mixture": free, "source": "", "cache": None})
 

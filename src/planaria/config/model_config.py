@@ -1,4 +1,4 @@
-"""What is trained: the sizes of a model, and its family."""
+"""The model: its family and sizes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from planaria.config.section import DERIVED, Section
 
 
 def even(layers: int, stages: int) -> tuple[int, ...] | None:
-    """So many layers in so many block stages, as evenly as can be; None where some would have none.
+    """Return the layers of each block stage, distributed evenly; None if some stage would have none.
 
-    >>> even(10, 4)
-    (3, 3, 2, 2)
+    >>> even(10, 4) (3, 3, 2, 2)
     """
     least, more = divmod(layers, stages)
     return None if least < 1 else (least + 1,) * more + (least,) * (stages - more)
@@ -24,28 +23,28 @@ def even(layers: int, stages: int) -> tuple[int, ...] | None:
 
 class ModelConfig(Section):
     family: str = "llama"
-    """what the stages are made of: llama, or 'module:Class' (see docs/families.md); others make of the sizes below what
-    fits them, but vocab, dim and context, which all share"""
+    """architecture of the stages: llama, or 'module:Class' (see docs/families.md); other families interpret the sizes
+    below, except vocab, dim and context, which all share"""
     options: Options = Options()
-    """of the family"""
+    """options of the family"""
     vocab: bounds.Vocab = 2048
-    """rows of the embedding table; at least the tokenizer's vocabulary"""
+    """rows of the embedding table; at least the size of the tokenizer's vocabulary"""
     dim: bounds.Width = 128
     """width of the residual stream"""
     layers: bounds.Layers = 4
-    """decoder layers in all stages together"""
+    """decoder layers in all stages"""
     ends_layers: Natural = 0
-    """how many of them, the first, the ends run themselves: no route skips or swaps these"""
+    """decoder layers, the first ones, in the ends stage; routes do not skip or swap them"""
     block_layers: Annotated[tuple[Positive, ...] | None, Field(strict=False, json_schema_extra=DERIVED)] = None
-    """how many each block stage runs; follows from pipeline.layers, and equally many unless that is given"""
+    """decoder layers of each block stage; derived from pipeline.layers, equal by default"""
     heads: bounds.Heads = 4
     """query heads"""
     kv_heads: bounds.Heads | None = None
-    """key and value heads (grouped-query attention); as many as heads unless given"""
+    """key and value heads (grouped-query attention); as many as heads by default"""
     hidden: bounds.Width = 352
     """width of the SwiGLU feed-forward layer"""
     context: bounds.Context = 128
-    """tokens in one sample, and the longest sequence the model is trained on"""
+    """tokens in one sample, the longest sequence in training"""
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
     """base of the rotary position encoding"""
     norm_eps: Annotated[float, Field(gt=0)] = 1e-6
@@ -55,13 +54,15 @@ class ModelConfig(Section):
     init_std: Annotated[float, Field(gt=0)] = 0.02
     """standard deviation of the initial weights"""
     share: Positive = 1
-    """weights of decoder layers that have one number in common, which is stored, sent and updated (arXiv 2310.11611)"""
+    """number of decoder-layer weights that share one stored number, which is sent and updated once (arXiv 2310.11611)
+    """
     share_over: Literal["layer", "model"] = "layer"
-    """one array for each layer; or one for all, which every stage holds, so that any stage brings back all others"""
+    """one shared array for each layer; or one for the model, held by every stage, so that any stage can restore all
+    others"""
 
     @property
     def kv(self) -> int:
-        """Key and value heads in force."""
+        """Number of key and value heads."""
         return self.kv_heads or self.heads
 
     @property
@@ -69,7 +70,7 @@ class ModelConfig(Section):
         return self.dim // self.heads
 
     def uncut(self, stages: int) -> str:
-        """Why the layers cannot be cut into so many block stages; empty if they can."""
+        """Return why the layers cannot be split into this many block stages, or an empty string."""
         left, given = self.layers - self.ends_layers, self.block_layers
         less = f", less model.ends_layers = {self.ends_layers}," if self.ends_layers else ""
         if given is not None and (len(given), sum(given)) != (stages, left):
@@ -86,12 +87,12 @@ class ModelConfig(Section):
 
     @property
     def one_array(self) -> bool:
-        """Does every stage hold all that is stored of the model?"""
+        """Whether every stage stores all of the model's numbers."""
         return self.share_over == "model"
 
     @property
     def dense(self) -> Self:
-        """The same shape with numbers of its own for every weight."""
+        """Return the same shape without shared numbers."""
         return self.model_copy(update={"share": 1, "share_over": "layer"})
 
     @model_validator(mode="after")

@@ -40,7 +40,7 @@ def from_file(stem: str) -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return ``path`` with a leading ``~`` or ``~USER`` replaced; as it is where that folder is unknown."""
+    """Return ``path`` with a leading ``~`` or ``~USER`` expanded; unchanged if that folder is unknown."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises where the user is unknown)
 
 
@@ -69,7 +69,7 @@ STAGE_FILE = r"stage-[0-9]{4,}(-at-[0-9]+)?\.safetensors"
 def plain(name: str) -> str:
     """Return ``name`` if it is one visible component of a path.
 
-    :raises PydanticCustomError: when it is not.
+    :raises PydanticCustomError: if it is not.
     """
     if not name.isprintable() or name[:1] in ("", ".") or "/" in name or len(name.encode()) > LONGEST:
         text = "must be a plain name: 1 to {most} bytes, printable, without '/', not starting with '.'"

@@ -1,4 +1,4 @@
-"""The section of a recipe on what computing, sending and failing cost."""
+"""The section of a recipe on the costs of computing, sending and failing."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from planaria.config.section import Section
 
 class NetworkConfig(Section):
     forward_s: list[Seconds] = Field(default_factory=list)
-    """seconds of one microbatch's forward at stages 0..S (one number: all alike); simulate's costs"""
+    """seconds of one microbatch's forward pass at stages 0..S (one number: all equal); costs for simulate"""
     backward_s: list[Seconds] = Field(default_factory=list)
-    """seconds of one microbatch's backward at stages 0..S (one number: all alike)"""
+    """seconds of one microbatch's backward pass at stages 0..S (one number: all equal)"""
     entry_forward_s: Seconds = 0.0
-    """planning: seconds of one microbatch's forward at its data node, before it sets out"""
+    """planning: seconds of one microbatch's forward pass at its data node, before it is sent"""
     entry_backward_s: Seconds = 0.0
-    """planning: seconds of the backward with which it ends there"""
+    """planning: seconds of the backward pass that ends at its data node"""
     topology: str | None = None
-    """planning: TOML file of sites, links and nodes, beside the recipe or at this path"""
+    """planning: TOML file of sites, links and nodes, next to the recipe or at this path"""
     scale: bounds.Scale = 1.0
-    """times on the topology's links are multiplied by this"""
+    """factor on times of the topology's links"""
     latency_s: Seconds = 0.0
     """one-way latency between neighbouring workers"""
     bandwidth: bounds.Bandwidth | None = None
-    """bytes per second between neighbouring workers; unlimited unless given"""
+    """bytes per second between neighbouring workers; unlimited by default"""
     staging_bandwidth: bounds.Bandwidth | None = None
-    """planning and predictions: bytes per second between a device and its host's memory, through which all passes that
-    is sent between stages; unlimited unless given"""
+    """planning and predictions: bytes per second between a device and host memory, which all messages between stages
+    cross; unlimited by default"""
     overlap: bool = True
-    """planning and predictions: these copies go on beside computing; false: a stage computes nothing meanwhile"""
+    """planning and predictions: these copies overlap with computation; false: a stage does not compute meanwhile"""
     store_bandwidth: bounds.Bandwidth | None = None
-    """bytes per second between each worker and the store of checkpoints; unlimited unless given"""
+    """bytes per second between each worker and the checkpoint store; unlimited by default"""
     memory_bandwidth: bounds.Bandwidth | None = None
-    """bytes per second at which a worker copies its own state (for checkpoint.background, and for the best
-    interval between snapshots); unlimited unless given"""
+    """bytes per second at which a worker copies its own state (for checkpoint.background, and for the optimal snapshot
+    interval); unlimited by default"""
     replacement_s: Seconds = 0.0
-    """seconds from a worker's death until its replacement is ready for a state"""
+    """seconds from a worker's death until its replacement can receive a state"""
     hourly: Fraction = 0.1
-    """probability that one worker fails within an hour; for advice, and for the best interval between checkpoints"""
+    """probability that one worker fails within an hour; for advice, and for the optimal checkpoint interval"""
     straggle: Fraction = 0.0
-    """emulated: chance that a replica is slow between one round of its exchange and the next"""
+    """emulation: probability that a replica is slow from one round of its exchange to the next"""
     straggle_times: Annotated[float, Field(ge=1)] = 5.0
-    """emulated: how many times as long its passes take then"""
+    """emulation: factor on the duration of its passes while it is slow"""
     straggle_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """emulated: seconds that slowness lasts, if not a round; each piece of time is drawn for itself"""
+    """emulation: seconds of each independently drawn period of slowness; a round by default"""
     emulate: bool | Literal["links"] = False
-    """make the fleet cost what this section, or the schedule, says: links delay what they carry, and unless it is only
-    'links', stages sleep instead of computing"""
+    """emulate the costs in this section, or of the schedule, on the fleet: links delay messages, and stages sleep
+    instead of computing unless this is 'links'"""
 
     @model_validator(mode="after")
     def _copies_count(self) -> Self:

@@ -1,7 +1,7 @@
-"""Options of what a recipe chooses by name: as they were written, until the choice says what they mean.
+"""Options of a part chosen by name, kept as written until the chosen class validates them.
 
-A section such as ``[recovery]`` names its choice and has the choice's own options below ``[recovery.options]``. Which
-there are, their types and bounds is declared by the class that is chosen (``config/registry.py``).
+A section such as ``[recovery]`` names its choice and has the choice's options in ``[recovery.options]``. The chosen
+class declares their names, types and bounds (``config/registry.py``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 NAME = "options"
-"""of the field that holds them, in every section that has some"""
+"""field that holds them, in every section that has some"""
 CHOICES = ("strategy", "kind", "family", "trackers", "name", "checks")
-"""fields that name a choice, beside its options"""
+"""fields that name a choice, next to its options"""
 
 
 class Options(Mapping[str, Any]):
-    """Names and values as JSON has them: immutable and hashable, so that a section with options is, too."""
+    """Names and JSON values: immutable and hashable, so that sections with options are too."""
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         self._text = json.dumps(dict(given or {}), sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""Recipes: a run's configuration from a TOML file and command-line flags, with errors that say what to mend where."""
+"""Recipes: a run's configuration from a TOML file and flags, with errors that name the place and the fix."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from planaria.config.section import DERIVED, entry_of, meaning, section_of
 
 MAX_RECIPE_BYTES = 1 << 20
 RUN = "config.json"
-"""the file of a run's folder that holds its configuration"""
+"""file of a run's folder with its configuration"""
 TABLES = ("compare", "experts", "drill")
-"""what a recipe may have beside a run's own sections: each is for the command of its name"""
+"""tables of a recipe besides a run's sections; each is for the command of its name"""
 SWARM = frozenset(
     ("task", "policy", "school", "rounds", "sampling", "loss", "defence", "receipts", "peers", "board", "size")
 )
-"""what only recipes of `planaria swarm` have"""
+"""keys only in recipes of `planaria swarm`"""
 TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
-"""what only recipes of `planaria train` have"""
+"""keys only in recipes of `planaria train`"""
 Kind = TypeVar("Kind", bound=Section)
-"""what a recipe is for, as its root section: most train a model"""
+"""root section of a recipe; most are RunConfig"""
 PLACES = ("data.source", "data.tokenizer", "data.mixture.*.source", "train.start")
-"""settings that may name what lies beside a recipe: where they begin with ./ or ../"""
+"""settings that may name files next to a recipe: values that start with ./ or ../"""
 Filled = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""a recipe's tree, with flags → the same with more in it"""
+"""adds defaults to a recipe's tree with flags"""
 
 
 def fields(section: type[Section] = RunConfig) -> Iterator[tuple[str, FieldInfo]]:
-    """All settings with their dotted names, in the order of the recipe; not what follows from others."""
+    """Yield all settings with dotted names, in the order of the recipe; without derived fields."""
     return ((dotted, owner.model_fields[name]) for dotted, owner, name in _settings(section))
 
 
@@ -62,7 +62,7 @@ def _settings(section: type[Section], prefix: str = "") -> Iterator[tuple[str, t
 
 
 def setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:
-    """The setting of this dotted name, also of an entry in a table of any names; None if there is none."""
+    """Return the setting of this dotted name, also of an entry in a table with free names; None if there is none."""
     key, _, rest = name.partition(".")
     field = section.model_fields.get(key)
     if field is None or field.json_schema_extra == DERIVED:
@@ -75,18 +75,18 @@ def setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:
 
 
 def in_table(name: str) -> bool:
-    """Does this dotted name lead into a table of any names?"""
+    """Return whether this dotted name is in a table with free names."""
     return any(name.startswith(f"{table}.") for table, field in fields() if entry_of(field.annotation))
 
 
 def load(
     recipe: Path | None, flags: Mapping[str, object], *commands: str, filled: Filled = lambda tree: tree
 ) -> RunConfig:
-    """The configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text, or value) laid over it.
+    """Return the configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text, or value)
+    applied.
 
-    ``commands``: of which it must be a recipe; any, unless given, and of its tables only the run's own count.
-    ``filled`` puts in what is not stated, before defaults do.
-
+    :param commands: commands of which it must be a recipe; by default any, and only the run's own tables count.
+    :param filled: adds values that are not stated, before defaults apply.
     :raises UserError: naming file or flag, key, and the nearest known key or the expected value.
     """
     if recipe is None:
@@ -95,12 +95,12 @@ def load(
     if commands:
         require_kind(tree, recipe, *commands)
     for other in ("compare", "experts"):
-        tree.pop(other, None)  # what else a recipe is for; `trials.arms.table_of` reads it
+        tree.pop(other, None)  # for other commands; `trials.arms.table_of` reads it
     return resolve(RunConfig, tree, flags, recipe, filled=filled)
 
 
 def kinds_of(tree: Mapping[str, Any]) -> set[str]:
-    """The commands that a recipe can be for: that of its further table, or train, or swarm."""
+    """Return the commands that a recipe can be for: that of its extra table, or train, or swarm."""
     if tables := [name for name in TABLES if name in tree]:
         return set(tables)
     swarm, own = SWARM & tree.keys(), TRAIN & tree.keys()
@@ -108,7 +108,7 @@ def kinds_of(tree: Mapping[str, Any]) -> set[str]:
 
 
 def require_kind(tree: Mapping[str, Any], recipe: Path, *commands: str) -> None:
-    """UserError naming the right command, when a recipe is for none of these."""
+    """:raises UserError: naming the right command, if the recipe is for none of ``commands``."""
     kinds = kinds_of(tree)
     if not kinds & set(commands):
         right = sorted(kinds)[0]
@@ -116,7 +116,7 @@ def require_kind(tree: Mapping[str, Any], recipe: Path, *commands: str) -> None:
 
 
 def from_tree(tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path, place: str = "") -> RunConfig:
-    """The configuration that ``tree``, taken from the file ``recipe``, stands for; ``place`` says where in the file.
+    """Return the configuration of ``tree`` from the file ``recipe``; ``place`` is its location within the file.
 
     :raises UserError: as in :func:`load`.
     """
@@ -131,7 +131,7 @@ def resolve(
     place: str = "",
     filled: Filled = lambda tree: tree,
 ) -> Kind:
-    """As :func:`from_tree`, for a recipe of any ``kind`` that has a name."""
+    """As :func:`from_tree`, for a recipe of any ``kind`` with a name."""
     where = f"{recipe}: {place}" if place else str(recipe)
     refuse_unknown(tree, kind, where, root=kind)
     own = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
@@ -145,14 +145,17 @@ def overlay(
     place: str = "the run's config.json",
     filled: Filled = lambda tree: tree,
 ) -> RunConfig:
-    """``config``, which is from ``place``, with ``flags`` laid over it; ``filled`` and UserError as in :func:`load`."""
+    """Return ``config``, which came from ``place``, with ``flags`` applied.
+
+    :raises UserError: as in :func:`load`, which also describes ``filled``.
+    """
     tree = config.model_dump(mode="json", exclude_unset=True)
-    tree.get("model", {}).pop("block_layers", None)  # follows from what a flag may change
+    tree.get("model", {}).pop("block_layers", None)  # derived from settings that flags may change
     return _lay_over(RunConfig, tree, flags, place, filled)
 
 
 def parse(tree: str, place: str) -> RunConfig:
-    """The configuration from the JSON that a run folder keeps; ``place`` names it in errors."""
+    """Return the configuration from a run folder's JSON; errors name ``place``."""
     documents.refuse_nul(tree, place)
     try:
         return RunConfig.model_validate_json(tree)
@@ -163,7 +166,7 @@ def parse(tree: str, place: str) -> RunConfig:
 
 
 def flat(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """All settings by dotted name, those in tables of any keys and options of choices too."""
+    """Return all settings by dotted name, including tables with free names and options of choices."""
     found: dict[str, Any] = {}
     for name, value in dict(config).items():
         inner = isinstance(value, Section | Mapping)
@@ -172,13 +175,16 @@ def flat(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def dump(config: Section, **tables: Section) -> str:
-    """The configuration as a recipe with every field spelled out, and the further ``tables`` beside its sections."""
+    """Return the configuration as a recipe with every field, and extra ``tables``."""
     sections = {name: table.model_dump(mode="json", exclude_none=True) for name, table in tables.items()}
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True) | sections)
 
 
 def read(recipe: Path) -> dict[str, Any]:
-    """The tables of a recipe, not yet checked; UserError when there is no such file, or it is not TOML."""
+    """Return the unvalidated tables of a recipe.
+
+    :raises UserError: if there is no such file, or it is not TOML.
+    """
     if (recipe / RUN).is_file():
         raise UserError(f"{recipe}: is a run, not a recipe; continue it with `planaria train --resume {recipe}`")
     if recipe.is_dir():
@@ -195,7 +201,7 @@ def read(recipe: Path) -> dict[str, Any]:
 
 
 def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``tree`` with the tables ``changes`` laid over it, key by key. Another choice begins without options."""
+    """Return ``tree`` with the tables ``changes`` applied key by key. A changed choice starts without options."""
     merged = dict(tree)
     if any(key in changes and changes[key] != tree.get(key) for key in CHOICES):
         merged.pop(NAME, None)
@@ -206,7 +212,7 @@ def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def moved(tree: Mapping[str, Any], change: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
-    """``tree`` with each of its :data:`PLACES` changed."""
+    """Return ``tree`` with each of its :data:`PLACES` changed."""
     found = dict(tree)
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -218,7 +224,7 @@ def moved(tree: Mapping[str, Any], change: Callable[[str], str], prefix: str = "
 
 
 def _beside(recipe: Path, name: str) -> str:
-    """The full path of what a recipe names from its own folder, if it is there; all else as it is."""
+    """Return the full path of a file next to the recipe if it exists; other text unchanged."""
     file = recipe.parent / name
     return os.path.normpath(file.absolute()) if name.startswith(("./", "../")) and file.exists() else name
 
@@ -226,7 +232,7 @@ def _beside(recipe: Path, name: str) -> str:
 def refuse_unknown(
     tree: Mapping[str, Any], section: type[Section], place: str, prefix: str = "", root: type[Section] = RunConfig
 ) -> None:
-    """Unknown keys, before types: a misspelt key's type says nothing."""
+    """Raise UserError for unknown keys, before types are checked."""
     for key, value in tree.items():
         if key not in section.model_fields:
             elsewhere = [name for name, _ in fields(root) if name.rpartition(".")[2] == key]
@@ -250,7 +256,7 @@ def _keys(value: object, place: str, name: str) -> Mapping[str, Any]:
 
 
 def as_option(key: str, section: type[Section], prefix: str) -> str:
-    """A clause on how ``key``, which the section does not have, is written as an option of its choice; may be empty."""
+    """Return a hint on writing ``key`` as an option of a choice; may be empty."""
     if NAME not in section.model_fields or get_close_matches(key, section.model_fields, cutoff=0.75):
         return ""
     choice = next(name for name in CHOICES if name in section.model_fields)
@@ -258,9 +264,9 @@ def as_option(key: str, section: type[Section], prefix: str) -> str:
 
 
 def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:
-    """The table ``name`` that a recipe has beside a run's own sections, such as ``[compare]``.
+    """Return the extra table ``name`` of a recipe, such as ``[compare]``.
 
-    :raises UserError: naming file, key and what is wrong.
+    :raises UserError: naming file, key and the problem.
     """
     if not isinstance(found, Mapping):
         raise UserError(f"{recipe}: {name}: is a section; write its keys below [{name}]")
@@ -276,12 +282,12 @@ def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:
 
 
 def _value(kind: type[Section], name: str, text: object) -> Any:
-    """A flag's text as the TOML value it stands for; bare words are strings, and none unsets what may be unset."""
+    """Return a flag's text as a TOML value; bare words are strings, and none unsets optional settings."""
     if not isinstance(text, str):
-        return text  # a program's
+        return text  # set by a program
     documents.refuse_nul(text, f"--{name}")
     known = setting(name, kind)
-    annotation = None if known is None else known.annotation  # none: an option, whose type its choice knows
+    annotation = None if known is None else known.annotation  # None for an option, whose type its choice knows
     if text == "none" and type(None) in get_args(annotation):
         return None
     if annotation is str or str in get_args(annotation):

@@ -1,4 +1,4 @@
-"""One way to choose a part of planaria by name: one that ships with it, a package's, or a class of your own.
+"""Selection of a part of planaria by name: a shipped one, a package's, or a user's class.
 
 A recipe names a class that ships with planaria (``strategy = "echo"``), one that an installed package registers as an
 entry point, or ``"module:Class"``, found on Python's path or in the working directory. The last form runs code of the
@@ -45,17 +45,17 @@ class Registry(Generic[Chosen]):
     kind: str
     """packages register theirs as entry points of the group ``planaria.KIND``"""
     setting: str
-    """that names the choice, such as ``recovery.strategy``; the options lie beside it, in ``options``"""
+    """setting that names the choice, such as ``recovery.strategy``; its options are next to it, in ``options``"""
     base: type[Chosen]
-    """of all choices"""
+    """base class of all choices"""
     shipped: Mapping[str, type[Chosen]] = field(hash=False)
-    """those of planaria itself, by name"""
+    """planaria's own, by name"""
     place: str = ""
-    """where options lie, if not in ``options`` beside the name"""
+    """location of options, if not in ``options`` next to the name"""
 
     @property
     def names(self) -> list[str]:
-        """All that can be chosen without naming a class."""
+        """Names of registered choices."""
         return sorted({*self.shipped, *_registered(self.kind)})
 
     def find(self, name: str) -> type[Chosen]:
@@ -83,14 +83,14 @@ class Registry(Generic[Chosen]):
         return found
 
     def make(self, name: str, options: Mapping[str, Any]) -> Chosen:
-        """The choice, with its ``options``.
+        """Return the choice with its ``options``.
 
-        :raises UserError: as :meth:`find`, or naming the first option that is unknown or has a wrong value.
+        :raises UserError: as :meth:`find`, or naming the first unknown option or invalid value.
         """
         return self.make_all([name], options)[name]
 
     def make_all(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Chosen]:
-        """Several choices at once. An option goes to all that declare it; a table of a choice's name, to that alone.
+        """Return several choices. An option applies to all that declare it; a table with a choice's name, to that one.
 
         :raises UserError: as :meth:`make`.
         """
@@ -103,7 +103,7 @@ class Registry(Generic[Chosen]):
         return {name: self._made(name, each, options) for name, each in found.items()}
 
     def declared(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the ``options`` that these choices declare: what a recipe has for others is left out."""
+        """Return the ``options`` that these choices declare."""
         known = {option for name in names for option in self.find(name).model_fields}
         return {option: value for option, value in options.items() if option in known or option in names}
 
@@ -126,7 +126,7 @@ class Registry(Generic[Chosen]):
             raise UserError(f"{key}{said}: {first['msg'].removeprefix('Value error, ')}") from None
         except UserError:
             raise
-        except (Exception, SystemExit) as error:  # of somebody's own validator
+        except (Exception, SystemExit) as error:  # from a user's validator
             raise UserError(f"{self.setting} = {name!r}: cannot be made: {told(error)}") from error
 
     @property
@@ -136,12 +136,12 @@ class Registry(Generic[Chosen]):
 
 @lru_cache
 def _registered(kind: str) -> Mapping[str, EntryPoint]:
-    """What installed packages offer; the list is read once."""
+    """Return entry points of installed packages; cached."""
     return {point.name: point for point in entry_points(group=f"planaria.{kind}")}
 
 
 def _class(path: str, said: str) -> Any:
-    """What ``module:Class`` names."""
+    """Return the class ``module:Class``."""
     module, _, name = path.partition(":")
     found: Any = _imported(module, said)
     for part in name.split("."):
@@ -155,18 +155,18 @@ def _class(path: str, said: str) -> Any:
 def _imported(module: str, said: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last: nothing there may take the place of a library
+        sys.path.append(here)  # last, so that nothing there replaces a library
         importlib.invalidate_caches()
     try:
         return importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # whatever somebody's module does when it is imported
+    except (Exception, SystemExit) as error:  # anything that a user's module raises on import
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             raise UserError(f"{said}: there is no module {error.name!r} on Python's path or in {here}") from None
         raise UserError(f"{said}: cannot be imported: {told(error)}") from None
 
 
 def foreign(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
-    """Those of the classes, and of what they are derived from, that are not planaria's own."""
+    """Return the classes, and their bases, that are not planaria's own."""
     lines = {line for chosen in choices for line in chosen.__mro__ if issubclass(line, Choice)}
     found = [line for line in lines if line.__module__.partition(".")[0] != "planaria"]
     return sorted(found, key=lambda chosen: (chosen.__module__, chosen.__qualname__))
@@ -174,9 +174,9 @@ def foreign(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
 
 @contextmanager
 def blaming(own: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
-    """Work in which classes from outside planaria have a part.
+    """Run code that involves classes from outside planaria.
 
-    :raises UserError: in place of an error that planaria does not know, as :func:`blame` says it.
+    :raises UserError: for unexpected errors, with the text of :func:`blame`.
     """
     try:
         yield
@@ -189,7 +189,7 @@ def blaming(own: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
 
 
 def blame(error: BaseException, own: Sequence[type[Choice]]) -> str:
-    """Which of the classes from outside planaria has raised ``error``, or may have caused it; empty without any."""
+    """Return which class from outside planaria raised ``error``, or may have caused it; empty if there is none."""
     names = [f"{chosen.__module__}:{chosen.__qualname__}" for chosen in own]
     files = [inspect.getsourcefile(chosen) for chosen in own]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -200,7 +200,7 @@ def blame(error: BaseException, own: Sequence[type[Choice]]) -> str:
 
 
 def told(error: BaseException, at: traceback.FrameSummary | None = None) -> str:
-    """An error as one line: where (innermost, unless ``at`` is given), of which kind, and what it says."""
+    """Return an error as one line: place (innermost, unless ``at`` is given), type and message."""
     frames = traceback.extract_tb(error.__traceback__)
     place = at or (frames[-1] if frames else None)
     where = "" if place is None else f"{place.filename}:{place.lineno}: "

@@ -1,7 +1,7 @@
 """A run as strict typed data: the sections of a recipe, one class each.
 
-Field descriptions are the help texts of the command line's flags. Reading recipes and flags, and saying kindly what is
-wrong with them, is ``config/recipe.py``'s work; what a field does is the work of the room it is named after.
+Field descriptions are the help texts of the command line. ``config/recipe.py`` reads recipes and flags and reports
+errors; the package with a section's name uses its values.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from planaria.config.section import Section as Section
 
 class PipelineConfig(Section):
     stages: bounds.Stages = 4
-    """block stages the decoder layers are cut into; the ends worker comes on top"""
+    """number of block stages; the ends stage is an additional worker"""
     layers: Annotated[tuple[Positive, ...], Field(strict=False)] | Literal["auto"] | None = None
-    """decoder layers of each block stage, such as [7, 8, 8, 7]; auto: as the machines' measured speeds and memories ask
-    for; equally many unless given"""
+    """decoder layers of each block stage, such as [7, 8, 8, 7]; auto: by the machines' measured speeds and memories;
+    equal by default"""
     microbatches: bounds.Microbatches = 8
     """microbatches in one step"""
     microbatch_size: bounds.BatchSize = 4
     """samples in one microbatch"""
     order: Literal["1f1b", "gpipe"] = "1f1b"
-    """what a worker prefers when several microbatches are ready: backward first (1f1b) or forward first (gpipe)"""
+    """which ready microbatch a worker prefers: backward first (1f1b) or forward first (gpipe)"""
     in_flight: Positive | None = None
-    """most microbatches under way at once; two for each worker under 1f1b, all under gpipe unless given"""
+    """most microbatches in progress at once; by default two per worker under 1f1b, all under gpipe"""
     wire: Literal["fp32", "bf16"] = "fp32"
-    """how activations and their gradients travel between stages; bf16 rounds them and takes half the bytes"""
+    """precision of activations and their gradients between stages; bf16 rounds them and halves the bytes"""
 
     @property
     def samples(self) -> int:
@@ -46,47 +46,47 @@ class PipelineConfig(Section):
 
     @property
     def unlike(self) -> bool:
-        """Have block stages different numbers of layers, or may they come to?"""
+        """Whether block stages have different numbers of layers, now or later."""
         return self.layers == "auto" or len(set(self.layers or ())) > 1
 
     @property
     def cut(self) -> str:
-        """What ``layers`` says, as a recipe has it."""
+        """Return ``layers`` as a recipe writes it."""
         return repr(self.layers) if isinstance(self.layers, str) else str(list(self.layers or ()))
 
 
 class RoutingConfig(Section):
     kind: str = "full"
-    """which way microbatches go through the stages: full, swapped, skipping (at random), given (by routes), or
-    'module:Class'"""
+    """routes of microbatches through the stages: full, swapped, skipping (random), given (by routes), or 'module:Class'
+    """
     options: Options = Options()
-    """of a routing of your own"""
+    """options of a custom routing"""
     mixed: bool = False
-    """with exchange.replicas: hand every microbatch to a replica drawn anew at each stage boundary"""
+    """with exchange.replicas: send every microbatch to a randomly drawn replica at each stage boundary"""
     skip: Fraction = 0.0
-    """skipping and `planaria plan`: the share of the block stages that each microbatch leaves out"""
+    """skipping and `planaria plan`: share of the block stages that each microbatch skips"""
     swaps: Natural = 2
     """skipping and `planaria plan`: steps back to the stage just before the furthest that a route may take"""
     jump: Positive = 4
-    """skipping and `planaria plan`: places a route may go beyond its furthest stage at once"""
+    """skipping and `planaria plan`: most stages that a route may advance beyond its furthest at once"""
     data_nodes: Positive = 1
-    """`planaria plan`: ends workers, each of which lets in its share of the step's microbatches"""
+    """`planaria plan`: ends workers, each of which handles its share of a step's microbatches"""
     sums: bool = False
-    """`planaria plan`: a step is over when all nodes have their stage's gradient sums, not with its passes"""
+    """`planaria plan`: a step ends when all nodes have their stage's gradient sums, not with its passes"""
     routes: list[list[Natural]] = Field(default_factory=list)
     """given: the stages that each microbatch of a step visits, from 0 to 0"""
     schedule: str | None = None
-    """a file that `planaria plan` wrote: its nodes, several to a stage, and its routes over them, whatever kind says"""
+    """schedule file of `planaria plan`, with several nodes per stage and routes over them; replaces kind"""
 
 
 class OptimConfig(Section):
     kind: str = "adamw"
-    """adamw; muon: matrices of decoder layers by Muon, with beta1 as its momentum, all else by AdamW; sgd: with
-    beta1 as its momentum; or 'module:Class'"""
+    """adamw; muon: Muon for matrices of decoder layers, with beta1 as momentum, and AdamW for the rest; sgd: with beta1
+    as momentum; or 'module:Class'"""
     options: Options = Options()
-    """of the kind"""
+    """options of the kind"""
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """peak learning rate of AdamW, and of Muon scaled to updates of the same size"""
+    """peak learning rate of AdamW, and of Muon scaled to equal update sizes"""
     beta1: Fraction = 0.9
     """decay of the first moment"""
     beta2: Fraction = 0.999
@@ -96,103 +96,100 @@ class OptimConfig(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """decoupled weight decay"""
     clip: Annotated[float, Field(ge=0)] = 1.0
-    """largest L2 norm of one stage's gradient, or as ``clip_by`` says; 0 switches clipping off"""
+    """largest L2 norm of a gradient, of the parts in ``clip_by``; 0 disables clipping"""
     clip_by: Literal["stage", "layer"] = "stage"
-    """what ``clip`` bounds: the gradient of each stage, or of each decoder layer, the embedding, final norm and head by
-    themselves; layers are the same however the run is cut"""
+    """unit of clipping: each stage's gradient, or each decoder layer's, with embedding, final norm and head separate;
+    layers do not depend on the number of stages"""
     warmup: Natural = 0
     """steps of linear warm-up"""
     schedule: Literal["constant", "cosine", "wsd"] = "constant"
-    """learning rate after the warm-up; wsd: constant (stable), then a decay along a line"""
+    """learning rate after warm-up; wsd: constant (stable), then linear decay"""
     final_lr: Fraction = 0.1
-    """cosine and wsd end at this fraction of lr"""
+    """cosine and wsd: final share of lr"""
     decay: Annotated[Fraction, Field(gt=0)] = 0.2
-    """wsd: the last fraction of the steps, in which it decays"""
+    """wsd: share of the steps, at the end, with decay"""
 
 
 class TrainConfig(Section):
     steps: bounds.Steps = 300
     """optimizer updates in the run"""
     schedule_steps: Natural = 0
-    """steps that the learning rate's schedule is laid out for, of which the run's are the first; 0: steps"""
+    """steps of the complete learning-rate schedule, of which the run makes the first ones; 0: steps"""
     start: str | None = None
-    """weights that the first step starts from, with fresh moments: a run, a folder of safetensors, a GGUF file, or
-    'hf:OWNER/NAME' (Hugging Face); what they fix, and their tokenizer, goes with them"""
+    """weights to start from, with fresh moments: a run, a folder of safetensors, a GGUF file, or 'hf:OWNER/NAME'
+    (Hugging Face); they determine model sizes and tokenizer"""
     pretrained: bool = False
-    """whether the recipe is made for pretrained weights; a run of it without start warns that it begins from random
-    ones"""
+    """whether the recipe is meant for pretrained weights; without start, the run warns that weights are random"""
     eval_every: Natural = 100
-    """steps between validations; 0 switches them off"""
+    """steps between validations; 0 disables them"""
     eval_microbatches: Positive = 8
-    """microbatches of one validation"""
+    """microbatches per validation"""
     device: Literal["cpu", "cuda"] = "cpu"
-    """where stages compute"""
+    """device on which stages compute"""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs matrix products under autocast; weights and moments stay fp32"""
+    """bf16: matrix products under autocast; weights and moments stay fp32"""
     compile: bool = False
     """compile each stage with torch.compile"""
     recompute: bool = False
-    """keep no activations within a layer for the backward pass, which computes them again: less memory, more time"""
+    """recompute activations within layers in the backward pass: less memory, more time"""
 
 
 class RecoveryConfig(Section):
     strategy: str = "checkfree"
-    """what becomes of a lost stage: one strategy, or several in the order they are tried ('echo, checkpoint'); names,
-    or 'module:Class'""" ""
+    """how a lost stage is replaced: one strategy, or several in order of preference ('echo, checkpoint'); names, or
+    'module:Class'"""
     options: Options = Options()
-    """of the strategies: each goes to those that have it; a table of a strategy's name, to that alone"""
+    """options of the strategies: each applies to all that declare it; a table with a strategy's name, to that one"""
     meanwhile: Literal["wait", "skip"] = "wait"
-    """while no worker is there for a lost block stage: wait for one, or train on with the stage skipped (with a
-    schedule: by a new plan for the nodes that are left)"""
+    """while a lost block stage has no worker: wait for one, or train with the stage skipped (with a schedule: by a new
+    plan for the remaining nodes)"""
 
 
 class ExchangeConfig(Section):
     replicas: bounds.Replicas = 1
-    """copies of the model, each with samples of its own, that agree as kind says"""
+    """copies of the model with separate samples, which agree as kind defines"""
     most: bounds.Replicas | None = None
-    """on the fleet, how many there may be in time, as machines join; no more than replicas unless given"""
+    """fleet: largest number of replicas as machines join; replicas by default"""
     kind: str = "allreduce"
-    """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean, gasloc, monna,
-    or 'module:Class'"""
+    """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean, gasloc, monna, or
+    'module:Class'"""
     options: Options = Options()
-    """of the kind"""
+    """options of the kind"""
     compress: str | Options = ""
-    """how messages are made shorter: FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', 'ef14:4bits' or
-    'sign'; or a table of kind (topk, randk, sign, quantised, plain, 'module:Class'), feedback (none, ef14, ef21,
-    econtrol, 'module:Class') and their options"""
+    """compression of messages: FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', 'ef14:4bits' or 'sign'; or
+    a table of kind (topk, randk, sign, quantised, plain, 'module:Class'), feedback (none, ef14, ef21, econtrol,
+    'module:Class') and their options"""
     robust: str | Options = ""
-    """what replicas go on with when some of them lie, in place of the mean: RULE or MIX:RULE, such as 'multikrum' or
+    """robust aggregation instead of the mean, against Byzantine replicas: RULE or MIX:RULE, such as 'multikrum' or
     'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, clipping, flag,
     'module:Class'), liars, mix (none, nnm, bucketing), scope (stage, replica) and the rule's options"""
     coded: str | Options = ""
-    """how a step goes on without replicas that are late, its gradient exact all the same: a scheme (gc, srsgc, msgc,
-    none, 'module:Class'), or a table of scheme, its options, jobs (parts of a step that are decoded by themselves) and
-    slow (times what the fastest took, after which the others are late)"""
+    """gradient coding, which gives the exact gradient without late replicas: a scheme (gc, srsgc, msgc, none,
+    'module:Class'), or a table of scheme, its options, jobs (parts of a step that are decoded separately) and slow
+    (multiple of the fastest replica's time after which others are late)"""
     inner: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
-    """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
+    """fleet: inner steps between rounds of each replica in turn, for machines of unequal speed"""
     patience_s: Seconds = 10.0
-    """how long a replica waits for the others of its group; then it goes on with those that are there, or by itself"""
+    """how long a replica waits for its group; then it continues with those present, or alone"""
     strikes: bounds.Strikes = 3
-    """on the fleet, steps or rounds in which what a replica says is proved to be of no use, after which its workers are
-    sent away and others take their place; 0: never"""
+    """fleet: steps or rounds with provably invalid updates after which a replica's workers are replaced; 0: never"""
 
 
 class CheckpointConfig(Section):
     every: Natural | Literal["best"] = 100
-    """steps between durable states; 0 keeps only the one at the end; 'best' measures steps and saves, then chooses"""
+    """steps between checkpoints; 0: only at the end; 'best' measures steps and saves, then chooses"""
     keep: Positive = 2
-    """newest durable states that are kept"""
+    """number of newest checkpoints to keep"""
     store: str | None = None
-    """a place beside the run's folder for its checkpoints, such as s3://bucket/runs (any URL of fsspec), from which the
-    run can be resumed on another machine; each is copied there while training goes on"""
+    """additional location for checkpoints, such as s3://bucket/runs (any fsspec URL), from which another machine can
+    resume the run; each is copied there during training"""
     background: bool = False
-    """on the fleet: each worker copies its stage, and writes the copy while training goes on; the save at the end is
-    waited for"""
+    """fleet: each worker copies its stage and writes the copy during training; the final save is awaited"""
 
 
 class ChaosConfig(Section):
     trace: str | None = None
-    """file of faults to inject while the fleet trains (see `planaria trace`), or none"""
+    """file of faults to inject on the fleet (see `planaria trace`), or none"""
 
     @field_validator("trace")
     @classmethod
@@ -204,23 +201,22 @@ class ChaosConfig(Section):
 
 class ObserveConfig(Section):
     trackers: str = "tensorboard"
-    """what hears of the run's losses and other numbers: names, or 'module:Class', with commas between; nothing if
-    empty"""
+    """receivers of losses and other metrics: names, or 'module:Class', separated by commas; none if empty"""
     options: Options = Options()
-    """of the trackers: each goes to those that have it; a table of a tracker's name, to that alone"""
+    """options of the trackers: each applies to all that declare it; a table with a tracker's name, to that one"""
 
 
 class RunConfig(Section):
-    """A whole run: the root of a recipe. Its sections and settings are those of docs/recipes.md."""
+    """A whole run: the root of a recipe, documented in docs/recipes.md."""
 
     name: Name = "run"
-    """the run's folder below out"""
+    """name of the run's folder in out"""
     out: str = "runs"
-    """folder that holds the runs"""
+    """folder of runs"""
     seed: Natural = 34107
     """seed of initial weights and data order"""
     engine: Literal["fleet", "inline", "simulate"] = "fleet"
-    """fleet: real processes; inline: all stages in this process; simulate: a clock only"""
+    """fleet: real processes; inline: all stages in this process; simulate: only a simulated clock"""
     prompt: str = ""
     """text that the trained model completes at the end of the run"""
     model: ModelConfig = ModelConfig()
@@ -248,7 +244,7 @@ class RunConfig(Section):
             if self.pipeline.layers is None:
                 raise ValueError("model.block_layers follows from pipeline.layers; give that")
             said, left = self.pipeline.layers, self.model.layers - self.model.ends_layers
-            cut = even(left, self.pipeline.stages) if said == "auto" else said  # until the machines have been timed
+            cut = even(left, self.pipeline.stages) if said == "auto" else said  # until the machines are measured
             self.__dict__["model"] = self.model.model_copy(update={"block_layers": cut})
         if why := self.model.uncut(self.pipeline.stages):
             raise ValueError(why)

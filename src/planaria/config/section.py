@@ -1,4 +1,4 @@
-"""What all sections of a recipe have in common."""
+"""Base of all sections of a recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.config import JsonDict
 
 DERIVED: JsonDict = {"derived": True}
-"""marks a field that follows from others (``json_schema_extra``): nobody sets it by itself"""
+"""marks a derived field (``json_schema_extra``), which users do not set"""
 
 
 class Section(BaseModel):
@@ -24,12 +24,12 @@ class Section(BaseModel):
 
 
 def section_of(annotation: object) -> type[Section] | None:
-    """The section that a field of this type is; None for other fields."""
+    """Return the section class of a field of this type; None for other fields."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def entry_of(annotation: object) -> type[Section] | None:
-    """The section that every entry is of a field that is a table of any names; None for other fields."""
+    """Return the section class of the entries of a table with free names; None for other fields."""
     return section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
@@ -45,7 +45,7 @@ def _docstrings(owner: type) -> Mapping[str, str]:
     """Return field → docstring. Read on demand: in pydantic it would take half a second of every process."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-    except (OSError, TypeError, SyntaxError):  # no source, or one that has changed since
+    except (OSError, TypeError, SyntaxError):  # no source, or source changed after import
         return {}
     found = {}
     for definition in tree.body:

@@ -1,7 +1,7 @@
 """``apply(fact, state)``: the state of the run after one more event or decision. Pure.
 
-Facts of an older generation, or of a worker that counts as dead, change nothing. Events are handled here,
-losses and new generations in ``control/apply_membership.py``, other decisions in ``control/apply_decisions.py``.
+Events of an older generation, or of a worker that counts as dead, change nothing. Events are handled here, losses and
+new generations in ``control/apply_membership.py``, other decisions in ``control/apply_decisions.py``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _(fact: e.WorkerJoined, run: RunState) -> RunState:
     spare = replace(timed, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
     run = stillborn(set_workers(run, {fact.worker: spare}), born.host, 0)
     for replica in run.live.values():
-        # With one worker more, the plan that is being looked for may not be needed.
+        # With one more worker, the plan in search may not be needed.
         run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
     return run
 
@@ -59,7 +59,7 @@ def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
     worker = run.workers.get(fact.worker)
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
         return run
-    if worker.status == "member":  # spares may have been given up; a stage is worth trying again
+    if worker.status == "member":  # a lost spare may free a slot; retry the stage
         run = replace(run, stillborn=0)
     return set_workers(run, {fact.worker: replace(worker, leaving=True)})
 
@@ -87,7 +87,7 @@ def _(fact: e.Linked, run: RunState) -> RunState:
     run = copied(run, gauges=run.gauges.linked(fact.link_s + fact.transfer_s + fact.rebuild_s))
     if replica.memory is not None:
         replica = go_on(replica, memory=replica.memory.linked(fact.node))
-    if fact.node not in replica.origins and fact.node not in replica.lost:  # it has had its state before
+    if fact.node not in replica.origins and fact.node not in replica.lost:  # it already had its state
         return report(run, replica, fact.worker)
     origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})
     replica = replace(replica, origins=origins, lost=replica.lost - {fact.node})
@@ -132,7 +132,7 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
 
 
 def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
-    """The replica when a part of it lies on disk."""
+    """Return the replica after one of its files was written."""
     if fact.weights:
         replica = go_on(replica, weights=freeze({**replica.weights, fact.node: fact.weights}))
     if not fact.sha256:
@@ -144,20 +144,20 @@ def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
 
 
 def _asked_to_save(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
-    """The replica that waits for this worker's part of a checkpoint; that may have been given up meanwhile (-1)."""
+    """Return the replica that waits for this worker's part of a checkpoint; None if that was cancelled (-1)."""
     replica = answering(run, fact, "save")
     return replica if replica is not None and replica.saved in (fact.step, -1) else None
 
 
 def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> Writing | None:
-    """The part of a checkpoint that this worker was writing while training went on, if the fact is about one."""
+    """Return this worker's background write that the event is about, if any."""
     part = run.writing.get(fact.worker)
     return part if part is not None and (part.generation, part.step) == (fact.generation, fact.step) else None
 
 
 @handles
 def _(fact: e.SaveFailed, run: RunState) -> RunState:
-    if fact.worker == e.CONTROLLER:  # it says so before anything else happens
+    if fact.worker == e.CONTROLLER:  # reported before all other events
         return run if run.unsealed is None or run.saved != fact.step else _unsaved(run.unsealed, fact, "")
     replica, part = _asked_to_save(run, fact), _writing(run, fact)
     if part is not None:
@@ -169,15 +169,15 @@ def _(fact: e.SaveFailed, run: RunState) -> RunState:
     host, before = run.workers[fact.worker].host, run.unsaved
     if wanted:
         now = _unsaved(now, fact, host)
-        if host and before is not None and before.hosts == {host}:  # nowhere else, and not for the first time
+        if host and before is not None and before.hosts == {host}:  # only here, and not for the first time
             now = _fail_guest(now, fact.worker, fact.detail)
-    elif before is not None:  # others have failed in the same save
+    elif before is not None:  # other workers failed in the same save
         now = anew(replace(now, unsaved=replace(before, hosts=before.hosts | {host})))
     return now
 
 
 def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
-    """The checkpoint under way is given up. Whoever writes for it yet, writes in vain."""
+    """Cancel the current checkpoint; files still being written for it are useless."""
     for replica in run.replicas.values():
         run = with_replica(run, go_on(replica, saved=-1))
     before = run.unsaved
@@ -204,11 +204,11 @@ def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
     news = fact.node, fact.replica
     if isinstance(fact, e.OfferHeard):
         if run.rule.weighing is not None and not {fact.replica, *meeting.told(fact.node)} <= fact.products.keys():
-            return run  # nothing can be made of what it has heard
+            return run  # its received updates are useless
         meeting = meeting.having_heard(fact.node, fact.replica, fact.digest, fact.products)
         replica = go_on(replica, meeting=meeting)
         return with_replica(run, replica) if replica.has_heard(fact.replica) else noted(run, replica)
-    # What one has refused is no use to the others either.
+    # An update rejected by one member is not used by the others.
     return with_replica(anew(run), go_on(replica, meeting=replace(meeting, refused=meeting.refused | {news})))
 
 
@@ -240,13 +240,13 @@ def _(fact: e.WorkerFailed, run: RunState) -> RunState:
     if fact.leaves:
         return run
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
-    if worker is not None and worker.host:  # a guest's trouble is not the run's; what it has now is nobody's guess
+    if worker is not None and worker.host:  # a joined machine's error does not end the run; its state is unknown
         return _fail_guest(run, fact.worker, fact.detail, failure)
     return anew(replace(run, failed=run.failed or failure))
 
 
 def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> RunState:
-    """A worker of a machine that has joined is of no use, nor is the machine."""
+    """Mark a joined machine and its worker as failed."""
     worker = run.workers[name]
     run = set_host(run, worker.host, replace(run.hosts[worker.host], failure=failure or detail))
     return apply(e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="exit", detail=detail), run)
@@ -278,7 +278,7 @@ def _(fact: e.IntervalChosen, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.Replanned, run: RunState) -> RunState:
-    (replica,) = run.replicas.values()  # only a run of one replica has a schedule
+    (replica,) = run.replicas.values()  # only runs of one replica have schedules
     whole = set(fact.nodes) == replica.arrangement.stage.keys()
     replica = replace(replica, offered=fact) if whole else replace(replica, detour=fact)
     return with_replica(run, replace(replica, phase="idle") if replica.phase == "replan" else replica)

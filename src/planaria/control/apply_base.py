@@ -1,4 +1,4 @@
-"""What ``apply`` is made of: its one name for all kinds of facts, and the small changes that facts share. Pure."""
+"""Base of ``apply``: dispatch by kind of event, and the state changes that handlers share. Pure."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def _unmoved(fact: e.Fact, run: RunState) -> RunState:
 
 
 handles = _unmoved.register
-"""marks what :func:`apply` does for one kind of facts, or several"""
+"""registers a handler of :func:`apply` for one or more kinds of events"""
 _handlers: dict[type, Callable[[Any, RunState], RunState]] = {}
 
 
 def apply(fact: e.Fact, run: RunState) -> RunState:
-    """The state after ``fact``; facts that only inform leave it as it is."""
+    """Return the state after ``fact``; purely informative events leave it unchanged."""
     kind = type(fact)
-    if (handler := _handlers.get(kind)) is None:  # looked up once: singledispatch takes as long as what it finds
+    if (handler := _handlers.get(kind)) is None:  # cached, since singledispatch is as slow as the handlers
         handler = _handlers[kind] = _unmoved.dispatch(kind)
     return handler(fact, run)
 
 
 def report(run: RunState, replica: ReplicaState, worker: str) -> RunState:
-    """``worker`` has done what the present phase of its replica waits for. Before the last one has, nothing follows."""
+    """Record that ``worker`` completed its replica's current phase; the last worker's report ends it."""
     replica = reported(replica, worker)
     if replica.waiting:
         return noted(run, replica)
@@ -46,7 +46,7 @@ def report(run: RunState, replica: ReplicaState, worker: str) -> RunState:
 
 
 def reported(replica: ReplicaState, worker: str) -> ReplicaState:
-    """One report less to wait for; the last one ends the phase. A run's commit is ``decide``'s to order first."""
+    """Return the replica with one report less to wait for; the last ends the phase. ``decide`` orders commits first."""
     waiting = replica.waiting.without(worker)
     if waiting or replica.phase == "run":
         return go_on(replica, waiting=waiting)
@@ -63,9 +63,9 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
 
 
 def out_of_round(replica: ReplicaState) -> ReplicaState:
-    """The replica when it can take part no more in the round under way; no trace of that is left here.
+    """Return the replica after it can no longer take part in the current round, without traces of that.
 
-    Where all must stay synchronised the round is still before it: to be made again, or adopted if others settle it.
+    In synchronised exchanges the round remains ahead: it is repeated, or adopted if others settle it.
     """
     rule = exchange(replica.settings.exchange)
     if replica.meeting is None or not rule.synchronised:
@@ -74,8 +74,10 @@ def out_of_round(replica: ReplicaState) -> ReplicaState:
 
 
 def call_off(run: RunState, meeting: OpenRound | None) -> RunState:
-    """Somebody has left a round, which concerns those that are in it still. Who must stay like the others, and is left
-    alone with it, will meet them again."""
+    """Remove a departed replica from its round and notify the rest.
+
+    A synchronised replica that is left alone will meet again.
+    """
     if meeting is None:
         return run
     left = [r for r in run.live.values() if r.meeting and r.meeting.round == meeting.round]
@@ -85,19 +87,19 @@ def call_off(run: RunState, meeting: OpenRound | None) -> RunState:
 
 
 def give_up_save(run: RunState) -> RunState:
-    """The checkpoint for which replicas were being saved will not be sealed."""
+    """Cancel the checkpoint for which replicas were being saved."""
     return anew(replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save()))
 
 
 def give_up_if_none_is_saved(run: RunState) -> RunState:
-    """A checkpoint of which no replica's part is left has to begin anew."""
+    """Restart a checkpoint of which no replica's part is left."""
     if run.saving >= 0 and all(replica.saved != run.saving for replica in run.live.values()):
         return give_up_save(run)
     return run
 
 
 def written(run: RunState, worker: str) -> RunState:
-    """``worker`` writes no more, whatever has come of it."""
+    """Record that ``worker`` writes no more, successfully or not."""
     return anew(replace(run, writing=freeze({w: part for w, part in run.writing.items() if w != worker})))
 
 
@@ -110,15 +112,17 @@ def set_host(run: RunState, name: str, host: Host) -> RunState:
 
 
 def stillborn(run: RunState, host: str, count: int) -> RunState:
-    """So many workers in a row have now died on a host before they had joined."""
+    """Record the count of consecutive workers that died on a host before they joined."""
     if not host:
         return anew(replace(run, stillborn=count))
     return set_host(run, host, replace(run.hosts[host], stillborn=count))
 
 
 def with_replica(run: RunState, replica: ReplicaState) -> RunState:
-    """The run with this replica as it now is; a step that is committed uses its samples, and is remembered of those
-    whose gradients were of no use in it."""
+    """Return the run with this replica's new state.
+
+    A committed step uses its samples, and its rejected gradients are recorded.
+    """
     before, allotment, undecided = run.replicas[replica.number], run.allotment, run.undecided
     if before.phase == "commit" and replica.step > before.step and (before.refused or run.suspicion.now):
         run = copied(run, suspicion=run.suspicion.ended(before.step, before.refused, run.rule))
@@ -131,29 +135,29 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
 
 
 def concerning(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:
-    """The run when others have changed what these replicas may do next."""
+    """Return the run after a change that may affect what these replicas do next."""
     if run.undecided is None:
         return run
     return copied(run, undecided=run.undecided | {replica.number for replica in replicas})
 
 
 def noted(run: RunState, replica: ReplicaState) -> RunState:
-    """The run with this replica as it now is, of which nothing has changed yet that a decision depends on."""
+    """Return the run with this replica's new state, of which no decision depends yet."""
     return copied(run, replicas=run.replicas.noting(replica))
 
 
 def anew(run: RunState) -> RunState:
-    """The run when something has changed that may concern any replica."""
+    """Return the run after a change that may affect any replica."""
     return replace(run, undecided=None)
 
 
 def taken(run: RunState, allotment: Allotment) -> RunState:
-    """The run when a replica has begun a step: that is nobody else's business."""
+    """Return the run after a replica started a step, which affects no other."""
     return copied(run, allotment=allotment)
 
 
 def decided(run: RunState) -> RunState:
-    """The run once ``decide`` has nothing more to say, until something changes."""
+    """Return the run after ``decide`` returned None, until something changes."""
     return run if run.undecided == NOTHING else copied(run, undecided=NOTHING)
 
 
@@ -162,7 +166,7 @@ def freeze(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
 
 
 def answering(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
-    """The replica whose present phase, of its present generation, this report answers."""
+    """Return the replica whose current phase and generation this report answers."""
     replica = run.replicas.of(fact.worker)
     if replica is None or replica.phase != phase or replica.generation != fact.generation:
         return None

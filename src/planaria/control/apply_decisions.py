@@ -77,7 +77,7 @@ def _(fact: d.LeaveOut, run: RunState) -> RunState:
 @handles
 def _(fact: d.Commit, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    if replica.origins:  # of vacant nodes: what they were to begin from is past
+    if replica.origins:  # of vacant nodes: their initial state is obsolete
         replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins=freeze({}))
     copies = replica.settings.pairs_of(replica.number)
     ages, rested = after_commit(replica.ages, replica.rested, replica.skipped, copies)
@@ -93,7 +93,7 @@ def _(fact: d.Meet, run: RunState) -> RunState:
         replica = run.replicas[number]
         meeting = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
         run = with_replica(run, go_on(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
-    # Some may have been in this round before, and have lost patience then.
+    # Some may have been in this round before and timed out.
     met = {(number, fact.round) for number in fact.members}
     return replace(run, late=frozenset(key for key in run.late if key[:2] not in met))
 
@@ -104,7 +104,7 @@ def _(fact: d.Settle, run: RunState) -> RunState:
     refused = {number: {other for _, other in m.refused} | {*fact.liars} for number, m in meetings.items()}
     run = replace(run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.rule))
     met = {n for meeting in meetings.values() for n in meeting.members}
-    run = concerning(run, [run.replicas[number] for number in met])  # who is left may go on, alone perhaps
+    run = concerning(run, [run.replicas[number] for number in met])  # remaining members may continue, possibly alone
     for number in fact.members:
         replica = run.replicas[number]
         inner = replica.inner if replica.meeting else 0
@@ -114,7 +114,7 @@ def _(fact: d.Settle, run: RunState) -> RunState:
 
 
 def _forget_rounds(run: RunState) -> RunState:
-    """Nobody will come to rounds that all have behind them."""
+    """Forget rounds that all replicas have completed."""
     behind = min(replica.rounds for replica in run.live.values())
     meeting = [replica.meeting.round for replica in run.live.values() if replica.meeting]
     first = min([behind, *meeting])
@@ -150,7 +150,7 @@ def _(fact: d.Save, run: RunState) -> RunState:
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
             run = with_replica(run, go_on(other, saved=-1))
-    standing = out_of_round(replica).standing  # what is written knows nothing of the round under way
+    standing = out_of_round(replica).standing  # saved states do not know the current round
     standings = freeze({**run.standings, fact.replica: standing})
     run = anew(replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings))
     saved = go_on(replica, phase="save", waiting=Waiting(keepers), saved=fact.step, saved_in=fact.generation)
@@ -211,8 +211,10 @@ def _(fact: d.Disband, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.SendAway, run: RunState) -> RunState:
-    """They count as lost once they are gone; until then nothing is asked of them. So do all others of their machines,
-    where these have joined."""
+    """Mark workers as leaving: they count as lost when they exit and get no orders until then.
+
+    This includes all workers of their machines, if those have joined.
+    """
     known = run.workers
     for host in sorted({known[worker].host for worker in fact.workers} - {""}):
         run = set_host(run, host, replace(run.hosts[host], failure=fact.reason))
@@ -240,7 +242,7 @@ def _(fact: e.Gauged, run: RunState) -> RunState:
     if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
         return run
     run = copied(run, gauges=run.gauges.heard(fact))
-    # Where something is slow, whether it is time to do something about it goes by the clock that all share.
+    # Whether to act on slow workers depends on a clock that all replicas share.
     return concerning(run, run.live.values() if run.blamed else [replica])
 
 

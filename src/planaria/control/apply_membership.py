@@ -52,7 +52,7 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
 
 
 def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
-    """The replica when a worker is dead that may have been to give it a state: then that will not come."""
+    """Return the replica after a worker died that may have been about to transfer a state to it."""
     handing = {node for node, leaver in replica.leavers.items() if leaver == worker}
     if handing:
         replica = replace(replica, leavers=freeze({n: w for n, w in replica.leavers.items() if n not in handing}))
@@ -63,13 +63,13 @@ def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
 
 
 def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
-    """A member is dead, which stood at the nodes ``gone``."""
-    run = anew(replace(run, stillborn=0))  # spares may have been given up; a stage is worth trying again
+    """Record the death of a member that held the nodes ``gone``."""
+    run = anew(replace(run, stillborn=0))  # a lost spare may free a slot; retry the stage
     return give_up_if_none_is_saved(call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting))
 
 
 def _unwritten(run: RunState, worker: str) -> RunState:
-    """A worker is dead that was writing. What it wrote is of no use, nor is its replica's part of the checkpoint."""
+    """Drop the unfinished file of a dead worker and its replica's part of the checkpoint."""
     part = run.writing[worker]
     if run.wants(part):
         run = with_replica(run, go_on(run.replicas[part.replica], saved=-1))
@@ -77,7 +77,7 @@ def _unwritten(run: RunState, worker: str) -> RunState:
 
 
 def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:
-    """The replica without the worker that stood at the nodes ``gone``."""
+    """Return the replica without the worker that held the nodes ``gone``."""
     known = _still_known(replica)
     left = {n: o for n, o in replica.origins.items() if n not in gone or not isinstance(o, d.Recall)}
     origins = {**left, **{n: known[n] for n in gone if n in known}}
@@ -90,11 +90,9 @@ def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> Replica
         links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(gone)}),
         memory=replica.memory and replica.memory.without(gone),
     )
-    if replica.phase in ("commit", "settle"):  # the others finish what cannot be taken back
+    if replica.phase in ("commit", "settle"):  # the others finish what cannot be undone
         return reported(replica, worker)
-    if (
-        replica.phase == "save"
-    ):  # and what they are writing, so that no file is written twice at a time, or removed then
+    if replica.phase == "save":  # and their open files, so that no file is written twice at once or removed meanwhile
         another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
         last = replica.cannot and not another
         return reported(replica if last else replace(replica, saved=-1), worker)
@@ -123,12 +121,12 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
         return run
     meeting = replica.meeting
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
-    if links.keys() != replica.links.keys():  # workers drop what they have heard in a round when they form
+    if links.keys() != replica.links.keys():  # workers drop received updates when they form
         replica = replace(out_of_round(replica), links=freeze(links), shunned=_shunned(replica))
     handing = {node: w for node, w in replica.leavers.items() if (d.BEFORE, node) not in replica.suspects}
     replica = replace(replica, leavers=freeze(handing))
-    # An edge that lent a state may be blamed when that has long come: then nothing is lost.
-    # A commit does not use edges and must not be torn; it ends first.
+    # An edge that transferred a state may be blamed after the transfer is complete: nothing is lost. A commit uses no
+    # edges and must not be torn; it ends first.
     if replica.broken and replica.phase not in ("commit", "settle", "save"):
         replica = replace(replica, phase="idle", waiting=NOBODY)
     run = with_replica(run, replica)
@@ -141,7 +139,7 @@ def _(fact: e.RelaySilent, run: RunState) -> RunState:
 
 
 def _silent(run: RunState, relay: str, error: str) -> RunState:
-    """The run when a relay does not answer. Its edges move to another relay; without another, they stay as they are."""
+    """Return the run after a relay stopped answering. Its edges move to another relay, if there is one."""
     run = anew(replace(run, silent=freeze({**run.silent, relay: error})))
     for replica in run.live.values():
         left = {pair: link for pair, link in replica.links.items() if replica.over.get(pair) != relay}
@@ -167,15 +165,15 @@ def _(fact: e.RelaysGivenUp, run: RunState) -> RunState:
 
 
 def _shunned(replica: ReplicaState) -> frozenset[str]:
-    """The relays that the replica does without, when edges over some of them are to blame: if that would be all, only
-    these, and none if these are all."""
+    """Return the relays to avoid, after edges over some of them failed: all blamed ones, or only these if that were
+    all."""
     blamed = frozenset(replica.over[pair] for pair in replica.suspects if pair in replica.over)
     relays = replica.settings.relays.keys()
     return next((few for few in (replica.shunned | blamed, blamed) if few != relays), frozenset())
 
 
 def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:
-    """Where the nodes' present state can be had exactly: as long as no step is committed, whence the run started."""
+    """Return exact sources of the nodes' current state: the run's start, as long as no step is committed."""
     start = ReplicaState.start(replica.settings, replica.number)
     moved = replica.phase in ("commit", "settle") or replica.standing != start.standing
     return {} if moved else start.origins
@@ -199,8 +197,11 @@ def _(fact: d.Form, run: RunState) -> RunState:
 
 
 def _follow(run: RunState, leader: ReplicaState) -> RunState:
-    """One replica has rolled back because nobody has a stage any more. Those that must stay synchronised with it, lack
-    the stage too and have settled no more rounds copy it whole: what is left of them may have been rebuilt since."""
+    """Follow a replica that rolled back because a stage was lost everywhere.
+
+    Synchronised replicas that also lack the stage and have settled no more rounds copy the leader whole, since their
+    remaining states may have been rebuilt since.
+    """
     if not run.rule.synchronised:
         return run
     for other in run.live.values():
@@ -210,7 +211,7 @@ def _follow(run: RunState, leader: ReplicaState) -> RunState:
 
 
 def void(replica: ReplicaState) -> ReplicaState:
-    """The states of all its nodes are to be copied from another replica."""
+    """Mark all states of the replica as to be copied from another one."""
     nodes = frozenset(replica.arrangement.stage)
     return replace(replica, lost=nodes, leavers=freeze({}), origins=freeze({}), meeting=None)
 
@@ -234,7 +235,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         generation=form.generation,
         step=form.step,
         formed=form.step,
-        attempts=replica.attempts + (form.outcome != "handed over"),  # that begins where all is well
+        attempts=replica.attempts + (form.outcome != "handed over"),  # a planned handover is not a failed attempt
         holders=freeze(holders),
         skipped=frozenset(replica.arrangement.stage) - nodes,
         origins=freeze(origins),
@@ -256,7 +257,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
 
 
 def _remembered(memory: Memory, form: d.Form) -> Memory:
-    """What is remembered once ``form`` is linked."""
+    """Return the content of memory after ``form`` is linked."""
     if form.outcome == "rolled back":
         return memory.void()
     renewed = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep | d.Recall)}

@@ -1,4 +1,4 @@
-"""The controller's loop: hear, fold, decide, carry out. All that is not pure about control, and nothing else."""
+"""The controller's loop: receive events, update the state, decide, send orders; all side effects of control."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifes
 from planaria.runtime.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
 
 PLANNING_S = 0.02
-"""between two looks whether new routes have been found"""
+"""seconds between two checks for new routes"""
 
 
 class Controller:
-    """The one authority of a run."""
+    """The single authority of a run."""
 
     def __init__(
         self,
@@ -50,7 +50,9 @@ class Controller:
         planner: Planner | None = None,
         relays: RelayWatch | None = None,
     ) -> None:
-        """``planner``: for runs on a schedule, which need new routes when nodes go; ``relays``: for runs with them."""
+        """:param planner: replans the routes of runs with a schedule when nodes are lost.
+        :param relays: watches relays, in runs that use them.
+        """
         self.state = RunState.start(started)
         self._config, self._fleet, self._folder = config, fleet, folder
         self._observer, self._chaos, self._planner = observer, chaos, planner
@@ -64,14 +66,17 @@ class Controller:
         self._waits = Waits(config)
         self._state_file = StateWriter(folder / STATE, lambda: time.monotonic())
         self._stated = True
-        """could the state file be written the last time?"""
+        """whether the state file could be written the last time"""
         self._zombies: set[tuple[str, int]] = set()
         self._exposed: dict[str, str] = {}
         self._reported: dict[str, str] = {}
         """worker → why an edge of it has not opened yet"""
 
     def run(self, stop_asked: Callable[[], str]) -> d.Finish:
-        """Lead the run to its end and tell how it ended; ``stop_asked`` gives a reason once someone wants a stop."""
+        """Lead the run to its end and return how it ended.
+
+        :param stop_asked: returns a reason once a stop is requested.
+        """
         self._happened(self.state.settings)
         while not self.state.over:
             for notice in self._fleet.poll(self._patience()):
@@ -89,7 +94,7 @@ class Controller:
         return self._ending
 
     def _look_at_the_clock(self, now: float) -> None:
-        """Tell of waits that have been long enough."""
+        """Report waits that exceeded their deadlines."""
         for blamed in self._broken_edges.blamed(now, self.state):
             self._happened(blamed)
         for news in self._relays.news(now, self.state.silent) if self._relays is not None else ():
@@ -100,7 +105,7 @@ class Controller:
             self._happened(event)
 
     def _patience(self) -> float:
-        """How long to listen: until the next thing that is due by the clock."""
+        """Return the seconds until the next deadline."""
         due = [*self._waits.due, *self._broken_edges.due]
         strike = self._chaos.next_due()
         until_due = min([*due, *([] if strike is None else [strike])], default=math.inf) - time.monotonic()
@@ -148,7 +153,7 @@ class Controller:
             self._turn_away(notice)
 
     def _beats(self, said: Said, beat: e.Heartbeat) -> None:
-        """A worker is alive. If its main thread is stuck it counts as dead like any other, and is made so."""
+        """Process a heartbeat; a worker whose main thread is stuck is killed and counts as dead."""
         self._reported[said.worker] = beat.trouble
         replica = self.state.replica_of(said.worker)
         awaited = frozenset() if replica is None else replica.waiting
@@ -158,12 +163,12 @@ class Controller:
             self._end(said, "stuck", detail)
 
     def _end(self, said: Said, cause: Literal["connection", "stuck"], detail: str) -> None:
-        """Kill a worker with which the run cannot continue; from now on it counts as dead."""
+        """Kill a worker with which the run cannot continue; it counts as dead."""
         self._fleet.signal(said.worker, said.incarnation, signal.SIGKILL)
         self._happened(e.WorkerLost(worker=said.worker, incarnation=said.incarnation, cause=cause, detail=detail))
 
     def _turn_away(self, said: Said) -> None:
-        """A worker that counts as dead speaks: it was frozen, its stage has a new holder, its words are void."""
+        """Dismiss a worker that counts as dead and reported again; its stage has a new holder."""
         self._fleet.dismiss(said.worker, said.incarnation, d.Leave().model_dump_json().encode())
         if (said.worker, said.incarnation) not in self._zombies:
             self._zombies.add((said.worker, said.incarnation))
@@ -173,7 +178,7 @@ class Controller:
             self._happened(e.ZombieIgnored(worker=said.worker, incarnation=said.incarnation, said=kind))
 
     def _happened(self, event: e.Event) -> None:
-        """Fold an event in, then decide and carry out until there is nothing more to do."""
+        """Apply an event, then decide and carry out decisions until there are none."""
         t = time.monotonic()
         self._observer.on_event(t, event)
         self.state = apply(event, self.state)
@@ -201,14 +206,14 @@ class Controller:
         self._tell_state()
 
     def _warnings(self) -> list[e.Event]:
-        """Of machines that have come to hold more than others could bring back; each is named once for what it has."""
+        """Return warnings about machines that hold more than the others could recover; one per machine and holding."""
         now = exposed(self.state)
         told = [text for host, text in now.items() if self._exposed.get(host) != text]
         self._exposed = now
         return [e.Trouble(detail=text) for text in told]
 
     def _tell_state(self) -> None:
-        """For other terminals; without it, the run itself lacks nothing."""
+        """Write the state file for other terminals; the run does not need it."""
         if self._state_file.due(self.state) > time.monotonic():
             return
         try:
@@ -267,7 +272,7 @@ class Controller:
             self._fleet.send(worker, text)
 
     def _borrow(self, form: d.Form) -> None:
-        """Ask workers of another replica, or such that leave, for their stages. Each has all earlier orders."""
+        """Order workers of another replica, or leaving ones, to transfer their stages. Each has all earlier orders."""
         holders = self.state.holders
         for member in form.members:
             if isinstance(member.source, d.Handover):
@@ -281,7 +286,7 @@ class Controller:
                     self._order(order, [holders[donor]])
 
     def _collect(self, save: d.Save) -> None:
-        """Make room for the files of a checkpoint."""
+        """Create the folder for the files of a checkpoint."""
         settings = self.state.settings
         for column in range(settings.lockstep_replicas) if settings.lockstep_replicas else [save.replica]:
             self._store.collect(save.step, settings.saved_replicas, column, save.generation)

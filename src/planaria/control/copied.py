@@ -1,4 +1,4 @@
-"""Copies of states, for what changes in every step."""
+"""Fast copies of states for changes in every step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ State = TypeVar("State")
 
 
 def copied(state: State, **changes: Any) -> State:
-    """``dataclasses.replace`` in a tenth of its time. It checks no names, and what has been derived is kept: name only
-    fields from which nothing is derived."""
+    """Return ``dataclasses.replace(state, **changes)`` in a tenth of its time, keeping cached properties.
+
+    Field names are not checked; change only fields on which no cached property depends.
+    """
     after = object.__new__(type(state))
     object.__setattr__(after, "__dict__", state.__dict__ | changes)
     return after

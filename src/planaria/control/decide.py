@@ -7,7 +7,7 @@ Other modules decide:
 - ``control/saving.py``: when to save, seal and give up a checkpoint;
 - ``control/formation.py``: new generations, with lost stages replaced;
 - ``control/rounds.py``: when replicas meet, and which;
-- ``control/coded.py``: when a step continues without stragglers;
+- ``control/features.py``: features such as gradient coding, whose steps continue without stragglers;
 - ``control/witnesses.py``: when a step continues without Byzantine replicas;
 - ``control/staffing.py``: which workers to start and to release;
 - ``control/diagnosis.py``, ``control/steering.py``: who is slow, and what to do about it.
@@ -46,7 +46,7 @@ MAX_ATTEMPTS = 20
 
 
 def decide(run: RunState) -> d.Decision | None:
-    """The next decision in ``run``; None when there is nothing to do but wait."""
+    """Return the next decision in ``run``; None if it has to wait for events."""
     if run.over or (run.undecided is not None and not run.undecided):
         return None
     if run.failed:
@@ -63,8 +63,8 @@ def decide(run: RunState) -> d.Decision | None:
 
 
 def _concerned(run: RunState) -> list[ReplicaState]:
-    """The replicas that may have something to do, in order: those that have changed since there was nothing to decide
-    for any, and those that what others do may concern. The others would answer what they answered then."""
+    """Return the replicas that may need a decision, in order: those that changed since ``decide`` last returned None,
+    and those that other replicas' changes affect."""
     if run.undecided is None or ends(run) or saves(run):
         return list(run.live.values())
     numbers = run.undecided | run.replicas.troubled | behind(run)
@@ -74,7 +74,7 @@ def _concerned(run: RunState) -> list[ReplicaState]:
 
 
 def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """What one replica does next by itself."""
+    """Return a replica's next decision that does not involve others."""
     beyond_recall = replica.phase in ("commit", "settle", "save")
     stops = run.prompt and replica.whole
     if not (stops or replica.cannot or beyond_recall):
@@ -105,7 +105,8 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """The replica is idle: meet, validate, save, or train on, in this order. What it skips, it does not save."""
+    """Return the next decision of an idle replica: meet, validate, save, or train, in this order. Skipped steps are not
+    saved."""
     settings, step, number = run.settings, replica.step, replica.number
     done, block = run.allotment.done, next_block(run, replica)
     if replica.meeting and step >= replica.meeting.settle_at:
@@ -128,8 +129,8 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _end(run: RunState) -> d.Finish | None:
-    """The run is over when all is done and saved, or when the last replica cannot go on, or be saved."""
-    if run.writing:  # a file that is cut off would be left behind
+    """End the run when all is done and saved, or when the last replica cannot continue or be saved."""
+    if run.writing:  # otherwise a truncated file would remain
         return None
     reason = next((replica.cannot for replica in run.troubled if replica.cannot), "")
     if not reason and (run.saving >= 0 or not ends(run)):
@@ -155,7 +156,7 @@ def _stopped(run: RunState) -> d.Finish:
 
 
 def send_away(run: RunState, replica: ReplicaState) -> d.SendAway | None:
-    """Send the workers of a replica away, or those of one of several that make each step together."""
+    """Dismiss the workers of a replica, or of a Byzantine one among replicas that make each step together."""
     enough = run.settings.exchange.strikes
     if not enough or not run.suspicion.refusals or replica.meeting or run.stopping or run.allotment.done:
         return None
@@ -170,13 +171,13 @@ def send_away(run: RunState, replica: ReplicaState) -> d.SendAway | None:
 
 
 def going(run: RunState, replica: ReplicaState) -> bool:
-    """Are workers of it on their way out? Until they are gone, nothing new is begun with it."""
+    """Return whether workers of the replica are leaving; until they exit, it starts nothing new."""
     released = run.with_status("released")
     return bool(released) and any(run.replicas.standing.get(worker) == replica.number for worker in released)
 
 
 def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collection[int]]]:
-    """Those that agree, by number, and the nodes of each: replicas that meet, or those that make a step together."""
+    """Yield the members of the exchange by number with their nodes: replicas, or the parts of a step made together."""
     if run.rule.interval:
         yield replica.number, replica.arrangement.stage
         return
@@ -185,7 +186,7 @@ def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collec
 
 
 def _others(run: RunState, workers: Collection[str]) -> bool:
-    """Are there others to stand where these do: spares, or new ones that are started for them?"""
+    """Return whether others can replace these workers: spares, or new ones."""
     if fit_spares(run) - run.vacancies - leaving(run) >= len(workers):
         return True
     at_home = not any(run.workers[worker].host for worker in workers)
@@ -193,6 +194,6 @@ def _others(run: RunState, workers: Collection[str]) -> bool:
 
 
 def _dispensable(run: RunState) -> bool:
-    """Can the others go on with a replica less? Those that make each step together need all."""
+    """Return whether the others can continue with one replica less; those that make each step together cannot."""
     left = len(run.live) - 1
     return bool(run.rule.interval) and left > 0 and not run.rule.misfit(left)

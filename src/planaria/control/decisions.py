@@ -1,6 +1,6 @@
-"""What is to be done: the decisions of the controller, as plain data.
+"""Decisions of the controller, as plain data.
 
-``control.decide`` makes them from the state of the run alone, so that a log can be replayed; workers receive
+``control.decide`` derives them from the run's state alone, so that a log can be replayed; workers receive
 :class:`Form`, :class:`RunStep`, :class:`Commit`, :class:`Save` and :class:`Leave` as their orders.
 """
 
@@ -47,16 +47,17 @@ class Save(Fact):
     generation: int
     step: int
     whole: list[int] = Field(default_factory=list)
-    """nodes that write their stage, where its other nodes write their outer state; none: each that is asked"""
+    """nodes that write their stage, while its other nodes write their outer state; empty: every node that gets the
+    order"""
     compared: list[int] = Field(default_factory=list)
-    """nodes, beside those that write their stage, that tell the digest of their weights: those of a stage are to be
-    equal. They write nothing but what ``whole`` has them write"""
+    """further nodes that report the digest of their weights, since those of a stage must be equal; they write only what
+    ``whole`` has them write"""
     background: bool = False
-    """is training to go on as soon as all have a copy of what they write?"""
+    """whether training continues as soon as all workers hold a copy of what they write"""
 
 
 class Seal(Fact):
-    """All stages are written: make the checkpoint appear under its name, at once and whole."""
+    """All stages are written: publish the checkpoint under its name, atomically."""
 
     kind: Literal["seal"] = "seal"
     step: int
@@ -64,23 +65,23 @@ class Seal(Fact):
     stages: list[int]
     partial: bool = False
     standings: dict[int, Standing] = Field(default_factory=dict)
-    """where each of several replicas was when it was saved"""
+    """positions of several replicas when they were saved"""
     first_block: int = 0
-    """all blocks of samples before this one were used then"""
+    """all blocks of samples before this one were used"""
     blocks_ahead: list[int] = Field(default_factory=list)
-    """and these beyond"""
+    """and these beyond it"""
     digests: dict[int, dict[str, str]] = Field(default_factory=dict)
-    """replica → file → its SHA-256, as those say that wrote them"""
+    """replica → file → SHA-256 reported by its writer"""
     unequal: list[Unequal] = Field(default_factory=list)
-    """stages whose replicas are to be equal and were not"""
+    """stages whose replicas should be equal and were not"""
 
 
 class Discard(Fact):
-    """A checkpoint could not be saved: remove what has been written of it, which would only fill the disk."""
+    """A checkpoint could not be saved: remove its files to free disk space."""
 
     kind: Literal["discard"] = "discard"
     step: int
-    """its name"""
+    """the checkpoint's name"""
 
 
 class Spawn(Fact):
@@ -90,18 +91,18 @@ class Spawn(Fact):
     worker: str
     incarnation: int
     host: str = ""
-    """a machine that has joined; empty for the run's own"""
+    """a joined machine; empty for the run's own"""
 
 
 class Release(Fact):
-    """A worker that was to leave is not needed any more: it exits."""
+    """A worker that should leave holds nothing any more: it exits."""
 
     kind: Literal["release"] = "release"
     worker: str
 
 
 class TurnAway(Fact):
-    """A machine that has joined is of no use; its workers go with it."""
+    """A joined machine is unusable; its workers leave with it."""
 
     kind: Literal["turn_away"] = "turn_away"
     host: str
@@ -109,9 +110,9 @@ class TurnAway(Fact):
 
 
 class Form(Fact):
-    """The replica as it stands in a new generation. Everyone drops what is under way and goes on from ``step``.
+    """Start a new generation of a replica. All workers drop work in progress and continue from ``step``.
 
-    Nodes without a member are passed by.
+    Nodes without a member are skipped.
     """
 
     kind: Literal["form"] = "form"
@@ -123,64 +124,64 @@ class Form(Fact):
     members: list[Member]
     links: list[Link]
     routes: list[list[int]] = Field(default_factory=list)
-    """by a schedule: the nodes that each microbatch of a step visits; otherwise the recipe's routing says"""
+    """with a schedule: the nodes that each microbatch of a step visits; otherwise the recipe's routing applies"""
     rounds: int = 0
-    """of the exchange, that are behind the replica"""
+    """rounds of the exchange that the replica has completed"""
     inner: int = 0
-    """steps since the last of them"""
+    """steps since the last round"""
 
     @property
     def goes_back(self) -> bool:
-        """Are steps undone: to a state on disk, or in memory?"""
+        """Whether steps are undone, to a state on disk or in memory."""
         return self.outcome in ("rolled back", "recalled")
 
     @property
     def holders(self) -> dict[int, str]:
-        """Node → who stands there from now on."""
+        """Node → its holder from now on."""
         return {member.node: member.worker for member in self.members}
 
     @property
     def handing(self) -> dict[int, str]:
-        """Node → the worker that has stood there, and hands its state over as it is."""
+        """Node → the worker that hands its state over unchanged."""
         return {member.node: member.source.worker for member in self.members if isinstance(member.source, Handover)}
 
 
 class Replan(Fact):
-    """Find routes for the nodes that are left."""
+    """Find routes for the remaining nodes."""
 
     kind: Literal["replan"] = "replan"
     replica: int = 0
     nodes: list[int]
     ways: list[SlowLink] = Field(default_factory=list)
-    """links that are slow, to be reckoned with"""
+    """slow links to take into account"""
 
 
 class RunStep(Fact):
-    """Carry out the plan of one step (or of one validation)."""
+    """Run the plan of one training step or validation."""
 
     kind: Literal["run_step"] = "run_step"
     replica: int = 0
     generation: int
     step: int
-    """that the replica has committed before"""
+    """steps that the replica has committed before"""
     mode: Mode = "train"
     block: int = 0
     """training: the number of the step's block of samples"""
     left_out: dict[int, str] = Field(default_factory=dict)
-    """replicas whose gradients nobody goes by, and why"""
+    """replicas whose gradients are excluded, with the reason"""
 
 
 class LeaveOut(Fact):
-    """Replicas have told others different things in a step: it is dropped, and made again without what they say."""
+    """Replicas equivocated in a step: drop it and repeat it without their gradients."""
 
     kind: Literal["leave_out"] = "leave_out"
     replica: int = 0
     generation: int
     step: int
     liars: list[int]
-    """replicas that equivocate"""
+    """Byzantine replicas"""
     disputes: list[tuple[int, int]]
-    """pairs of replicas of which one lies at least: what the first says, and what the second has heard from it"""
+    """pairs of replicas of which at least one is Byzantine: sender and receiver whose digests differ"""
 
 
 class Commit(Fact):
@@ -195,7 +196,7 @@ class Commit(Fact):
 
 
 class Disband(Fact):
-    """A replica cannot go on; others can. Its workers are spares from now on."""
+    """A replica cannot continue, others can. Its workers become spares."""
 
     kind: Literal["disband"] = "disband"
     interrupts: ClassVar[bool] = True
@@ -205,26 +206,26 @@ class Disband(Fact):
 
 
 class SendAway(Fact):
-    """What a replica says has been of no use again and again: its workers leave, and others stand in their place."""
+    """A replica's updates were invalid too often: its workers leave and are replaced."""
 
     kind: Literal["send_away"] = "send_away"
     member: int
-    """the replica, by its number among those that agree"""
+    """its number among the members of the exchange"""
     workers: list[str]
     strikes: int
-    """steps or rounds in which that is proved"""
+    """steps or rounds with proof"""
     reason: str
 
 
 class Found(Fact):
-    """There are workers for a replica that was disbanded: it begins anew, as a copy of another."""
+    """There are workers for a disbanded replica: it restarts as a copy of another one."""
 
     kind: Literal["found"] = "found"
     replica: int
 
 
 class Donate(Fact):
-    """Give a copy of this stage, as it is now, to a node of another replica that has lost it, or to one's successor."""
+    """Send a copy of this stage to a node of another replica that lost it, or to a successor."""
 
     kind: Literal["donate"] = "donate"
     donor: int
@@ -232,11 +233,11 @@ class Donate(Fact):
     stage: int
     link: str
     at: str = ""
-    """where to call"""
+    """address to connect to"""
 
 
 class Blow(Fact):
-    """Suffer a fault of a trace, at the next place that is its moment (see ``chaos.trace.Fault``)."""
+    """Suffer a fault of a trace at the next matching point (see ``chaos.trace.Fault``)."""
 
     kind: Literal["blow"] = "blow"
     number: int
@@ -252,7 +253,7 @@ class Blow(Fact):
 
 
 class Cannot(Fact):
-    """The recovery strategy cannot rebuild what was lost: save what is left, then stop."""
+    """The recovery strategy cannot rebuild what was lost: save the rest, then stop."""
 
     kind: Literal["cannot"] = "cannot"
     replica: int = 0
@@ -271,7 +272,7 @@ class Finish(Fact):
 
 
 class Leave(Fact):
-    """Exit (sent to workers at the end, and to those that come back from the dead)."""
+    """Exit (sent to workers at the end, and to those that wake up after they were declared dead)."""
 
     kind: Literal["leave"] = "leave"
     interrupts: ClassVar[bool] = True

@@ -1,13 +1,13 @@
-"""Who is slow, and where: found by comparing workers and edges with their own past and with each other. Pure.
+"""Find slow workers and edges by comparing each with its own past and with the others. Pure.
 
-After C4D (arXiv 2406.04594): workers do alike, so that they are compared with one another and not with a model. In a
-pipeline they do not quite: block stages are, by the work of their passes; edges are, which carry activations of one
-size. An activation's way is counted from when its sender hands it over, so that a slow sender is not its link's fault;
-receivers always read. A pass is counted from when its batch is there, so that slow data are not the worker's fault.
+After C4D (arXiv 2406.04594): workers do similar work, so they are compared with each other instead of a model. In a
+pipeline, block stages are comparable by the work of their passes, and edges by activations of one size. An activation's
+travel time starts when its sender hands it over, so that a slow sender does not count against its link; receivers
+always read. A pass starts when its batch is present, so that slow data do not count against the worker.
 
-An edge is slow whose activations take more than three times as long as at first and as the others', by more than
-scatter; if all that a node sends, or receives, are, it is that side of the node. Workers, machines and data:
-``control/steering.py``. The thresholds are our own.
+An edge is slow if its activations take more than three times as long as initially and as on the other edges, beyond
+scatter. If all edges from or to a node are slow, that side of the node is. Workers, machines and data:
+``control/steering.py``. The thresholds are planaria's own.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from planaria.control.steering import Known, Verdict, ease, slow_data, slow_work
 from planaria.control.verdicts import Fault
 
 HOT = 3.0
-"""times as long as at first, and as the others: activations over a slow edge"""
+"""slow edge: multiple of the initial and of the others' travel time"""
 LEAST_WAY_S = 0.005
-"""what they take longer, at least"""
+"""slow edge: least extra travel time"""
 SCATTER = 8.0
-"""median absolute deviations between the others and a slow edge"""
+"""slow edge: median absolute deviations from the others"""
 OF_HOTTEST = 0.4
-"""of the slowest edge's: an edge that is slow too"""
+"""share of the slowest edge's travel time above which another edge is slow too"""
 LATE = 10.0
-"""times as long as the median: the slowest of a flaky edge's activations"""
+"""flaky edge: multiple of the median travel time reached by its slowest activations"""
 LATE_S = 0.05
-"""and what they take at least"""
+"""flaky edge: least time of its slowest activations"""
 BREAKS = 3
-"""that an edge may have in ten minutes"""
+"""breaks of an edge tolerated in ten minutes"""
 
 
 def diagnose(run: RunState, replica: ReplicaState) -> d.Blamed | d.Cleared | None:
-    """The next thing to be told of a replica: that something is slow, or is so no more."""
+    """Return the next finding about a replica: something is slow, or no longer slow."""
     if run.settings.diagnose == "off":
         return None
     gauges = run.gauges.of(replica.holders)
@@ -61,11 +61,11 @@ def diagnose(run: RunState, replica: ReplicaState) -> d.Blamed | d.Cleared | Non
 
 
 def stuck_link(run: RunState, replica: ReplicaState) -> d.Blamed | None:
-    """The link over which a message has not come, for want of which others got none either.
+    """Return the link whose missing message blocks all waiting workers.
 
-    Who waits for somebody who waits too only hands the wait on. So waits lead to a ring, such as two who wait for each
-    other, and there it is the one who began to wait first: the others had something to do yet. Nobody is blamed where
-    they lead to somebody who has not told that it waits.
+    Waits form chains that end in a cycle, such as two workers that wait for each other. In a cycle the link of the
+    first waiter is blamed, since the others still had work then. Nothing is blamed if a chain ends at a worker that has
+    not reported a wait.
     """
     if run.settings.diagnose == "off" or not replica.stalled:
         return None
@@ -92,9 +92,10 @@ def verdicts(
     work: Sequence[float],
     known: Known,
 ) -> tuple[Verdict, ...]:
-    """What is slow among the nodes in ``hosts`` (node, its worker's machine).
+    """Return what is slow among the nodes in ``hosts`` (node, its worker's machine).
 
-    ``work``: of a pass, by stage; empty where block stages are alike. ``known``: what is blamed already.
+    :param work: of a pass, by stage; empty if block stages are alike.
+    :param known: what is already blamed.
     """
     own = {node: gauges.nodes[node] for node, _ in hosts}
     at = dict(hosts)
@@ -105,22 +106,23 @@ def verdicts(
 
 
 class Reading(NamedTuple):
-    """What activations take over an edge, in one direction, in seconds."""
+    """Travel times of activations over an edge in one direction, in seconds."""
 
     low: float
     """most of them, by two of three reports"""
     last: float
     """most of them, by the last report"""
     high: float
-    """the slowest of them, by every report: where an edge becomes slow, ``low`` tells of it before"""
+    """the slowest of them, by every report; ``low`` rises first if an edge becomes slow"""
     past: float
-    """most of them, at first"""
+    """most of them, initially"""
 
 
 def ways(own: Mapping[int, Gauge], hosts: Mapping[int, str]) -> dict[Pair, Reading]:
-    """Of each edge (from, to).
+    """Return the travel times of each edge (from, to).
 
-    The clocks of two machines are set by their first readings both ways, as if those had taken equally long.
+    The clock offset of two machines is set by their first readings in both directions, as if those had taken equally
+    long.
     """
     raw: dict[Pair, Reading] = {}
     for node, gauge in own.items():
@@ -140,7 +142,7 @@ def ways(own: Mapping[int, Gauge], hosts: Mapping[int, str]) -> dict[Pair, Readi
 
 
 def _hot(edges: Mapping[Pair, Reading], known: Known) -> tuple[set[Pair], set[Pair]]:
-    """Edges whose activations take too long; and those whose last do."""
+    """Return edges with slow activations, and edges whose last ones were slow."""
     if len(edges) < 3:
         return set(), set()
     middle, hottest = median(way.low for way in edges.values()), max(way.low for way in edges.values())
@@ -158,9 +160,9 @@ def _hot(edges: Mapping[Pair, Reading], known: Known) -> tuple[set[Pair], set[Pa
 
 
 def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, Reading]) -> list[Verdict]:
-    """Slow edges; where all that leave a node are, or all that come to it, it is that side of the node.
+    """Return slow edges; if all edges from or to a node are slow, that side of the node instead.
 
-    An edge is not blamed while another one of its ends has just become slow: the side may be.
+    An edge is not blamed while another edge of its nodes has just become slow, since a side may be the cause.
     """
     left, found = set(hot), []
     usual = median(way.low for way in edges.values()) if edges else 0.0
@@ -185,7 +187,7 @@ def _flaky(
     hot: set[Pair],
     known: Known,
 ) -> list[Verdict]:
-    """Edges that break again and again, or whose slowest activations are far behind the others while most are not."""
+    """Return edges that break repeatedly, or whose slowest activations lag far behind while most do not."""
     found = []
     for (low, high), times in sorted(gauges.breaks.items()):
         if {low, high} <= own.keys() and len(times) > BREAKS:

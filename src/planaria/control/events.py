@@ -1,8 +1,8 @@
-"""What happened: the typed facts a run is made of, in the order the controller learned them.
+"""Events of a run, as typed records in the order in which the controller learned them.
 
-Workers report most of these over their control connection, the controller adds what it sees itself, and
-``runs/NAME/events.jsonl``, with its segments, keeps all of them. ``record.apply`` folds them into the state of the
-run; ``observe`` draws them. Times are seconds of the machine's monotonic clock.
+Workers report most of them over their control connection; the controller adds its own observations.
+``runs/NAME/events.jsonl``, with its segments, keeps all of them. ``control.apply`` folds them into the state of the
+run; reports draw them. Times are seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from planaria.control.started import Standing as Standing
 
 
 class WorkerLost(Fact):
-    """A worker counts as dead. A frozen one (``heartbeat``) may wake up later; nobody will listen.
+    """A worker counts as dead. A frozen one (``heartbeat``) may wake up later and is ignored.
 
-    One that is ``stuck`` beats on while its main thread gets no further; it is killed.
+    A ``stuck`` one still sends heartbeats while its main thread makes no progress; it is killed.
     """
 
     kind: Literal["worker_lost"] = "worker_lost"
@@ -57,7 +57,7 @@ class WorkerLost(Fact):
 
 
 class WorkerLeaving(Fact):
-    """A worker's machine is about to go: others are to take over what it has."""
+    """A worker's machine is about to leave: others take over its states."""
 
     kind: Literal["worker_leaving"] = "worker_leaving"
     worker: str
@@ -66,7 +66,7 @@ class WorkerLeaving(Fact):
 
 
 class HostJoined(Fact):
-    """A machine has room for so many workers more."""
+    """A machine offers room for this many more workers."""
 
     kind: Literal["host_joined"] = "host_joined"
     host: str
@@ -75,7 +75,7 @@ class HostJoined(Fact):
 
 
 class HostLeft(Fact):
-    """A machine takes no more workers. What becomes of those that it has is told of each."""
+    """A machine takes no more workers. Its present workers are reported separately."""
 
     kind: Literal["host_left"] = "host_left"
     host: str
@@ -83,7 +83,7 @@ class HostLeft(Fact):
 
 
 class GraceExpired(Fact):
-    """Nobody at the ends of a broken edge turned out to be dead: the edge itself is to be replaced."""
+    """Neither end of a broken edge turned out to be dead: the edge itself must be replaced."""
 
     kind: Literal["grace_expired"] = "grace_expired"
     replica: int = 0
@@ -91,7 +91,7 @@ class GraceExpired(Fact):
 
 
 class PatienceOver(Fact):
-    """A replica has waited for its group as long as ``exchange.patience_s``: to come or, ``meeting``, to be heard."""
+    """A replica has waited ``exchange.patience_s`` for its group to arrive or, if ``meeting``, for its updates."""
 
     kind: Literal["patience_over"] = "patience_over"
     replica: int
@@ -129,13 +129,13 @@ class RelayAnswers(Fact):
 
 
 class RelaysGivenUp(Fact):
-    """No relay has answered for as long as the run waits for machines (``fleet.join_s``)."""
+    """No relay has answered for the time that the run waits for machines (``fleet.join_s``)."""
 
     kind: Literal["relays_given_up"] = "relays_given_up"
 
 
 class NobodyJoined(Fact):
-    """The run lacks workers, and has waited long enough for machines to join."""
+    """The run lacks workers, and the wait for machines to join timed out."""
 
     kind: Literal["nobody_joined"] = "nobody_joined"
     lacking: int
@@ -143,7 +143,7 @@ class NobodyJoined(Fact):
 
 
 class RetryDue(Fact):
-    """A last save has failed, and a while ago: it may be tried again."""
+    """A pause after a failed last save is over: it may be retried."""
 
     kind: Literal["retry_due"] = "retry_due"
     step: int
@@ -151,8 +151,7 @@ class RetryDue(Fact):
 
 
 class Trouble(Fact):
-    """Something beside the training is wrong: the display, the state file, too many stages on one machine. The run goes
-    on all the same."""
+    """A problem outside training: the display, the state file, too many stages on one machine. The run continues."""
 
     kind: Literal["trouble"] = "trouble"
     detail: str
@@ -168,7 +167,7 @@ class StopRequested(Fact):
 
 
 class StopOverdue(Fact):
-    """The step under way, or a repair, has not ended within ``fleet.stop_s`` of the stop request: it is dropped."""
+    """The current step or repair has not ended within ``fleet.stop_s`` of the stop request: it is dropped."""
 
     kind: Literal["stop_overdue"] = "stop_overdue"
     detail: str
@@ -176,19 +175,19 @@ class StopOverdue(Fact):
 
 
 class IntervalChosen(Fact):
-    """From now on a checkpoint is made every ``steps`` steps: that loses least, by what steps and saves took."""
+    """From now on a checkpoint is made every ``steps`` steps, which minimises expected loss by the measured times."""
 
     kind: Literal["interval_chosen"] = "interval_chosen"
     steps: int
     step_s: float
     save_s: float
-    """that training stands still for one"""
+    """seconds that training pauses for one"""
     write_s: float = 0.0
-    """that one takes where training goes on meanwhile: the next cannot be sooner"""
+    """seconds to write one in the background; the next cannot start earlier"""
 
 
 class Replanned(Fact):
-    """There are routes for these nodes."""
+    """Routes for these nodes were found."""
 
     kind: Literal["replanned"] = "replanned"
     nodes: list[int]
@@ -197,13 +196,13 @@ class Replanned(Fact):
     step_s: float
     """the simulated step"""
     seconds: float
-    """that it took to find them"""
+    """duration of the search"""
     before_s: float = 0.0
-    """where links are slow: the simulated step by the routes as they were, mended where nodes are gone"""
+    """with slow links: the simulated step on the current routes, repaired if nodes are missing"""
 
 
 class RoundSettled(Fact):
-    """In logs of an older planaria, where one process trained all replicas: a round of their exchange."""
+    """Only in logs of older versions, where one process trained all replicas: a round of their exchange."""
 
     kind: Literal["round_settled"] = "round_settled"
     step: int
@@ -211,15 +210,15 @@ class RoundSettled(Fact):
     number: int
     groups: list[list[int]]
     blocking_bytes: int
-    """sent by all together, that somebody waited for"""
+    """sent by all replicas together on the critical path"""
     prefetched_bytes: int
     spread: float
-    """RMS distance of the replicas' weights from their mean, afterwards"""
+    """RMS distance of the replicas' weights from their mean, after the round"""
 
 
 class ReplicasEvaluated(Fact):
-    """In logs of an older planaria, as :class:`RoundSettled`: each replica's validation loss, and that of their mean;
-    nats."""
+    """Only in logs of older versions, like :class:`RoundSettled`: validation losses of each replica and of their mean,
+    in nats."""
 
     kind: Literal["replicas_evaluated"] = "replicas_evaluated"
     step: int
@@ -229,7 +228,7 @@ class ReplicasEvaluated(Fact):
 
 
 class ZombieIgnored(Fact):
-    """A worker that counts as dead spoke again; its words were dropped and it was told to leave."""
+    """A worker that counts as dead reported again; the report was dropped and the worker told to leave."""
 
     kind: Literal["zombie_ignored"] = "zombie_ignored"
     worker: str
@@ -278,7 +277,7 @@ Event = Annotated[
     | ZombieIgnored,
     Field(discriminator="kind"),
 ]
-"""Any event, told apart by ``kind``."""
+"""any event, distinguished by ``kind``"""
 
 
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)

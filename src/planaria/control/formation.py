@@ -1,4 +1,4 @@
-"""New generations of a replica: which worker holds which node, from where it gets its state, over which relays. Pure.
+"""New generations of a replica: assignment of workers to nodes, sources of their states, and relays of edges. Pure.
 
 A replica without enough workers is disbanded here.
 """
@@ -25,17 +25,17 @@ from planaria.recovery.chain import Plan, ages_by_stage
 
 
 def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """A new generation: fill vacant nodes from spares, give every node a state, replace edges that are gone.
+    """Form a new generation: fill vacant nodes from spares, give every node a state, replace broken edges.
 
-    None while no relay answers: edges that go over relays alone could not be opened.
+    Returns None while no relay answers, since edges that need relays could not be opened.
     """
     if run.cut_off:
         return _without_relays(run, replica)
     of, alive = replica.arrangement.stage, replica.stateful
-    # Nodes of one stage hold the same: where one has yet to begin from seed or disk, so does another that was lost.
+    # Nodes of one stage hold the same state: if one starts from seed or disk, so does another one that was lost.
     begins = {of[node] for node in replica.origins if node in replica.holders}
-    # A stage is lost with the last node that had its state; until then, its nodes copy one another. A worker that was
-    # to hand it over may have it still.
+    # A stage is lost with the last node that had its state; until then, its nodes copy each other. A worker that should
+    # hand it over may still have it.
     gone = frozenset(of[node] for node in replica.lost - replica.leavers.keys()) - set(alive.stages) - begins
     lent = lenders(run, replica, gone)
     if lent is None:
@@ -60,13 +60,13 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return _roll_back(run, replica, holders, run.durable)
     sources = _sources(replica, holders, lent, answer.rebuilt)
     standing, outcome = replica.standing, "skipping" if len(holders) < len(of) else _outcome(replica)
-    if lent.keys() == set(of.values()):  # it goes on as the other's copy
+    if lent.keys() == set(of.values()):  # it continues as the other's copy
         standing = _once_obeyed(lent[0])
     return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
 
 
 def _without_relays(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """Wait for the relays, or end a replica that has waited for long enough."""
+    """Wait for the relays; end a replica that has waited too long."""
     if not run.relays_given_up:
         return None
     named = ", ".join(f"{relay} ({error})" for relay, error in sorted(run.silent.items()))
@@ -75,8 +75,11 @@ def _without_relays(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """Workers whose machine is about to go, or that are slow, hand their stages over, as they are. Where nobody takes
-    over from a machine that goes, the replica disbands in good order; the last one stays for as long as it can."""
+    """Hand over the stages of slow or leaving workers unchanged.
+
+    If no worker can take over from a leaving machine, the replica disbands in good order; the last one stays as long as
+    it can.
+    """
     leaving = [n for n, w in replica.holders.items() if w in run.roster.leaving] if run.roster.leaving else []
     slow = [n for n, w in replica.holders.items() if run.workers[w].slow] if run.relieved is not None else []
     if not (leaving or slow) or replica.meeting or run.stopping or run.allotment.done:
@@ -103,7 +106,7 @@ def _sources(
     lent: Mapping[int, ReplicaState],
     rebuilt: Mapping[int, tuple[str, tuple[int, ...]]],
 ) -> dict[int, d.Source]:
-    """Where the state of each node comes from; a donor may itself be new here, with its own from seed or disk."""
+    """Return the source of each node's state; a donor may itself be new, with a state from seed or disk."""
     of, alive, there = replica.arrangement.stage, replica.stateful, replica.arrangement.of(holders)
     begins = {of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders}
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
@@ -113,7 +116,7 @@ def _sources(
             sources[node] = d.Keep() if holders[node] == last else d.Handover(worker=last)
         elif not alive.nodes(stage) and stage in begins:
             first, source = begins[stage]
-            # What one worker remembers, another of its stage copies from it.
+            # Other nodes of a stage copy the state that its first node has in memory.
             sources[node] = d.Rebuild(by=d.PEER, donors=[first]) if isinstance(source, d.Recall) else source
         elif stage in lent:
             sources[node] = d.Rebuild(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
@@ -128,7 +131,7 @@ def _any_whole(run: RunState, replica: ReplicaState) -> bool:
 
 
 def _once_obeyed(replica: ReplicaState) -> Standing:
-    """Where a replica will stand when its workers have carried out the orders that they have."""
+    """Return the replica's position after its workers carried out their current orders."""
     step, inner = replica.step, replica.inner
     if replica.phase == "commit":
         step, inner = step + 1, inner + 1
@@ -136,22 +139,24 @@ def _once_obeyed(replica: ReplicaState) -> Standing:
 
 
 def _remember(replica: ReplicaState) -> frozenset[int]:
-    """The stages whose first node's worker has its part of what all remember."""
+    """Return the stages whose first node's worker holds its part of the snapshot in memory."""
     if replica.memory is None or replica.memory.step < 0:
         return frozenset()
     return frozenset(s for s in replica.arrangement.stages if replica.arrangement.nodes(s)[0] in replica.memory.nodes)
 
 
 def _newer(replica: ReplicaState, point: RollbackPoint) -> bool:
-    """Is what all remember no older than a checkpoint?"""
+    """Return whether the snapshot in memory is at least as new as a checkpoint."""
     assert replica.memory is not None
     saved = point.standings.get(replica.number)
     return saved is None or replica.memory.step >= saved.step
 
 
 def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answer: Plan) -> d.Decision:
-    """Back to what all remember; those that do not are rebuilt from the others. The first node of a stage remembers,
-    its other nodes copy it."""
+    """Return to the snapshot in memory, and rebuild missing parts from the others.
+
+    The first node of a stage restores its part; the other nodes copy it.
+    """
     assert replica.memory is not None
     nodes, by, step = replica.arrangement, replica.memory.by, replica.memory.step
     first = {stage: nodes.nodes(stage)[0] for stage in nodes.stages}
@@ -164,7 +169,7 @@ def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answe
         elif node != first[stage]:
             sources[node] = d.Rebuild(by=d.PEER, donors=[first[stage]])
         else:
-            # Of a run that was just resumed, workers hold nothing yet: their origin names the file they read.
+            # Workers of a run that was just resumed hold nothing yet: their origin names the file to read.
             begins = replica.origins.get(node)
             sources[node] = begins if isinstance(begins, d.Recall) else d.Recall(by=by, step=step)
     return _formation(run, replica, holders, sources, Standing(step=step), "recalled")
@@ -173,7 +178,7 @@ def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answe
 def _roll_back(
     run: RunState, replica: ReplicaState, holders: dict[int, str], point: RollbackPoint
 ) -> d.Decision | None:
-    """Back to ``point``."""
+    """Roll back to ``point``."""
     standing, origins = point.standings.get(replica.number), point.origins(replica.arrangement)
     if standing is None:
         return without_worker(run, replica, "it was not there when the last checkpoint was made", [])
@@ -181,10 +186,10 @@ def _roll_back(
 
 
 def _may_skip(run: RunState, replica: ReplicaState) -> bool:
-    """May training go on without the vacant nodes until there are workers for them?
+    """Return whether training may continue without the vacant nodes until workers arrive.
 
-    Not while the state of one can be had exactly, if a worker is to come: a stage that is skipped is lost, and never
-    anyone's donor. A schedule leaves out nodes but no stage.
+    Not while a node's state is available exactly and a worker is to come: a skipped stage is lost and never a donor. A
+    schedule can leave out nodes but no stage.
     """
     settings = run.settings
     if settings.recovery.meanwhile != "skip" or replica.formed < 0:
@@ -209,9 +214,9 @@ def _formation(
     standing: Standing,
     outcome: str,
 ) -> d.Decision:
-    """The formation of these nodes; before it, a plan for them if there is none.
+    """Form these nodes, after planning routes for them if there are none.
 
-    No two replicas have a generation in common: what a worker had still to say of its last one is not taken for news.
+    Generations are unique across replicas, so that late reports of an earlier one are recognised.
     """
     routes = replica.routes_over(holders)
     if routes is None:
@@ -241,7 +246,7 @@ def _formation(
 
 
 def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """A node lacks a worker: if there will be none, the replica is over."""
+    """End the replica if a node lacks a worker and none will come."""
     if more_to_come(run):
         return None
     if run.deserted:
@@ -260,7 +265,7 @@ def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def too_late(run: RunState, replica: ReplicaState) -> d.Decision:
-    """A stop waits no longer for the stages that the replica lacks: save the others, if there are any."""
+    """End the wait of a stopped run for a replica's missing stages: save the others, if any."""
     lost = sorted(set(replica.arrangement.stages) - set(replica.stateful.stages))
     reason = f"stopped by {run.stopping} before its lost stages were replaced: {run.overdue}"
     if len(run.live) == 1 and replica.formed < 0:
@@ -273,10 +278,10 @@ def _unheld(replica: ReplicaState) -> list[int]:
 
 
 def without_worker(run: RunState, replica: ReplicaState, reason: str, lost: list[int]) -> d.Decision:
-    """A replica cannot go on. The others do without it; the last one saves what there is, if there is anything."""
+    """End a replica that cannot continue. Others continue without it; the last one saves what is left."""
     if len(run.live) > 1:
         others = [other for number, other in run.live.items() if number != replica.number]
-        first = others[0] if all(other.hollow for other in others) else replica  # who has nothing goes before it
+        first = others[0] if all(other.hollow for other in others) else replica  # replicas without state go first
         return d.Disband(replica=first.number, workers=sorted(first.holders.values()), reason=reason)
     if replica.formed < 0:
         return d.Finish(outcome="failed", reason=reason)
@@ -293,9 +298,9 @@ def over_relays(
     routes: Sequence[Sequence[int]],
     silent: Collection[str] = (),
 ) -> dict[Pair, str]:
-    """Return the relay of each of ``pairs``; those in ``kept`` stay where they are. Empty if the run has no relays.
+    """Return the relay of each of ``pairs``; those in ``kept`` keep theirs. Empty if the run has no relays.
 
-    A relay that is ``silent`` or shunned is avoided as long as there is another.
+    A ``silent`` or shunned relay is avoided while there is another.
     """
     relays = replica.settings.relays
     if not relays:
@@ -310,15 +315,15 @@ def over_relays(
 
 
 def relay_ways(relays: Mapping[str, float], shunned: Collection[str] = ()) -> Ways:
-    """The paths over relays that carry so many bytes per second; those that are ``shunned`` carry none."""
+    """Return the paths over relays with their bytes per second; none over ``shunned`` ones."""
     paths = tuple(Path(name, *_ENDS, (name,)) for name in relays)
     return Ways({_ENDS: paths}, {name: 0.0 if name in shunned else rate for name, rate in relays.items()})
 
 
 def edge_flows(pairs: Collection[Pair], routes: Sequence[Sequence[int]], size: int = 1) -> dict[Pair, Flow]:
-    """Edge → what it carries, ``size`` for every time that a microbatch crosses it; in order of the edges.
+    """Return edge → flow, in order of edges: ``size`` for each crossing of a microbatch.
 
-    One on no route carries copies of a state now and then, and counts as if it were crossed once.
+    An edge on no route transfers copies of states occasionally, and counts as one crossing.
     """
     crossings = Counter((min(hop), max(hop)) for route in routes for hop in pairwise(route))
     return {pair: Flow(*_ENDS, size * max(1, crossings[pair])) for pair in sorted(pairs)}

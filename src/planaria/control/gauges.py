@@ -1,6 +1,6 @@
-"""What workers measure of their own work and of what reaches them, and the last and first of it. Pure.
+"""Workers' measurements of their passes and of incoming activations: the first and the latest ones. Pure.
 
-In the log, so that whoever is found slow is found again when it is replayed.
+They are logged, so that a replay finds the same slow workers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from planaria.control.started import Fact
 EVERY = 2
 """steps between two reports of a worker"""
 RECENT = 3
-"""reports that are judged by"""
+"""reports used for a judgement"""
 PAST = 6
-"""reports of a worker that are its past: twelve steps"""
+"""reports of a worker that form its past: twelve steps"""
 BREAKS_S = 600.0
-"""seconds of training for which a broken edge is remembered"""
+"""seconds of training after which a broken edge is forgotten"""
 
 Found = TypeVar("Found")
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -32,25 +32,24 @@ Pair = tuple[int, int]
 
 
 class Passes(Fact):
-    """The passes of one kind."""
+    """Durations of the passes of one kind."""
 
     count: Count
     median_s: Finite
 
 
 class Flow(Fact):
-    """The activations that came over one edge: seconds from being handed over by the sender until they were here, by
-    the clocks of both."""
+    """Travel times of the activations over one edge, from the sender's handover to arrival, by both clocks."""
 
     frames: Count
     low_s: Finite
-    """25th percentile: noise only makes them later"""
+    """25th percentile: noise only delays"""
     high_s: Finite
     """95th percentile"""
 
 
 class Gauged(Fact):
-    """What a worker has measured in its last steps."""
+    """A worker's measurements of its last steps."""
 
     kind: Literal["gauged"] = "gauged"
     worker: str
@@ -61,14 +60,14 @@ class Gauged(Fact):
     """the last of them"""
     steps: Annotated[int, Field(ge=1, lt=1 << 31)]
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """of all of them, from the order to being ready, waiting included"""
+    """total, from the order to completion, including waits"""
     passes: dict[Literal["forward", "backward"], Passes]
     waited: dict[int, Finite]
-    """node → seconds that its frames were waited for"""
+    """node → seconds spent waiting for its frames"""
     flows: dict[int, Flow]
-    """node → what came from it"""
+    """node → activations received from it"""
     read_s: Finite = 0.0
-    """of a step: until its batches were read; of no pass"""
+    """seconds per step until its batches were read; not part of a pass"""
 
     @property
     def pass_s(self) -> float:
@@ -82,23 +81,23 @@ class Gauged(Fact):
 
 
 class SlowLink(Fact):
-    """A link that is slow, from one node to another."""
+    """A slow link from one node to another."""
 
     source: int
     target: int
     seconds: Finite
-    """that an activation takes"""
+    """travel time of an activation"""
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """The reports of one node's present worker."""
+    """The reports of one node's current worker."""
 
     worker: str
     past: tuple[Gauged, ...]
-    """the first"""
+    """the first ones"""
     recent: tuple[Gauged, ...]
-    """the last, oldest first"""
+    """the latest ones, oldest first"""
 
     def then(self, fact: Gauged) -> Gauge:
         past = self.past if len(self.past) == PAST else (*self.past, fact)
@@ -110,22 +109,22 @@ class Gauge:
 
     @property
     def pass_s(self) -> float:
-        """What a microbatch's passes take now."""
+        """Current duration of a microbatch's passes."""
         return median(fact.pass_s for fact in self.recent)
 
     @property
     def past_s(self) -> float:
-        """What they took at first."""
+        """Their initial duration."""
         return median(fact.pass_s for fact in self.past)
 
     @property
     def read_s(self) -> float:
-        """What a step's batches take to be read now."""
+        """Current time to read a step's batches."""
         return median(fact.read_s for fact in self.recent)
 
     @property
     def past_read_s(self) -> float:
-        """What they took at first."""
+        """Initial time to read a step's batches."""
         return median(fact.read_s for fact in self.past)
 
     @property
@@ -139,19 +138,19 @@ class Gauge:
 
 @dataclass(frozen=True)
 class Gauges:
-    """Those of all nodes."""
+    """The gauges of all nodes."""
 
     nodes: Mapping[int, Gauge] = field(default_factory=lambda: MappingProxyType({}))
     clock: float = 0.0
-    """seconds of training, as the workers of the ends have measured them"""
+    """seconds of training, as measured by the workers of the ends stage"""
     breaks: Mapping[Pair, Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
-    """(lower node, higher node) → generation in which the edge between them broke → when, by ``clock``"""
+    """(lower node, higher node) → generation in which their edge broke → time by ``clock``"""
     linking_s: float = 1.0
-    """the longest that a worker has taken to take its place in a generation"""
+    """the longest time a worker has taken to link in a generation"""
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, find: Callable[..., Found], *given: Hashable) -> Found:
-        """What ``find`` makes of these and of what is ``given``, looked for only once."""
+        """Return ``find(self, *given)``, cached."""
         key = (find, *given)
         if key not in self._known:
             self._known[key] = find(self, *given)
@@ -167,17 +166,17 @@ class Gauges:
         return [fact.node, *(node for node, gauge in self.nodes.items() if gauge.last.stage == 0)]
 
     def broken(self, one: int, other: int, generation: int) -> Gauges:
-        """The edge between two nodes has broken; both may tell of it."""
+        """Record that the edge between two nodes broke; both may report it."""
         pair = min(one, other), max(one, other)
         times = {g: t for g, t in self.breaks.get(pair, {}).items() if t > self.clock - BREAKS_S}
         times.setdefault(generation, self.clock)
         return replace(self, breaks=MappingProxyType({**self.breaks, pair: MappingProxyType(times)}))
 
     def linked(self, seconds: float) -> Gauges:
-        """A worker has taken its place."""
+        """Record that a worker has linked."""
         return self if seconds <= self.linking_s else replace(self, linking_s=seconds)
 
     def of(self, nodes: Iterable[int]) -> dict[int, Gauge] | None:
-        """Those of these nodes, if all have told of the same step."""
+        """Return the gauges of these nodes if all have reported the same step."""
         found = {node: self.nodes[node] for node in nodes if node in self.nodes}
         return found if len({gauge.last.step for gauge in found.values()}) == 1 else None

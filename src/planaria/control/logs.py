@@ -1,6 +1,6 @@
-"""A run's folder on disk: written line by line while it runs, read back as one record.
+"""A run's folder on disk: appended line by line during the run, read back as one record.
 
-Also the run's identity, and which of its states are on its surviving history.
+Also the run's identity, and the states on its surviving history.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from planaria.control.segments import FULL, START, Line, Rotated, mark, read, re
 from planaria.control.started import SnapshotLabel
 
 ID = "run.id"
-"""a file that tells whether two places hold the same run"""
+"""file that identifies a run across folders"""
 
 
 def identity(folder: Path) -> str:
-    """32 hexadecimal digits that no other run has: drawn when they are first asked for, and kept in the folder.
+    """Return the run's unique 32 hexadecimal digits, drawn at first use and kept in the folder.
 
-    :raises OSError: when they cannot be written down.
-    :raises UserError: when the file is not as the run wrote it.
+    :raises OSError: if they cannot be written.
+    :raises UserError: if the file is invalid.
     """
     mark = folder / ID
     if not mark.exists():
@@ -42,12 +42,12 @@ def identity(folder: Path) -> str:
 
 
 def draw(folder: Path, known: bytes | None = None) -> None:
-    """Write the identity down: a new one, or that of a run which is ``known`` to be the same."""
+    """Write a new identity, or the ``known`` one of the same run."""
     digests.put(folder, {ID: known or secrets.token_hex(16).encode()})
 
 
 Turn = RunStarted | Form | Commit
-"""the facts that begin, continue or undo steps"""
+"""events that start, continue or undo steps"""
 
 
 @dataclass
@@ -60,14 +60,14 @@ class Surviving:
 
     @classmethod
     def of(cls, turns: Iterable[Turn]) -> Surviving:
-        """Fold a run's log, oldest fact first; of several commits in a row, the last is enough."""
+        """Fold a run's log, oldest event first; of several consecutive commits, the last suffices."""
         found = cls()
         for turn in turns:
             found.take(turn)
         return found
 
     def take(self, turn: Turn) -> None:
-        """Fold in the next fact."""
+        """Fold the next event."""
         match turn:
             case RunStarted():
                 self._now = turn.part, turn.first_generation
@@ -81,24 +81,24 @@ class Surviving:
                 self._reached[self._now] = turn.step + 1
 
     def has(self, label: SnapshotLabel) -> bool:
-        """Is the snapshot with this label of a state on the surviving history?"""
+        """Return whether the snapshot with this label holds a state on the surviving history."""
         return label.step <= self._reached.get((label.part, label.generation), -1)
 
 
 EVENTS, SPANS, METRICS, CHAOS, CONFIG = "events.jsonl", "spans.jsonl", "metrics.jsonl", "chaos.jsonl", "config.json"
 
 IN_MEMORY = 4 << 20
-"""bytes of a log up to which all that it holds is kept in memory, where it takes ten times as many"""
+"""log size in bytes up to which its contents are kept in memory, at ten times their size"""
 
 
 class RunLog:
-    """Writes a run's logs into ``folder`` (made if absent); appends when the run is resumed.
+    """Writes a run's logs into ``folder`` (created if absent); appends if the run is resumed.
 
-    Each method raises OSError, naming the file, when its line cannot be written.
+    Each method raises OSError, naming the file, if its line cannot be written.
     """
 
     def __init__(self, folder: Path, full: int = FULL) -> None:
-        """``full``: bytes of lines from which on they are compressed."""
+        """:param full: bytes per segment; full segments are compressed."""
         folder.mkdir(parents=True, exist_ok=True)
         self._events, self._spans, self._metrics = (Rotated(folder / name, full) for name in (EVENTS, SPANS, METRICS))
 
@@ -154,7 +154,7 @@ class _FaultLine(Fact):
 
 
 class _Entry(NamedTuple):
-    """A fact, read no further than is needed to put it in its place."""
+    """An event, parsed only as far as ordering requires."""
 
     t: float
     kind: str
@@ -182,10 +182,10 @@ def _fault(line: Line) -> _Entry:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The record of a run, finished or not, as far as it goes now. A torn last line is left out.
+    """Return the record of a run, finished or not, up to now. An incomplete last line is ignored.
 
-    Raises UserError if ``folder`` is not a run's, or names file and line that are broken; in a long log, which is read
-    while it is gone through, when that line is come to.
+    :raises UserError: if ``folder`` is not a run's, or naming file and line of a damaged line; in a long log, when
+        iteration reaches that line.
     """
     config = _config(folder)
     record = RunRecord(
@@ -200,7 +200,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _require_beginning(path: Path, began: bool) -> None:
-    """UserError when a run that has begun has no record of its beginning: nothing can be told of it without."""
+    """Raise UserError if a run that has started has no record of its start, which is required to interpret it."""
     first = next(map(_entry, read(path, mark(path))), None)
     if first is None and began:
         raise UserError(f"{path}: is gone or empty, though the run has begun; bring it back")
@@ -209,11 +209,11 @@ def _require_beginning(path: Path, began: bool) -> None:
 
 
 def history_of(folder: Path) -> Sequence[Told]:
-    """A run's events and decisions in the controller's order, as :func:`read_run`."""
+    """Return a run's events and decisions in the controller's order, as :func:`read_run`."""
     events, faults = mark(folder / EVENTS), mark(folder / CHAOS)
 
     def entries() -> Iterator[_Entry]:
-        # A merge and not a sort: a resumed run may have a younger clock than its first part; the file's order is true.
+        # Merge, do not sort: after a resumption the clock may be smaller, and the file's order is right.
         struck = map(_fault, read(folder / CHAOS, faults))
         return heapq.merge(map(_entry, read(folder / EVENTS, events)), struck, key=lambda entry: entry.t)
 
@@ -224,7 +224,7 @@ def history_of(folder: Path) -> Sequence[Told]:
 def turns_of(folder: Path) -> Iterator[Turn]:
     """Yield a run's starts and generations in order, and the last commit before each of these and before the end.
 
-    Raises UserError, naming file and line, if a line is broken.
+    :raises UserError: naming file and line of a damaged line.
     """
     events, commit = folder / EVENTS, list[_Entry]()
     for entry in map(_entry, read(events, mark(events))):
@@ -237,7 +237,7 @@ def turns_of(folder: Path) -> Iterator[Turn]:
 
 
 def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
-    """All that a log holds, which has one kind of lines; nothing if it does not exist."""
+    """Return all items of a log with one kind of lines; empty if the log does not exist."""
     upto = mark(path)
     found = Streamed(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
     return list(found) if upto.size <= IN_MEMORY else found
@@ -247,23 +247,24 @@ News = Event | Decision | Worked | Metric
 
 
 class Followed:
-    """A run's folder that is read on while it grows, however long it is: what has been read is not kept."""
+    """Reads a growing run's folder incrementally in constant memory."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError if ``folder`` is not a run's."""
+        """:raises UserError: if ``folder`` is not a run's."""
         self.folder, self.config = folder, _config(folder)
         self._places = dict.fromkeys((EVENTS, CHAOS, SPANS, METRICS), START)
 
     @property
     def ahead(self) -> int:
-        """Bytes of events that are not read yet, about."""
+        """Approximate bytes of unread events."""
         found, place = mark(self.folder / EVENTS), self._places[EVENTS]
         return (found.segments - place.segments) * FULL + found.tail - place.tail
 
     def more(self, without: frozenset[str] = frozenset()) -> Iterator[tuple[float, News]]:
-        """What is new in all logs, in order of time, without facts of these kinds; a torn last line is left for later.
+        """Yield new items of all logs in order of time, except events of the kinds ``without``. An incomplete last line
+        is left for later.
 
-        Raises UserError, naming file and line, when one that is broken is come to.
+        :raises UserError: naming file and line of a damaged line, when reached.
         """
         entries = map(_entry, self._lines(EVENTS))
         history = (entry.told() for entry in entries if entry.kind not in without)

@@ -1,4 +1,4 @@
-"""Members of a generation and of a round: who holds which node, where its state comes from, and edges between nodes."""
+"""Members of a generation and of a round: workers' nodes, sources of states, and edges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planaria.runtime.transport.address import waits_best
 
 
 class Keep(Fact):
-    """The member goes on with the state it has."""
+    """The member keeps its state."""
 
     origin: Literal["keep"] = "keep"
 
@@ -31,20 +31,20 @@ class Load(Fact):
 
 
 class Recall(Fact):
-    """The member goes back to what it remembers of its own stage."""
+    """The member restores its stage from its own snapshot in memory."""
 
     origin: Literal["recall"] = "recall"
     by: str
-    """the strategy that had it remembered"""
+    """the strategy that keeps the snapshot"""
     step: int
-    """that it is of"""
+    """step of the snapshot"""
     file: SnapshotLabel | None = None
-    """the snapshot's label, for a worker that has to read it from the machine's memory; None: every worker that is
-    asked for it still holds it"""
+    """the snapshot's label, for a worker that must read it from the machine's memory; None: the worker still holds it
+    """
 
 
 class Rebuild(Fact):
-    """The member rebuilds its stage from what the donor nodes send it."""
+    """The member rebuilds its stage from the donor nodes' states."""
 
     origin: Literal["rebuild"] = "rebuild"
     by: str
@@ -53,7 +53,7 @@ class Rebuild(Fact):
 
 
 class Handover(Fact):
-    """The member gets the state, as it is, from the worker that has stood at its node until now."""
+    """The member receives the state unchanged from the previous holder of its node."""
 
     origin: Literal["handover"] = "handover"
     worker: str
@@ -62,47 +62,47 @@ class Handover(Fact):
 PEER = "peer"
 
 BEFORE = -1
-"""in place of a node: who stood there before"""
+"""instead of a node: its previous holder"""
 
 
 Source = Annotated[Keep | Fresh | Load | Recall | Rebuild | Handover, Field(discriminator="origin")]
 
 
 class Member(Fact):
-    """Who stands at a node from now on, the stage that the node holds, and where its state comes from."""
+    """A node's holder from now on, its stage, and the source of its state."""
 
     node: int
     stage: int
     worker: str
     source: Source
     at: str = ""
-    """where donors call to give it a state"""
+    """address at which donors connect to it"""
 
 
 class Link(Fact):
-    """An edge between two nodes. A link that keeps its id is kept open."""
+    """An edge between two nodes. A link that keeps its id stays open."""
 
     low: int
     high: int
     id: str
     at: str = ""
-    """where the end that calls finds the other"""
+    """address at which the connecting end finds the other"""
     calls: Literal["low", "high"] = "high"
     over: str = ""
-    """name of the relay where the ends meet; empty: they reach each other directly, or at the controller"""
+    """name of the relay between the ends; empty: a direct connection, or at the controller"""
 
     def at_for(self, node: int) -> str:
-        """Where ``node``, one of the ends, is to call; empty: it waits to be called."""
+        """Return the address to which ``node``, one of the ends, connects; empty: it waits for the other end."""
         return self.at if node == (self.high if self.calls == "high" else self.low) else ""
 
 
 def state_link(generation: int, donor: int, node: int) -> str:
-    """Name of the short-lived link over which ``node`` gets a state in a generation of its replica."""
+    """Return the name of the short-lived link over which ``node`` receives a state in a generation of its replica."""
     return f"g{generation}:state:{donor}>{node}"
 
 
 class DrawGroups(Fact):
-    """Somebody has come to a round of the exchange: these are the groups in which replicas meet in it."""
+    """A replica reached a round of the exchange: these are the groups of the round."""
 
     kind: Literal["draw_groups"] = "draw_groups"
     round: int
@@ -110,20 +110,20 @@ class DrawGroups(Fact):
 
 
 class Introduce(Fact):
-    """The members of a group will meet in this round: what can be said ahead is said from now on."""
+    """The members of a group will meet in this round: prefetched parts are sent from now on."""
 
     kind: Literal["introduce"] = "introduce"
     round: int
     members: list[int]
     """replicas"""
     generations: list[int]
-    """theirs"""
+    """their generations"""
     links: list[Link]
     """between nodes of different members"""
 
 
 class Meet(Fact):
-    """A round of the exchange: each member makes its peers an offer and hears theirs, stage by stage."""
+    """A round of the exchange: members exchange updates, stage by stage."""
 
     kind: Literal["meet"] = "meet"
     round: int
@@ -134,25 +134,24 @@ class Meet(Fact):
 
 
 class Settle(Fact):
-    """The members make of a round what all offers come to."""
+    """The members combine the updates of a round."""
 
     kind: Literal["settle"] = "settle"
     round: int
     members: list[int]
     generations: list[int]
     left_out: dict[int, str] = Field(default_factory=dict)
-    """replicas that have told others different things, or may have, or have said what is of no use too often, and why:
-    the round is gone on without them"""
+    """replicas excluded from the round because of equivocation or repeated invalid updates, with the reason"""
     liars: list[int] = Field(default_factory=list)
-    """those of them of which that is proved"""
+    """those of them with proof"""
     counted: dict[int, dict[int, float]] = Field(default_factory=dict)
-    """where offers are judged over all stages: member → what those of each count in what it makes of the round"""
+    """if updates are weighted over all stages: member → weight of each update in its result"""
     rivals: dict[str, dict[int, float]] = Field(default_factory=dict)
-    """another rule → what it would have counted, for the first member, of those that count little"""
+    """another rule → its weights for the first member, of updates with small weights"""
 
 
 class Adopt(Fact):
-    """A replica has missed what others agreed upon: it goes on with a copy of one of them."""
+    """A replica missed what others agreed on: it continues with a copy of one of them."""
 
     kind: Literal["adopt"] = "adopt"
     replica: int
@@ -160,7 +159,7 @@ class Adopt(Fact):
 
 
 def link(link_id: str, low: int, low_at: str, high: int, high_at: str, over: str = "") -> Link:
-    """The edge between two nodes whose workers listen at these addresses; ``over``: the name of its relay."""
+    """Return the edge between two nodes at these addresses of their workers, via the relay ``over``."""
     if waits_best(low_at, high_at):
         return Link(low=low, high=high, id=link_id, at=low_at, over=over)
     return Link(low=low, high=high, id=link_id, at=high_at, calls="low", over=over)

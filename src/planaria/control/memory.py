@@ -1,6 +1,6 @@
-"""What the workers of a replica remember together, so that lost stages can be restored from the others. Pure.
+"""Snapshots that a replica's workers hold together in memory, from which lost stages can be restored. Pure.
 
-It follows from the steps that were begun and committed, and from which workers are new; each worker finds it out in the
+The content follows from the steps started and committed, and from which workers are new; each worker derives it in the
 same way (``recovery/retention.py``).
 """
 
@@ -16,7 +16,7 @@ NONE_YET = Versions()
 
 @dataclass(frozen=True)
 class Memory:
-    """Of which step there is a snapshot, and which nodes' workers have their part of it."""
+    """The step of the snapshot, and the nodes whose workers hold their part of it."""
 
     by: str
     """the strategy"""
@@ -24,46 +24,48 @@ class Memory:
     versions: Versions = NONE_YET
     nodes: frozenset[int] = frozenset()
     coming: frozenset[int] = frozenset()
-    """nodes that will have theirs once the present generation is linked"""
+    """nodes that will hold theirs after the current generation is linked"""
 
     @property
     def step(self) -> int:
-        """That of the newest snapshot that all could go back to; -1: none."""
+        """Step of the newest snapshot that all could restore; -1: none."""
         return self.versions.retained
 
     def begun(self, step: int) -> Memory:
-        """All begin a step."""
+        """Return the memory after all started a step."""
         return replace(self, versions=self.versions.begin(step, self.rule))
 
     def committed(self, step: int, everybody: Collection[int]) -> Memory:
-        """All have committed the step that was begun."""
+        """Return the memory after all committed the started step."""
         if not self.versions.completed(step, self.rule):
             return self
         return replace(self, versions=self.versions.commit(step, self.rule), nodes=frozenset(everybody))
 
     def formed(self, renewed: Collection[int], restored: Collection[int]) -> Memory:
-        """A new generation in which some nodes are ``renewed``: they get a state of others; those ``restored`` among
-        them with their part of what is remembered."""
+        """Return the memory of a new generation.
+
+        ``renewed`` nodes receive other states, ``restored`` ones with their part of the snapshot.
+        """
         return replace(self, nodes=self.nodes.difference(renewed), coming=frozenset(restored))
 
     def restarted(self) -> Memory:
-        """A new generation in which not all simply go on: what was under way begins anew."""
+        """Return the memory of a new generation that repeats the current step."""
         return replace(self, versions=self.versions.restart())
 
     def linked(self, node: int) -> Memory:
-        """A node has what it was to get."""
+        """Return the memory after a node received its state."""
         if node not in self.coming:
             return self
         return replace(self, nodes=self.nodes | {node}, coming=self.coming - {node})
 
     def without(self, nodes: Collection[int]) -> Memory:
-        """The workers of these nodes are dead."""
+        """Return the memory after the workers of these nodes died."""
         return replace(self, nodes=self.nodes.difference(nodes), coming=self.coming.difference(nodes))
 
     def resumed(self, step: int, nodes: Collection[int]) -> Memory:
-        """A run begins from the snapshot of ``step``, of which these nodes have their part."""
+        """Return the memory of a run that starts from the snapshot of ``step``, held in parts by these nodes."""
         return replace(self, versions=Versions(step), nodes=frozenset(nodes))
 
     def void(self) -> Memory:
-        """All have gone back to a state that is none of these."""
+        """Return the memory after all returned to an unrelated state."""
         return Memory(self.by, self.rule)

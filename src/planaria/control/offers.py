@@ -1,4 +1,4 @@
-"""What workers tell of a round of the exchange: which offers they heard, how each counted, and what it cost."""
+"""Workers' reports on a round of the exchange: received updates, their weights, and costs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import Field, FiniteFloat
 from planaria.control.started import Fact
 
 Full = Literal["beginning", "rebuilt", "replicas"]
-"""why estimates begin: the run does; a node of the stage was rebuilt; there is another number of replicas"""
+"""why estimates are initialised: start of the run; a rebuilt node of the stage; another number of replicas"""
 
 
 class OfferHeard(Fact):
-    """A worker has all that another replica has to say about its stage in this round."""
+    """A worker has received all of another replica's update for its stage in this round."""
 
     kind: Literal["offer_heard"] = "offer_heard"
     worker: str
@@ -22,57 +22,55 @@ class OfferHeard(Fact):
     generation: int
     round: int
     replica: int
-    """the other one; the worker's own, of what it says itself"""
+    """the sender; the worker's own for the update it sends"""
     digest: str = ""
-    """of the offer, where members tell what they hear (``exchange/equivocation.py``)"""
+    """of the update, if members compare them (``exchange/equivocation.py``)"""
     products: dict[int, FiniteFloat] = Field(default_factory=dict)
-    """its inner products with what the node has heard of others before, and said itself, and with itself, by replica:
-    where offers are judged over all stages (``exchange/weighing.py``)"""
+    """inner products of the update with earlier ones at this node, its own and itself, by replica; if updates are
+    weighted over all stages (``exchange/weighing.py``)"""
 
 
 class OfferRefused(Fact):
-    """What another replica says about a worker's stage in this round is of no use: it counts as not said.
+    """Another replica's update for a worker's stage is invalid: it counts as missing.
 
-    Replicas that exchange gradients have a round in every step, and refuse their own as they refuse others'.
+    Replicas that exchange gradients have a round in every step and may also reject their own.
     """
 
     kind: Literal["offer_refused"] = "offer_refused"
     worker: str
     node: int
     stage: int = -1
-    """-1 in logs of an older planaria"""
+    """-1 in logs of older versions"""
     generation: int
     round: int
     replica: int
-    """whose offer it was"""
+    """the sender"""
     reason: str
 
 
 class OffersCounted(Fact):
-    """How much each replica's offer counted in what a stage made of all in this round.
+    """The weight of each replica's update in a stage's result of this round.
 
-    One node tells it for all nodes of its stage: they have heard the same, unless somebody told each of them something
-    else.
+    One node reports for all nodes of its stage, which received the same unless a member equivocated.
     """
 
     kind: Literal["offers_counted"] = "offers_counted"
     worker: str
     node: int
     stage: int
-    """0 where offers are judged over all stages: it counted as much at the others"""
+    """0 if updates are weighted over all stages: the same at the others"""
     generation: int
     round: int
     counted: dict[int, float]
-    """replica → its coefficient, with three digits (:func:`rounded`); those whose offers were refused have none"""
+    """replica → its coefficient, with three digits (:func:`rounded`); without rejected updates"""
     rivals: dict[str, dict[int, float]] = Field(default_factory=dict)
-    """another rule → what it would have counted of those that counted little, as many as may lie at most"""
+    """another rule → its coefficients for updates with small weights, at most as many as may be Byzantine"""
 
 
 class MessageCompressed(Fact):
-    """What a node said to the others of its stage in this round was made shorter, and how much that took of it.
+    """Effect of compression on a node's message to the others of its stage in this round.
 
-    One node tells it for all nodes of its stage, once the step commits, or the round is settled. Norms have three
-    digits.
+    One node reports for all nodes of its stage when the step commits or the round is settled. Norms have three digits.
     """
 
     kind: Literal["message_compressed"] = "message_compressed"
@@ -88,17 +86,17 @@ class MessageCompressed(Fact):
     norm: float
     """of the exact vector"""
     lost: float
-    """‖C(v) − v‖²/‖v‖² for the vector v that the message was to carry: 1 − δ"""
+    """‖C(v) − v‖²/‖v‖² for the encoded vector v: 1 − δ"""
     owed: float | None = None
-    """norm of what is owed afterwards, with feedback that owes"""
+    """norm of the residual afterwards, with feedback that keeps one"""
     off: float | None = None
     """distance of the exact vector from its estimate afterwards, with feedback by estimates"""
     full: Full | None = None
-    """why the message was sent as it is; None: it was not"""
+    """why the message was sent uncompressed; None: it was compressed"""
 
 
 class RoundMade(Fact):
-    """A worker has settled a round: its stage goes on with what came of it."""
+    """A worker has settled a round: its stage continues with the result."""
 
     kind: Literal["round_made"] = "round_made"
     worker: str
@@ -107,14 +105,14 @@ class RoundMade(Fact):
     generation: int
     round: int
     blocking_bytes: int
-    """sent by this worker, that somebody waited for"""
+    """sent by this worker on the critical path"""
     prefetched_bytes: int
     apart: float
-    """RMS distance of the members' fast weights, as far as heard, from their mean; corrected for how few they are"""
+    """RMS distance of the members' received fast weights from their mean, with n − 1 in the denominator"""
 
 
 def rounded(coefficients: Mapping[int, float]) -> dict[int, float]:
-    """To three digits, so that a line of the log stays short."""
+    """Return coefficients with three digits, to keep log lines short."""
     return {replica: three_digits(value) for replica, value in coefficients.items()}
 
 

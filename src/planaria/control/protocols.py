@@ -1,4 +1,4 @@
-"""What the controller works with, and does not know: an observer, a source of faults, a planner of routes."""
+"""Interfaces that the controller uses: an observer, a source of faults, a planner of routes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Is told everything, in order; has no influence, but that a run of which nothing can be noted any more stops."""
+    """Receives all events in order. It has no influence, except that a run stops if it cannot be recorded."""
 
     @property
     def trouble(self) -> str:
-        """Why it cannot note what it is told; empty as long as it can."""
+        """Reason why events cannot be recorded; empty if they can."""
         ...
 
     def on_event(self, t: float, event: e.Event) -> None: ...
@@ -28,7 +28,7 @@ class Observer(Protocol):
 
 
 class FaultSource(Protocol):
-    """Chaos: looks at decisions, events and the clock, strikes workers, and tells what it did."""
+    """Fault injection: observes decisions, events and the clock, strikes workers, and reports the faults."""
 
     def on_decision(self, decision: d.Decision, state: RunState) -> list[e.FaultInjected]:
         """Called before the orders of ``decision`` go out."""
@@ -37,7 +37,7 @@ class FaultSource(Protocol):
     def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]: ...
 
     def add(self, fault: Fault) -> None:
-        """One more, to strike at the next occasion."""
+        """Add a fault to inject at the next opportunity."""
         ...
 
     def strike(self, t: float) -> None: ...
@@ -46,7 +46,7 @@ class FaultSource(Protocol):
 
 
 class Planner(Protocol):
-    """Finds routes for the nodes that are left, in its own time."""
+    """Finds routes for the remaining nodes in the background."""
 
     def ask(self, request: d.Replan) -> None: ...
 

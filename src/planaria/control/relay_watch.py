@@ -1,4 +1,4 @@
-"""Whether a run's relays answer: probes them from a thread, and reports when one falls silent or answers again."""
+"""Probes a run's relays from a thread and reports when one stops or resumes answering."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planaria.control import events as e
 _EVERY_S = 2.0
 """between two rounds of probes"""
 _FAILURES = 3
-"""probes in a row without an answer after which a relay counts as silent: a busy machine may miss one"""
+"""failed probes in a row after which a relay counts as silent: a busy machine may miss one"""
 
 
 class Probed(NamedTuple):
@@ -29,18 +29,20 @@ class RelayWatch:
     """The relays of one run."""
 
     def __init__(self, relays: Mapping[str, str], probe: Callable[[str], str]) -> None:
-        """``relays``: name → HOST:PORT; ``probe``: returns why an address does not answer, or nothing."""
+        """:param relays: name → HOST:PORT.
+        :param probe: returns why an address does not answer, or an empty string.
+        """
         self._relays, self._probe = relays, probe
         self._results: SimpleQueue[Probed] = SimpleQueue()
         self._failures: dict[str, int] = {}
         self._silent_since: dict[str, float] = {}
 
     def start(self) -> None:
-        """Probe from now on until this process ends."""
+        """Probe until this process ends."""
         threading.Thread(target=self._work, name="relay watch", daemon=True).start()
 
     def news(self, now: float, silent: Collection[str]) -> Iterator[e.RelaySilent | e.RelayAnswers]:
-        """What the probes have found that the run, to which these relays are ``silent``, does not know yet."""
+        """Yield changes since the run's knowledge, in which the relays in ``silent`` do not answer."""
         self._silent_since = {relay: self._silent_since.get(relay, now) for relay in silent}
         while True:
             try:
@@ -51,11 +53,11 @@ class RelayWatch:
                 yield event
 
     def judge(self, result: Probed) -> e.RelaySilent | e.RelayAnswers | None:
-        """What one probe adds to the ones before."""
+        """Return the change that one probe reveals together with the ones before."""
         relay, since = result.relay, self._silent_since.get(result.relay)
         if not result.error:
             self._failures[relay] = 0
-            if since is None or result.began < since:  # a worker found it silent while this probe was under way
+            if since is None or result.began < since:  # a worker found it silent during this probe
                 return None
             del self._silent_since[relay]
             return e.RelayAnswers(relay=relay)

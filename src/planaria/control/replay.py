@@ -1,4 +1,4 @@
-"""Folds a run's log again: the same events must lead to the same decisions."""
+"""Replay of a run's log: the same events must lead to the same decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planaria.control.state import RunState
 
 @dataclass(frozen=True)
 class Replay:
-    """What folding a log again came to. ``problems`` is empty when every decision was made again."""
+    """Result of a replay. ``problems`` is empty if all decisions were reproduced."""
 
     state: RunState
     events: int
@@ -24,11 +24,11 @@ class Replay:
 
 
 def replay(history: Iterable[e.Event | Decision]) -> Replay:
-    """Fold events in order and make every decision anew, comparing it with the one that was logged.
+    """Fold events in order and compare each decision with the logged one.
 
-    A decision may be missing at the end of the log or before the run was resumed: the controller died there.
+    A decision may be missing at the end of the log or before a resumption: the controller died there.
 
-    :raises ValueError: when the log does not begin with the start of a run.
+    :raises ValueError: if the log does not start with the start of a run.
     """
     state: RunState | None = None
     expected: Decision | None = None
@@ -47,7 +47,7 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
                 problems.append(f"record {number}: logged {fact!r}, decided again: {expected!r}")
         else:
             events += 1
-            # A decision that fails while it is carried out (a seal on a full disk) is told of before the next one.
+            # Failures during a decision (a seal on a full disk) are logged before the next one.
             beside = isinstance(fact, e.FaultInjected | e.Trouble) or (
                 isinstance(fact, e.SaveFailed) and fact.worker == e.CONTROLLER
             )

@@ -20,25 +20,23 @@ from planaria.pipeline.routing.arrangement import Arrangement, Pair
 def after_commit(
     ages: Mapping[int, int], rested: frozenset[int], skipped: Collection[int], copies: Iterable[tuple[int, int]]
 ) -> tuple[Mapping[int, int], frozenset[int]]:
-    """The ages, and the nodes that have rested, once a step is committed.
+    """Return ``ages`` and ``rested`` after a step is committed.
 
-    Parameters
-    ----------
-    ages: node → commits of its present, or last, holder, through which it kept its copies of others up to date.
-    rested: nodes that were skipped since the last commit of all nodes: their copies have missed steps.
-    skipped: nodes without which this step was made. Copies from and at them rest; nobody's count grows by it.
-    copies: pairs of nodes, one of which keeps a copy of the other.
+    Parameters ---------- ages: node → commits during which its current or last holder kept its copies of others up to
+    date. rested: nodes skipped since the last commit of all nodes: their copies have missed steps. skipped: nodes
+    without which this step was made. Copies from and at them do not age. copies: pairs of nodes, one of which keeps a
+    copy of the other.
     """
     rested = rested | frozenset(skipped)
     if skipped:
         return ages, rested
-    # A copy that has missed steps may have been half renewed before: its keeper begins to count anew.
+    # A copy that missed steps may be partly renewed: its keeper's count restarts.
     anew = {node for pair in copies if rested & set(pair) for node in pair}
     return {node: 1 if node in anew else age + 1 for node, age in ages.items()}, frozenset()
 
 
 class Waiting(Set[str]):
-    """An immutable set. One worker less costs a bit for each that there was, however many have reported."""
+    """An immutable set, stored as bits: removing a worker costs one bit per initial member."""
 
     __slots__ = ("_missing", "_places")
 
@@ -47,7 +45,7 @@ class Waiting(Set[str]):
         self._missing = (1 << len(self._places)) - 1
 
     def without(self, worker: str) -> Waiting:
-        """The same less ``worker``."""
+        """Return the set without ``worker``."""
         place = self._places.get(worker)
         if place is None or not self._missing >> place & 1:
             return self
@@ -85,26 +83,26 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True)
 class OpenRound:
-    """A round of the exchange that is under way at one replica."""
+    """A round of the exchange in progress at one replica."""
 
     round: int
     members: Group
-    """replicas, itself among them"""
+    """replicas, itself included"""
     settle_at: int
     """its own step by which it waits for the others"""
     heard: Mapping[tuple[int, int], str] = field(default_factory=lambda: MappingProxyType({}))
-    """(own node, replica) whose offer has come, or was made there → its digest, empty where nobody compares them"""
+    """(own node, replica) of updates received or made there → digest, empty if not compared"""
     refused: frozenset[tuple[int, int]] = frozenset()
-    """the same, whose offer was of no use"""
+    """those of them that were invalid"""
     products: Mapping[tuple[int, int], Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
-    """the same as those heard → inner products, where offers are judged over all stages"""
+    """the same keys → inner products, if updates are weighted over all stages"""
 
     def told(self, node: int) -> dict[int, Mapping[int, float]]:
-        """Replica → inner products of its offer, as ``node`` has told them."""
+        """Return replica → inner products of its update, as ``node`` reported them."""
         return {replica: found for (at, replica), found in self.products.items() if at == node}
 
     def having_heard(self, node: int, replica: int, digest: str, products: Mapping[int, float]) -> OpenRound:
-        """The same once ``node`` has told that it has heard an offer, and what of that."""
+        """Return the round after ``node`` reported a received update, with its products."""
         heard = MappingProxyType({**self.heard, (node, replica): digest})
         if not products:
             return copied(self, heard=heard)
@@ -113,88 +111,88 @@ class OpenRound:
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """One complete set of stages. ``step`` counts its committed steps, so it is also the step to run next.
+    """One complete set of stages. ``step`` counts its committed steps, so it is also the next step.
 
-    Who, where and with whom goes by node: where every stage has one worker, that is the stage's number.
+    Assignments go by node; with one worker per stage, node n is stage n.
     """
 
     settings: RunStarted
-    """what the run was started with"""
+    """settings of the run's start"""
     number: int = 0
     phase: Phase = "idle"
     step: int = 0
     generation: int = 0
     formed: int = -1
-    """``step`` when the present generation was formed"""
+    """``step`` when the current generation was formed"""
     holders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """node → the living worker that stands there, or is about to"""
+    """node → its living worker, present or assigned"""
     origins: Mapping[int, Source] = field(default_factory=lambda: MappingProxyType({}))
-    """nodes whose state does not exist in any worker yet and comes from the seed or from disk"""
+    """nodes whose state no worker has yet: it comes from the seed or from disk"""
     lost: frozenset[int] = frozenset()
     """nodes whose state died with their worker and is not rebuilt yet"""
     lenders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """nodes of other replicas that the present generation gets lost states from → workers"""
+    """nodes of other replicas that send lost states to the current generation → workers"""
     leavers: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """node → the living worker that was to hand its stage over, and has it still until all is in place"""
+    """node → the living worker that hands its stage over, which keeps it until the generation is linked"""
     ages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """node → commits of its present, or last, holder, through which it kept its copies of others up to date"""
+    """node → commits during which its current or last holder kept its copies of others up to date"""
     rested: frozenset[int] = frozenset()
-    """nodes that were skipped since the last commit of the whole replica: their copies have missed steps"""
+    """nodes skipped since the last commit of the whole replica: their copies have missed steps"""
     skipped: frozenset[int] = frozenset()
-    """nodes that the present generation does without"""
+    """nodes that the current generation does without"""
     detour: Replanned | None = None
-    """the last plan for nodes that were left, or around links that are slow"""
+    """the last plan for the remaining nodes, or around slow links"""
     offered: Replanned | None = None
-    """a plan around slow links, which is to be taken if that pays"""
+    """a plan around slow links, to be used if it pays"""
     ways: tuple[SlowLink, ...] = ()
-    """slow links that plans reckon with, as they were measured"""
+    """slow links considered by plans, as measured"""
     routes: Routes = field(default_factory=list)
-    """those of the present generation, on a schedule"""
+    """of the current generation, with a schedule"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     over: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
-    """edges that go over a relay → its name"""
+    """edges that use a relay → its name"""
     shunned: frozenset[str] = frozenset()
-    """relays over which an edge has broken and nobody was dead: others are taken while there are any"""
+    """relays over which an edge broke without a dead worker; avoided while there are others"""
     suspects: frozenset[Pair] = frozenset()
     """edges that broke in this generation"""
     stalled: tuple[EdgeBroken, ...] = ()
-    """what those tell that wait for a message in vain, in this generation"""
+    """reports of messages that did not arrive in this generation"""
     waiting: Waiting = NOBODY
-    """workers that have not yet reported what the present phase waits for"""
+    """workers that have not reported the current phase yet"""
     attempts: int = 0
     """generations formed since the last committed step"""
     trouble: str = ""
     """the latest broken edge since then, with its cause"""
     evaluated: int = -1
     saved: int = -1
-    """name (a step) of the last checkpoint that it was saved for"""
+    """name (a step) of the last checkpoint that contains it"""
     saved_in: int = -1
-    """generation in which it was"""
+    """generation of that save"""
     digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """file that was written of it then → its SHA-256"""
+    """file of that save → SHA-256"""
     weights: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """node → digest of its weights then, where nodes of a stage are to be equal"""
+    """node → digest of its weights then, if nodes of a stage must be equal"""
     rounds: int = 0
-    """of the exchange, settled or given up"""
+    """rounds of the exchange, settled or cancelled"""
     inner: int = 0
-    """steps since the last of them"""
+    """steps since the last round"""
     meeting: OpenRound | None = None
     progress: Any = None
     """a feature's state of the current step (``feature_state.py``)"""
     heard: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
-    """worker → what it has heard in the step under way, where all-reduced replicas compare that: replica → digest"""
+    """worker → digests of updates it received in the current step, by replica, if all-reduced replicas compare them"""
     refused: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
-    """which of those replicas has refused whose offers in that step"""
+    """replica → replicas whose updates it rejected in the current step"""
     memory: Memory | None = None
-    """what its workers remember together; None where no strategy has them do so"""
+    """snapshots in its workers' memory; None if no strategy keeps them"""
     cannot: str = ""
-    """why the strategy cannot go on"""
+    """why the strategy cannot continue"""
 
     @classmethod
     def start(cls, settings: RunStarted, number: int = 0) -> ReplicaState:
-        """A replica when its run is just being started or resumed."""
+        """Return a replica of a run that is being started or resumed."""
         standing = settings.standing(number)
-        if number >= settings.replicas:  # there will be one when machines have joined
+        if number >= settings.replicas:  # starts when machines join
             state = cls(settings=settings, number=number, phase="left", step=standing.step, memory=settings.memory)
             return replace(state, lost=frozenset(state.arrangement.stage))
         state = cls(
@@ -219,21 +217,21 @@ class ReplicaState:
 
     @cached_property
     def arrangement(self) -> Arrangement:
-        """All nodes of the replica, whether anybody stands there or not."""
+        """All nodes of the replica, with or without worker."""
         return Arrangement(dict(enumerate(self.settings.nodes(self.number))))
 
     @cached_property
     def held(self) -> Arrangement:
-        """The nodes at which a worker stands."""
+        """Nodes with a worker."""
         return self.arrangement.of(self.holders)
 
     @cached_property
     def stateful(self) -> Arrangement:
-        """The nodes whose worker has its stage's state."""
+        """Nodes whose worker has its stage's state."""
         return self.arrangement.of(self.holders.keys() - self.lost - self.origins.keys())
 
     def routes_over(self, present: Collection[int]) -> Routes | None:
-        """The ways of microbatches when these nodes are there; None if they have to be planned yet."""
+        """Return the routes of microbatches over the present nodes; None if they need planning."""
         missing = self.arrangement.stage.keys() - set(present)
         if self.detour and set(self.detour.nodes) == set(present):
             return self.detour.routes
@@ -242,7 +240,7 @@ class ReplicaState:
         return None
 
     def pairs_of(self, present: Collection[int]) -> set[Pair]:
-        """The edges of a replica that has these nodes only."""
+        """Return the edges of a replica with only these nodes."""
         copies = {pair for pair in self.settings.pairs_of(self.number) if set(pair) <= set(present)}
         there = self.arrangement.of(present)
         return copies | there.pairs(self.routes_over(present) or ()) if there.stages else copies
@@ -256,7 +254,7 @@ class ReplicaState:
 
     @cached_property
     def broken(self) -> bool:
-        """Does a node lack a worker or a state, or a pair of them an edge? What is skipped may lack a worker."""
+        """Whether a node lacks a worker or a state, or a pair of nodes an edge. Skipped nodes may lack a worker."""
         stateless = any(node in self.holders for nodes in (self.lost, self.origins) for node in nodes)
         unfilled = any(node not in self.skipped for node in self.vacant)
         if unfilled or stateless or self.pairs_of(self.holders) - self.links.keys():
@@ -265,21 +263,21 @@ class ReplicaState:
 
     @cached_property
     def troubled(self) -> bool:
-        """Is it not whole, or about to change? Then what others do may concern it."""
+        """Whether it is incomplete or about to change, so that changes of other replicas may affect it."""
         return bool(self.lost or self.origins or self.skipped or self.leavers or self.cannot) or self.broken
 
     @property
     def whole(self) -> bool:
-        """Does a living worker hold the state of every stage? Then the replica can be saved, edges or not."""
+        """Whether living workers hold the state of every stage; then the replica can be saved even without edges."""
         return len(self.stateful.stages) > self.settings.stages
 
     @property
     def hollow(self) -> bool:
-        """Has it no state of its own any more, and none to begin from?"""
+        """Whether it has no state and none to start from."""
         return self.lost - self.leavers.keys() >= self.arrangement.stage.keys()
 
     def has_heard(self, other: int) -> bool:
-        """Has the offer of another replica in the round under way come to every node?"""
+        """Return whether every node has received another replica's update in the current round."""
         assert self.meeting is not None
         return all((node, other) in self.meeting.heard for node in self.arrangement.stage)
 
@@ -289,15 +287,14 @@ class ReplicaState:
 
 
 BUILT_OF = frozenset({"holders", "origins", "lost", "skipped", "leavers", "links", "detour", "routes", "cannot"})
-"""fields from which the others of a replica follow (what is a ``cached_property`` above)"""
+"""fields from which the cached properties above are derived"""
 _STEADY = frozenset(ReplicaState.__dataclass_fields__) - BUILT_OF
 
 
 def go_on(replica: ReplicaState, **changes: Any) -> ReplicaState:
-    """``dataclasses.replace`` for what changes in every step: a tenth of its time, and what follows from the other
-    fields stays known.
+    """Return ``dataclasses.replace(replica, **changes)`` in a tenth of its time, keeping cached properties.
 
-    :raises TypeError: when a field is named that is none, or one from which others follow.
+    :raises TypeError: for an unknown field, or one from which cached properties are derived.
     """
     if not changes.keys() <= _STEADY:
         raise TypeError(f"{sorted(changes.keys() - _STEADY)}: use dataclasses.replace")

@@ -1,4 +1,4 @@
-"""Reports of workers to the controller; those of their work and health do not change the state of the run."""
+"""Reports of workers to the controller; those about work and health do not change the run's state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from planaria.control.started import Fact
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 SpanKind = Literal["forward", "backward", "exchange", "optimizer", "rebuild", "save", "write", "copy"]
-"""save: as long as training stands still for it; write: a file that is written meanwhile; copy: what others keep of the
-stage is made and handed over"""
+"""save: the pause of training; write: a file written in the background; copy: the stage's copy is made and handed over
+"""
 
 
 class Span(Fact):
@@ -30,16 +30,16 @@ class Span(Fact):
 
 
 class Worked(Fact):
-    """What a worker did in one (finished or dropped) step, and the payload bytes it sent to each neighbour.
+    """A worker's actions in one finished or dropped step, and the payload bytes sent to each neighbour.
 
-    Kept in ``spans.jsonl``, thinned (``report/live/watch.py``); it has no influence on the run.
+    Kept in ``spans.jsonl``, thinned (``report/live/watch.py``); no influence on the run.
     """
 
     kind: Literal["worked"] = "worked"
     worker: str
     node: int
     stage: int
-    """-1: all of them, in one process"""
+    """-1: all stages in one process"""
     generation: int
     step: int
     dropped: bool = False
@@ -47,31 +47,31 @@ class Worked(Fact):
     sent_bytes: dict[int, int]
     """by the node at the other end"""
     peak_bytes: Bytes = 0
-    """the most memory that the worker's process has held since it began; 0 in logs of an older planaria"""
+    """peak memory of the worker's process since its start; 0 in logs of older versions"""
     device_peak_bytes: Bytes = 0
-    """the most that its tensors have held on a CUDA device; 0 on CPUs"""
+    """peak memory of its tensors on a CUDA device; 0 on CPUs"""
 
 
 class Heartbeat(Fact):
-    """A worker is alive, and where its main thread is. Never logged."""
+    """Sign of life with the position of the worker's main thread. Never logged."""
 
     kind: Literal["heartbeat"] = "heartbeat"
     doing: str = "orders"
-    """the kind of order or action that the main thread is in; 'orders' when it has none"""
+    """the kind of order or action in progress; 'orders' if there is none"""
     step: int = -1
     microbatch: int = -1
     waiting: bool = True
-    """does it wait for something to arrive?"""
+    """whether it waits for a message"""
     trouble: str = ""
     """why an edge that is being opened has not opened yet"""
     for_s: float = 0.0
-    """seconds that it has been at this, or since it last took something in"""
+    """seconds since it began this, or since the last message arrived"""
     cpu_s: float = 0.0
-    """seconds of a processor that it used meanwhile"""
+    """processor seconds used in that time"""
     writing: int = -1
-    """step of the checkpoint for which another thread writes; -1: none"""
+    """step of the checkpoint that another thread writes; -1: none"""
     writing_s: float = 0.0
-    """seconds that it has been at that"""
+    """seconds since that write began"""
 
 
 CONTROLLER = "controller"
@@ -80,20 +80,20 @@ Mode = Literal["train", "evaluate"]
 
 
 class WorkerJoined(Fact):
-    """A worker has everything imported and waits for orders."""
+    """A worker has completed its imports and waits for orders."""
 
     kind: Literal["worker_joined"] = "worker_joined"
     worker: str
     incarnation: int
     pid: int
     at: str = ""
-    """HOST:PORT, where others call for edges to it"""
+    """HOST:PORT for edges to it"""
     device: str = ""
-    """the CUDA device that it sees, as its machine names it; empty on CPUs"""
+    """its CUDA device, as named by its machine; empty on CPUs"""
     memory: int = 0
     """bytes of that device; 0 on CPUs"""
     layer_s: float = 0.0
-    """seconds that a decoder layer's passes of one microbatch take there, where stages are unlike; 0: not timed"""
+    """seconds of a decoder layer's passes of one microbatch there, if stages differ; 0: not measured"""
 
 
 class Linked(Fact):
@@ -111,27 +111,27 @@ class Linked(Fact):
 
 
 class EdgeBroken(Fact):
-    """A neighbour could not be reached, or did not deliver in time; ``detail`` names peer, stage, step, generation."""
+    """A neighbour was unreachable or did not deliver in time; ``detail`` names peer, stage, step and generation."""
 
     kind: Literal["edge_broken"] = "edge_broken"
     worker: str
     node: int
     peer: int
-    """the node at the other end"""
+    """node at the other end"""
     generation: int
     detail: str
     waited_s: float = 0.0
-    """that a message from there was waited for; 0 where the connection itself is gone"""
+    """seconds waited for a message; 0 if the connection itself broke"""
     since_s: float = 0.0
-    """seconds after the step began for this worker that it began to wait"""
+    """seconds from the start of the worker's step to the start of the wait"""
     cause: str = ""
-    """why, such as the operating system's error; empty in logs of an older planaria"""
+    """such as the operating system's error; empty in logs of older versions"""
     relay: str = ""
-    """the name of the relay that did not answer; empty if that is not why"""
+    """name of the relay that did not answer, if that is the cause"""
 
 
 class StageReady(Fact):
-    """A stage has finished its part of a step and holds the step's whole gradient, not yet applied."""
+    """A stage has finished its part of a step and holds the complete gradient, not yet applied."""
 
     kind: Literal["stage_ready"] = "stage_ready"
     worker: str
@@ -139,13 +139,13 @@ class StageReady(Fact):
     generation: int
     step: int
     mode: Mode = "train"
-    """what the step was; logs of an older planaria do not tell"""
+    """kind of the step; missing in logs of older versions"""
     loss: float | None = None
     replica: int = 0
     grad_norm: float | None = None
-    """L2 norm of the stage's gradient before clipping; absent in an evaluation"""
+    """L2 norm of the stage's gradient before clipping; None in a validation"""
     heard: dict[int, str] = Field(default_factory=dict)
-    """replica → digest of its gradient as it was heard here, where members tell that; its own as it was said"""
+    """replica → digest of its received gradient, if members report them; its own as sent"""
 
 
 class StageCommitted(Fact):
@@ -159,7 +159,7 @@ class StageCommitted(Fact):
 
 
 class StageCopied(Fact):
-    """A worker has a copy of its stage for a checkpoint, which it writes from now on while it trains."""
+    """A worker holds a copy of its stage for a checkpoint, and writes it in the background."""
 
     kind: Literal["stage_copied"] = "stage_copied"
     worker: str
@@ -167,11 +167,11 @@ class StageCopied(Fact):
     generation: int
     step: int
     seconds: float = 0.0
-    """that training stood still for it"""
+    """seconds that training paused for it"""
 
 
 class StageSaved(Fact):
-    """A stage's state lies in the checkpoint's unfinished folder."""
+    """A stage's state is in the checkpoint's unfinished folder."""
 
     kind: Literal["stage_saved"] = "stage_saved"
     worker: str
@@ -180,18 +180,18 @@ class StageSaved(Fact):
     step: int
     bytes: int
     file: Annotated[str, Field(pattern=f"^({STAGE_FILE})?$")] = ""
-    """its name; the stage's number in logs of an older planaria"""
+    """its name; the stage's number in logs of older versions"""
     sha256: str = ""
-    """of the file; empty in logs of an older planaria"""
+    """of the file; empty in logs of older versions"""
     seconds: float = 0.0
-    """that writing took; 0 in logs of an older planaria"""
+    """duration of the write; 0 in logs of older versions"""
     node: int = -1
     weights: str = ""
-    """digest of the weights alone; empty in logs of an older planaria, and where none were there"""
+    """digest of the weights alone; empty in logs of older versions, and without weights"""
 
 
 class SaveFailed(Fact):
-    """A part of the checkpoint ``step`` could not be written, or the whole not be sealed: it is given up."""
+    """A part of the checkpoint ``step`` could not be written, or the whole not sealed: it is cancelled."""
 
     kind: Literal["save_failed"] = "save_failed"
     worker: str
@@ -204,7 +204,7 @@ class SaveFailed(Fact):
 
 
 class WorkerFailed(Fact):
-    """A worker met an error that is not a neighbour's: out of memory, a non-finite loss. The run must stop."""
+    """A worker failed on its own: out of memory, a non-finite loss. The run must stop."""
 
     kind: Literal["worker_failed"] = "worker_failed"
     worker: str
@@ -212,11 +212,11 @@ class WorkerFailed(Fact):
     generation: int
     detail: str
     leaves: bool = False
-    """the run can go on without it: it ends itself, and its end is a loss like any other"""
+    """the run can continue without it: it exits, which counts as a loss"""
 
 
 class FaultInjected(Fact):
-    """Chaos struck the worker at ``node``. A worker that strikes itself says so just before."""
+    """A fault was injected into the worker at ``node``. A worker that injects its own reports it just before."""
 
     kind: Literal["fault_injected"] = "fault_injected"
     worker: str
@@ -251,6 +251,6 @@ Report = Annotated[
     | Heartbeat,
     Field(discriminator="kind"),
 ]
-"""What a worker may say to the controller."""
+"""any report of a worker to the controller"""
 
 REPORT: TypeAdapter[Report] = TypeAdapter(Report)

@@ -1,4 +1,4 @@
-"""Where a rollback leads: a state of the past that all stages of a run can go back to."""
+"""Targets of a rollback: an earlier state that all stages of a run can return to."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from planaria.control.started import RunStarted
 from planaria.pipeline.routing.arrangement import Arrangement
 
 Origin = Fresh | Load | Recall
-"""what a worker can begin from by itself"""
+"""states that a worker can start from on its own"""
 
 
 def first_origin(settings: RunStarted, stage: int) -> Origin:
-    """What the nodes of a stage begin from when their run is started or resumed."""
+    """Return the state that the nodes of a stage start from when their run starts or resumes."""
     return Load(folder=settings.load[stage]) if stage in settings.load else Fresh()
 
 
 def _durable_step(settings: RunStarted) -> int:
-    """That of the checkpoint that a run begins from, or of the newest that it has when it begins from memory."""
+    """Return the step of the checkpoint that a run starts from, or of its newest one if it starts from memory."""
     return settings.first_step if settings.durable_step is None else settings.durable_step
 
 
@@ -33,18 +33,18 @@ def _durable_standing(settings: RunStarted, replica: int) -> Standing:
 
 @dataclass(frozen=True)
 class RollbackPoint:
-    """One such state. Those of a kind follow one another; the newest is what counts."""
+    """An earlier state of all stages; a newer one of the same kind replaces it."""
 
     sources: Mapping[int, Origin] = field(default_factory=lambda: MappingProxyType({}))
-    """stage → where its nodes get it from"""
+    """stage → source of its nodes' state"""
     standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
-    """where its replicas were then; a replica that is not among them cannot go back"""
+    """positions of its replicas; others cannot return to it"""
     step: int = -1
-    """its name; -1 where no checkpoint of all stages is"""
+    """the checkpoint's step; -1 if it is not a complete checkpoint"""
 
     @classmethod
     def begin(cls, settings: RunStarted) -> RollbackPoint:
-        """Where a run is started or resumed: at the seed's weights, or what it loads."""
+        """Return the target at the start of a run: the seed's weights, or those it loads."""
         stages = range(settings.stages + 1)
         whole = settings.load.keys() == set(stages) and len(set(settings.load.values())) == 1
         return cls(
@@ -55,9 +55,9 @@ class RollbackPoint:
 
     @property
     def folder(self) -> str:
-        """The checkpoint that it is; empty where it is none."""
+        """The checkpoint's folder; empty if it is not a checkpoint."""
         return next((s.folder for s in self.sources.values() if isinstance(s, Load)), "") if self.step >= 0 else ""
 
     def origins(self, nodes: Arrangement) -> dict[int, Origin]:
-        """Where each of ``nodes`` gets its state from."""
+        """Return the source of the state of each of ``nodes``."""
         return {node: self.sources[stage] for node, stage in nodes.stage.items()}

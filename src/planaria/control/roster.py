@@ -1,4 +1,4 @@
-"""The workers of a run and the machines that have joined, and what follows from who is there."""
+"""The workers of a run and the machines that joined, with derived facts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Literal
 
 Status = Literal["starting", "spare", "member", "released", "dead"]
 MAX_STILLBORN = 3
-"""workers in a row that may die before they are ready"""
+"""consecutive workers that may die before they are ready"""
 
 
 @dataclass(frozen=True)
 class WorkerState:
-    """One worker identity in its latest incarnation."""
+    """A worker's latest incarnation."""
 
     incarnation: int
     status: Status
     pid: int = 0
     at: str = ""
-    """where others call for edges to it"""
+    """address for edges to it"""
     host: str = ""
-    """a machine that has joined; empty for the run's own"""
+    """a joined machine; empty for the run's own"""
     leaving: bool = False
-    """is its machine about to go?"""
+    """whether its machine is about to leave"""
     slow: bool = False
-    """has it been relieved of a stage because it was slow? Then it is the last of the spares"""
+    """whether it was relieved of a stage because it was slow; then it is the last of the spares"""
     memory: int = 0
-    """bytes of its CUDA device; 0: not known"""
+    """bytes of its CUDA device; 0: unknown"""
     layer_s: float = 0.0
-    """seconds of a decoder layer's passes there; 0: not timed"""
+    """seconds of a decoder layer's passes there; 0: not measured"""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Host:
     """A machine that has joined."""
 
     workers: int
-    """that it has room for; 0 when it takes no more"""
+    """number of workers it has room for; 0 if it takes no more"""
     stillborn: int = 0
-    """workers in a row that died on it before they had joined"""
+    """consecutive workers that died on it before they joined"""
     failure: str = ""
     """a worker's own error there"""
 
@@ -52,7 +52,7 @@ class Host:
 
     @property
     def unfit(self) -> str:
-        """Why it is to be sent away; empty unless so."""
+        """Reason to dismiss the machine; empty if there is none."""
         if self.failure or not self.workers or self.stillborn < MAX_STILLBORN:
             return self.failure
         return f"{self.stillborn} workers in a row died there before they were ready"
@@ -60,8 +60,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Roster:
-    """All workers and machines. It changes only when one comes, goes or gets another status; what follows from it is
-    found when it is first asked for."""
+    """All workers and machines. Immutable; derived facts are cached."""
 
     workers: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
     hosts: Mapping[str, Host] = field(default_factory=lambda: MappingProxyType({}))
@@ -74,20 +73,20 @@ class Roster:
         return replace(self, hosts=MappingProxyType({**self.hosts, name: host}))
 
     def with_status(self, status: Status) -> tuple[str, ...]:
-        """Identities of the workers in this status, in order of identity."""
+        """Return the workers in this status, in order of identity."""
         return self._by_status.get(status, ())
 
     def stays(self, worker: str) -> bool:
-        """Is it neither to leave, nor on a machine that takes no more workers? Such a one is about to go."""
+        """Return whether the worker is not leaving and its machine still takes workers."""
         known = self.workers[worker]
         return not known.leaving and (not known.host or self.hosts[known.host].stays)
 
     def staying_on(self, host: str) -> int:
-        """Living workers on a host that are not to leave; "" is the run's own machines."""
+        """Return the number of living, staying workers on a host; "" is the run's own machines."""
         return self._staying[host]
 
     def with_room(self, replace: bool) -> tuple[str, ...]:
-        """Machines that have joined, and have room for one worker more; dead ones leave room if they are replaced."""
+        """Return joined machines with room for one more worker; dead workers free room if ``replace``."""
         return self._with_room[replace]
 
     @cached_property
@@ -97,17 +96,17 @@ class Roster:
 
     @cached_property
     def starting(self) -> tuple[str, ...]:
-        """Workers that are being started, and stay, in order of identity."""
+        """Starting workers that stay, in order of identity."""
         return tuple(worker for worker in self.with_status("starting") if self.stays(worker))
 
     @cached_property
     def leaving(self) -> frozenset[str]:
-        """Living workers whose machine is about to go."""
+        """Living workers whose machine is about to leave."""
         return frozenset(name for name, worker in self.workers.items() if worker.leaving and worker.status != "dead")
 
     @cached_property
     def unfit(self) -> tuple[str, ...]:
-        """Machines that are to be sent away."""
+        """Machines to dismiss."""
         return tuple(name for name, host in self.hosts.items() if host.unfit)
 
     @cached_property
@@ -132,5 +131,5 @@ class Roster:
 
 
 def identity_order(worker: str) -> tuple[int, str]:
-    """Sorts w2 before w10."""
+    """Return a key that sorts w2 before w10."""
     return (len(worker), worker)

@@ -1,9 +1,9 @@
-"""When replicas meet, and which: rounds of the exchange without a barrier for all. Pure.
+"""Rounds of the exchange without a global barrier: when replicas meet, and in which groups. Pure.
 
-Who meets whom in a round is drawn when the first replica comes to it, of those that are there. A member waits for the
-others of its group, but only so long (``exchange.patience_s``, on the controller's clock): then those that are there
-meet without the rest, a single one by itself. What is made of a round comes from offers that all who settle it together
-have heard of one another, so a member lost on the way leaves no half-made rounds.
+When the first replica reaches a round, groups are drawn from the present replicas. A member waits for the others of its
+group for at most ``exchange.patience_s`` on the controller's clock; then those present meet without the rest, or a
+single one settles alone. Members that settle together combine updates that all of them have received, so a member lost
+on the way leaves no half-settled round.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from planaria.control.state import RunState
 from planaria.control.witnesses import counted, remembered, suspects
 
 LENIENCE = 50
-"""steps that a replica may lag behind before others help it, where no rounds give a measure"""
+"""steps that a replica may lag before others help it, without rounds"""
 LENIENCE_IN_TROUBLE = 1
-"""the same, once somebody has been lost or has joined"""
+"""the same after a replica was lost or joined"""
 
 
 def due(run: RunState, replica: ReplicaState) -> bool:
-    """Has the replica made its steps since the last round?"""
+    """Return whether the replica has made its steps since the last round."""
     if replica.meeting or run.settings.replicas == 1:
         return False
     rule, config = run.rule, run.settings.exchange
-    own = config.inner[replica.number : replica.number + 1]  # nobody has one for replicas that come later
+    own = config.inner[replica.number : replica.number + 1]  # replicas that join later have none
     every = own[0] if rule.interval and own else rule.interval
     return bool(every) and replica.inner >= (every or 0)
 
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
-    """The block of samples of the replica's next step; None if nothing is left for it."""
+    """Return the block of samples of the replica's next step; None if none is left for it."""
     return run.allotment.next_for(replica.number, run.replicas.gone, _lenience(run, replica))
 
 
 def _lenience(run: RunState, replica: ReplicaState) -> int:
-    """Steps that others may lag behind before the replica helps them.
+    """Return the steps that others may lag before the replica helps them.
 
-    Many, as long as each has been formed but once: who is a little faster must not make a run differ from the next.
+    Many, as long as each has been formed only once, so that small speed differences do not change a run's results.
     """
     settings = run.settings
-    if replica.number >= settings.replicas:  # it came later, and has no samples of its own
+    if replica.number >= settings.replicas:  # it joined later and has no samples of its own
         return 0
     if run.replicas.generation > settings.first_generation + settings.replicas:
         return LENIENCE_IN_TROUBLE
@@ -52,8 +52,8 @@ def _lenience(run: RunState, replica: ReplicaState) -> int:
 
 
 def meet(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:
-    """The next thing to do about rounds, by these replicas; by all if samples run out, for then one may not come to a
-    round for which others wait."""
+    """Return the next decision about rounds for these replicas, or for all if samples run out, because a missing
+    replica may then block others."""
     if run.settings.replicas == 1:
         return None
     if not run.allotment.plenty:
@@ -73,14 +73,14 @@ def meet(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | Non
 
 
 def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
-    """These replicas and those that they are to meet, in order: one that has come to a round introduces nobody."""
+    """Return these replicas and their groups' members, in order; replicas that reached a round introduce no one."""
     groups = (_group(run.groups.get(replica.rounds, ()), replica.number) for replica in replicas)
     numbers = {number for group in groups for number in group} - run.replicas.gone
     return [run.replicas[number] for number in sorted(numbers)]
 
 
 def behind(run: RunState) -> frozenset[int]:
-    """Replicas that others have settled a round without, and that must not be: they copy one as soon as that can be."""
+    """Return the replicas that synchronised others settled a round without; they must copy one."""
     if run.settings.replicas == 1 or not run.rule.synchronised:
         return frozenset()
     rounds = {number: settled(replica) for number, replica in run.live.items()}
@@ -89,7 +89,7 @@ def behind(run: RunState) -> frozenset[int]:
 
 
 def waiting(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
-    """Does it wait for others? (replica, round, is it meeting already?) then; None if not, or if for long enough."""
+    """Return (replica, round, whether it is meeting already) of a replica that waits within its patience."""
     if run.settings.replicas == 1 or replica.phase == "left":
         return None
     found = None
@@ -101,7 +101,7 @@ def waiting(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | Non
 
 
 def quorate(run: RunState, replica: ReplicaState) -> bool:
-    """Has it heard as many in its round as are enough for it, if the rest is silent? Then it need not wait long."""
+    """Return whether the replica has received enough updates in its round to settle without silent members."""
     if replica.meeting is None:
         return False
     others = [n for n in replica.meeting.members if n != replica.number]
@@ -114,19 +114,19 @@ def _at_rest(run: RunState, replica: ReplicaState) -> bool:
 
 
 def _to_settle(run: RunState, replica: ReplicaState) -> bool:
-    """Has the replica come to the end of its round, or as close to it as it will?"""
+    """Return whether the replica is at the end of its round, or as close as it will get."""
     if not replica.meeting or not _at_rest(run, replica):
         return False
     return replica.step >= replica.meeting.settle_at or bool(run.stopping) or next_block(run, replica) is None
 
 
 def _ready(run: RunState, replica: ReplicaState) -> bool:
-    """Has the replica come to its next round?"""
+    """Return whether the replica has reached its next round."""
     return _at_rest(run, replica) and due(run, replica)
 
 
 def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """Begin the round of a replica that has come to it, once the others of its group have, or are late."""
+    """Start the round of a replica that reached it, once the others of its group have, or are late."""
     rule, round, live = run.rule, replica.rounds, run.live
     if rule.synchronised and (ahead := [r for r in live.values() if r.rounds > round and not r.hollow]):
         return _catch_up(replica, round, ahead)
@@ -144,7 +144,7 @@ def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _introduce(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """Let a group whose members have all settled the round before say ahead what they can."""
+    """Let a group whose members have all settled the previous round send prefetched parts."""
     round, live = replica.rounds, run.live
     if replica.broken or replica.phase == "link" or replica.meeting:
         return None
@@ -167,25 +167,25 @@ def _draw(run: RunState, round: int) -> d.DrawGroups:
 
 
 def _catch_up(replica: ReplicaState, round: int, ahead: list[ReplicaState]) -> d.Adopt | None:
-    """Others settle a round without this replica, or have: it goes on as a copy of one as soon as that can be."""
+    """Return the adoption of a replica that others settle, or have settled, a round without, once possible."""
     if any(can_be_copied(other) for other in ahead):
         return d.Adopt(replica=replica.number, reason=f"others settled round {round} without it")
     return None
 
 
 def _group(groups: tuple[Group, ...], replica: int) -> Group:
-    """The group of ``replica``; who came after the draw is alone."""
+    """Return the group of ``replica``; replicas that came after the draw are alone."""
     return next((group for group in groups if replica in group), (replica,))
 
 
 def _will_come(run: RunState, replica: ReplicaState) -> bool:
-    """Not if it has no samples left to come to its next round with."""
+    """Return whether the replica has samples left to reach its next round."""
     resting = _at_rest(run, replica) and not due(run, replica)
     return not (resting and next_block(run, replica) is None)
 
 
 def _links(run: RunState, round: int, members: list[int]) -> list[d.Link]:
-    """Every stage's nodes with one another. A link goes by the generations at its ends: a new one has new links."""
+    """Return links between all nodes of each stage, named by the generations at their ends."""
     found = []
     for stage in run.replicas[members[0]].arrangement.stages:
         nodes = [(run.replicas[n].arrangement.nodes(stage)[0], run.replicas[n]) for n in members]
@@ -198,7 +198,7 @@ def _links(run: RunState, round: int, members: list[int]) -> list[d.Link]:
 
 
 def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """End a round: together with all that still take part, or, if that takes too long, with whom it can be."""
+    """End a round with all remaining members or, after a timeout, with a consistent subset."""
     meeting, live = replica.meeting, run.live
     assert meeting is not None
     party = [
@@ -210,7 +210,7 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
             return _catch_up(replica, meeting.round, ahead)
     useless = remembered(run)
     party = [n for n in _accepted(run, party) if n not in useless] or [replica.number]
-    if replica.number not in party:  # the others go on first, as if it had said nothing
+    if replica.number not in party:  # the others continue first, without its update
         return None
     resting = [n for n in party if _to_settle(run, live[n])]
     late = any((n, meeting.round, True) in run.late for n in party)
@@ -234,8 +234,11 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _accepted(run: RunState, party: list[int]) -> list[int]:
-    """Of ``party``, those of whom none has refused what another said: who is at odds with most goes first, and of
-    several who was refused by most. Who refuses everybody's offer is gone on without, as one whom everybody refuses."""
+    """Return a subset of ``party`` in which no member rejected another's update.
+
+    Members in conflict with most others are removed first, then those rejected by most. A member that rejects everyone
+    is excluded like one rejected by everyone.
+    """
     told = {n: {of for _, of in meeting.refused} for n in party if (meeting := run.live[n].meeting) is not None}
     while any(told[n] for n in party):
         refused = {n: sum(n in told[other] for other in party) for n in party}
@@ -248,9 +251,9 @@ def _accepted(run: RunState, party: list[int]) -> list[int]:
 
 
 def _all_heard(run: RunState, party: list[int]) -> list[int]:
-    """Of ``party``, those that have all heard of one another: who lacks most goes first.
+    """Return a subset of ``party`` whose members have all received each other's updates; those that lack most go first.
 
-    Where several compare what they have heard, or weigh it, each has to tell what it has said, too.
+    Members whose reports are compared or weighted must also have reported their own update.
     """
     while True:
         lacks = {n: sum(not _heard(run, n, other) for other in party if other != n or _tells(run, n)) for n in party}
@@ -261,11 +264,11 @@ def _all_heard(run: RunState, party: list[int]) -> list[int]:
 
 
 def _heard(run: RunState, one: int, other: int) -> bool:
-    """Have two replicas heard of each other, at every stage?"""
+    """Return whether two replicas have received each other's updates at every stage."""
     return run.replicas[one].has_heard(other) and run.replicas[other].has_heard(one)
 
 
 def _tells(run: RunState, replica: int) -> bool:
-    """Do the members of its round tell what they have heard, so that it is compared, or weighed?"""
+    """Return whether the members of its round report what they received, for comparison or weighting."""
     meeting = run.replicas[replica].meeting
     return meeting is not None and (run.rule.weighing is not None or run.rule.witnessed(len(meeting.members)))

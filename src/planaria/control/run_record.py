@@ -1,4 +1,4 @@
-"""Everything a run's folder tells, as one record: what was measured, what happened, and what was decided."""
+"""Everything in a run's folder as one record: measurements, events and decisions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planaria.control.decisions import Decision
 from planaria.control.events import Event, RunStarted, Worked
 
 Told = tuple[float, Event | Decision]
-"""a fact, and when the controller learned or decided it"""
+"""an event or decision, and the time at which the controller learned or made it"""
 
 REPORTS = frozenset(
     {
@@ -24,7 +24,7 @@ REPORTS = frozenset(
         "message_compressed", "round_made", "results_sent", "gauged",
     }
 )  # fmt: skip
-"""what every stage says again and again: the bulk of a log"""
+"""reports that every stage repeats each step: the bulk of a log"""
 ROUTINE = REPORTS | {"run_step", "commit", "close_round", "round_late", "offer_refused"}
 
 Raw = TypeVar("Raw")
@@ -40,45 +40,47 @@ class _Measured(BaseModel):
 
 
 class StepMetric(_Measured):
-    """What a training step measured. Losses in nats per token."""
+    """Measurements of a training step. Losses in nats per token."""
 
     kind: Literal["step"] = "step"
     loss: float
     tokens_per_s: float
-    """since the step before"""
+    """since the previous step"""
     grad_norm: dict[int, float]
     """stage → L2 norm of its gradient before clipping"""
     losses: dict[int, float] = {}
-    """of several replicas, of which ``loss`` is the mean: what each had"""
+    """losses of several replicas, of which ``loss`` is the mean"""
 
 
 class ValidationMetric(_Measured):
-    """What a validation after ``step`` steps measured. Losses in nats per token."""
+    """Measurements of a validation after ``step`` steps. Losses in nats per token."""
 
     kind: Literal["validation"] = "validation"
     val_loss: float
     val_losses: dict[int, float] = {}
-    """of several replicas, of which ``val_loss`` is the mean: what each had"""
+    """losses of several replicas, of which ``val_loss`` is the mean"""
 
 
 def _kind_of(line: Any) -> str | None:
-    """The lines of an older planaria lack the word."""
+    """Return the kind of a line; logs of older versions lack the field."""
     return str(line.get("kind", "validation" if "val_loss" in line else "step")) if isinstance(line, dict) else None
 
 
 Metric = Annotated[
     Annotated[StepMetric, Tag("step")] | Annotated[ValidationMetric, Tag("validation")], Discriminator(_kind_of)
 ]
-"""A line of ``metrics.jsonl``."""
+"""a line of ``metrics.jsonl``"""
 
 
 class Streamed(Sequence[Item], Generic[Raw, Item]):
-    """What a long file holds, read anew each time it is gone through: it takes no memory."""
+    """A sequence read from a long file at each iteration, in constant memory."""
 
     def __init__(
         self, raw: Callable[[], Iterator[Raw]], kind: Callable[[Raw], str], item: Callable[[Raw], Item]
     ) -> None:
-        """``raw`` begins to read; ``kind`` tells of what is read whether it is worth making an ``item`` of it."""
+        """:param raw: starts reading.
+        :param kind: returns the kind of a raw item, so that unneeded ones are not parsed by ``item``.
+        """
         self._raw, self._kind, self._item = raw, kind, item
 
     def __iter__(self) -> Iterator[Item]:
@@ -104,7 +106,7 @@ class Streamed(Sequence[Item], Generic[Raw, Item]):
 
 
 def sparse(facts: Iterable[Raw], kind: Callable[[Raw], str], kinds: frozenset[str]) -> Iterator[Raw]:
-    """The facts of all other kinds; and the last one of each part of a run, which tells when that part ended."""
+    """Yield the events of all other kinds, and the last one of each part of a run, which dates that part's end."""
     last: Raw | None = None
     for fact in facts:
         own = kind(fact)
@@ -121,50 +123,50 @@ def sparse(facts: Iterable[Raw], kind: Callable[[Raw], str], kinds: frozenset[st
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """Everything a run's folder tells. Times are seconds of the machine's monotonic clock.
+    """Everything in a run's folder. Times are seconds of the machine's monotonic clock.
 
-    Of a long run, ``history``, ``worked`` and ``metrics`` are read anew each time they are gone through.
+    ``history``, ``worked`` and ``metrics`` of a long run are read from disk at each iteration.
     """
 
     folder: Path
     config: RunConfig
     history: Sequence[Told]
-    """events and decisions in the controller's order, with the faults of other terminals merged in"""
+    """events and decisions in the controller's order, with faults from other terminals merged in"""
     worked: Sequence[tuple[float, Worked]]
     metrics: Sequence[Metric]
     _known: dict[Callable[[RunRecord], Any], Any] = field(default_factory=dict, repr=False)
 
     @property
     def trained(self) -> Iterator[StepMetric]:
-        """What training steps measured, those that were undone among them."""
+        """Yield the measurements of training steps, including undone ones."""
         return (metric for metric in self.metrics if isinstance(metric, StepMetric))
 
     @property
     def validated(self) -> Iterator[ValidationMetric]:
-        """What validations measured."""
+        """Yield the measurements of validations."""
         return (metric for metric in self.metrics if isinstance(metric, ValidationMetric))
 
     @property
     def turns(self) -> Iterator[Told]:
-        """``history`` without what each stage says of its steps, but for the last fact of each part of the run."""
+        """Yield ``history`` without per-step reports of stages, except the last event of each part of the run."""
         if isinstance(self.history, Streamed):
             return self.history.without(REPORTS)
         return sparse(self.history, _kind, REPORTS)
 
     @cached_property
     def landmarks(self) -> list[Told]:
-        """``history`` without what happens in every step, but for the last fact of each part of the run."""
+        """``history`` without per-step events, except the last event of each part of the run."""
         if isinstance(self.history, Streamed):
             return list(self.history.without(ROUTINE))
         return list(sparse(self.history, _kind, ROUTINE))
 
     @cached_property
     def starts(self) -> list[tuple[float, RunStarted]]:
-        """How each part of the run began, and when: the first, and those that took it up."""
+        """Start events of all parts of the run with their times."""
         return [(t, fact) for t, fact in self.landmarks if isinstance(fact, RunStarted)]
 
     def once(self, find: Callable[[RunRecord], Found]) -> Found:
-        """What ``find`` makes of this record, looked for only once. Nobody may change it."""
+        """Return ``find(self)``, cached. The result must not be modified."""
         if find not in self._known:
             self._known[find] = find(self)
         return cast(Found, self._known[find])

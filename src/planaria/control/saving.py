@@ -23,17 +23,17 @@ from planaria.exchange.kinds import exchange
 from planaria.recovery.checkpoint import best_steps
 
 LAST_TRIES = 3
-"""to save what the run ends with"""
+"""attempts to save the final state"""
 
 
 def save(run: RunState, replica: ReplicaState) -> d.Save | None:
-    """Save a replica that is at rest, if that is due."""
+    """Save an idle replica if a checkpoint is due."""
     name = None if _busy(run, replica) else _to_save(run, replica)
     return None if name is None else _save(run, replica, name)
 
 
 def _busy(run: RunState, replica: ReplicaState) -> bool:
-    """Is a part of it, or one of its workers, still at a file of an earlier save? A worker writes one at a time."""
+    """Return whether a worker of the replica still writes a file of an earlier save; a worker writes one at a time."""
     parts = {part.replica for part in run.writing.values()}
     return replica.number in parts or not run.writing.keys().isdisjoint(replica.holders.values())
 
@@ -54,7 +54,7 @@ def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
 
 
 def _to_save(run: RunState, replica: ReplicaState) -> int | None:
-    """The checkpoint that this replica is to be saved for now: one that others are being saved for, or a new one."""
+    """Return the checkpoint to save this replica for: the one in progress, or a new one."""
     if run.saving >= 0:
         return run.saving if replica.saved != run.saving else None
     if not _may_begin(run):
@@ -65,18 +65,19 @@ def _to_save(run: RunState, replica: ReplicaState) -> int | None:
 
 
 def _passed(run: RunState) -> bool:
-    """Has the run come to its next checkpoint?"""
+    """Return whether the run has reached its next checkpoint."""
     before = max(run.saved, run.settings.first_step, run.unsaved.since if run.unsaved else -1)
     return bool(run.save_every) and run.progress // run.save_every > before // run.save_every
 
 
 def saves(run: RunState) -> bool:
-    """Are replicas being saved, or to be, or could not be? That concerns all; files that are being written, nobody."""
+    """Return whether replicas are being saved, are due, or failed to be saved, which affects all."""
     return (run.saving >= 0 or run.unsaved is not None or _passed(run)) and not on_its_way(run)
 
 
 def _may_begin(run: RunState) -> bool:
-    """Not before what a failed save has left is removed, nor again and again under the same name."""
+    """Return whether a checkpoint may start: not before a failed one's files are removed, nor repeatedly under one
+    name."""
     last = run.unsaved
     if last is None or last.step != run.progress:
         return last is None or last.discarded
@@ -84,7 +85,7 @@ def _may_begin(run: RunState) -> bool:
 
 
 def resting(run: RunState) -> int | None:
-    """The last save that has failed, and is to be tried again after a while, by its name."""
+    """Return the name of the last failed save if it will be retried after a pause."""
     last = run.unsaved
     if run.over or last is None or last.rested or last.tries >= LAST_TRIES:
         return None
@@ -94,7 +95,7 @@ def resting(run: RunState) -> int | None:
 
 
 def gave_up(run: RunState) -> str:
-    """Why what the run ends with could not be saved, however often that was tried; empty unless so."""
+    """Return why the final state could not be saved after all attempts; empty otherwise."""
     last = run.unsaved
     if last is None or last.step != run.progress or last.tries < LAST_TRIES or not last.discarded:
         return ""
@@ -103,12 +104,12 @@ def gave_up(run: RunState) -> str:
 
 
 def ends(run: RunState) -> bool:
-    """Are the replicas to make no more steps?"""
+    """Return whether the replicas will make no more steps."""
     return bool(run.stopping) or run.allotment.done
 
 
 def unchanged(run: RunState) -> bool:
-    """Is every replica where the newest checkpoint, or the run's start, has it? Then a stop has nothing to save."""
+    """Return whether every replica is at the newest checkpoint or the run's start, so that a stop need not save."""
     if run.saving >= 0 or run.writing or run.saved not in (-1, run.progress):
         return False
     if any(replica.cannot for replica in run.troubled):
@@ -118,20 +119,20 @@ def unchanged(run: RunState) -> bool:
 
 
 def quiet(run: RunState) -> bool:
-    """Has every replica come to rest, with no round before it?"""
+    """Return whether every replica is idle with no round ahead."""
     live = run.live.values()
     at_rest = all(r.phase in ("idle", "save") and run.can_save(r) and not r.meeting for r in live)
     return at_rest and (bool(run.stopping) or not any(due(run, replica) for replica in run.live.values()))
 
 
 def all_saved(run: RunState) -> bool:
-    """Is the newest checkpoint of this run of what its replicas are now?"""
+    """Return whether the newest checkpoint of this run holds the replicas' current states."""
     same = all(run.durable.standings.get(n) == replica.standing for n, replica in run.live.items())
     return run.saved == run.progress and same
 
 
 def wind_up(run: RunState, replica: ReplicaState) -> d.Save | None:
-    """After *cannot*: save the survivors; the end comes when that is sealed, or cannot be."""
+    """Save the survivors after *cannot*; the run ends when that is sealed, or fails."""
     may_begin = run.saving < 0 and not _busy(run, replica) and _may_begin(run)
     if run.saved != run.progress and replica.stateful.stages and may_begin:
         return _save(run, replica, run.progress)
@@ -139,22 +140,22 @@ def wind_up(run: RunState, replica: ReplicaState) -> d.Save | None:
 
 
 def discard(run: RunState) -> d.Discard | None:
-    """Remove what a failed save has left, once nobody writes for it any more."""
+    """Remove the files of a failed save after all its writers have finished."""
     if run.unsaved is None or run.unsaved.discarded or run.writing or any(r.phase == "save" for r in run.live.values()):
         return None
     return d.Discard(step=run.unsaved.step)
 
 
 def on_its_way(run: RunState) -> bool:
-    """Is nothing missing of a checkpoint but files that are being written while training goes on?
+    """Return whether a checkpoint only lacks files that are being written in the background.
 
-    Whatever cannot be repaired then waits for it: it would lose more than the rest of the writing takes.
+    Failures beyond repair then wait for it: losing it would cost more than the rest of the write.
     """
     return run.saving >= 0 and bool(run.writing) and all(r.saved == run.saving for r in run.live.values())
 
 
 def seal(run: RunState) -> d.Seal | None:
-    """All replicas are on disk; a checkpoint without the lost stages is marked partial."""
+    """Seal the checkpoint if all replicas are on disk; without the lost stages it is marked partial."""
     if run.saving < 0 or run.writing:
         return None
     replicas = run.live.values()
@@ -164,7 +165,7 @@ def seal(run: RunState) -> d.Seal | None:
     cannot = any(replica.cannot for replica in replicas)
     if not cannot:
         stages = list(range(run.settings.stages + 1))
-    elif not stages:  # the last survivor died while it was being saved
+    elif not stages:  # the last survivor died during its save
         return None
     partial, used = len(stages) <= run.settings.stages, run.allotment.saved
     return d.Seal(
@@ -181,7 +182,7 @@ def seal(run: RunState) -> d.Seal | None:
 
 
 def _standings(run: RunState) -> dict[int, Standing]:
-    """Where each of several replicas was."""
+    """Return the positions of several replicas."""
     if run.settings.lockstep_replicas:
         every, step = run.rule.interval, run.standings[0].step
         standing = Standing(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
@@ -190,7 +191,7 @@ def _standings(run: RunState) -> dict[int, Standing]:
 
 
 def _weights(run: RunState) -> dict[int, dict[int, str]]:
-    """Stage → replica → digest of the weights that were saved, where all replicas of a step are to be equal."""
+    """Return stage → replica → digest of the saved weights, if all replicas of a step must be equal."""
     found: dict[int, dict[int, str]] = {}
     for replica in run.live.values() if run.rule.equal else ():
         for node, digest in sorted(replica.weights.items()):
@@ -200,9 +201,11 @@ def _weights(run: RunState) -> dict[int, dict[int, str]]:
 
 
 def unequal(weights: Mapping[int, Mapping[int, str]]) -> list[d.Unequal]:
-    """Stages whose replicas have not all told the same digest of their weights, of stage → replica → digest.
+    """Return the stages whose replicas reported different digests of their weights.
 
-    The odd ones are those that differ from more than half of at least three; of two, nobody knows which is wrong.
+    The odd ones differ from more than half of at least three replicas; of two, neither can be identified.
+
+    :param weights: stage → replica → digest.
     """
     found = []
     for stage, told in sorted(weights.items()):
@@ -214,31 +217,31 @@ def unequal(weights: Mapping[int, Mapping[int, str]]) -> list[d.Unequal]:
 
 
 def folder_name(step: int, partial: bool = False) -> str:
-    """Name of the checkpoint of ``step`` inside the run's folder of checkpoints."""
+    """Return the name of the checkpoint of ``step`` within the run's folder of checkpoints."""
     return f"step-{step:08d}" + (".partial" if partial else "")
 
 
 PROBE = 10
-"""steps before the checkpoint that is made to measure what one costs"""
+"""steps before the checkpoint that measures the cost of one"""
 
 
 class Cadence:
-    """Watches decisions go by; proposes an interval once it has seen steps and a whole save.
+    """Proposes a checkpoint interval after observing steps and one complete save.
 
-    A save in the background costs what training stands still for it. But the next cannot begin before it is written.
+    A background save costs the pause of training, but the next cannot start before it is written.
     """
 
     def __init__(self, hourly: float, stages: int) -> None:
-        """``hourly`` is the probability that one of the ``stages`` workers with a stage fails within an hour."""
+        """:param hourly: probability that one of the ``stages`` workers with a stage fails within an hour."""
         self._hourly, self._stages = hourly, stages
         self._began: tuple[str, float] | None = None
         self._steps: list[float] = []
         self._beside: tuple[float, float] | None = None
-        """when a save in the background began, and for how long training stood still then"""
+        """start of a background save, and the pause of training for it"""
         self._chosen = False
 
     def on_decision(self, t: float, decision: d.Decision) -> IntervalChosen | None:
-        """The interval to keep from now on, at the end of the first save; nothing before and after."""
+        """Return the interval to use from now on, at the end of the first save; None otherwise."""
         if self._chosen:
             return None
         match decision:
@@ -256,9 +259,9 @@ class Cadence:
         return None
 
     def _choice(self, t: float) -> IntervalChosen | None:
-        """What follows from a save that ends now, if it was seen from its beginning."""
+        """Return the interval after a save that ends now, if its start was observed."""
         step_s = statistics.median(self._steps)
-        if self._began and self._began[0] in ("save", "beside"):  # no step was begun before it was written
+        if self._began and self._began[0] in ("save", "beside"):  # no step started before it was written
             save_s, write_s = t - self._began[1], 0.0
         elif self._beside:
             save_s, write_s = self._beside[1], t - self._beside[0]

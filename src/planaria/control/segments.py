@@ -22,14 +22,14 @@ from planaria.common.errors import UserError
 
 FOLDER = "segments"
 FULL = 1 << 20
-"""bytes of lines in a segment; about 600 steps of five workers"""
+"""bytes per segment; about 600 steps of five workers"""
 LONGEST_LINE = 16 << 20
 LARGEST = FULL + LONGEST_LINE
-"""bytes that a segment may inflate to: only its last line may go beyond what is full"""
+"""most bytes of an inflated segment: only its last line may exceed the limit"""
 
 
 class Line(NamedTuple):
-    """A whole line of a log, without its end, and where it stands."""
+    """A complete line of a log, without its newline, and its location."""
 
     file: Path
     number: int
@@ -37,73 +37,73 @@ class Line(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place between two lines of a log, at which reading can go on."""
+    """A position between two lines of a log, from which reading can continue."""
 
     segments: int
-    """that are before it"""
+    """number of segments before it"""
     tail: int
     """bytes of the lines after them"""
     lines: int
-    """as many as there are in these bytes"""
+    """number of lines in these bytes"""
 
 
 START = Place(0, 0, 0)
 
 
 class Mark(NamedTuple):
-    """How far a log goes, at one moment."""
+    """The end of a log at one moment."""
 
     segments: int
     tail: int
-    """bytes of the lines after them"""
+    """bytes of the lines after the segments"""
 
     @property
     def size(self) -> int:
-        """Bytes of all lines, about."""
+        """Approximate bytes of all lines."""
         return self.segments * FULL + self.tail
 
 
 def packed(path: Path, number: int) -> Path:
-    """The compressed segment of the log ``path``."""
+    """Return the path of the compressed segment of the log ``path``."""
     return path.parent / FOLDER / f"{path.stem}-{number:06}{path.suffix}.gz"
 
 
 def plain(path: Path, number: int) -> Path:
-    """The same before it is compressed."""
+    """Return the path of the segment before compression."""
     return packed(path, number).with_suffix("")
 
 
 def numbers(path: Path, suffix: str) -> set[int]:
-    """Of the segments there are of the log ``path``, with names that end so."""
+    """Return the numbers of the log's segments with this suffix."""
     names = (file.name for file in (path.parent / FOLDER).glob(f"{path.stem}-*{path.suffix}{suffix}"))
     digits = (name.removeprefix(f"{path.stem}-").removesuffix(path.suffix + suffix) for name in names)
     return {int(number) for number in digits if number.isascii() and number.isdigit() and len(number) < 12}
 
 
 def mark(path: Path) -> Mark:
-    """How far the log ``path`` goes now, also while it is being written."""
+    """Return the current end of the log ``path``, also during writes."""
     segments = max(numbers(path, ".gz") | numbers(path, ""), default=0)
     while True:
         try:
             tail = path.stat().st_size
         except FileNotFoundError:
             tail = 0
-        # Has the file that was just measured become a segment? Then what counts is the file after it.
+        # If the measured file has become a segment meanwhile, measure the next one.
         if not (packed(path, segments + 1).exists() or plain(path, segments + 1).exists()):
             return Mark(segments, tail)
         segments += 1
 
 
 def read(path: Path, upto: Mark) -> Iterator[Line]:
-    """The whole lines of the log ``path`` up to a mark, in order; a line that is torn off at the end is left out.
+    """Yield the complete lines of the log ``path`` up to a mark; an incomplete last line is left out.
 
-    :raises UserError: naming a segment that is missing or damaged, or a line that is too long.
+    :raises UserError: naming a missing or damaged segment, or a line that is too long.
     """
     return (line for _, line in read_on(path, upto, START))
 
 
 def read_on(path: Path, upto: Mark, since: Place) -> Iterator[tuple[Place, Line]]:
-    """As :func:`read`, from a place on: each line with the place after it."""
+    """As :func:`read`, from a position: yield each line with the position after it."""
     for number in range(since.segments + 1, upto.segments + 1):
         found = _segment(path, number)
         if found is None:
@@ -113,19 +113,19 @@ def read_on(path: Path, upto: Mark, since: Place) -> Iterator[tuple[Place, Line]
         last: tuple[Path, BinaryIO] | None = path, path.open("rb")
     except FileNotFoundError:
         last = None
-    # Opened first and asked then: whatever became a segment before it was opened is found by its name.
+    # Opened first, then checked: a file that became a segment before it was opened is found by its name.
     last = _segment(path, upto.segments + 1) or last
     if last is not None:
         yield from _whole(*last, upto.tail, False, _within(since, upto.segments + 1))
 
 
 def _within(since: Place, number: int) -> Place:
-    """The place in the segment of this number at which to begin: its start, if ``since`` is not in it."""
+    """Return the position at which to start in this segment: its start if ``since`` is in another one."""
     return since if since.segments + 1 == number else Place(number - 1, 0, 0)
 
 
 def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
-    """The segment of this number, opened; None if there is none. It may be compressed just now: hence three looks."""
+    """Open the segment of this number; None if there is none. It may be compressed meanwhile, hence three attempts."""
     for file in (packed(path, number), plain(path, number), packed(path, number)):
         try:
             opened = file.open("rb")
@@ -139,7 +139,7 @@ def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
 
 
 def _inflated(file: Path, data: bytes) -> bytes:
-    """What is in a compressed segment, which proves itself by its checksum."""
+    """Return the content of a compressed segment, verified by its checksum."""
     reader = zlib.decompressobj(wbits=31)
     try:
         found = reader.decompress(data, LARGEST + 1)
@@ -153,7 +153,8 @@ def _inflated(file: Path, data: bytes) -> bytes:
 
 
 def _whole(file: Path, opened: BinaryIO, size: int, closed: bool, since: Place) -> Iterator[tuple[Place, Line]]:
-    """The whole lines within the first ``size`` bytes from ``since`` on; what is ``closed`` must have no other."""
+    """Yield the complete lines within the first ``size`` bytes after ``since``; a ``closed`` segment must have no
+    others."""
     with opened:
         end = opened.seek(since.tail)
         for number in count(since.lines + 1):
@@ -169,18 +170,18 @@ def _whole(file: Path, opened: BinaryIO, size: int, closed: bool, since: Place) 
 
 
 class Rotated:
-    """Appends lines to the log ``path``. A line is with the operating system when :meth:`write` returns.
+    """Appends lines to the log ``path``. When :meth:`write` returns, the operating system has the line.
 
-    Compression is a thread's affair: who writes waits for a rename at most.
+    A thread compresses segments; the writer waits for a rename at most.
     """
 
     def __init__(self, path: Path, full: int = FULL) -> None:
-        """Makes the log, or goes on with it: a line that an earlier crash tore off is cut away first."""
+        """Create or reopen the log; a line torn by an earlier crash is removed."""
         self._path, self._full = path, full
         for unfinished in (path.parent / FOLDER).glob(f".{path.stem}-*"):
             unfinished.unlink()
         self._number = max(numbers(path, ".gz") | numbers(path, ""), default=0)
-        """of the last segment"""
+        """number of the last segment"""
         self._packing: threading.Thread | None = None
         _cut_torn_line(path)
         self._file = path.open("ab", buffering=0)
@@ -190,7 +191,7 @@ class Rotated:
     def write(self, line: str) -> None:
         """Append a line.
 
-        :raises OSError: naming the file; nothing of the line is in the log then, and the next one may be tried.
+        :raises OSError: naming the file; the log then contains nothing of the line, and writing may be retried.
         """
         data = line.encode() + b"\n"
         try:
@@ -201,7 +202,7 @@ class Rotated:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
-        """Everything that was full is compressed when this returns, if the disk lets it."""
+        """Return after all full segments are compressed, if the disk permits."""
         self._file.close()
         if self._packing is not None:
             self._packing.join()
@@ -218,12 +219,12 @@ class Rotated:
                 rest = rest[self._file.write(rest) :]
         except OSError:
             if len(rest) < len(data):
-                self._file.truncate(self._size)  # the next line must not be glued to a part of this one
+                self._file.truncate(self._size)  # the next line must not be appended to a fragment
             raise
         self._size += len(data)
 
     def _begin_anew(self) -> None:
-        """What there is becomes a segment. Where no new file can be begun, all stays as it was."""
+        """Turn the current file into a segment. If no new file can be created, keep appending."""
         segment = plain(self._path, self._number + 1)
         segment.parent.mkdir(exist_ok=True)
         self._path.rename(segment)
@@ -238,19 +239,19 @@ class Rotated:
         self._pack()
 
     def _pack(self) -> None:
-        """Compress what is full, beside the run; while that is under way, the next call will find the rest."""
+        """Compress full segments in a thread; if one is running, the next call handles the rest."""
         if (self._packing is None or not self._packing.is_alive()) and numbers(self._path, ""):
             self._packing = threading.Thread(target=pack, args=(self._path,), name=f"pack {self._path.stem}")
             self._packing.start()
 
 
 def pack(path: Path) -> None:
-    """Compress the full segments of the log ``path``, each whole or not at all."""
+    """Compress the full segments of the log ``path``, each atomically."""
     try:
         for number in sorted(numbers(path, "")):
             full = plain(path, number)
             if number not in numbers(path, ".gz"):
-                if full.stat().st_size > LARGEST:  # a log of old, in one file: too much to be read back at once
+                if full.stat().st_size > LARGEST:  # one large file of an older version: too much to inflate at once
                     continue
                 with atomic.replacing(packed(path, number)) as unfinished, unfinished.open("wb") as file:
                     file.write(gzip.compress(full.read_bytes(), mtime=0))
@@ -258,7 +259,7 @@ def pack(path: Path) -> None:
                     os.fsync(file.fileno())
             full.unlink()
     except OSError:
-        return  # what is plain is read as well, and is tried again when the next segment is full
+        return  # uncompressed segments are readable; retried when the next segment is full
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -270,11 +271,11 @@ def _cut_torn_line(path: Path) -> None:
 
 
 BYTES = 256 << 10
-"""some hundred lines: what is told while a run comes to its next whole step, and is saved"""
+"""a few hundred lines: enough for a run to reach its next complete step and save"""
 
 
 class Reserve:
-    """A file of :data:`BYTES` in ``folder``, as long as there is room for it."""
+    """A file of :data:`BYTES` in ``folder``, while there is room for it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ".reserve"
@@ -285,6 +286,6 @@ class Reserve:
             self.release()
 
     def release(self) -> None:
-        """Give the room back."""
+        """Free the space."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Workers: how many to start and where, which to release, which spare takes over a node, which replica lends a stage.
 
-Pure. The run's own machines have room for the workers of its first replicas and for spares. Machines that join have
-room of their own, which is used at once. A worker that dies is replaced on its own machine.
+Pure. The run's own machines have room for the workers of its first replicas and for spares. Joined machines have room
+of their own, which is used at once. A dead worker is replaced on its own machine.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from planaria.recovery.chain import Chain
 
 
 def lenders(run: RunState, replica: ReplicaState, gone: Set[int]) -> dict[int, ReplicaState] | None:
-    """Stage → who lends its state, if anybody has what is ``gone``; None while those who will are not ready.
+    """Return stage → lending replica, if some have the ``gone`` stages; None while these are not ready.
 
-    A replica that is whole lends all; each attempt asks the next one. Where every one has lost something, they help one
-    another. Without a stage of its own, a replica waits for a whole one to copy.
+    A complete replica lends all; each attempt asks the next one. If every replica lost something, they help each other.
+    A replica without any stage waits for a complete one to copy.
     """
     synchronised, hollow = run.rule.synchronised, gone == set(replica.arrangement.stages)
     others = [r for n, r in run.live.items() if n != replica.number and not r.hollow]
@@ -43,30 +43,30 @@ def lenders(run: RunState, replica: ReplicaState, gone: Set[int]) -> dict[int, R
 
 
 def settled(replica: ReplicaState) -> int:
-    """Rounds of the exchange that its state has behind it."""
+    """Return the rounds of the exchange that its state includes."""
     return replica.meeting.round if replica.meeting else replica.rounds
 
 
 def can_be_copied(replica: ReplicaState) -> bool:
-    """Is all of it there, and in no round?"""
+    """Return whether the replica is complete and in no round."""
     return not (replica.broken or replica.meeting or replica.origins or replica.phase == "link")
 
 
 def _will_have(replica: ReplicaState, stage: int, synchronised: bool) -> bool:
-    """Will the stage be had there soon? Those that must stay synchronised do not both make up what both have lost."""
+    """Return whether the stage will be there soon. Two synchronised replicas must not both rebuild what both lost."""
     kept = set(replica.arrangement.nodes(stage)) - (replica.lost - replica.leavers.keys())
     return bool(kept) or (synchronised and replica.phase == "link")
 
 
 def filled(run: RunState, replica: ReplicaState) -> dict[int, str]:
-    """Spares for vacant nodes; where there are too few, who was to leave one stands there again."""
+    """Return spares for vacant nodes; if there are too few, the leaving worker of a node keeps it."""
     vacant = sorted(replica.vacant, key=lambda node: node in replica.leavers)
     again = {node: worker for node, worker in replica.leavers.items() if node in vacant}
     return {**replica.holders, **again, **taken_over(run, replica, vacant)}
 
 
 def taken_over(run: RunState, replica: ReplicaState, nodes: Iterable[int]) -> dict[int, str]:
-    """Spares for these nodes, for the first ones where there are too few."""
+    """Return spares for these nodes, for the first ones if there are too few."""
     spares, stage_of, work = at_hand(run, replica), replica.arrangement.stage, run.settings.work
     if not work:
         return dict(zip(nodes, spares, strict=False))
@@ -81,22 +81,23 @@ def taken_over(run: RunState, replica: ReplicaState, nodes: Iterable[int]) -> di
 
 
 def has_room(run: RunState, worker: str, stage: int) -> bool:
-    """Can a worker's device hold a stage, as far as is known?"""
+    """Return whether a worker's device can hold a stage, as far as known."""
     needed, memory = run.settings.memory_needs, run.workers[worker].memory
     return not needed or not memory or needed[stage] <= memory
 
 
 def at_hand(run: RunState, replica: ReplicaState) -> list[str]:
-    """Spares for a replica: those of the run's own machines first, or last if it is there because machines joined.
+    """Return the spares for a replica: those of the run's own machines first, or last if it exists because machines
+    joined.
 
-    Those that have been slow, or whose machine is, come behind all others.
+    Workers that were slow, or are on slow machines, come last.
     """
     later, known = replica.number >= run.settings.replicas, run.workers
     return sorted(run.spares, key=lambda worker: (is_slow(run, worker), bool(known[worker].host) != later))
 
 
 def is_slow(run: RunState, worker: str) -> bool:
-    """Has a worker been relieved because it was slow, or is its machine slow?"""
+    """Return whether a worker was relieved because it was slow, or its machine is slow."""
     machines = {
         run.workers[there].host
         for (fault, _), told in run.blamed.items()
@@ -107,7 +108,7 @@ def is_slow(run: RunState, worker: str) -> bool:
 
 
 def fit_spares(run: RunState) -> int:
-    """Spares that can take over any node that lacks a worker."""
+    """Return the number of spares that can take over any node that lacks a worker."""
     if not run.settings.memory_needs:
         return len(run.spares)
     stages = {r.arrangement.stage[node] for r in run.live.values() for node in r.vacant}
@@ -115,9 +116,9 @@ def fit_spares(run: RunState) -> int:
 
 
 def staff(run: RunState) -> d.Spawn | None:
-    """Start a worker if nodes lack one, or if spares do and the run moves: starting one costs the others CPU time.
+    """Start a worker if nodes lack one, or if spares do and the run is moving, since a start costs CPU time.
 
-    Spares are a convenience: where they die before they are ready, the run goes on without.
+    Spares are optional: if they die before they are ready, the run continues without.
     """
     if run.prompt and (run.overdue or all(replica.whole for replica in run.live.values())):
         return None
@@ -137,33 +138,33 @@ def staff(run: RunState) -> d.Spawn | None:
 
 
 def needed(run: RunState) -> int:
-    """Nodes that need another worker, and for which none is there or about to be.
+    """Return the number of nodes that need another worker with none present or starting.
 
-    Those that are being born on machines that have joined are not waited for: that may take long.
+    Workers that start on joined machines do not count, since that may take long.
     """
     at_home = [worker for worker in run.roster.starting if not run.workers[worker].host]
     return run.vacancies + leaving(run) - fit_spares(run) - len(at_home)
 
 
 def leaving(run: RunState) -> int:
-    """Nodes whose worker is to leave."""
+    """Return the number of nodes whose worker is leaving."""
     return sum(worker in run.replicas.standing for worker in run.roster.leaving)
 
 
 def final(run: RunState) -> bool:
-    """Are the workers of the run's own machines all that there will be?"""
+    """Return whether no workers will come besides those of the run's own machines."""
     return not run.settings.replace and all(replica.formed >= 0 for replica in run.live.values())
 
 
 def more_to_come(run: RunState) -> bool:
-    """Is a worker on its way, or may one be started? Not where so many have died before they were ready."""
+    """Return whether a worker is starting or may be started; not after too many died before they were ready."""
     hopeful, roster = run.stillborn < MAX_STILLBORN, run.roster
     coming = any(hopeful or run.workers[worker].host for worker in roster.starting)
     return coming or _has_room(run) or bool(roster.with_room(run.settings.replace)) or _awaits_machines(run)
 
 
 def lacking(run: RunState) -> int:
-    """Workers without whom the run stands still until another machine joins; 0 where none are, or none will."""
+    """Return the number of workers without which the run pauses until another machine joins; 0 if it does not."""
     if not _awaits_machines(run) or run.stopping or run.allotment.done:
         return 0
     there = fit_spares(run) + len(run.roster.starting)
@@ -171,12 +172,12 @@ def lacking(run: RunState) -> int:
 
 
 def _awaits_machines(run: RunState) -> bool:
-    """Is the run to be carried on by machines that join, and have any joined lately, or may yet?"""
+    """Return whether the run depends on joining machines, and any joined lately or still may."""
     return run.settings.own_workers < run.settings.all_workers and not run.deserted
 
 
 def _has_room(run: RunState) -> bool:
-    """May another worker be started on the run's own machines?"""
+    """Return whether another worker may be started on the run's own machines."""
     there = run.roster.staying_on("")
     return there < run.settings.own_workers and run.stillborn < MAX_STILLBORN and not final(run)
 
@@ -189,7 +190,7 @@ def _start(run: RunState, host: str) -> d.Spawn:
 
 
 def let_go(run: RunState) -> d.Release | d.TurnAway | None:
-    """Workers that were to leave and have nothing any more exit; machines that ruin their workers are sent away."""
+    """Release leaving workers that hold nothing, and dismiss machines whose workers fail."""
     for host in run.roster.unfit:
         return d.TurnAway(host=host, reason=run.hosts[host].unfit)
     done = [worker for worker in run.with_status("spare") if worker in run.roster.leaving] if run.roster.leaving else []
@@ -198,14 +199,14 @@ def let_go(run: RunState) -> d.Release | d.TurnAway | None:
 
 
 def giving(run: RunState) -> set[str]:
-    """Workers that have something to hand over yet, to others or to a disk."""
+    """Return the workers that still have something to hand over, to others or to a disk."""
     handing = {worker for replica in run.live.values() for worker in replica.leavers.values()}
     lending = {w for replica in run.live.values() if replica.phase == "link" for w in replica.lenders.values()}
     return handing | lending | run.writing.keys()
 
 
 def reopen(run: RunState) -> d.Found | None:
-    """A replica that is not there begins, or begins anew, as a copy of another, once there are enough workers."""
+    """Start or restart an absent replica as a copy of another, once there are enough workers."""
     gone = run.replicas.gone
     if not gone or run.allotment.done or run.stopping:
         return None
@@ -220,9 +221,9 @@ _OLD = 1 << 30
 
 
 def exposed(run: RunState) -> dict[str, str]:
-    """Machine that has joined → what its loss would cost, where each of its stages alone could be had from others.
+    """Return joined machine → cost of its loss, considering which of its stages others could rebuild.
 
-    Not the run's own machine: with that, the run ends.
+    Excludes the run's own machine, whose loss ends the run.
     """
     chain = run.settings.chain
     held: defaultdict[str, set[int]] = defaultdict(set)
@@ -240,7 +241,7 @@ def exposed(run: RunState) -> dict[str, str]:
 
 
 def _cost(chain: Chain, lost: frozenset[int]) -> str:
-    """What the loss of these stages together costs beside time; empty: nothing."""
+    """Return what the joint loss of these stages costs besides time; empty: nothing."""
     plan = chain.plan(lost, dict.fromkeys(range(chain.stages + 1), _OLD))
     if plan.reason:
         return f"the run could not go on ({plan.reason})"

@@ -1,4 +1,4 @@
-"""The first fact of a run: every setting that the controller's decisions depend on."""
+"""The first event of a run: every setting that the controller's decisions depend on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fact(BaseModel):
-    """Base of events and decisions: immutable, and nothing unknown in them."""
+    """Base of events and decisions: immutable, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     interrupts: ClassVar[bool] = False
@@ -23,31 +23,31 @@ class Fact(BaseModel):
 
 
 class Standing(Fact):
-    """How far a replica has come."""
+    """Position of a replica."""
 
     step: int
-    """steps it has committed"""
+    """committed steps"""
     rounds: int = 0
-    """of its exchange that are settled"""
+    """settled rounds of its exchange"""
     inner: int = 0
-    """steps since the last of them"""
+    """steps since the last round"""
 
 
 class Shape(Fact):
-    """How a part of a run is spread."""
+    """Layout of a part of a run."""
 
     stages: int
     ends_layers: int
     block_layers: list[int] = []
-    """of each block stage; empty: equally many"""
+    """layers of each block stage; empty: equal numbers"""
     vocab: int
     replicas: int
     exchange: str
-    """the kind, empty where an older planaria did not write it down"""
+    """kind of the exchange; empty in logs of older versions"""
 
     @property
     def cut(self) -> str:
-        """Stages and their layers, in words."""
+        """Return the stages and their layers as text."""
         ends = f", ends_layers = {self.ends_layers}" if self.ends_layers else ""
         layers = f" of {self.block_layers} layers" if self.block_layers else ""
         return f"{self.stages} stage{'s' * (self.stages > 1)}{layers}{ends}"
@@ -58,13 +58,13 @@ class Shape(Fact):
 
 
 class Recut(Fact):
-    """A part of a run begins from a checkpoint of another shape."""
+    """A part of a run starts from a checkpoint of another shape."""
 
     checkpoint: str
     was: Shape
     now: Shape
     said: list[str]
-    """to the user who resumed it: what was averaged, what begins anew"""
+    """messages to the user: what was averaged, and what restarts"""
 
     def __str__(self) -> str:
         rows = f"; {self.was.vocab} tokens, now {self.now.vocab}" if self.was.vocab != self.now.vocab else ""
@@ -72,29 +72,29 @@ class Recut(Fact):
 
 
 class Provenance(Fact):
-    """What started a run: shown in its report, and without effect on any decision."""
+    """Origin of a run, shown in its report; no effect on decisions."""
 
     version: str
     """of planaria, Python and PyTorch"""
     machine: str
     """name, architecture and number of processors of the controller's machine"""
     command: str
-    """the command line, without the secrets of addresses"""
+    """the command line, without secrets in addresses"""
 
 
 class SnapshotLabel(Fact):
-    """Which snapshot in memory: all stages' files of one snapshot have the same label."""
+    """Identity of a snapshot in memory, common to all stages' files."""
 
     part: str
-    """of the run: ``RunStarted.part``"""
+    """part of the run: ``RunStarted.part``"""
     generation: int
-    """whose commit completed the snapshot"""
+    """generation whose commit completed the snapshot"""
     step: int
-    """whose beginning it holds"""
+    """step at whose start the snapshot was taken"""
 
 
 class RunStarted(Fact):
-    """The controller is up: everything of the configuration that its decisions depend on."""
+    """The controller is up: the settings that its decisions depend on."""
 
     kind: Literal["run_started"] = "run_started"
     name: str
@@ -104,91 +104,90 @@ class RunStarted(Fact):
     stages: int
     steps: int
     first_step: int
-    """steps that are committed already, > 0 when an earlier run is resumed"""
+    """steps already committed; positive in a resumed run"""
     first_generation: int = 0
-    """the last generation of the run that is resumed"""
+    """last generation of the run that is resumed"""
     samples_per_step: int
     first_sample: int | None = None
-    """samples used before ``first_step``, if another number of replicas took part in them"""
+    """samples used before ``first_step``, if another number of replicas took part"""
     first_block: int | None = None
     """all blocks of samples before this one are used (a block: one replica's samples of a step); as ``first_sample``"""
     blocks_ahead: list[int] = []
-    """used ones beyond: some replicas were ahead of others"""
+    """used blocks beyond it, of replicas that were ahead"""
     replicas: int = 1
-    """that train by themselves and meet as ``exchange`` says; as many the run begins with"""
+    """replicas at the start that train separately and meet as ``exchange`` configures"""
     columns: list[list[int]] = []
-    """the nodes of each of several replicas, and of those that there may be in time, in order of stage; empty where
-    node n is stage n"""
+    """nodes of each replica, including ones that may join, in order of stage; empty if node n is stage n"""
     standings: dict[int, Standing] = {}
-    """replica → where it takes up, unless all do at ``first_step``"""
+    """replica → position at which it resumes, unless all resume at ``first_step``"""
     exchange: ExchangeConfig = ExchangeConfig()
     wall_time: float
     """seconds since 1970, UTC"""
     provenance: Provenance | None = None
     """None in logs of versions before 0.2"""
     load: dict[int, str] = {}
-    """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
+    """stage → checkpoint folder it starts from; other stages start from the seed's initial weights"""
     recalled: int = -1
-    """step of the snapshot in memory from which the nodes in ``remembering`` begin; -1: none"""
+    """step of the snapshot in memory from which the nodes in ``remembering`` start; -1: none"""
     recalled_from: SnapshotLabel | None = None
-    """that snapshot"""
+    """label of that snapshot"""
     remembering: list[int] = []
-    """their other nodes are to be rebuilt from these"""
+    """nodes that hold it; the others are rebuilt from these"""
     durable_step: int | None = None
-    """that of the checkpoints in ``load``, where it is older than ``first_step``"""
+    """step of the checkpoints in ``load``, if it is older than ``first_step``"""
     recut: Recut | None = None
-    """why the shape is not that of the part before"""
+    """reason for a shape different from the previous part's"""
     eval_every: int = 0
     save_every: int = 0
-    """steps between checkpoints, at first"""
+    """initial number of steps between checkpoints"""
     save_in_background: bool = False
-    """does training wait for copies of the stages only, and not until they are written?"""
+    """whether training waits only for copies of the stages, not for their files"""
     spares: int = 0
     own: int | None = None
-    """workers that the run's own machines have room for, if that is not as many as it needs: others are to join"""
+    """workers that the run's own machines have room for, if fewer or more than needed: others must join"""
     replace: bool = True
-    """is a new worker started for each that dies?"""
+    """whether dead workers are replaced"""
     routes: list[list[int]] = []
-    """all different ways that microbatches go in training, over stages; with an arrangement, each microbatch's way over
+    """all distinct routes of microbatches in training, over stages; with an arrangement, each microbatch's route over
     its nodes"""
     pairs: list[tuple[int, int]] = []
-    """stages (low, high) that need an edge beside those on the routes: one keeps a copy of the other"""
+    """stages (low, high) that need an edge besides those on routes: one keeps a copy of the other"""
     arrangement: list[list[int]] = []
-    """a schedule's nodes of each stage; empty where node n is stage n"""
+    """a schedule's nodes of each stage; empty if node n is stage n"""
     recovery: RecoveryConfig = RecoveryConfig()
     diagnose: Literal["off", "tell", "act"] = "off"
-    """what is done about slow workers and links (``fleet.diagnose``)"""
+    """reaction to slow workers and links (``fleet.diagnose``)"""
     work: list[float] = []
-    """of a pass of stages 0..S, in passes of a decoder layer; empty where all block stages have as many layers"""
+    """work of a pass of stages 0..S, in passes of a decoder layer; empty if all block stages have as many layers"""
     relays: dict[str, float] = {}
-    """by name, bytes per second of what edges may go over; none: ends call each other"""
+    """relay → bytes per second; empty: ends connect to each other directly"""
     memory_needs: list[int] = []
-    """bytes that stages 0..S take of a CUDA device, at least; empty where all have as many layers, and on CPUs"""
+    """least bytes of a CUDA device for stages 0..S; empty if all have as many layers, and on CPUs"""
 
     @cached_property
     def chain(self) -> Chain:
-        """The recovery strategies, in the order in which they are tried."""
-        from planaria.recovery import recovery  # imports torch, which readers of logs do without
+        """Recovery strategies in the order in which they are tried."""
+        from planaria.recovery import recovery  # imports torch, which readers of logs do not need
 
         return recovery(self.recovery, self.stages)
 
     @cached_property
     def memory(self) -> Memory | None:
-        """What a replica remembers at first, where one of its strategies has all stages remember their state."""
+        """Return the initial snapshot memory of a replica, if one of its strategies keeps snapshots of all stages."""
         from planaria.control.memory import Memory
 
         retaining = self.chain.retaining
         return None if retaining is None else Memory(*retaining)
 
     def samples_before(self, step: int) -> int:
-        """Samples used in the steps before ``step``: its first one's number."""
+        """Return the number of samples used before ``step``, which is the number of its first one."""
         first = self.first_step * self.samples_per_step if self.first_sample is None else self.first_sample
         return first + (step - self.first_step) * self.samples_per_step
 
     @cached_property
     def lockstep_replicas(self) -> int:
         """Number of replicas that train in lockstep with different weights; each is saved separately. 0 otherwise."""
-        from planaria.exchange.kinds import exchange  # imports torch, which readers of logs do without
+        from planaria.exchange.kinds import exchange  # imports torch, which readers of logs do not need
 
         several = self.replicas == 1 and self.exchange.replicas > 1
         return self.exchange.replicas if several and exchange(self.exchange).interval != 0 else 0
@@ -205,17 +204,17 @@ class RunStarted(Fact):
 
     @property
     def most_replicas(self) -> int:
-        """The most replicas that there may be at once."""
+        """Largest number of replicas at once."""
         return max(self.replicas, len(self.columns))
 
     @cached_property
     def own_workers(self) -> int:
-        """Workers that the run's own machines have room for: as many as ``own`` says, or all."""
+        """Workers that the run's own machines have room for: ``own``, or all."""
         return self.all_workers if self.own is None else self.own
 
     @cached_property
     def all_workers(self) -> int:
-        """Workers of the first replicas, and spares."""
+        """Workers of the initial replicas, and spares."""
         return sum(len(nodes) for r in range(self.replicas) for nodes in self.nodes(r)) + self.spares
 
     @property
@@ -224,50 +223,50 @@ class RunStarted(Fact):
         return self.samples_per_step // self.replicas
 
     def blocks_before(self, step: int) -> int:
-        """Blocks used before ``step`` if all replicas were there: its first one's number."""
+        """Return the blocks used before ``step`` if all replicas were present, which is the number of its first one."""
         return self.samples_before(step) // self.block_samples
 
     @property
     def last_block(self) -> int:
-        """Blocks that there are, those of earlier parts of the run included."""
+        """Number of blocks, including earlier parts of the run."""
         return self.blocks_before(self.steps)
 
     @property
     def offset(self) -> int:
-        """Samples that all blocks are shifted by: earlier parts of the run took samples in steps of another size."""
+        """Offset of all blocks in samples, if earlier parts of the run had steps of another size."""
         return self.samples_before(self.first_step) % self.block_samples
 
     def first_of(self, block: int) -> int:
-        """A block's first sample."""
+        """Return a block's first sample."""
         return self.offset + block * self.block_samples
 
     @property
     def used(self) -> tuple[int, frozenset[int]]:
-        """The blocks used before: all below the first number, and those beyond."""
+        """The blocks used before: all below the first number, and a set beyond."""
         floor = self.blocks_before(self.first_step) if self.first_block is None else self.first_block
         return floor, frozenset(self.blocks_ahead)
 
     def progress(self, blocks: int) -> int:
-        """The step that begins or is under way when so many blocks are used; also that of the block of this number."""
+        """Return the step in progress after this many used blocks; also the step of the block with this number."""
         return self.first_step + (blocks - self.blocks_before(self.first_step)) // self.replicas
 
     def standing(self, replica: int) -> Standing:
-        """Where a replica takes up."""
+        """Return the position at which a replica resumes."""
         return self.standings.get(replica, Standing(step=self.first_step))
 
     def nodes(self, replica: int) -> list[list[int]]:
-        """A replica's nodes of each stage."""
+        """Return a replica's nodes of each stage."""
         return self.arrangement or [[node] for node in self._column(replica)]
 
     def routes_of(self, replica: int) -> list[list[int]]:
-        """All different ways that microbatches go in training, over the nodes of a replica."""
+        """Return all distinct routes of microbatches in training, over the nodes of a replica."""
         if self.arrangement:
             return self.routes
         column = self._column(replica)
         return [[column[stage] for stage in route] for route in self.routes]
 
     def pairs_of(self, replica: int) -> list[tuple[int, int]]:
-        """Nodes of a replica that need an edge beside those on the routes."""
+        """Return pairs of a replica's nodes that need an edge besides those on routes."""
         if self.arrangement:
             return self.pairs
         column = self._column(replica)
@@ -280,7 +279,7 @@ class RunStarted(Fact):
 
     @cached_property
     def stage_of(self) -> dict[int, int]:
-        """Node → its stage, in all replicas that there may be."""
+        """Node → its stage, in all replicas that may exist."""
         held = [
             (node, stage)
             for r in range(self.most_replicas)
@@ -291,5 +290,5 @@ class RunStarted(Fact):
 
     @cached_property
     def replica_of(self) -> dict[int, int]:
-        """Node → the replica to which it belongs, of all that there may be."""
+        """Node → its replica, of all that may exist."""
         return {node: r for r in range(self.most_replicas) for nodes in self.nodes(r) for node in nodes}

@@ -22,10 +22,10 @@ from planaria.exchange.kinds import exchange
 
 
 class Replicas(Mapping[int, ReplicaState]):
-    """Replicas by number, in order; immutable. One that changes costs the same however many there are.
+    """Replicas by number, in order; immutable. Replacing one takes constant time.
 
-    ``troubled``: numbers of those that are not whole (:attr:`ReplicaState.troubled`), of those that are there;
-    ``gone``: of those that have left, or are yet to be founded; ``generation``: the latest of all.
+    ``troubled``: numbers of present incomplete ones (:attr:`ReplicaState.troubled`). ``gone``: numbers of those that
+    left or do not exist yet. ``generation``: the latest of all.
     """
 
     def __init__(self, replicas: Mapping[int, ReplicaState]) -> None:
@@ -42,7 +42,7 @@ class Replicas(Mapping[int, ReplicaState]):
         self.troubled = self.troubled | one if replica.troubled and not gone else self.troubled - one
 
     def having(self, replica: ReplicaState) -> Replicas:
-        """The same with this replica as it now is."""
+        """Return the replicas with this one's new state."""
         before, after = self._all[replica.number], self.noting(replica)
         after.generation = max(self.generation, replica.generation)
         if "left" in (before.phase, replica.phase) or _built(before) != _built(replica):
@@ -51,23 +51,23 @@ class Replicas(Mapping[int, ReplicaState]):
         return after
 
     def noting(self, replica: ReplicaState) -> Replicas:
-        """The same with this replica, of which nothing has changed that it is found by."""
+        """Return the replicas with this one's new state, in which no indexed property changed."""
         after = object.__new__(Replicas)
         after.__dict__ = self.__dict__ | {"_all": self._all | {replica.number: replica}}
         return after
 
     @property
     def live(self) -> Mapping[int, ReplicaState]:
-        """Those that have not left."""
+        """Present replicas."""
         return {n: replica for n, replica in self._all.items() if n not in self.gone} if self.gone else self
 
     @cached_property
     def standing(self) -> Mapping[str, int]:
-        """Worker → the number of the replica in which it stands."""
+        """Worker → number of its replica."""
         return {worker: number for number, replica in self._all.items() for worker in replica.holders.values()}
 
     def of(self, worker: str) -> ReplicaState | None:
-        """The one in which a worker stands."""
+        """Return the replica of a worker."""
         number = self.standing.get(worker)
         return None if number is None else self._all[number]
 
@@ -80,7 +80,7 @@ class Replicas(Mapping[int, ReplicaState]):
     def __len__(self) -> int:
         return len(self._all)
 
-    def values(self) -> ValuesView[ReplicaState]:  # the inherited one looks each up
+    def values(self) -> ValuesView[ReplicaState]:  # the inherited method looks up each one
         return self._all.values()
 
     def items(self) -> ItemsView[int, ReplicaState]:
@@ -92,25 +92,25 @@ _built = attrgetter(*sorted(BUILT_OF))
 
 @dataclass(frozen=True)
 class Unsaved:
-    """The last checkpoint, which could not be saved."""
+    """The last checkpoint if it could not be saved."""
 
     step: int
     """its name"""
     detail: str
     tries: int
-    """that failed under this name"""
+    """failed attempts under this name"""
     hosts: frozenset[str]
-    """machines at which saves have failed since one was sealed; the run's own are one, without a name"""
+    """machines at which saves failed since the last seal; "" is the run's own"""
     since: int
-    """steps made by then: the next interval begins there"""
+    """steps made by then; the next interval starts there"""
     discarded: bool = False
-    """is what was written of it removed?"""
+    """whether its files are removed"""
     rested: bool = False
-    """has it been long enough since then?"""
+    """whether the pause after it is over"""
 
 
 class Writing(NamedTuple):
-    """What a worker writes while training goes on: a part of the checkpoint ``step``, of a replica's generation."""
+    """A background write of a worker: a part of the checkpoint ``step`` in a replica's generation."""
 
     replica: int
     generation: int
@@ -119,64 +119,64 @@ class Writing(NamedTuple):
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything a decision depends on: the replicas, the workers that they share, and what holds for all."""
+    """All that decisions depend on: replicas, their shared workers, and global facts."""
 
     settings: RunStarted
     replicas: Replicas
     allotment: Allotment
     roster: Roster = field(default_factory=Roster)
     stillborn: int = 0
-    """workers in a row that died before they had joined, on the run's own machines"""
+    """consecutive workers that died on the run's own machines before they joined"""
     save_every: int = 0
     saving: int = -1
-    """name (a step) of the checkpoint that replicas are being saved for; -1: none"""
+    """name (a step) of the checkpoint in progress; -1: none"""
     saved: int = -1
-    """that of the last one sealed"""
+    """name of the last sealed checkpoint"""
     standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
-    """where replicas were when they were saved for the one under way"""
+    """positions of replicas saved for the checkpoint in progress"""
     writing: Mapping[str, Writing] = field(default_factory=lambda: MappingProxyType({}))
-    """worker → what it writes while training goes on, even if that checkpoint has been given up meanwhile"""
+    """worker → its background write, also of a cancelled checkpoint"""
     unsaved: Unsaved | None = None
-    """since a save has failed, until one is sealed"""
+    """from a failed save to the next seal"""
     unsealed: RunState | None = None
-    """what was before the last checkpoint was sealed: should that fail, nothing has come of it"""
+    """state before the last seal, restored if the seal fails"""
     durable: RollbackPoint = field(default_factory=RollbackPoint)
     """the newest complete checkpoint of this run"""
     groups: Mapping[int, tuple[Group, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """round → who meets whom in it, drawn when somebody first came to it"""
+    """round → its groups, drawn when the first replica reached it"""
     introduced: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
-    """round → ids of the links over which its members know of each other"""
+    """round → ids of the links between members that know each other"""
     suspicion: Suspicion = field(default_factory=Suspicion)
-    """of replicas, by what was found in steps and rounds before"""
+    """evidence against replicas from earlier steps and rounds"""
     late: frozenset[tuple[int, int, bool]] = frozenset()
-    """(replica, round, is it meeting already?): it has waited for others long enough"""
+    """(replica, round, whether it is meeting already) of expired waits"""
     silent: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """relay that does not answer → the error"""
     relays_given_up: bool = False
-    """has no relay answered for ``fleet.join_s``? Then the run waits for none any longer"""
+    """whether no relay answered for ``fleet.join_s``, so that the run stops waiting"""
     deserted: bool = False
-    """has nobody joined for so long that the run waits no longer for the workers it lacks?"""
+    """whether no machine joined for so long that the run stops waiting for workers"""
     gauges: Gauges = field(default_factory=Gauges)
-    """what workers have measured"""
+    """measurements of workers"""
     blamed: Mapping[tuple[str, tuple[int, ...]], Blamed] = field(default_factory=lambda: MappingProxyType({}))
     """(fault, nodes) → what is slow at present"""
     relieved: float | None = None
-    """when, by the clock of the gauges, a worker was last to hand its stage over because it was slow"""
+    """when, by the gauges' clock, a worker last had to hand over its stage because it was slow"""
     stopping: str = ""
-    """why the run was asked to stop"""
+    """reason for a requested stop"""
     prompt: bool = False
-    """does the stop come before repairs?"""
+    """whether the stop precedes repairs"""
     overdue: str = ""
     """what has not ended within ``fleet.stop_s`` of the stop request"""
     failed: str = ""
     """a worker's own error that ends the run"""
     over: bool = False
     undecided: frozenset[int] | None = None
-    """replicas about which there may be something to decide; None: about anything"""
+    """replicas that may need a decision; None: all, and the run"""
 
     @classmethod
     def start(cls, settings: RunStarted) -> RunState:
-        """The state of a run that is just being started or resumed."""
+        """Return the state of a run that is being started or resumed."""
         used, durable = Used.of(*settings.used), RollbackPoint.begin(settings)
         allotment = Allotment(settings.replicas, settings.last_block, used)
         if settings.durable_step is not None:
@@ -192,35 +192,36 @@ class RunState:
 
     @cached_property
     def rule(self) -> Exchange:
-        """How replicas agree."""
+        """The exchange between replicas."""
         return exchange(self.settings.exchange)
 
     def wants(self, part: Writing) -> bool:
-        """Is this still a part of the checkpoint under way? A replica is not saved again before it is written."""
+        """Return whether this write still belongs to the checkpoint in progress. A replica is not saved again before it
+        is written."""
         return part.replica in self.live and part.step == self.saving == self.replicas[part.replica].saved
 
     @property
     def cut_off(self) -> bool:
-        """Does no relay answer, so that no edge can be opened?"""
+        """Whether no relay answers, so that no edge can be opened."""
         return bool(self.settings.relays) and self.silent.keys() >= self.settings.relays.keys()
 
     def can_save(self, replica: ReplicaState) -> bool:
-        """Can the replica be saved as it is? A prompt stop needs every stage's state, but no edges."""
+        """Return whether the replica can be saved now. A prompt stop needs every stage's state but no edges."""
         return not replica.broken or (self.prompt and replica.whole)
 
     @property
     def live(self) -> Mapping[int, ReplicaState]:
-        """The replicas that have not left."""
+        """Present replicas."""
         return self.replicas.live
 
     @property
     def troubled(self) -> list[ReplicaState]:
-        """Those of them that are not whole, in order."""
+        """Present replicas that are incomplete, in order."""
         return [self.replicas[number] for number in sorted(self.replicas.troubled)]
 
     @property
     def progress(self) -> int:
-        """Steps that the replicas have come, taken together: what learning rates and checkpoints go by."""
+        """Steps of all replicas together, which determine learning rates and checkpoints."""
         return self.settings.progress(len(self.allotment.used))
 
     @property
@@ -234,11 +235,11 @@ class RunState:
         return {node: worker for replica in self.replicas.values() for node, worker in replica.holders.items()}
 
     def replica_at(self, node: int) -> ReplicaState | None:
-        """The replica to which ``node`` belongs."""
+        """Return the replica of ``node``."""
         return next((r for r in self.replicas.values() if node in r.arrangement.stage), None)
 
     def replica_of(self, worker: str) -> ReplicaState | None:
-        """The replica in which ``worker`` stands."""
+        """Return the replica of ``worker``."""
         return self.replicas.of(worker)
 
     @property
@@ -256,5 +257,5 @@ class RunState:
         return self.roster.spares
 
     def with_status(self, status: Status) -> tuple[str, ...]:
-        """Identities of the workers in this status, in order of identity."""
+        """Return the workers in this status, in order of identity."""
         return self.roster.with_status(status)

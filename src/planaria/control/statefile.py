@@ -1,7 +1,7 @@
-"""Who holds what in a live run, for other terminals: ``runs/NAME/state.json``, replaced atomically.
+"""Assignments of a live run for other terminals: ``runs/NAME/state.json``, replaced atomically.
 
-A new generation is in it at once: a run that is resumed goes on with the next. So is any other change in who is there,
-as long as that takes no more than a twentieth of the controller's time; how far the run has come may be a second old.
+A new generation is written at once, since a resumed run continues with the next one. Other changes of workers are too,
+as long as writing takes at most a twentieth of the controller's time. Progress may be a second old.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from planaria.control.state import RunState
 
 STATE = "state.json"
 SHARE = 1 / 20
-"""of the controller's time, at most, for changes in who is there"""
+"""largest share of the controller's time for changes of workers"""
 PROGRESS_S = 1.0
-"""from one write to the next while only steps are made"""
+"""seconds between writes while only steps are made"""
 
 
 class LiveWorker(BaseModel):
-    """A living worker; a spare has neither node nor stage. ``born``: its process's start, in clock ticks after boot."""
+    """A living worker; a spare has neither node nor stage. ``born``: start time of its process, in clock ticks after
+    boot."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +40,7 @@ class LiveWorker(BaseModel):
 
 
 class StateFile(BaseModel):
-    """The run as of the last change in its membership."""
+    """The run as of the last change of workers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,11 +52,11 @@ class StateFile(BaseModel):
 
 
 Births = Mapping[tuple[str, int], int | None]
-"""(worker, incarnation) → start of its process"""
+"""(worker, incarnation) → start time of its process"""
 
 
 def describe(state: RunState, known: Births = MappingProxyType({})) -> StateFile:
-    """What the state file says of ``state``, written by this process; starts of workers not ``known`` are looked up."""
+    """Return the file's content for ``state``, written by this process; looks up start times that are not ``known``."""
     nodes, stage_of = {worker: node for node, worker in state.holders.items()}, state.settings.stage_of
     workers = [
         LiveWorker(
@@ -80,19 +81,19 @@ def describe(state: RunState, known: Births = MappingProxyType({})) -> StateFile
 
 
 class StateWriter:
-    """Keeps the state file of one run."""
+    """Writer of one run's state file."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        """``clock`` tells monotonic seconds."""
+        """:param clock: returns monotonic seconds."""
         self._path, self._clock = path, clock
         self._told: RunState | None = None
-        """what was written last"""
+        """the state last written"""
         self._ended = self._took = 0.0
-        """of the last write"""
+        """end and duration of the last write"""
         self._births: Births = {}
 
     def due(self, state: RunState) -> float:
-        """When ``state`` is to be written, in monotonic seconds."""
+        """Return when ``state`` must be written, in monotonic seconds."""
         told = self._told
         if told is state:
             return math.inf
@@ -104,7 +105,7 @@ class StateWriter:
     def write(self, state: RunState) -> None:
         """Replace the file.
 
-        :raises OSError: when that cannot be; it counts as written, so that the next change is tried again.
+        :raises OSError: if that fails; the next change tries again.
         """
         began, self._told = self._clock(), state
         try:
@@ -117,9 +118,9 @@ class StateWriter:
 
 
 def read_state(folder: Path) -> StateFile:
-    """The state of the run in ``folder``.
+    """Return the state of the run in ``folder``.
 
-    :raises UserError: when there is no such run, or it never started.
+    :raises UserError: if there is no such run, or it never started.
     """
     path = folder / STATE
     if not path.exists():
@@ -128,7 +129,8 @@ def read_state(folder: Path) -> StateFile:
 
 
 def born(pid: int) -> int | None:
-    """Start time of a process, which tells it from a later one with the same number; None if it has ended."""
+    """Return a process's start time, which distinguishes it from a later one with the same number; None if it has
+    ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

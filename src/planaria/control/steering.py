@@ -1,4 +1,4 @@
-"""Slow workers, machines, links and data: find them by their measurements, and act where it pays. Pure.
+"""Slow workers, machines, links and data: detect them in measurements, and act if that pays. Pure.
 
 A slow worker hands its stage over to a spare; a slow link is routed around. The thresholds are planaria's own.
 """
@@ -18,14 +18,14 @@ from planaria.control.state import RunState
 from planaria.control.verdicts import Fault
 
 EASE = 0.7
-"""thresholds are lower by this once something is blamed, or it would be cleared and blamed in turn"""
+"""factor on thresholds of what is already blamed, for hysteresis"""
 
 Known = frozenset[tuple[str, tuple[int, ...]]]
-"""(fault, nodes) of what is blamed already"""
+"""(fault, nodes) already blamed"""
 
 
 class Verdict(NamedTuple):
-    """What is slow; the fields are those of :class:`planaria.control.verdicts.Blamed`."""
+    """A slow thing; fields as in :class:`planaria.control.verdicts.Blamed`."""
 
     fault: Fault
     nodes: tuple[int, ...]
@@ -35,31 +35,32 @@ class Verdict(NamedTuple):
 
 
 def ease(known: Known, fault: Fault, nodes: Iterable[int]) -> float:
-    """What thresholds are multiplied by."""
+    """Return the factor on thresholds."""
     blamed = any(kind == fault and set(nodes) <= {*of} for kind, of in known)
     return EASE if blamed else 1.0
 
 
 SLOW = 1.5
-"""times as long as at first, and as its peers' median: a slow worker's passes"""
+"""slow worker: multiple of its initial passes and of its peers' median"""
 ALWAYS = 2.0
-"""times as long as its peers' median: of a worker that has been slow from the first"""
+"""worker that was slow from the start: multiple of its peers' median"""
 LEAST_PASS_S = 0.02
-"""what passes take at least that are worth a verdict"""
+"""least duration of passes considered"""
 LATE = 3.0
-"""times as long as at first: batches that come late"""
+"""late batches: multiple of the initial time"""
 LEAST_READ_S = 0.02
-"""what a step's batches take longer, at least"""
+"""late batches: least extra seconds per step"""
 OF_STEP = 0.05
-"""of a step: what they take, at least"""
+"""late batches: least share of a step"""
 
 
 def slow_workers(
     own: Mapping[int, Gauge], work: Sequence[float], known: Known, hosts: Mapping[int, str]
 ) -> list[Verdict]:
-    """Workers whose passes take too long, or their machines; the ends are compared with their own past alone.
+    """Return workers with slow passes, or their machines; the ends stage is compared only with its own past.
 
-    ``work``: of a pass, by stage; empty where block stages are alike. ``hosts``: node → its worker's machine.
+    :param work: of a pass, by stage; empty if block stages are alike.
+    :param hosts: node → its worker's machine.
     """
     judged = {node: gauge for node, gauge in own.items() if len(gauge.recent) == RECENT}
     per_work = {n: g.pass_s / _work(g, work) for n, g in judged.items() if g.last.stage}
@@ -82,15 +83,15 @@ def _work(gauge: Gauge, work: Sequence[float]) -> float:
 
 
 def _peers(node: int, blocks: Collection[int], hosts: Mapping[int, str]) -> list[int]:
-    """The block stages that a node is compared with."""
+    """Return the block stages that a node is compared with."""
     others = [other for other in blocks if other != node]
     return [other for other in others if hosts[other] != hosts[node]] or others
 
 
 def _limit(past: float, usual: float, eased: float) -> float:
-    """What passes take that are slow; ``usual`` is 0 where there is nobody to compare with.
+    """Return the threshold on passes; ``usual`` is 0 without peers.
 
-    Passes that took no time at first only hand on, and are no measure.
+    Passes that initially took no time only forward activations and give no threshold.
     """
     over_past = SLOW * past if past > 0 else math.inf
     if not usual:
@@ -99,15 +100,15 @@ def _limit(past: float, usual: float, eased: float) -> float:
 
 
 def _all_slower(own: Mapping[int, Gauge], blocks: Collection[int]) -> bool:
-    """Are the block stages' passes slower than at first, by and large? Then the machine is busy, and nobody's fault."""
+    """Return whether most block stages are slower than initially: the machine is busy, and no worker is to blame."""
     ratios = [own[node].pass_s / own[node].past_s if own[node].past_s > 0 else 1.0 for node in blocks]
     return bool(ratios) and median(ratios) > (1 + SLOW) / 2
 
 
 def _by_host(slow: Mapping[int, Verdict], lately: set[int], hosts: Mapping[int, str], known: Known) -> list[Verdict]:
-    """Where all workers of one machine of several are slow, it is the machine.
+    """Replace the workers of one machine by the machine if all of them are slow and there are several machines.
 
-    Nobody is blamed anew while all others of the machine have just become slow: the machine may be.
+    A worker is not blamed while all others of its machine have just become slow, since the machine may be the cause.
     """
     left, machines = dict(slow), list[Verdict]()
     for host in sorted(set(hosts.values())):
@@ -124,7 +125,7 @@ def _by_host(slow: Mapping[int, Verdict], lately: set[int], hosts: Mapping[int, 
 
 
 def slow_data(own: Mapping[int, Gauge], known: Known) -> list[Verdict]:
-    """Nodes whose batches come late: compared with their own past alone, for few nodes read any."""
+    """Return nodes whose batches are late, compared only with their own past, since few nodes read any."""
     found = []
     for node, gauge in own.items():
         now, past = gauge.read_s, gauge.past_read_s
@@ -137,13 +138,13 @@ def slow_data(own: Mapping[int, Gauge], known: Known) -> list[Verdict]:
 
 
 PAYS = 2.0
-"""times what handing over costs: what it has to save"""
+"""least ratio of time saved to the cost of a handover"""
 PAUSE_S = 30.0
-"""of training, between two deeds"""
+"""seconds of training between two actions"""
 
 
 def steer(run: RunState, replica: ReplicaState) -> d.Relieve | None:
-    """A slow worker that is to hand its stage to a spare now."""
+    """Return the next slow worker that should hand its stage to a spare."""
     if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.meeting:
         return None
     gauges = run.gauges.of(replica.holders)
@@ -168,7 +169,7 @@ def steer(run: RunState, replica: ReplicaState) -> d.Relieve | None:
 
 
 def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None:
-    """On a schedule: look for routes around links that have become slow, and take them if that pays."""
+    """With a schedule: search for routes around new slow links, and use them if that pays."""
     if run.settings.diagnose != "act" or not run.settings.arrangement or run.stopping or run.allotment.done:
         return None
     if replica.vacant or replica.meeting:
@@ -182,7 +183,7 @@ def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None
 
 
 def _taken(run: RunState, replica: ReplicaState) -> d.Reroute | None:
-    """The plan that was found last, if it pays."""
+    """Return the change to the last plan found, if it pays."""
     offered, cost = replica.offered, run.gauges.linking_s
     left = run.settings.steps - replica.step
     if offered is None or (offered.before_s - offered.step_s) * left <= PAYS * cost:
@@ -197,7 +198,7 @@ def _taken(run: RunState, replica: ReplicaState) -> d.Reroute | None:
 
 
 def _slow(run: RunState, replica: ReplicaState) -> list[int]:
-    """Nodes whose workers are slow and have not been relieved before, as far as there are spares that were not slow."""
+    """Return nodes of slow workers that have not been relieved, up to the number of spares that were not slow."""
     blamed = {node for fault, nodes in run.blamed if fault in ("slow worker", "slow host") for node in nodes}
     nodes = [n for n, worker in sorted(replica.holders.items()) if n in blamed and not run.workers[worker].slow]
     taking = taken_over(run, replica, nodes) if nodes else {}
@@ -205,8 +206,10 @@ def _slow(run: RunState, replica: ReplicaState) -> list[int]:
 
 
 def after(gauges: Mapping[int, Gauge], nodes: Sequence[int]) -> float:
-    """The share of a step's time that is left when ``nodes`` are as fast as at first, or, if they have been slow since
-    then, as the median of the others: a pipeline goes by its slowest stage."""
+    """Return the share of a step's time that remains if ``nodes`` return to their initial speed.
+
+    Nodes that were always slow count with the others' median: a pipeline is as fast as its slowest stage.
+    """
     others = {node: gauge for node, gauge in gauges.items() if node not in nodes}
     usual = median([gauge.busy_s for gauge in others.values() if gauge.last.stage] or [0.0])
     relieved = []

@@ -12,20 +12,22 @@ from planaria.exchange.equivocation import Findings, Heard, findings
 
 @dataclass(frozen=True)
 class Refusals:
-    """Of the offers of one member, over rounds; those of the newest round are apart, as not all may be known yet."""
+    """Rejections of one member's updates; those of the newest round are separate, since they may be incomplete."""
 
     proved: int = 0
-    """rounds before in which more members refused than may lie"""
+    """earlier rounds in which more members rejected than may be Byzantine"""
     by: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """member → other rounds before in which it refused"""
+    """member → other earlier rounds in which it rejected"""
     round: int = -1
-    """the newest in which anybody refused"""
+    """the newest round with a rejection"""
     now: frozenset[int] = frozenset()
-    """who refused in it"""
+    """members that rejected in it"""
 
     def refused(self, round: int, by: Collection[int], liars: int) -> Refusals:
-        """The same once these members have refused in ``round``, if at most so many lie. What is told of a round after
-        a newer one does not count."""
+        """Return the state after these members rejected in ``round``; reports about an older round are ignored.
+
+        :param liars: the largest number of Byzantine members.
+        """
         if round < self.round:
             return self
         if round == self.round:
@@ -33,18 +35,18 @@ class Refusals:
         return replace(self._closed(liars), round=round, now=frozenset(by))
 
     def strikes(self, liars: int) -> int:
-        """In so many rounds at least its offer was of no use, if at most so many ``liars`` are among the members."""
+        """Return the least number of rounds with an invalid update, given at most ``liars`` Byzantine members."""
         closed = self._closed(liars)
         most = sorted(closed.by.values(), reverse=True)
         return closed.proved + (most[liars] if len(most) > liars else 0)
 
     def without(self, member: int) -> Refusals:
-        """The same without what ``member`` has said of it."""
+        """Return the state without rejections by ``member``."""
         by = MappingProxyType({other: rounds for other, rounds in self.by.items() if other != member})
         return replace(self, by=by, now=self.now - {member})
 
     def _closed(self, liars: int) -> Refusals:
-        """The newest round among those before."""
+        """Return the state with the newest round merged into the earlier ones."""
         if len(self.now) > liars:
             return replace(self, proved=self.proved + 1, now=frozenset())
         by = {**self.by, **{member: self.by.get(member, 0) + 1 for member in self.now}}
@@ -52,31 +54,33 @@ class Refusals:
 
 
 Finding = tuple[int, ...]
-"""one replica that equivocates, or two in dispute, of whom one lies at least"""
+"""one replica that equivocates, or two in dispute, of which at least one is Byzantine"""
 Refused = Mapping[int, Collection[int]]
-"""replica → those whose offers its nodes have refused in a step or round"""
+"""replica → replicas whose updates its nodes rejected in a step or round"""
 _NEVER = Refusals()
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What was found so far, and in how many steps."""
+    """Findings so far, and their number of steps."""
 
     found: Mapping[Finding, int] = field(default_factory=lambda: MappingProxyType({}))
     """→ steps; of all-reduced replicas"""
     now: frozenset[Finding] = frozenset()
-    """of them, in the step under way"""
+    """those in the current step"""
     refusals: Mapping[int, Refusals] = field(default_factory=lambda: MappingProxyType({}))
-    """replica → those of its offers"""
+    """replica → rejections of its updates"""
 
     def raised(self, findings: Iterable[Finding]) -> Suspicion:
-        """The same when these were found in the step under way."""
+        """Return the state after these findings in the current step."""
         new = {finding: self.found.get(finding, 0) + 1 for finding in findings}
         return replace(self, found=MappingProxyType({**self.found, **new}), now=self.now | new.keys())
 
     def ended(self, round: int, refused: Refused, rule: Exchange) -> Suspicion:
-        """The same once these members have ended a round, or a step. Of those in dispute nothing new is known: all
-        refuse them, and one may be honest."""
+        """Return the state after these members ended a round or a step.
+
+        Members in dispute gain no rejections: all others reject them, and one may be honest.
+        """
         if not self.now and not refused:
             return self
         standing = self.standing(rule)
@@ -88,18 +92,18 @@ class Suspicion:
         return replace(self, now=frozenset(), refusals=MappingProxyType(held))
 
     def strikes(self, member: int, rule: Exchange) -> int:
-        """Steps or rounds in which what ``member`` said is proved to have been of no use, or not the same to all."""
+        """Return the steps or rounds in which ``member``'s update was provably invalid or not the same to all."""
         return self.refusals.get(member, _NEVER).strikes(distrusted(rule))
 
     def forgotten(self, member: int) -> Suspicion:
-        """The same when another machine has the place of ``member``: what was said of it, and what it has said."""
+        """Return the state without reports by and about ``member``, whose place another machine takes."""
         found = {finding: steps for finding, steps in self.found.items() if member not in finding}
         others = {other: held.without(member) for other, held in self.refusals.items() if other != member}
         now = frozenset(finding for finding in self.now if member not in finding)
         return Suspicion(MappingProxyType(found), now, MappingProxyType(others))
 
     def standing(self, rule: Exchange) -> Findings:
-        """Whom the step under way is made without: found in it, or in ``rule.strikes`` (0: never enough)."""
+        """Return the members excluded from the current step: found in it, or in ``rule.strikes`` steps (0: never)."""
         least = rule.strikes
         held = {finding for finding, steps in self.found.items() if 0 < least <= steps} | self.now
         alone = {member for finding in held if len(finding) == 1 for member in finding}
@@ -109,12 +113,12 @@ class Suspicion:
         return Findings(tuple(sorted(alone)), pairs, tuple(sorted(useless)))
 
     def examine(self, heard: Heard, rule: Exchange) -> Findings:
-        """What is new in what members have heard in the step under way, beside those that are left out already."""
+        """Return new findings from the digests in the current step, besides members already excluded."""
         known = self.standing(rule)
         return findings(heard, heard.keys() - known.left_out.keys(), max(0, rule.borne - known.least))
 
     def unbearable(self, rule: Exchange) -> str:
-        """Why the step cannot be made without those that are left out; empty if it can."""
+        """Return why the step cannot be made without the excluded members, or an empty string."""
         standing = self.standing(rule)
         if standing.least <= rule.borne:
             return ""
@@ -123,5 +127,5 @@ class Suspicion:
 
 
 def distrusted(rule: Exchange) -> int:
-    """f, the members that may lie about others: with rounds one at least, also where no rule expects any."""
+    """Return f, the number of members that may be Byzantine; with rounds at least one, also without a robust rule."""
     return max(1, rule.borne) if rule.interval else rule.borne

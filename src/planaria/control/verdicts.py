@@ -1,4 +1,4 @@
-"""What is found to be slow, and what is done about it: decisions, as plain data."""
+"""Findings about slow parts and the reactions to them, as plain data."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ Fault = Literal[
 
 
 class Blamed(Fact):
-    """Something is slow: found from what workers measure (``control/diagnosis.py``)."""
+    """Something is slow, according to workers' measurements (``control/diagnosis.py``)."""
 
     kind: Literal["blamed"] = "blamed"
     replica: int
     step: int
-    """after which it was found"""
+    """step after which it was found"""
     fault: Fault
     nodes: list[int]
-    """the worker's node, or those of the workers of a host; of a link, the sender and the receiver"""
+    """the worker's node, or those of a host's workers; for a link, sender and receiver"""
     workers: list[str]
-    """who stands there"""
+    """workers at these nodes"""
     seconds: float
-    """what it takes now: a microbatch's passes, an activation's way, or a step's batches until they are read"""
+    """current duration: a microbatch's passes, an activation's travel time, or reading a step's batches"""
     past: float
-    """what it took at first"""
+    """initial duration"""
     usual: float
-    """what it takes elsewhere: the median of the others, per unit of work; 0 where there are none"""
+    """the others' median per unit of work; 0 without others"""
 
 
 class Cleared(Fact):
-    """It is slow no more, or somebody else stands there."""
+    """It is no longer slow, or another worker took its place."""
 
     kind: Literal["cleared"] = "cleared"
     replica: int
@@ -42,20 +42,20 @@ class Cleared(Fact):
 
 
 class Unequal(Fact):
-    """Replicas whose weights of a stage are to be equal, bit for bit, and were not when they were saved.
+    """Replicas whose weights of a stage must be bit-identical differed when they were saved.
 
-    A machine computes wrongly, or otherwise than the others: another processor may round otherwise.
+    A machine computes wrongly or rounds differently, such as another processor model.
     """
 
     stage: int
     replicas: list[int]
-    """that were compared"""
+    """compared replicas"""
     odd: list[int]
-    """those that differ from more than half of at least three; empty where there is no such half"""
+    """those that differ from more than half of at least three; empty without such a majority"""
 
 
 class Relieve(Fact):
-    """A slow worker is to hand its stage to a spare, because that pays; it becomes the last of the spares."""
+    """A slow worker must hand its stage to a spare, because that pays; it becomes the last of the spares."""
 
     kind: Literal["relieve"] = "relieve"
     replica: int
@@ -67,18 +67,18 @@ class Relieve(Fact):
     predicted_s: float
     """and afterwards"""
     cost_s: float
-    """of handing over: the longest that anybody has taken to take a place"""
+    """of the handover: the longest time a worker has taken to link"""
 
 
 class Reroute(Fact):
-    """Microbatches are to go by the plan that was found around slow links, because that pays."""
+    """Microbatches switch to the plan found around slow links, because that pays."""
 
     kind: Literal["reroute"] = "reroute"
     replica: int
     step: int
     before_s: float
-    """simulated step by the routes as they are, over the links as measured"""
+    """simulated step on the current routes, with links as measured"""
     predicted_s: float
-    """and by the new ones"""
+    """and on the new ones"""
     cost_s: float
-    """of another generation: the longest that anybody has taken to take a place"""
+    """of a new generation: the longest time a worker has taken to link"""

@@ -1,6 +1,6 @@
 """Deadlines of the controller: rounds, stragglers, joining machines, full disks, slow starts, stuck workers, edges.
 
-Each class remembers since when it waits. It reads no clock: times are monotonic seconds given by the caller.
+Each class records when a wait began. It reads no clock: callers pass monotonic seconds.
 
 A broken edge is handled in this order:
 
@@ -32,11 +32,11 @@ from planaria.runtime.transport.address import parse
 from planaria.runtime.transport.listener import unreachable
 
 _MOST_PROBES = 3
-"""addresses that are tried; each may take a moment"""
+"""addresses to probe; each may take a moment"""
 
 
 def held_up(run: RunState) -> str:
-    """What a stop still waits for; empty if nothing, or only for files that are being written. Pure."""
+    """Return what a stop still waits for; empty if nothing, or only for background writes. Pure."""
     return "; ".join(filter(None, (_held_up(run, replica) for replica in run.live.values())))
 
 
@@ -59,8 +59,8 @@ def _missing(replica: ReplicaState) -> list[int]:
 
 
 def underlying(run: RunState, reported: Mapping[str, str], probe: Callable[[str], str] = unreachable) -> str:
-    """The error underneath, if one is known: as a worker ``reported`` it, as an edge broke, or as a connection from
-    here to a worker that has not answered fails."""
+    """Return the underlying error, if known: ``reported`` by a worker, of a broken edge, or of a probe of a silent
+    worker."""
     for worker in _awaited(run):
         if reported.get(worker):
             return f"worker {worker}: {reported[worker]}"
@@ -76,20 +76,20 @@ def _awaited(run: RunState) -> Iterator[str]:
 
 
 _FIRST_S, _MOST_S = 10.0, 60.0
-"""from a worker's start to the first report, and the longest pause between two; each pause is twice the one before"""
+"""from a worker's start to the first report, and the longest pause between reports; pauses double"""
 
 
 class Starts:
-    """The starts of one run's workers."""
+    """Starts of one run's workers."""
 
     def __init__(self, limit_s: float) -> None:
-        """``limit_s``: ``fleet.start_timeout_s``."""
+        """:param limit_s: ``fleet.start_timeout_s``."""
         self._limit_s, self._since = limit_s, dict[str, float]()
         self.due, self._pause_s = math.inf, _FIRST_S
-        """when :meth:`report` has something to report"""
+        """time of the next :meth:`report`"""
 
     def note(self, now: float, run: RunState) -> None:
-        """Take down which workers are starting."""
+        """Record which workers are starting."""
         starting = run.roster.starting if run.vacancies and not run.over else ()
         if self._since.keys() == set(starting):
             return
@@ -111,43 +111,43 @@ class Starts:
 
 
 AGAIN_S = 2.0
-"""after the last save of a run has failed, until it is tried again"""
+"""after a failed last save of a run, until the retry"""
 LEAST_S = 0.05
-"""that a replica waits for the rest once those that are enough for it are heard; longer, if these have taken longer"""
+"""least time that a replica waits for the rest after enough updates arrived; longer, if these took longer"""
 
 
 class Wait(NamedTuple):
-    """Of a replica, for others in a round."""
+    """A replica's wait for others in a round."""
 
     who: tuple[int, int, bool]
-    """as ``control/rounds.py`` says it"""
+    """as in ``control/rounds.py``"""
     began: float
     until: float
 
 
 class Waits:
-    """The waits of one run that the clock ends."""
+    """Timed waits of one run."""
 
     def __init__(self, config: RunConfig) -> None:
-        # Where workers take turns, all that can come in a round has come before a clock is looked at.
+        # Cooperative workers are idle only after all messages have arrived, so no timeout is needed.
         self._patience_s = math.inf if config.engine == "inline" else config.exchange.patience_s
         self._join_s = config.fleet.join_s
         self._stop_s, self._stop = config.fleet.stop_s, math.inf
-        """how long a stop waits for a step or a repair, and until when it does"""
+        """how long a stop waits for a step or a repair, and until when"""
         self._retry = math.inf
-        """when a last save that failed is tried again"""
+        """time of the retry of a failed last save"""
         self.impatient: dict[int, Wait] = {}
-        """replica → how long it waits for others in a round"""
+        """replica → its wait for others in a round"""
         self._clocks = [feature.clock() for feature in FEATURES]
         self._relays = math.inf
-        """until when relays are waited for, of which none answers"""
+        """until when the run waits for silent relays"""
         self._starts = Starts(config.fleet.start_timeout_s)
         self._lacking: tuple[float, int] = math.inf, 0
-        """until when machines that join are waited for, and how many workers the run stands still for"""
+        """until when the run waits for machines to join, and the number of missing workers"""
 
     @property
     def due(self) -> list[float]:
-        """When these waits end."""
+        """Times at which these waits end."""
         impatient = [wait.until for wait in self.impatient.values()]
         return [
             self._retry,
@@ -160,7 +160,7 @@ class Waits:
         ]
 
     def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
-        """What is to be told of waits that have been long enough; each may change the ``state``, and other waits."""
+        """Yield events of expired waits; each may change the ``state`` and other waits."""
         if now >= self._lacking[0]:
             yield e.NobodyJoined(lacking=self._lacking[1])
         if now >= self._relays:
@@ -176,14 +176,16 @@ class Waits:
         for clock in self._clocks:
             yield from clock.over(now, state)
         for number, wait in list(self.impatient.items()):
-            if now < wait.until or self.impatient.get(number) is not wait:  # the one before may have begun another
+            if (
+                now < wait.until or self.impatient.get(number) is not wait
+            ):  # the previous event may have started another wait
                 continue
             del self.impatient[number]
             if wait.who == waiting(state(), state().replicas[number]):
                 yield e.PatienceOver(replica=wait.who[0], round=wait.who[1], meeting=wait.who[2])
 
     def note(self, now: float, run: RunState) -> e.Trouble | None:
-        """Take down what is waited for now, of the replicas that have changed; what the user should hear of that."""
+        """Record current waits of the replicas that changed; return a warning for the user, if any."""
         for clock in self._clocks:
             clock.note(now, run)
         self._starts.note(now, run)
@@ -205,11 +207,11 @@ class Waits:
         return self._note_relays(now, run) or self._note_lacking(now, run)
 
     def note_save(self, now: float, run: RunState) -> None:
-        """Take down whether a last save that failed is to be tried again."""
+        """Record whether a failed last save will be retried."""
         self._retry = min(self._retry, now + AGAIN_S) if resting(run) is not None else math.inf
 
     def _note_relays(self, now: float, run: RunState) -> e.Trouble | None:
-        """Report that the run stands still because no relay answers, when that begins."""
+        """Return a warning when the run starts to wait because no relay answers."""
         waits = run.cut_off and not run.relays_given_up and any(replica.broken for replica in run.live.values())
         before, self._relays = self._relays, min(self._relays, now + self._join_s) if waits else math.inf
         if not waits or before < math.inf:
@@ -231,51 +233,53 @@ class Waits:
 
 DISK = ("read", "write")
 _SPANS = {"optimizer": "commit", "save": "write", "rebuild": "rebuild"}
-"""what a span is called where a place is called otherwise"""
+"""names of spans that differ from those of actions"""
 _TIMES = 10
-"""how many times as long as its longest an action may take"""
+"""multiple of its longest duration that an action may take"""
 _IDLE = 0.02
-"""a main thread that has used less of a processor than this share of the time is not computing"""
+"""share of processor time below which a main thread is not computing"""
 _FADES = 0.995
-"""what is remembered of the longest, from one span of its kind to the next: a run may become faster"""
+"""decay of the longest duration from one span of its kind to the next: a run may become faster"""
 _COMPILING_S = 600.0
-"""for a stage's first passes where they are compiled"""
+"""for a stage's first passes if they are compiled"""
 
 
 class Deadlines:
-    """The deadlines of one run's workers."""
+    """Deadlines of one run's workers."""
 
     def __init__(self, config: RunConfig) -> None:
         self._fleet, self._compiles = config.fleet, config.train.compile
         self._longest: dict[str, float] = {}
         self._asked: dict[str, tuple[float, frozenset[str]]] = {}
-        """worker → when it was given its last order, and those that were given it too"""
+        """worker → time of its last order, and the workers with the same order"""
         self._writers: dict[str, frozenset[str]] = {}
-        """worker → those that were told with it to write while training goes on, the last time"""
+        """worker → workers ordered with it to write in the background, the last time"""
 
     def ask(self, t: float, workers: Collection[str], to_write: bool = False) -> None:
-        """These workers have been given an order that they are to answer; to write beside, what may take longer."""
+        """Record an order that these workers must answer; background writes may take longer."""
         together = frozenset(workers)
         self._asked |= dict.fromkeys(workers, (t, together))
         if to_write:
             self._writers |= dict.fromkeys(workers, together)
 
     def learn(self, worked: Worked) -> None:
-        """What a worker's actions have taken, in seconds."""
+        """Record the durations of a worker's actions, in seconds."""
         for span in worked.spans:
             name = _SPANS.get(span.action, span.action)
             self._longest[name] = max(span.end - span.start, _FADES * self._longest.get(name, 0.0))
 
     def limit_s(self, doing: str) -> float:
-        """How long a main thread may be ``doing`` this without using a processor."""
+        """Return how long a main thread may do this without using a processor."""
         floor = self._fleet.disk_timeout_s if doing in DISK else self._fleet.timeout_s
         if self._compiles and doing in ("forward", "backward") and doing not in self._longest:
             floor = max(floor, _COMPILING_S)
         return max(floor, _TIMES * self._longest.get(doing, 0.0))
 
     def unwritten(self, worker: str, beat: Heartbeat, writing: Collection[str]) -> str:
-        """Why ``worker``, which writes for a checkpoint while it trains, counts as dead, or nothing; ``writing`` are
-        all that do. A disk that answers nobody is waited for, as :meth:`overdue` does."""
+        """Return why ``worker``, which writes in the background, counts as dead, or an empty string.
+
+        A disk that blocks all ``writing`` workers is tolerated, as in :meth:`overdue`.
+        """
         together = self._writers.get(worker, frozenset())
         limit = self.limit_s("write") * (_TIMES if together and together <= set(writing) else 1)
         if beat.writing < 0 or worker not in writing or beat.writing_s <= limit:
@@ -285,13 +289,14 @@ class Deadlines:
         )
 
     def overdue(self, t: float, worker: str, beat: Heartbeat, awaited: Collection[str]) -> str:
-        """Why ``worker`` counts as dead, or nothing; ``awaited`` are the workers of its replica that owe an answer."""
+        """Return why ``worker`` counts as dead, or an empty string; ``awaited``: workers of its replica that owe an
+        answer."""
         asked_at, together = self._asked.get(worker, (t, frozenset()))
         took, limit = beat.for_s, self._fleet.timeout_s
-        if beat.waiting:  # for others, who may be stuck; or for orders, although it has one
+        if beat.waiting:  # it waits for others that may be stuck, or for orders
             took = min(took, t - asked_at) if beat.doing == "orders" and worker in awaited else 0.0
         else:
-            # A disk that answers nobody is waited for: to count all that wait as dead would lose what only they have.
+            # A disk that blocks all of them is tolerated: declaring all dead would lose states that only they have.
             together_stuck = beat.doing in DISK and together <= set(awaited)
             patient = together_stuck or beat.cpu_s > _IDLE * beat.for_s
             limit = self.limit_s(beat.doing) * (_TIMES if patient else 1)
@@ -302,18 +307,18 @@ class Deadlines:
 
 
 GRACE_S = 0.5
-"""after a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed"""
+"""seconds after a broken edge for a death notice about one of its ends, before the edge itself is blamed"""
 
 
 class BrokenEdges:
-    """Edges that are not blamed yet. It keeps no clock: times are given, in seconds."""
+    """Broken edges that are not blamed yet. Callers pass times in seconds."""
 
     def __init__(self) -> None:
         self._until: dict[int, tuple[float, int]] = {}
-        """replica → when an edge is to be blamed, and of which generation"""
+        """replica → when an edge will be blamed, and its generation"""
 
     def heard(self, t: float, broken: EdgeBroken, run: RunState) -> None:
-        """An edge broke at ``t``; ``run`` knows of it."""
+        """Record that an edge broke at ``t``; ``run`` already includes it."""
         replica = run.replica_of(broken.worker)
         if replica is not None and replica.suspects:
             _, generation = self._until.get(replica.number, (0.0, -1))
@@ -322,11 +327,11 @@ class BrokenEdges:
 
     @property
     def due(self) -> list[float]:
-        """When :meth:`blamed` is to be asked."""
+        """Times at which to call :meth:`blamed`."""
         return [until for until, _ in self._until.values()]
 
     def blamed(self, now: float, run: RunState) -> list[GraceExpired]:
-        """The replicas whose time is over, each told of once; not if they have a new generation since."""
+        """Return the replicas whose grace expired, each once; not if they have a new generation."""
         over = [(number, generation) for number, (until, generation) in self._until.items() if now >= until]
         for number, _ in over:
             del self._until[number]

@@ -14,17 +14,17 @@ from planaria.exchange.equivocation import Findings, Heard, findings, joined
 
 
 def remembered(run: RunState) -> dict[int, str]:
-    """Replicas whose offers were of no use so often that rounds go on without them, and why."""
+    """Return the replicas excluded from rounds because of repeated invalid updates, with reasons."""
     return Findings(useless=run.suspicion.standing(run.rule).useless).left_out
 
 
 def left_out(run: RunState) -> dict[int, str]:
-    """Replicas without which the all-reduced step that comes next, or is under way, is made, and why."""
+    """Return the replicas excluded from the current or next all-reduced step, with reasons."""
     return run.suspicion.standing(run.rule).left_out if run.rule.interval == 0 else {}
 
 
 def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish | None:
-    """All have finished their part of a step of all-reduced replicas: have they gone by the same gradients?"""
+    """After all finished their part of an all-reduced step, compare the gradients they used."""
     if not replica.heard:
         return None
     found = run.suspicion.examine(_heard_in_step(replica), run.rule)
@@ -42,7 +42,7 @@ def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish 
 
 
 def _heard_in_step(replica: ReplicaState) -> Heard:
-    """Member → member → digests of all stages."""
+    """Return member → member → digests of all stages."""
     nodes = replica.held
     columns = zip(*(nodes.nodes(stage) for stage in nodes.stages), strict=False)
     heard = ((replica.heard.get(replica.holders[node], {}) for node in column) for column in columns)
@@ -50,7 +50,7 @@ def _heard_in_step(replica: ReplicaState) -> Heard:
 
 
 def suspects(run: RunState, party: Collection[int]) -> Findings:
-    """Of replicas that are about to settle a round together: who has told others different things."""
+    """Return the equivocating replicas among those about to settle a round together."""
     if not run.rule.witnessed(len(party)):
         return Findings()
     heard = {}
@@ -69,7 +69,7 @@ Rivals = dict[str, dict[int, float]]
 
 
 def counted(run: RunState, round: int, party: Sequence[int]) -> tuple[Coefficients, Rivals]:
-    """What is in :class:`~planaria.control.members.Settle` of a ``round`` that this ``party`` settles together."""
+    """Return the weights in :class:`~planaria.control.members.Settle` for a ``round`` that ``party`` settles."""
     weighing = run.rule.weighing
     if weighing is None or len(party) < 2:
         return {}, {}
@@ -78,7 +78,7 @@ def counted(run: RunState, round: int, party: Sequence[int]) -> tuple[Coefficien
         meeting, arrangement = run.replicas[me].meeting, run.replicas[me].arrangement
         assert meeting is not None
         stages = [meeting.told(arrangement.nodes(stage)[0]) for stage in arrangement.stages]
-        if (found := weighing.counted(stages, members, me, round)) is None:  # they are too few
+        if (found := weighing.counted(stages, members, me, round)) is None:  # too few for the rule
             return {}, {}
         first = first if coefficients else found
         coefficients[me] = dict(found.coefficients)

@@ -1,4 +1,4 @@
-"""How what the members of a group say becomes one value: the rules, and exchanges that go by one."""
+"""Aggregation of a group's updates into one value: rules, and the base class of exchanges that use one."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from planaria.exchange.weighing import Weighing
 
 
 class Aggregator(Protocol):
-    """A pure function: all who have the same arguments, in the same order, get the same value to the last bit."""
+    """A pure function: equal arguments in the same order give bit-identical results."""
 
     def __call__(self, values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
-        """One value of at least one, with new tensors.
+        """Return one value of at least one; new tensors.
 
-        ``values``: member → tensors by name, of the same names and shapes at all members, in order of member.
-        ``weights``: member → how much it counts; positive, and only their ratios matter.
+        :param values: member → tensors by name, with the same names and shapes at all members, in order of member.
+        :param weights: member → its positive weight; only ratios matter.
         """
         ...
 
 
 def mean(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
-    """Σ w_j x_j / Σ w_j, elementwise, added up in the order in which members are given."""
+    """Return Σ w_j x_j / Σ w_j, elementwise, summed in the given order."""
     first, *others = values
     total = {name: tensor * weights[first] for name, tensor in values[first].items()}
     for member in others:
@@ -57,7 +57,7 @@ AGGREGATORS: dict[str, Aggregator] = {"mean": mean}
 
 
 CENTRE = "centre"
-"""the part of an outer state that is the last value of a robust rule which continues from it"""
+"""the part of an outer state that holds the last value of an iterative robust rule"""
 
 
 def _known(name: str) -> str:
@@ -67,28 +67,28 @@ def _known(name: str) -> str:
 
 
 class Averaging(Exchange, ABC):
-    """An exchange whose members say one value each, in so many bits, and go by an aggregate of them."""
+    """An exchange whose members each send one value, optionally compressed, and aggregate them."""
 
     follows: ClassVar[bool] = False
-    """Does every member hear every message of every other, so that they can follow estimates of each other?"""
+    """whether every member receives every message of all others, so that they can keep estimates of each other"""
 
     bits: Literal[4, 8, 16, 32] = 32
-    """bits of a number in a message that others wait for; what rounding takes is sent later"""
+    """bits per number in blocking messages; the rounding error is sent later"""
     aggregator: Annotated[str, AfterValidator(_known)] = "mean"
-    """how what the members of a group say becomes one value: mean"""
+    """rule that combines the values of a group: mean"""
 
     _compressed: Compression | None = PrivateAttr(default=None)
     _robust: Robust | None = PrivateAttr(default=None)
 
     @cached_property
     def compression(self) -> Compression:
-        """How messages that others wait for travel."""
+        """Compression of blocking messages."""
         return self._compressed or compression_of(f"{self.bits}bits")
 
     def compressed(self, by: Compression) -> Self:
-        """The same, with the messages that others wait for made shorter.
+        """Return the exchange with compressed blocking messages.
 
-        :raises UserError: when it cannot work like that.
+        :raises UserError: if the exchange does not support this compression.
         """
         if self.bits != 32:
             raise UserError(f"exchange.compress beside exchange.options.bits = {self.bits}: give one of them")
@@ -106,13 +106,13 @@ class Averaging(Exchange, ABC):
             return self
         made = self.model_copy()
         made._compressed = replace(self._compressed, me=me)
-        made.__dict__.pop("compression", None)  # cached, without the member
+        made.__dict__.pop("compression", None)  # cached for another sender
         return made
 
     def defended(self, by: Robust, members: int) -> Self:
-        """The same, with a robust rule in place of the mean, for so many ``members``.
+        """Return the exchange with a robust rule instead of the mean, for ``members`` replicas.
 
-        :raises UserError: when it cannot work like that.
+        :raises UserError: if the exchange does not support this rule.
         """
         if wrong := self.undefended(by, members):
             raise UserError(f"exchange.robust: {wrong}")
@@ -126,7 +126,7 @@ class Averaging(Exchange, ABC):
         return made
 
     def undefended(self, by: Robust, members: int) -> str:
-        """Why it cannot go by this rule; empty if it can."""
+        """Return why the exchange does not support this rule, or an empty string."""
         if by.continues and not self.synchronised:
             return (
                 "such a rule goes on from a value that is equal at all members, and here each has its own; take another"
@@ -168,7 +168,7 @@ class Averaging(Exchange, ABC):
         return Weighing(self._robust, not self.synchronised, CENTRE, self.spoken)
 
     def spoken(self, outer: Outer, offers: Offers) -> dict[int, dict[str, Tensor]]:
-        """What sound ``offers`` of the round after ``outer`` stand for: member → the value that a rule is to see."""
+        """Return the values of valid ``offers`` of the round after ``outer`` as a rule sees them, by member."""
         raise NotImplementedError
 
     @property
@@ -183,9 +183,9 @@ class Averaging(Exchange, ABC):
         return self.compression.anew(outer)
 
     def joined(self, outer: Outer, said: Mapping[int, Weights]) -> dict[str, Tensor]:
-        """What the round after ``outer`` makes of what members say: by a robust rule, or their aggregate.
+        """Return the aggregate of the members' values in the round after ``outer``.
 
-        :raises TooManyLiars: when the rule does not bear it.
+        :raises TooManyLiars: if the robust rule does not tolerate the number of missing or invalid updates.
         """
         if self._robust is None:
             return self.aggregate(said)
@@ -194,18 +194,18 @@ class Averaging(Exchange, ABC):
         return self._robust.aggregate(said, outer.rounds, last)
 
     def remembered(self, joined: Weights) -> dict[str, Weights]:
-        """The parts of the outer state that follow from what a round came to; shares memory."""
+        """Return the parts of the outer state that depend on the aggregate; shares memory."""
         return {CENTRE: joined} if CENTRE in self.parts else {}
 
     def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
-        """One value of those of several members (member → tensors by name), all of which count the same."""
+        """Return the aggregate of several members' values (member → tensors by name) with equal weights."""
         return AGGREGATORS[self.aggregator](said, equal(said))
 
     def apart(self, outer: Outer, offers: Offers) -> float:
         return message.apart(offers, self.codec(outer), outer.rounds)
 
     def decoded(self, outer: Outer, offers: Offers, like: Weights) -> dict[int, dict[str, Tensor]]:
-        """What the blocking parts of sound ``offers`` of the round after ``outer`` stand for, by member."""
+        """Return the decoded blocking parts of valid ``offers`` of the round after ``outer``, by member."""
         codec = self.codec(outer)
         return {member: message.unpack(offer.blocking, like, codec, outer.rounds) for member, offer in offers.items()}
 
@@ -214,5 +214,5 @@ class Averaging(Exchange, ABC):
 
 
 def equal(members: Iterable[int]) -> dict[int, float]:
-    """Weights by which each of ``members`` counts as much as any other."""
+    """Return equal weights for ``members``."""
     return dict.fromkeys(members, 1.0)

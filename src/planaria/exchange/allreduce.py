@@ -1,7 +1,7 @@
-"""All-reduce, and no exchange: the most and the least that replicas can share.
+"""All-reduce of gradients, and the baseline without an exchange.
 
-With all-reduce they average their gradients in every step, before the update, and never differ. Without an exchange
-they start alike and receive nothing from one another: the baseline that any exchange must beat.
+With all-reduce, replicas average their gradients in every step before the update and never differ. Without an exchange
+they start from the same weights and receive nothing from each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planaria.exchange.base import Exchange, ExchangeCost, Offer, Offers, Outer,
 
 
 class AllReduce(Averaging):
-    """Messages are gradients. The outer state holds nothing but what feedback or a robust rule needs."""
+    """Messages are gradients. Only feedback and robust rules need outer state."""
 
     synchronised: ClassVar[bool] = True
     follows: ClassVar[bool] = True
@@ -28,14 +28,14 @@ class AllReduce(Averaging):
 
     @property
     def equal(self) -> bool:
-        """Not beside a robust rule: that is for members that lie, and need not go on with what they were told."""
+        """False with a robust rule, since Byzantine members need not apply the result."""
         return self.borne == 0
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         return self.compression.offer(outer, fast)
 
     def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
-        """g ← (1/n) Σ_j g_j, or what another aggregator makes of them, or the mean of estimates."""
+        """g ← (1/n) Σ_j g_j, or the value of another aggregator, or the mean of estimates."""
         said, kept = self.compression.heard(outer, offers, me, fast)
         joined = self.joined(outer, said)
         reached, shared = self.compression.reached(outer, joined)
@@ -44,7 +44,7 @@ class AllReduce(Averaging):
 
 
 class Local(Exchange):
-    """Rounds never come; driven through one, everybody is alone and nothing changes."""
+    """No rounds: each replica is a group of its own, and nothing changes."""
 
     @property
     def interval(self) -> None:

@@ -1,18 +1,18 @@
-"""What every exchange answers: when replicas of one stage meet, who meets whom, what each says, what it makes of it.
+"""Interface of exchanges: when replicas of a stage meet, in which groups, and how they combine updates.
 
-An exchange is pure: tensors and numbers in, tensors and numbers out. It never touches a process, a socket or a clock,
-and never asks how many inner steps a replica took since the round before: they may be unequal. The words, after
-arXiv 2506.10911: *fast* weights θ are what the inner optimizer trains, *slow* weights φ are what replicas agree on.
+An exchange is pure: it maps tensors and numbers to tensors and numbers, without processes, sockets or clocks. It does
+not depend on the number of inner steps since the previous round, so replicas may take different numbers. After
+arXiv 2506.10911, *fast* weights θ are those the inner optimizer trains and *slow* weights φ are those replicas share.
 
-A round, as whoever drives it sees it, every ``every`` inner steps of its replica:
+A round takes place every ``every`` inner steps:
 
-1. as soon as the round before is settled, the group of this round is known (``groups``) and ``prefetched`` can be sent;
-2. when the inner steps are done, ``offer``; its ``blocking`` part is sent to the group;
-3. ``overlap`` inner steps later, ``settle`` with all offers that came. Whose offer is missing is left out. A replica
-   that hears of nobody settles with its own offer alone.
+1. After the previous round, the group of this round is known (``groups``) and ``prefetched`` can be sent.
+2. After the inner steps, each replica makes its update (``offer``) and sends the ``blocking`` part to its group.
+3. After ``overlap`` more inner steps, ``settle`` combines the updates that arrived; a replica that received none
+   settles with its own alone.
 
-Nothing changes before ``settle``: a round that is given up halfway leaves no trace. With an exchange of gradients
-(``interval`` is 0) a round lies within a step, and what ``settle`` makes of the outer state holds once that commits.
+Nothing changes before ``settle``, so a cancelled round has no effect. In an exchange of gradients (``interval`` = 0) a
+round lies within a step; its outer state takes effect when the step commits.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ Shapes = Mapping[str, torch.Size]
 
 
 Sharing = Literal["shared", "own", "estimate"]
-"""Of a part of the outer state. shared: a copy of a replica takes it over, as it takes over the weights. own: it is of
-this replica alone, as what rounding kept back of its messages is; a copy begins without it, and another number of
-replicas with the mean of what was owed. estimate: own, but nothing that is owed; another number begins without it."""
+"""Who keeps a part of the outer state. shared: equal at all replicas; a copy of a replica takes it over. own: belongs
+to this replica, such as its rounding residual; a copy starts without it, and a different number of replicas starts with
+the mean. estimate: like own, but not owed to anyone; a different number of replicas starts without it.
+"""
 Parts = Mapping[str, Sharing]
 SECANTS = "secants"
 """the entry of a saved outer state that holds ``measured`` and ``secants``"""
@@ -46,10 +47,10 @@ SECANTS = "secants"
 
 @dataclass(frozen=True)
 class Outer:
-    """The outer state of one stage replica: everything that must be kept from round to round, and with a checkpoint.
+    """Outer state of one stage replica: what a checkpoint must keep between rounds.
 
-    ``parts``: name → tensors in fp32, of the parameters' names and shapes. The exchange declares which there may be
-    (:attr:`Exchange.parts`); what is missing is zero. ``rounds``: settled so far.
+    ``parts``: name → fp32 tensors with the parameters' names and shapes. :attr:`Exchange.parts` declares the names; a
+    missing part is zero. ``rounds``: number of completed rounds.
     """
 
     parts: Mapping[str, Weights] = field(default_factory=dict)
@@ -62,16 +63,16 @@ class Outer:
         return self.parts.get(part, {})
 
     def settled(self, **parts: Weights) -> Outer:
-        """One round later, with these tensors in place of those of the same part and name; shares memory."""
+        """Return the state one round later; tensors in ``parts`` replace those of the same name. Shares memory."""
         merged = {**self.parts, **{part: {**self[part], **new} for part, new in parts.items()}}
         return replace(self, parts=merged, rounds=self.rounds + 1)
 
     def copied(self, parts: Parts) -> Outer:
-        """What a copy of this replica begins with: what is shared of the ``parts`` declared."""
+        """Return the state that a copy of this replica starts with: the shared ones of the declared ``parts``."""
         return replace(self, parts={part: held for part, held in self.parts.items() if parts.get(part) == "shared"})
 
     def state(self) -> dict[str, Tensor]:
-        """Everything as plain tensors, for a checkpoint; shares memory."""
+        """Return the state as plain tensors for a checkpoint; shares memory."""
         named = {f"{part}/{name}": tensor for part, held in self.parts.items() for name, tensor in held.items()}
         measured = [float(self.measured), *self.secants]
         numbers = {SECANTS: torch.tensor(measured, dtype=torch.float64)} if self.measured else {}
@@ -79,10 +80,9 @@ class Outer:
 
     @classmethod
     def load(cls, state: Mapping[str, Tensor], parts: Parts) -> Outer:
-        """What :meth:`state` made; shares memory. What the ``parts`` declared do not name is left out: of an exchange
-        that rounded its messages when the state was saved, say, and sends them in full now.
+        """Return the outer state that :meth:`state` saved, restricted to the declared ``parts``; shares memory.
 
-        :raises ValueError: when it is not one.
+        :raises ValueError: if ``state`` is not a saved outer state.
         """
         found: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
         numbers = state.get(SECANTS, torch.zeros(1, dtype=torch.float64))
@@ -102,57 +102,57 @@ class Outer:
 
 @dataclass(frozen=True)
 class Compressed:
-    """What compression made of one message, in L2 norms."""
+    """Effect of compression on one message, in L2 norms."""
 
     sent_bytes: int
     dense_bytes: int
-    """of the same numbers in fp32"""
+    """size of the same numbers in fp32"""
     norm: float
-    """‖g‖, of the exact vector"""
+    """‖g‖ of the exact vector"""
     lost: float
-    """‖C(v) − v‖²/‖v‖² for the vector v that the message was to carry: 1 − δ as measured; 0 if it is all zeros"""
+    """‖C(v) − v‖²/‖v‖² for the encoded vector v: the measured 1 − δ; 0 if v is zero"""
     owed: float | None = None
-    """‖e‖ afterwards, where what is lost is owed"""
+    """‖e‖ of the residual after encoding, if the feedback keeps one"""
     off: float | None = None
-    """‖g − h‖ afterwards, where others follow an estimate"""
+    """‖g − h‖ after encoding, if the feedback keeps an estimate h"""
     full: bool = False
-    """sent as it is, so that estimates begin"""
+    """sent uncompressed, to initialise estimates"""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one replica says to its group in one round. Messages are flat tensors on the CPU."""
+    """One replica's update in a round. Messages are flat CPU tensors."""
 
     blocking: Tensor | None = None
-    """needs the inner steps to be done: the others wait for it"""
+    """the part that depends on the inner steps; other members wait for it"""
     prefetched: Tensor | None = None
-    """was known when the round before was settled: sent while the inner steps run"""
+    """the part known after the previous round; sent during the inner steps"""
     kept: Mapping[str, Weights] = field(default_factory=dict)
-    """parts of the sender's outer state once others have heard ``blocking``; stay with it, for its own ``settle``"""
+    """parts of the sender's outer state that take effect if others receive ``blocking``; never sent"""
     compressed: Compressed | None = None
-    """what ``blocking`` lacks; None where it lacks nothing, or its norms are not finite"""
+    """effect of compression on ``blocking``; None if nothing is lost or a norm is not finite"""
 
 
 Offers = Mapping[int, Offer]
-"""member → its offer of one round"""
+"""member → its update in one round"""
 Settled = tuple[dict[str, Tensor], Outer]
 """new fast weights and outer state"""
 
 
 class Counted(NamedTuple):
-    """How much offers counted in what a round came to, where that can be told."""
+    """Weight of each update in the result of a round, where the rule determines one."""
 
     coefficients: Mapping[int, float] = MappingProxyType({})
     """member → its coefficient"""
     rivals: Callable[[], Mapping[str, Mapping[int, float]]] = dict
-    """works out what other rules would have counted of those that counted little: rule → member → coefficient"""
+    """computes, for members with small coefficients, those under other rules: rule → member → coefficient"""
 
 
 Told = Callable[[Counted], None]
 
 
 class Weighs(Protocol):
-    """Judges offers over all stages of a replica; each method as in ``exchange/weighing.py``."""
+    """Computes the weights of updates over all stages of a replica; methods as in ``exchange/weighing.py``."""
 
     @property
     def spoken(self) -> Callable[[Outer, Offers], Mapping[int, Weights]]: ...
@@ -167,24 +167,24 @@ class Weighs(Protocol):
 
 
 class TooManyLiars(ValueError):
-    """More members say what cannot be meant than a robust rule bears."""
+    """Raised if a round has more invalid updates than its robust rule tolerates."""
 
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """Bytes that one replica sends in one round, as the mean over rounds, when everyone sends to everyone in its group.
+    """Mean bytes that one replica sends in a round in which each member sends to all others of its group.
 
-    Message headers are not counted. Where only the mean of a group is needed, a ring sends 2(n − 1)/n of an offer
-    instead of n − 1; then the offers themselves are no longer seen.
+    Excludes message headers. If only the group's mean is needed, a ring sends 2(n − 1)/n of an update instead of n − 1,
+    but then members do not see single updates.
     """
 
     critical: float
-    """that somebody waits for"""
+    """bytes that another member waits for"""
     total: float
 
 
 def meeting_cost(groups: Sequence[tuple[int, ...]], blocking: float, prefetched: float = 0.0) -> ExchangeCost:
-    """What an offer of so many bytes costs the mean member of ``groups``."""
+    """Return the mean cost per member of ``groups`` for an update of these sizes, in bytes."""
     peers = sum(len(group) * (len(group) - 1) for group in groups) / sum(map(len, groups))
     return ExchangeCost(peers * blocking, peers * (blocking + prefetched))
 
@@ -195,142 +195,139 @@ def one_group(members: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 class Exchange(Choice, ABC):
-    """One way in which the replicas of a stage agree; its fields are its options.
+    """A method by which the replicas of a stage agree; its fields are its options.
 
-    Unless it says otherwise, all meet, nothing is kept from round to round, and others wait for the whole offer.
+    By default all replicas meet, no outer state is kept, and members wait for the whole update.
     """
 
     synchronised: ClassVar[bool] = False
-    """do all replicas have the same outer state? Then one that misses a round must take over that of another"""
+    """whether all replicas share one outer state; then a replica that missed a round must copy another's"""
     lasting: ClassVar[tuple[str, ...]] = ()
-    """options that say what the outer state means: they cannot change where a run is resumed with one"""
+    """options that define the outer state; they cannot change when a run resumes"""
 
     @property
     @abstractmethod
     def interval(self) -> int | None:
-        """Inner steps from one round to the next. None: never.
+        """Inner steps between rounds; None: no rounds.
 
-        0: in every step, before the update; then ``fast`` is the step's gradient, not the weights, everywhere below.
+        With 0, each step has a round before its update, and ``fast`` is the step's gradient in every method.
         """
 
     @property
     def overlap(self) -> int:
-        """Inner steps from ``offer`` to ``settle``, while which messages travel; fewer than the interval."""
+        """Inner steps between ``offer`` and ``settle`` while messages travel; fewer than the interval."""
         return 0
 
     @property
     def prefetches(self) -> bool:
-        """Is a part of each offer known as soon as the round before is settled?"""
+        """Whether a part of each update is known after the previous round."""
         return False
 
     @property
     def parts(self) -> Parts:
-        """The parts of its outer state by name, and whose each is."""
+        """Parts of the outer state, by name."""
         return {}
 
     def codec(self, outer: Outer) -> Compressor:
-        """What the blocking parts of the round after ``outer`` are encoded with (``exchange.message.pack``)."""
+        """Return the codec for the blocking parts of the round after ``outer`` (``exchange.message.pack``)."""
         return PLAIN
 
     @property
     def borne(self) -> int:
-        """f: so many members may say what cannot be meant, and the others go on without them."""
+        """f: the number of Byzantine members that the rule tolerates."""
         return 0
 
     @property
     def strikes(self) -> int:
-        """In so many steps, or rounds, a member may be found to tell others different things, or nothing that is of
-        use, before it is left out for good.
-
-        0: it never is.
+        """Number of steps or rounds with equivocation or invalid updates after which a member is removed permanently;
+        0: never.
         """
         return 0
 
     @property
     def weighing(self) -> Weighs | None:
-        """How offers are judged over all stages of a replica at once; None: each stage judges by itself."""
+        """How updates are weighted over all stages of a replica together; None: each stage weights on its own."""
         return None
 
     def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
-        """The same for a round in which the offers of so many members were refused: these are among its liars.
+        """Return the exchange for a round in which ``refused`` members' updates were rejected; they count as Byzantine.
 
-        ``told`` is told how much each of the others counts, if the exchange finds that; ``counted``: what they count,
-        where others have found that.
+        :param told: receives the weight of each remaining update, if the rule determines one.
+        :param counted: these weights, if they were computed elsewhere.
         """
         return self
 
     def anew(self, outer: Outer) -> Outer:
-        """What a replica goes on with whose fellow members have changed within a step."""
+        """Return the state with which a replica continues after the members changed within a step."""
         return outer
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
-        """Who meets whom: ``members`` (any distinct ids, in any order) in groups, ids in each group in order.
+        """Partition ``members`` (distinct ids in any order) into groups; ids in each group ascend.
 
-        Depends on the arguments alone, so that all peers with one membership list agree without a message. A seed that
-        names the stage too makes stages draw their groups apart.
+        Depends only on the arguments, so that peers with the same membership agree without messages. A seed that
+        includes the stage gives each stage its own groups.
         """
         return one_group(members)
 
     def quorum(self, members: int) -> int:
-        """How many others of a group of so many a member has to hear before it settles, if the rest is silent."""
+        """Number of other members of a group that a member must receive before it may settle without the rest."""
         return members - 1
 
     def witnessed(self, members: int) -> bool:
-        """Do members tell what each has heard, so that one who tells others different things is found out?
+        """Whether members report digests of what they received, which exposes equivocation.
 
-        Where all go on with one value and there is somebody to compare with. In every step only beside a robust rule:
-        where nobody is distrusted, nobody has to pay for it.
+        True for exchanges with one shared value and more than two members; in exchanges of gradients only with a robust
+        rule.
         """
         return self.synchronised and members > 2 and (self.borne > 0 or bool(self.interval))
 
     @property
     def equal(self) -> bool:
-        """Are all members' weights the same after every step, bit for bit? Then they are compared at each save."""
+        """Whether all members' weights are bit-identical after every step; if so, saves compare them."""
         return False
 
     def misfit(self, members: int) -> str:
-        """Why it does not work with so many replicas; empty if it does."""
+        """Return why the exchange does not support this number of replicas, or an empty string."""
         return ""
 
     def start(self, weights: Weights) -> Outer:
-        """The outer state of a replica that starts from ``weights``, equal at all replicas; a copy.
+        """Return the outer state of a replica that starts from ``weights``, equal at all replicas; a copy.
 
-        Who joins later starts from the slow weights of a peer.
+        A replica that joins later starts from a peer's slow weights.
         """
         return Outer()
 
     def prefetched(self, outer: Outer) -> Tensor | None:
-        """The part of the next offer that ``outer`` alone determines, if there is one."""
+        """Return the part of the next update that depends on ``outer`` alone, if any."""
         return None
 
     def speaking(self, me: int) -> Self:
-        """The same as member ``me`` drives it, if its messages depend on who sends them."""
+        """Return the exchange for the sender ``me``, if its messages depend on the sender."""
         return self
 
     @abstractmethod
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        """What a replica with the state ``outer`` says once its inner steps have made ``fast``.
+        """Return a replica's update after its inner steps produced ``fast``.
 
-        ``prefetched``: what :meth:`prefetched` made of the same state, if it was asked before.
+        :param prefetched: the result of :meth:`prefetched` for the same state, if already computed.
         """
 
     @abstractmethod
     def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
-        """What replica ``me`` goes on with: new fast weights, of the dtypes and devices of ``fast``, and outer state.
+        """Return replica ``me``'s new fast weights (dtypes and devices of ``fast``) and outer state.
 
-        What the round does not touch shares memory with what was given; nothing that was given is changed.
+        Unchanged tensors share memory with the arguments; arguments are not modified.
 
-        ``offers`` are those of its group that came, by member id, its own among them unless that was refused; all are
-        sound (:meth:`~planaria.exchange.compress.base.Compressor.flaw`). They are added up in order of id, so that two
-        members who got the same offers make the same of them to the last bit. Alone, nothing is rounded.
-
-        :raises ValueError: when a message does not have the size or type that it must have.
+        :param offers: valid updates of the group by member (:meth:`~planaria.exchange.compress.base.Compressor.flaw`),
+            including its own unless that was rejected. They are summed in order of id, so that members with the same
+            updates get bit-identical results. A single update is not rounded.
+        :raises ValueError: if a message has the wrong size or dtype.
         """
 
     def apart(self, outer: Outer, offers: Offers) -> float:
-        """How far the weights of these members lie apart (``exchange.message.apart``), as far as their offers tell."""
+        """Return the spread of these members' weights (``exchange.message.apart``), if updates determine it."""
         return 0.0
 
     @abstractmethod
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
-        """Bytes of a round in which all ``members`` replicas take part, for one stage of these shapes."""
+        """Return the bytes of a round of all ``members`` replicas for one stage with these shapes."""

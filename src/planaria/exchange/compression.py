@@ -1,7 +1,7 @@
-"""How the vectors of a round travel: a compressor, and the feedback that makes up for what it loses.
+"""Compressed messages of a round: a compressor, and the error feedback that compensates its loss.
 
-A recipe says ``exchange.compress = "econtrol:top1%"``, or as a table what has more settings than that:
-``{ kind = "topk", keep = 0.01, bits = 8, feedback = "econtrol", eta = 0.002 }``.
+``exchange.compress`` is a short form such as ``"econtrol:top1%"``, or a table with more settings: ``{ kind = "topk",
+keep = 0.01, bits = 8, feedback = "econtrol", eta = 0.002 }``.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ _KINDS = {"top": "topk", "rand": "randk"}
 
 @dataclass(frozen=True)
 class Compression:
-    """A compressor with its feedback. Where nothing is lost there is nothing to make up for."""
+    """A compressor with its feedback. A lossless compressor needs no feedback."""
 
     compressor: Compressor = PLAIN
     feedback: Feedback = _EF14
     me: int | None = None
-    """the member that sends, for feedback that scales its vectors"""
+    """the sending member, for feedback that scales its vectors"""
 
     @property
     def exact(self) -> bool:
-        """Do others hear what was meant, to the last bit?"""
+        """Whether receivers decode the exact vectors."""
         return self.compressor.exact
 
     @property
     def parts(self) -> Parts:
-        """The parts of an outer state that feedback needs."""
+        """Parts of an outer state that the feedback needs."""
         return {} if self.exact else self.feedback.parts
 
     def codec(self, outer: Outer) -> Compressor:
-        """What the round's messages are encoded with: estimates begin with exact vectors."""
+        """Return the codec of the round's messages: uncompressed until estimates are initialised."""
         return self.compressor if self._begun(outer) and not self.feedback.measuring(outer) else PLAIN
 
     def _begun(self, outer: Outer) -> bool:
-        """Whether messages are what feedback makes of vectors, not the vectors as they are."""
+        """Whether messages carry the feedback's vectors instead of the exact ones."""
         return all(outer[part] for part, sharing in self.parts.items() if sharing != "own")
 
     def offer(self, outer: Outer, exact: Weights, prefetched: Tensor | None = None) -> Offer:
-        """An offer of ``exact``, and what its sender keeps once the others have heard it."""
+        """Return an update of ``exact``, with the state its sender keeps once others have received it."""
         codec = self.codec(outer)
         if self.exact:
             return Offer(message.pack(exact), prefetched)
@@ -84,7 +84,7 @@ class Compression:
         return Offer(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent), codec.exact))
 
     def _delta(self, outer: Outer, exact: Weights, count: int) -> float:
-        """The compressor's δ for the message of ``exact``."""
+        """Return the compressor's δ for the message of ``exact``."""
         if self.compressor.guaranteed:
             return self.compressor.delta(count)
         judged = [message.flat(vector) for vector in self.feedback.judged(outer, exact) if vector]
@@ -93,9 +93,10 @@ class Compression:
     def heard(
         self, outer: Outer, offers: Offers, me: int, like: Weights
     ) -> tuple[dict[int, dict[str, Tensor]], Mapping[str, Weights]]:
-        """What members have sent, in order of id, and what ``me`` keeps: what it had, if its own message was refused.
+        """Return the members' decoded vectors in order of id, and what ``me`` keeps; nothing if its own update was
+        rejected.
 
-        :raises ValueError: when a message is none of such a round.
+        :raises ValueError: if a message does not match the round's codec.
         """
         codec = self.codec(outer)
         sent = {}
@@ -109,18 +110,18 @@ class Compression:
         return {me: dict(value)}, kept
 
     def _scale(self, outer: Outer, member: int | None) -> float:
-        """What the member's vector was divided by: nothing where vectors are sent as they are."""
+        """Return the divisor of the member's vector; 1 for exact vectors."""
         if member is None or self.exact or not self._begun(outer):
             return 1.0
         return self.feedback.scale(outer, member)
 
     def learned(self, outer: Outer, sent: Mapping[int, Weights]) -> Outer:
-        """``outer`` with what the differences that members have ``sent`` tell about them."""
+        """Return ``outer`` with what the differences that members have ``sent`` reveal about their smoothness."""
         measuring = self._begun(outer) and not self.exact and self.feedback.measuring(outer)
         return self.feedback.measure(outer, sent) if measuring else outer
 
     def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, Mapping[str, Weights]]:
-        """What members go on with, ``joined`` being the aggregate of what they have sent; and the shared parts then."""
+        """Return the value with which members continue, given the aggregate ``joined``, and the new shared parts."""
         if self.exact:
             return joined, {}
         if not self._begun(outer):
@@ -128,11 +129,11 @@ class Compression:
         return self.feedback.reached(outer, joined)
 
     def anew(self, outer: Outer) -> Outer:
-        """The members have changed: estimates begin anew, and what is owed stays owed."""
+        """Return the state after a change of members: without estimates, with residuals."""
         return replace(outer, parts={n: held for n, held in outer.parts.items() if self.parts.get(n) != "estimate"})
 
     def bytes(self, shapes: Shapes) -> int:
-        """Of a message of tensors of these shapes, once estimates have begun."""
+        """Return the bytes of a message of tensors of these shapes once estimates are initialised."""
         return self.compressor.bytes(sum(shape.numel() for shape in shapes.values()))
 
 
@@ -143,8 +144,12 @@ def _measured(
     coded: tuple[Weights, Weights] | None = None,
     full: bool = True,
 ) -> Compressed | None:
-    """What became of ``exact`` in the message ``blocking``, and what its sender then has of its own (``kept``);
-    ``coded``: what was meant, and what was decoded of it, unless it went as it is; ``full``: nothing of it was lost."""
+    """Return the effect of compression on ``exact``, or None if a norm is not finite.
+
+    :param kept: what the sender keeps for itself.
+    :param coded: the vector to encode and the decoded one; None if sent uncompressed.
+    :param full: nothing was lost.
+    """
     lost = 0.0
     if coded is not None and (meant := _norm(coded[0])):
         lost = (_norm(coded[0], coded[1]) / meant) ** 2
@@ -160,15 +165,15 @@ def _scaled(weights: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 def _norm(vector: Weights, other: Weights | None = None) -> float:
-    """‖v‖, or ‖v − u‖, over tensors of the same names: each in fp32, their squares in fp64."""
+    """Return ‖v‖, or ‖v − u‖, over tensors with the same names: fp32 tensors, fp64 squares."""
     each = (full(vector[name]) if other is None else full(vector[name]) - other[name] for name in sorted(vector))
     return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in each))
 
 
 def compression_of(said: str | Mapping[str, Any]) -> Compression:
-    """The compression that ``exchange.compress`` names.
+    """Return the compression that ``exchange.compress`` configures.
 
-    :raises UserError: naming what is unknown or does not go together.
+    :raises UserError: naming unknown names or incompatible settings.
     """
     given = _spelled(said) if isinstance(said, str) else dict(said)
     kind, name = given.pop("kind", None), given.pop("feedback", "ef14")
@@ -188,7 +193,7 @@ def compression_of(said: str | Mapping[str, Any]) -> Compression:
 
 
 def _spelled(said: str) -> dict[str, Any]:
-    """The table that a short form stands for."""
+    """Return the table of a short form."""
     found = _SHORT.fullmatch(said)
     if found is None:
         raise UserError(

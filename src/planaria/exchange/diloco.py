@@ -1,4 +1,4 @@
-"""DiLoCo (arXiv 2311.08105): all replicas average their drifts and take one outer step, the same everywhere."""
+"""DiLoCo (arXiv 2311.08105): all replicas average their drifts and take the same outer step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Momentum = Literal["nesterov", "heavy_ball"]
 
 
 class DiLoCo(Averaging):
-    """An outer optimizer, with the group's mean drift as its gradient, or what a robust rule makes of the drifts.
+    """An outer optimizer whose gradient is the aggregate of the group's drifts.
 
-    Slow weights stay equal only among replicas that got the same offers. One that missed a round must take the slow
-    weights and momentum of one that did not. A round of fewer members than a robust rule bears changes nothing: all
-    keep the slow weights that they share and go on from their own fast ones, so that no drift is believed and none is
-    lost. It is in the next round's.
+    Slow weights stay equal only among replicas that received the same updates; a replica that missed a round must copy
+    slow weights and momentum from one that did not. If fewer members answer than a robust rule needs, the round changes
+    nothing: all keep their slow weights and continue from their own fast weights, and the next round includes the
+    drift.
     """
 
     synchronised: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class DiLoCo(Averaging):
     beta: Annotated[float, Field(gt=0)] = 0.7
     """outer learning rate"""
     momentum: Momentum = "nesterov"
-    """which form of momentum the outer step has"""
+    """form of the outer step's momentum"""
 
     @property
     def interval(self) -> int:
@@ -48,7 +48,7 @@ class DiLoCo(Averaging):
         return Outer({"slow": message.slow_copy(weights), "momentum": message.zeros(weights)})
 
     def about(self, outer: Outer) -> Weights:
-        """Those slow weights that the round after ``outer`` is about."""
+        """Return the slow weights that the round after ``outer`` changes."""
         return outer["slow"]
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
@@ -62,8 +62,10 @@ class DiLoCo(Averaging):
         return {**fast, **message.fast_copy(slow, fast)}, settled
 
     def _stepped(self, outer: Outer, offers: Offers, me: int) -> Settled:
-        """The slow weights that the round is about, one outer step later, and the outer state. None of them, where a
-        robust rule does not bear it that so few are heard; then the outer state has but counted the round."""
+        """Return the round's slow weights after one outer step, and the outer state.
+
+        If a robust rule has too few updates, no weights change and the outer state only counts the round.
+        """
         part = self.about(outer)
         said, kept = self.compression.heard(outer, offers, me, part)
         try:
@@ -75,14 +77,14 @@ class DiLoCo(Averaging):
 
 
 def pseudo_gradient(slow: Weights, fast: Weights) -> dict[str, Tensor]:
-    """Δ = φ − θ in fp32: downhill, with the sign of a gradient."""
+    """Return Δ = φ − θ in fp32: downhill, with the sign of a gradient."""
     return {name: tensor - fast[name].detach().float() for name, tensor in slow.items()}
 
 
 def stepped(
     slow: Weights, momentum: Weights, gradient: Weights, lr: float, mu: float, kind: Momentum
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Slow weights and momentum after one outer step along ``gradient``, parameter by parameter."""
+    """Return slow weights and momentum after one outer step along ``gradient``, by parameter."""
     step = nesterov if kind == "nesterov" else heavy_ball
     pairs = {name: step(slow[name], momentum[name], gradient[name], lr, mu) for name in gradient}
     return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}

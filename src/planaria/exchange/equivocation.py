@@ -1,13 +1,13 @@
-"""Who told several members different things in one round, by what each of them says it has said and heard. Pure.
+"""Detection of members that send different updates to different members of a round. Pure.
 
-Every member tells the digest of what it has said, and of what it has heard from each other. If all are honest, what
-somebody has said is what all others have heard. With at most f liars among all members:
+Each member reports the digest of the update it sent and of each it received. Among honest members they agree. Let at
+most f members be Byzantine:
 
-- If more than f have heard otherwise than the sender says, the sender lies: an honest one is contradicted by liars
-  alone.
-- If fewer have, each pair of the sender and one of these has a liar in it. Both are left out. Of n members with f liars
-  that leaves n − 2 with at most f − 1, and a rule that bears f of n bears these: its least number of members falls by
-  two with each liar less.
+- If more than f members received something else than the sender reports, the sender is Byzantine: only Byzantine
+  members contradict an honest one.
+- If fewer did, each pair of the sender and a contradicting member contains a Byzantine one, and both are left out. That
+  leaves n − 2 members with at most f − 1 Byzantine, which a rule that tolerates f of n also tolerates: its least number
+  of members falls by two with each Byzantine one less.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ import torch
 from planaria.exchange.base import Offer
 
 Heard = Mapping[int, Mapping[int, str]]
-"""member → member → digest of what it has heard from it; from itself, of what it has said"""
+"""member → member → digest of the update received from it; for itself, of the update it sent"""
 _BYTES = 16
-"""of a digest, so that nobody finds two messages that share one"""
+"""bytes of a digest; collision-resistant"""
 
 
 class Findings(NamedTuple):
-    """Whom a round goes on without."""
+    """The members to exclude from a round."""
 
     liars: tuple[int, ...] = ()
     """members who equivocate, in order"""
     disputes: tuple[tuple[int, int], ...] = ()
-    """pairs of which one or both members lie"""
+    """pairs of which one or both members are Byzantine"""
     useless: tuple[int, ...] = ()
-    """members whose offers were of no use so often that they are asked no more, in order"""
+    """members whose updates were invalid too often, in order"""
 
     @property
     def least(self) -> int:
-        """So many members lie, at least."""
+        """Least number of Byzantine members."""
         return len(self.liars) + len(self.disputes) + len(self.useless)
 
     @property
     def all(self) -> list[tuple[int, ...]]:
-        """Each by itself, of those that follow from what members have heard."""
+        """Each finding from digests, as a tuple of members."""
         return [*((member,) for member in self.liars), *self.disputes]
 
     @property
     def left_out(self) -> dict[int, str]:
-        """Member → why its offer is left out."""
+        """Member → reason for its exclusion."""
         found = dict.fromkeys(self.useless, "what it has said was of no use too often")
         found |= dict.fromkeys(self.liars, "others have heard different things from it")
         for sender, other in self.disputes:
@@ -58,7 +58,7 @@ class Findings(NamedTuple):
 
 
 def digest(offer: Offer) -> str:
-    """SHA-256 of all parts of an offer, with their types and sizes; the first 16 bytes, hex."""
+    """Return the SHA-256 of all parts of an update with dtypes and sizes; the first 16 bytes, hex."""
     hashed = hashlib.sha256()
     for part in (offer.prefetched, offer.blocking):
         hashed.update(b"none" if part is None else f"{part.dtype} {part.numel()}:".encode())
@@ -68,9 +68,9 @@ def digest(offer: Offer) -> str:
 
 
 def findings(heard: Heard, members: Collection[int], liars: int) -> Findings:
-    """What follows from what ``members`` have ``heard``, if at most so many of them are ``liars``.
+    """Return the findings from the digests that ``members`` report, with at most ``liars`` Byzantine ones.
 
-    What they have heard from others than these is not looked at; what one does not tell contradicts nobody.
+    Digests of other senders are ignored; a missing digest contradicts no one.
     """
     proved, contradicted = [], dict[int, list[int]]()
     for sender in sorted(members):
@@ -88,7 +88,7 @@ def findings(heard: Heard, members: Collection[int], liars: int) -> Findings:
 
 
 def joined(told: Iterable[Mapping[int, str]]) -> dict[int, str]:
-    """What one member has heard from each, of what it has heard stage by stage, in order."""
+    """Return one member's digests of all stages, joined in order of stage."""
     found: dict[int, str] = {}
     for of_stage in told:
         for member, heard in of_stage.items():

@@ -1,11 +1,11 @@
-"""What exchanges of weights have in common, random groups, and the bound on γ within which replicas stay together.
+"""Exchanges of weights in random groups, and the bound on γ within which replicas stay together.
 
-A replica sends one tensor x, made of its slow weights φ and its drift θ − φ, and continues with its group's mean.
-So one tensor each is enough; the released code of arXiv 2506.10911 sends two.
+A replica sends one tensor x, computed from its slow weights φ and its drift θ − φ, and continues with its group's mean;
+the released code of arXiv 2506.10911 sends two tensors.
 
-In two parts (``prefetch``, or fewer than 32 bits): φ is known once the round before is settled and so is the next
-group, so it can travel, in full, while the inner steps run. Only the drift is waited for. It is small beside φ and
-tolerates rounding. That is more bytes in all, and fewer on the critical path.
+Updates may have two parts (``prefetch``, or fewer than 32 bits): φ and the next group are known after the previous
+round, so φ travels in full during the inner steps. Members wait only for the drift, which is small and tolerates
+rounding. This sends more bytes in total and fewer on the critical path.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from planaria.exchange.robust import Robust
 
 
 def contraction(members: int, group: int) -> float:
-    """c of equation (3): the mean share of a disagreement that lies within the groups of a round.
+    """Return c of equation (3): the mean share of a disagreement that lies within the groups of a round.
 
-    ``members`` replicas in K = ⌈members / group⌉ groups, drawn by :func:`random_groups`. Within-group differences span
-    members − K of the members − 1 dimensions of all differences, and no direction is preferred:
+    ``members`` replicas form K = ⌈members / group⌉ groups, drawn by :func:`random_groups`. Within-group differences
+    span members − K of the members − 1 dimensions of all differences, and no direction is preferred:
 
         c = (members − K) / (members − 1),    members / (2(members − 1)) for pairs of an even number.
 
-    It is never below 1 − 1/group, its limit for many members. [derived here]
+    It is at least 1 − 1/group, its limit for many members. [derived here]
     """
     return (members - -(-members // group)) / (members - 1)
 
 
 def largest_gamma(alpha: float, c: float) -> float:
-    """Equation (3): disagreement dies out (in mean square, without noise) if and only if 0 < γ < this. [derived here]
+    """Return the bound of equation (3): disagreement vanishes (in mean square, without noise) iff 0 < γ < bound.
 
         γ < 2(1 − α²) / (1 + α − 2αc)
 
-    α is the momentum, c as :func:`contraction` says. With d a replica's distance from the mean of all and P the
-    projection on differences within groups, δ ← αδ − γPd and d ← d + δ close a linear recursion in E|d|², E⟨d, δ⟩ and
-    E|δ|², because P is drawn apart from both and E P = c; its spectral radius passes 1 there.
+    α is the momentum, c that of :func:`contraction`. Let d be a replica's distance from the mean of all and P the
+    projection on differences within groups: δ ← αδ − γPd and d ← d + δ close a linear recursion in E|d|², E⟨d, δ⟩ and
+    E|δ|², because P is independent of both and E P = c; at the bound its spectral radius is 1. [derived here]
     """
     return 2.0 * (1.0 - alpha * alpha) / (1.0 + alpha - 2.0 * alpha * c)
 
@@ -67,8 +67,7 @@ def random_groups(round: int, members: Sequence[int], size: int, seed: int) -> l
 
     One permutation is cut with a stride: groups {π_k, π_{k+K}, π_{k+2K}, …} for k < K = ⌈N / size⌉ (released code of
     arXiv 2506.10911, for N divisible by the size). Otherwise some groups are smaller by one; with pairs, one member
-    sits out. A string as seed is hashed by SHA-512, so the draw is the same on every platform; a cipher on so small a
-    range would not reach all permutations.
+    sits out. The seed is a string, which Python hashes by SHA-512: draws are the same on every platform.
 
     :raises ValueError: if a member is named twice or ``size`` is below 1.
     """
@@ -83,20 +82,20 @@ def random_groups(round: int, members: Sequence[int], size: int, seed: int) -> l
 
 
 class Models(Averaging, ABC):
-    """Replicas with weights of their own; a subclass says what x is, and the step it makes."""
+    """Replicas with different weights; a subclass defines x and the outer step."""
 
     every: Positive = 50
     """inner steps between rounds"""
     prefetch: bool = False
-    """send slow weights ahead, so that only drifts are waited for (always, below 32 bits)"""
+    """send slow weights in advance, so that members wait only for drifts (always on below 32 bits)"""
 
     @abstractmethod
     def says(self, drift: Tensor, slow: Tensor) -> Tensor:
-        """x, from θ − φ and φ of one parameter."""
+        """Return x for one parameter, from θ − φ and φ."""
 
     @abstractmethod
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """New slow weights and momentum, from the replica's own x and its group's mean."""
+        """Return new slow weights and momentum, from the replica's own x and its group's mean."""
 
     @property
     def interval(self) -> int:
@@ -108,7 +107,7 @@ class Models(Averaging, ABC):
 
     @property
     def unit(self) -> float:
-        """How many weights x is worth: its factor of φ."""
+        """Factor of φ in x."""
         return 1.0
 
     @property
@@ -126,11 +125,11 @@ class Models(Averaging, ABC):
         return message.pack(outer["slow"]) if self.two_parts else None
 
     def moved(self, outer: Outer, fast: Weights) -> dict[str, Tensor]:
-        """How far a replica says it has gone: θ − φ."""
+        """Return the drift that a replica reports: θ − φ."""
         return {name: fast[name].detach().float() - slow for name, slow in outer["slow"].items()}
 
     def together(self, outer: Outer, said: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
-        """What ``me`` makes of what the members that are heard say, its own x among theirs."""
+        """Return the aggregate of the members' x, its own included."""
         return self.joined(outer, said) if len(said) > 1 else self.aggregate(said)
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
@@ -141,7 +140,7 @@ class Models(Averaging, ABC):
         return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer["slow"].items()}))
 
     def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
-        """Of a group in which fewer are heard than a robust rule bears, everybody goes on alone."""
+        """Settle alone if a robust rule has too few updates in the group."""
         try:
             return self._settled(outer, fast, offers, me)
         except TooManyLiars:
@@ -150,7 +149,7 @@ class Models(Averaging, ABC):
     def _settled(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
         heard, kept = self.compression.heard(outer, offers, me, outer["slow"])
         said = self._said(outer, offers, heard)
-        if me not in said:  # its own offer was refused, so there is nothing to join: it begins the round again
+        if me not in said:  # its own update was rejected: it repeats the round
             return message.fast_copy(outer["slow"], fast), outer.settled(slow=outer["slow"], **kept)
         joined = self.together(outer, said, me)
         new_slow, momentum = {}, {}
@@ -165,7 +164,7 @@ class Models(Averaging, ABC):
     def _said(
         self, outer: Outer, offers: Offers, heard: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[int, dict[str, Tensor]]:
-        """x of each member, whose blocking part stands for what was ``heard``: for x itself, or for a drift."""
+        """Return x of each member; its decoded blocking part in ``heard`` is x itself, or a drift."""
         if not self.two_parts:
             return {member: dict(value) for member, value in heard.items()}
         prefetched = {member: message.unpack(offers[member].prefetched, outer["slow"]) for member in heard}
@@ -202,7 +201,7 @@ class Gossip(Models, ABC):
 
 
 class Pulled(Gossip, ABC):
-    """Gossip with momentum, in which γ says how strongly a replica is pulled to its group's mean."""
+    """Gossip with momentum and a pull towards the group's mean of strength γ."""
 
     alpha: Fraction
     """momentum of the outer step"""
@@ -213,7 +212,7 @@ class Pulled(Gossip, ABC):
 
     @model_validator(mode="after")
     def _stays_together(self) -> Self:
-        """Whatever the number of replicas: they come and go, and the bound of very many is the lowest."""
+        """Apply the lowest bound, that of many replicas, since their number changes during a run."""
         bound = largest_gamma(self.alpha, 1.0 - 1.0 / self.group)
         if self.gamma < bound:
             return self
@@ -231,5 +230,5 @@ class PairMean(Gossip):
         return slow + drift
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """θ ← (1/n) Σ_{j∈G} θ_j; the slow weights are only what drifts are measured from."""
+        """θ ← (1/n) Σ_{j∈G} θ_j; the slow weights only serve as the origin of drifts."""
         return mean, torch.zeros_like(momentum)

@@ -1,4 +1,4 @@
-"""Exchanges between replicas of a stage: their registry, and the exchange that a recipe configures."""
+"""Registry of exchanges, and the exchange that a recipe configures."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ EXCHANGES: Registry[Exchange] = Registry(
 
 @lru_cache
 def exchange(config: ExchangeConfig) -> Exchange:
-    """The exchange that the recipe names, made once: those who lead replicas ask at every turn.
+    """Return the configured exchange; cached.
 
-    :raises UserError: naming the kind or option that is unknown, or the option's wrong value.
+    :raises UserError: naming the unknown kind or option, or the invalid value.
     """
     made = EXCHANGES.make(config.kind, config.options)
     if config.compress:

@@ -1,7 +1,4 @@
-"""Replicas without processes: one round of an exchange, carried out for all of them in this process.
-
-For tests and experiments. It asks the same functions as a fleet would, in the order that ``base.py`` tells.
-"""
+"""One round of an exchange for all replicas in this process, without a fleet; for tests and experiments."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class Replica:
 
 
 def replicas(exchange: Exchange, weights: Weights, count: int) -> dict[int, Replica]:
-    """``count`` replicas, 0 and up, that all start from copies of ``weights``."""
+    """Return ``count`` replicas, numbered from 0, that start from copies of ``weights``."""
     return {
         member: Replica({name: tensor.clone() for name, tensor in weights.items()}, exchange.start(weights))
         for member in range(count)
@@ -33,7 +30,7 @@ def replicas(exchange: Exchange, weights: Weights, count: int) -> dict[int, Repl
 def offers(
     exchange: Exchange, of: dict[int, Replica], round: int, seed: int, alone: Collection[int] = ()
 ) -> dict[int, dict[int, Offer]]:
-    """What every replica gets to hear in ``round``; those ``alone`` hear nobody, and nobody hears them."""
+    """Return the updates that each replica receives in ``round``; those ``alone`` neither send nor receive."""
     said = {member: exchange.speaking(member).offer(replica.outer, replica.fast) for member, replica in of.items()}
     heard = {}
     for group in exchange.groups(round, list(of), seed):
@@ -44,12 +41,12 @@ def offers(
 
 
 def settle(exchange: Exchange, of: dict[int, Replica], heard: dict[int, dict[int, Offer]]) -> None:
-    """Every replica makes of its group's offers what its exchange says."""
+    """Settle each replica with the updates it received."""
     for member, replica in of.items():
         judged = judge(exchange, replica.outer, heard[member], heard[member][member])
         replica.fast, replica.outer = judged.rule.settle(replica.outer, replica.fast, judged.offers, member)
 
 
 def meet(exchange: Exchange, of: dict[int, Replica], round: int, seed: int, alone: Collection[int] = ()) -> None:
-    """A round without delay: :func:`offers`, then :func:`settle`."""
+    """Carry out a round without delay: :func:`offers`, then :func:`settle`."""
     settle(exchange, of, offers(exchange, of, round, seed, alone))

@@ -1,4 +1,4 @@
-"""Weights as one flat message and back, by any compressor; means and copies of weights."""
+"""Encode weights as one flat message; means and copies of weights."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from planaria.exchange.compress.dense import PLAIN
 
 
 def flat(weights: Weights) -> Tensor:
-    """All tensors end to end in order of name: fp32 [n] on the CPU, in memory of its own."""
+    """Return all tensors concatenated in order of name: fp32 [n] on the CPU, in new memory."""
     return torch.cat([*pieces(weights), torch.empty(0)])
 
 
 def pieces(weights: Weights) -> list[Tensor]:
-    """The same tensor by tensor; shares memory where that can be."""
+    """Return the tensors flattened, in order of name; shares memory where possible."""
     return [weights[name].detach().float().cpu().reshape(-1) for name in sorted(weights)]
 
 
 def named(vector: Tensor, like: Weights) -> dict[str, Tensor]:
-    """What :func:`flat` put end to end, fp32, with the names, shapes and devices of ``like``; shares memory."""
+    """Return the tensors of a flat vector, fp32, with the names, shapes and devices of ``like``; shares memory."""
     shapes = {name: like[name].shape for name in sorted(like)}
     pairs = zip(shapes.items(), torch.split(vector, [shape.numel() for shape in shapes.values()]), strict=True)
     return {name: piece.view(shape).to(like[name].device) for (name, shape), piece in pairs}
 
 
 def pack(weights: Weights, codec: Compressor = PLAIN) -> Tensor:
-    """Weights as a message, on the CPU."""
+    """Return weights as a message on the CPU."""
     return codec.encode(flat(weights))
 
 
 def unpack(message: Tensor | None, like: Weights, codec: Compressor = PLAIN, draw: int = 0) -> dict[str, Tensor]:
-    """What a message of weights like these stands for, fp32, with the names, shapes and devices of ``like``.
+    """Return the decoded weights, fp32, with the names, shapes and devices of ``like``.
 
-    :raises ValueError: when the message has another size or type.
+    :raises ValueError: if the message has the wrong size or dtype.
     """
     if message is None:
         raise ValueError("an offer lacks a part that it must have")
@@ -46,20 +46,20 @@ def unpack(message: Tensor | None, like: Weights, codec: Compressor = PLAIN, dra
 
 
 def packed_bytes(shapes: Shapes) -> int:
-    """Bytes that :func:`pack` makes of tensors of these shapes as they are."""
+    """Return the bytes of :func:`pack` for tensors of these shapes, uncompressed."""
     return PLAIN.bytes(sum(shape.numel() for shape in shapes.values()))
 
 
 def apart(offers: Offers, codec: Compressor, draw: int = 0) -> float:
-    """How far what members say lies from their mean, root mean square over members and numbers; 0 for a single one.
+    """Return the RMS distance of the members' values from their mean, over members and numbers; 0 for one member.
 
-    Corrected for how few they are (n − 1 in the denominator), so that it tells of all replicas, not of this group only.
+    Uses n − 1 in the denominator, so that it estimates the spread of all replicas.
     """
     said = []
     for offer in offers.values():
         if offer.blocking is None:
             return 0.0
-        # Numbers that fill up the last coded group do no harm here.
+        # The padding of the last coded group is zero in every message.
         blocking = codec.decode(offer.blocking, codec.count(offer.blocking), draw)
         said.append(blocking if offer.prefetched is None else blocking[: len(offer.prefetched)] + offer.prefetched)
     if len(said) < 2 or not len(said[0]):
@@ -69,12 +69,12 @@ def apart(offers: Offers, codec: Compressor, draw: int = 0) -> float:
 
 
 def slow_copy(weights: Weights) -> dict[str, Tensor]:
-    """An fp32 copy that shares no memory."""
+    """Return an fp32 copy that shares no memory."""
     return {name: tensor.detach().to(torch.float32, copy=True) for name, tensor in weights.items()}
 
 
 def fast_copy(slow: Weights, like: Weights) -> dict[str, Tensor]:
-    """A copy of ``slow`` with the dtypes of ``like``; shares no memory."""
+    """Return a copy of ``slow`` with the dtypes of ``like``; shares no memory."""
     return {name: tensor.to(like[name].dtype, copy=True) for name, tensor in slow.items()}
 
 
@@ -83,5 +83,5 @@ def zeros(like: Weights) -> dict[str, Tensor]:
 
 
 def consensus(of: Sequence[Weights]) -> dict[str, Tensor]:
-    """The mean of the replicas' fast weights, in fp32, parameter by parameter (arXiv 2506.10911 names no one model)."""
+    """Return the mean of the replicas' fast weights, in fp32, by parameter."""
     return {name: torch.stack([weights[name].float() for weights in of]).mean(dim=0) for name in of[0]}

@@ -1,4 +1,4 @@
-"""MoNNA (ICML 2023, Farhadkhani and others): each replica goes on with the mean of the models nearest to its own."""
+"""MoNNA (ICML 2023, Farhadkhani et al.): each replica continues with the mean of the models nearest to its own."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from planaria.exchange.robust.products import Vector, chunks
 
 
 class MoNNA(Models):
-    """All meet, and each makes something of its own of what it hears: replicas are never equal, only near.
+    """All replicas meet and each computes its own mean: replicas are never equal, only near.
 
-    The inner optimizer makes the half step, ``every`` times; with ``alpha`` the momentum is that of the drift. Of the
-    h models heard, its own among them, a replica keeps the h − f nearest. A quorum of h = n − f therefore keeps n − 2f,
-    as published; who hears more keeps more. Fewer than 2f + 1 could be liars for the most part: then it goes on alone.
+    The inner optimizer makes the half step, ``every`` times; with ``alpha`` the momentum is that of the drift. Of h
+    models received, its own included, a replica keeps the h − f nearest. A quorum of h = n − f therefore keeps n − 2f,
+    as published. With fewer than 2f + 1 models, a majority may be Byzantine and the replica continues alone.
     """
 
     liars: Natural = 1
-    """f, the replicas that may lie; in theory one round brings honest ones together if there are more than 11f"""
+    """f, the number of Byzantine replicas; in theory honest ones converge in a round if there are more than 11f
+    replicas"""
     alpha: Fraction = 0.0
     """momentum of a replica's own drift"""
 
     @property
     def parts(self) -> Parts:
-        # Momentum is of this replica's own way and nothing that it owes: a copy, or another number, begins without.
+        # Momentum belongs to this replica: a copy, or a different number of replicas, starts without it.
         return {**super().parts, "momentum": "estimate"}
 
     @property
@@ -55,11 +56,11 @@ class MoNNA(Models):
         return "'monna' chooses whom it believes by itself; leave it out, and give exchange.options.liars"
 
     def quorum(self, members: int) -> int:
-        """n − f − 1: a silent liar keeps nobody waiting."""
+        """Return n − f − 1: a silent Byzantine member delays no one."""
         return max(0, members - self.liars - 1)
 
     def moved(self, outer: Outer, fast: Weights) -> dict[str, Tensor]:
-        """The half step: the replica's momentum, or with α = 0 its drift."""
+        """Return the half step: the replica's momentum, or its drift if α = 0."""
         drift, before = super().moved(outer, fast), outer["momentum"]
         return {
             name: half_step(before.get(name, torch.zeros_like(each)), each, self.alpha) for name, each in drift.items()
@@ -76,7 +77,7 @@ class MoNNA(Models):
         return self.aggregate({member: said[member] for member in near})
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """θ ← the mean of the models that are kept; the momentum is that of :meth:`moved`, and unused if α = 0."""
+        """θ ← the mean of the kept models; the momentum is that of :meth:`moved`, unused if α = 0."""
         return mean, torch.zeros_like(momentum)
 
     def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
@@ -87,7 +88,7 @@ class MoNNA(Models):
 
 
 def half_step(momentum: Tensor, drift: Tensor, alpha: float) -> Tensor:
-    """m ← βm + (1 − β)d, and the half step is θ + m (ICML 2023, algorithm 1), elementwise; β is ``alpha`` here.
+    """Return m ← βm + (1 − β)d (ICML 2023, algorithm 1), elementwise; β is ``alpha`` here, and the half step is θ + m.
 
     The drift d of one SGD step is −γg: this is the published −γm for a constant γ. With several inner steps d is their
     sum. [reading chosen here]
@@ -96,9 +97,10 @@ def half_step(momentum: Tensor, drift: Tensor, alpha: float) -> Tensor:
 
 
 def nearest(said: Mapping[int, Vector], me: int, count: int) -> list[int]:
-    """The ``count`` members nearest to ``me``, itself the first, in order of member (NNA, ICML 2023, algorithm 1).
+    """Return the ``count`` members nearest to ``me``, itself included, in order of member (NNA, ICML 2023, algorithm
+    1).
 
-    Of equally near ones those that are first in order. Who says what is not finite is near nobody.
+    Ties go to the first in order. A model with values that are not finite is infinitely far.
     """
     away = {member: squared_distance(vector, said[me]) for member, vector in said.items()}
     away[me] = -1.0
@@ -109,5 +111,5 @@ def nearest(said: Mapping[int, Vector], me: int, count: int) -> list[int]:
 
 
 def squared_distance(one: Vector, other: Vector) -> float:
-    """‖x − y‖²: differences in their own precision, which near vectors keep, and sums in fp64."""
+    """Return ‖x − y‖²: differences in the vectors' precision, sums in fp64."""
     return sum(float((a - b).double().square_().sum()) for _, (a, b) in chunks([one, other]))

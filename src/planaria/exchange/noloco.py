@@ -14,7 +14,7 @@ from planaria.exchange.gossip import Pulled
 class NoLoCo(Pulled):
     """Momentum α, outer learning rate β, pull γ. The released code has γ = β.
 
-    The momentum is local and never sent. Groups of one take the formula as it stands: momentum on the own drift.
+    The momentum is local and never sent. A group of one applies the same formula, with momentum on its own drift.
     """
 
     alpha: Fraction = 0.5
@@ -36,7 +36,7 @@ class NoLoCo(Pulled):
 
 
 def said(drift: Tensor, slow: Tensor, beta: float, gamma: float) -> Tensor:
-    """u = β(θ − φ) + γφ: all that equation (1) needs of a member, in one tensor of its shape. [derived]"""
+    """Return u = β(θ − φ) + γφ: all that equation (1) needs of a member, in one tensor of its shape. [derived]"""
     return beta * drift + gamma * slow
 
 
@@ -46,7 +46,7 @@ def stepped(slow: Tensor, momentum: Tensor, mean_said: Tensor, alpha: float, gam
         δ ← αδ − (β/n) Σ_{j∈G} (φ_j − θ_j) − γ(φ − (1/n) Σ_{j∈G} φ_j)  =  αδ + ū_G − γφ
         φ ← φ + δ
 
-    with u as :func:`said` says, ``mean_said`` its mean over the group. Returns φ and δ.
+    ``mean_said`` is the mean of u (:func:`said`) over the group. Return φ and δ.
     """
     momentum = alpha * momentum + mean_said - gamma * slow
     return slow + momentum, momentum

@@ -1,4 +1,4 @@
-"""Which update each member of a group receives from a node."""
+"""The updates that a node sends to each member of its group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Publisher:
         others: Collection[int],
         known: Mapping[int, Tensor] | None = None,
     ) -> dict[int, Offer]:
-        """Return what replica ``me`` sends to each of the ``others``, and what it counts for itself.
+        """Return the update that replica ``me`` sends to each of the ``others``, and the one it uses itself.
 
         :param at: step and round.
         :param known: updates of the honest members in this round, as :func:`vectors` returns them.

@@ -1,6 +1,6 @@
-"""Which offers are of no use: of another size or type, no message of the round's codec, or with numbers that are none.
+"""Validation of updates: size, dtype, codec and finite numbers.
 
-Who takes part in a round refuses them before anything is made of the others. No rule has to look for them again.
+Members reject invalid updates before they aggregate, so that no rule needs to check again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from planaria.exchange.compress.dense import PLAIN
 
 
 class Judged(NamedTuple):
-    """What a round goes by."""
+    """The valid updates of a round and the exchange that combines them."""
 
     rule: Exchange
     offers: dict[int, Offer]
-    """by replica, all sound"""
+    """by replica"""
     refused: dict[int, str]
-    """replica whose offer is of no use → what is wrong with it"""
+    """replica whose update is invalid → the reason"""
 
 
 def _nobody(counted: Counted) -> None:
-    """Listens."""
+    """Ignore the weights."""
 
 
 def judge(
@@ -38,10 +38,11 @@ def judge(
     told: Told = _nobody,
     left_out: Mapping[int, str] = MappingProxyType({}),
 ) -> Judged:
-    """What is left of ``offers``, and the exchange for it, in the round after ``outer``; ``told`` as of
-    :meth:`~planaria.exchange.base.Exchange.facing`. Those of ``left_out`` (member → why) are of no use to anybody.
+    """Return the valid ones of ``offers`` in the round after ``outer``, and the exchange for them.
 
-    :raises TooManyLiars: when it bears none, or fewer, naming replicas and reasons.
+    :param told: as in :meth:`~planaria.exchange.base.Exchange.facing`.
+    :param left_out: members to reject, with the reason.
+    :raises TooManyLiars: if more updates are invalid than the exchange tolerates, with replicas and reasons.
     """
     wrong = {**refused(offers, like, rule.codec(outer)), **left_out}
     if len(wrong) > rule.borne:
@@ -53,8 +54,7 @@ def judge(
 
 
 def refused(offers: Offers, like: Offer, codec: Compressor) -> dict[int, str]:
-    """Members whose offer is of no use, and what is wrong with it, beside one that is right (``like``) and whose
-    blocking part ``codec`` has made."""
+    """Return members with an invalid update and the reason; ``like`` is valid, ``codec`` encodes blocking parts."""
     found = {}
     for member, offer in offers.items():
         wrong = flaw("prefetched", offer.prefetched, like.prefetched, PLAIN)
@@ -64,7 +64,7 @@ def refused(offers: Offers, like: Offer, codec: Compressor) -> dict[int, str]:
 
 
 def flaw(name: str, part: Tensor | None, like: Tensor | None, codec: Compressor) -> str:
-    """What is wrong with the part of an offer that has this name; empty if nothing is."""
+    """Return why this part of an update is invalid, or an empty string."""
     if part is None or like is None:
         wrong = "" if part is like else "missing" if part is None else "not expected"
     else:

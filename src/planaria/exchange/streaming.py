@@ -1,4 +1,4 @@
-"""Streaming DiLoCo (arXiv 2501.18512): the stage in fragments, one after the other, while training goes on."""
+"""Streaming DiLoCo (arXiv 2501.18512): fragments of a stage take turns while training continues."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from planaria.exchange.diloco import DiLoCo
 
 
 class Streaming(DiLoCo):
-    """DiLoCo by fragments: round r is about fragment r mod F, so each comes up every ``every`` inner steps."""
+    """DiLoCo by fragments: round r changes fragment r mod F, so each has a round every ``every`` inner steps."""
 
     lasting: ClassVar[tuple[str, ...]] = ("momentum", "fragments")
 
     every: Positive = 100
     """inner steps between two rounds of the same fragment; rounds come ``fragments`` times as often"""
     fragments: Positive = 4
-    """parts of a stage, each with rounds of its own"""
+    """parts of a stage, each with its own rounds"""
     delay: Natural = 0
-    """inner steps between sending a fragment and using what came back"""
+    """inner steps between sending a fragment and applying the result"""
     mix: Fraction = 0.0
-    """share of the fast weights that outlives a round"""
+    """share of the fast weights that remains after a round"""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -61,7 +61,7 @@ class Streaming(DiLoCo):
         return {**fast, **mixed}, settled
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
-        """Nobody waits for what travels during ``delay`` steps, unless it takes longer than they do."""
+        """Members do not wait for messages that take at most ``delay`` steps."""
         parts = fragments(shapes, self.fragments)
         blocking = sum(self.compression.bytes({n: shapes[n] for n in part}) for part in parts) / self.fragments
         cost = meeting_cost(one_group(range(members)), blocking)
@@ -74,10 +74,11 @@ def mixture(fast: Tensor, slow: Tensor, mix: float) -> Tensor:
 
 
 def fragments(names: Iterable[str], count: int) -> list[tuple[str, ...]]:
-    """``names`` of parameters in ``count`` fragments: layers dealt out in turn, so that each has early and late ones.
+    """Return the parameter ``names`` in ``count`` fragments; layers are dealt in turn, so that each has early and late
+    ones.
 
-    A layer is what shares a name up to its first number (``layers.3``); a parameter without one is a layer by itself. A
-    stage of fewer layers than fragments leaves some empty, and has nothing to say in their rounds.
+    A layer is the set of names with the same prefix up to the first number (``layers.3``); a parameter without a number
+    is a layer. A stage with fewer layers than fragments leaves some empty.
     """
     layers: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):

@@ -1,10 +1,8 @@
-"""Offers judged over all stages of a replica at once, by inner products that its own nodes tell: what a node tells, and
-what offers count by what all nodes of a replica have told. Pure.
+"""Weights of updates over all stages of a replica, from inner products that its nodes compute. Pure.
 
-A replica's vector lies at as many nodes as it has stages. Where each stage judges by itself, who lies in one stage is
-judged in that one alone, and next to nothing by its distance from others there may be much in all. A node tells the
-inner products of what it hears, offer by offer; their sum over the stages is that of whole vectors. So n² numbers
-travel, and never a vector.
+A replica's vector is spread over one node per stage. If each stage judged alone, a replica corrupted in one stage would
+be judged there only, and small distances per stage may add up. Each node computes the inner products of the updates it
+receives; their sums over the stages are those of whole vectors. So n² numbers travel instead of vectors.
 """
 
 from __future__ import annotations
@@ -21,29 +19,31 @@ from planaria.exchange.robust import Robust
 from planaria.exchange.robust.products import CHUNK, Vector, chunks
 
 Told = Mapping[int, Mapping[int, float]]
-"""what one node tells: member → member heard before, or the same → inner product"""
+"""inner products of one node: member → member received earlier, or itself → product"""
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """Of one exchange.
+    """Weighting for one exchange.
 
-    Products are about a point r, so that distances between near vectors are no rounding. Where all members must make
-    the same of a round, to the last bit, r must be the same for all: the last value of a rule that continues from it,
-    or zero, since what such members say are steps from weights that they share. Members with models of their own say
-    these, which differ by thousandths of their norms: r is a member's ``own`` vector.
+    Products are about a point r, so that distances between near vectors do not drown in rounding. If all members need
+    bit-identical results, r must be equal at all: the last value of an iterative rule, or zero, since such members send
+    steps from shared weights. Members with models of their own send these, which differ by thousandths of their norms:
+    r is a member's ``own`` vector.
     """
 
     robust: Robust
     own: bool
     last: str
-    """the part of an outer state that is the value of the round before"""
+    """the part of an outer state that holds the previous round's value"""
     spoken: Callable[[Outer, Offers], Mapping[int, Weights]]
-    """what sound offers of the round after an outer state stand for, by member"""
+    """decodes the valid updates of the round after an outer state, by member"""
 
     def products(self, outer: Outer, said: Mapping[int, Weights], me: int, news: Collection[int]) -> Told:
-        """What the node of ``me`` tells of the ``news`` among what members have ``said`` in the round after ``outer``,
-        its own among that; members in the order in which they were heard, ``news`` last."""
+        """Return the inner products that ``me``'s node reports for the members ``news`` in the round after ``outer``.
+
+        ``said`` holds all vectors in order of arrival, its own included and ``news`` last.
+        """
         vectors = {member: message.pieces(weights) for member, weights in said.items()}
         about = vectors[me] if self.own else None
         if self.robust.continues:
@@ -51,8 +51,11 @@ class Weighing:
         return products(vectors, news, about, me if self.own else None)
 
     def counted(self, stages: Sequence[Told], members: Sequence[int], me: int, draw: int) -> Counted | None:
-        """What offers of ``members``, in order, count for ``me``, by what its nodes have told, stage by stage; None
-        where they are too few for the rule. ``draw``: the round."""
+        """Return the weights of the updates of ``members``, in order, from the products of each stage; None below the
+        rule's least number of members.
+
+        :param draw: the round.
+        """
         if len(members) < self.robust.least():
             return None
         whole = torch.zeros(len(members) + 1, len(members) + 1, dtype=torch.float64)
@@ -62,11 +65,11 @@ class Weighing:
 
 
 def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector | None, own: int | None) -> Told:
-    """⟨x_j − r, x_k − r⟩ of each new member j with every k up to itself, in fp64; r is ``about``, or zero. In place of
-    x − r of the member ``own``, whose vector is r, stands r.
+    """Return ⟨x_j − r, x_k − r⟩ of each new member j with every k up to itself, in fp64; r is ``about``, or zero.
 
-    Vectors are fp32, differences and sums fp64: |error| ≤ 2⁻⁵³ √d ‖x_j − r‖ ‖x_k − r‖ about, and a long vector touches
-    no entries but its own. Each number depends on two vectors and r alone, on no order or number of threads.
+    Row ``own``, whose vector is r, holds products with r itself. Vectors are fp32, differences and sums fp64:
+    |error| ≤ 2⁻⁵³ √d ‖x_j − r‖ ‖x_k − r‖, approximately. Each number depends only on two vectors and r, not on order or
+    threads.
     """
     members = list(vectors)
     found: dict[int, dict[int, float]] = {j: dict.fromkeys(members[: members.index(j) + 1], 0.0) for j in news}
@@ -84,17 +87,18 @@ def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector
 
 
 def gram(told: Told, members: Sequence[int], own: int | None) -> Tensor:
-    """G [n + 1, n + 1] of ``members`` in order, as of :func:`~planaria.exchange.robust.products.products`, from what
-    one node has told about zero or a last value, or about the vector of the member ``own``.
+    """Return the Gram matrix G [n + 1, n + 1] of ``members`` in order, as
+    :func:`~planaria.exchange.robust.products.products` defines it.
 
-    :raises KeyError: when it lacks a product.
+    :param told: products of one node about zero, a last value, or the vector of the member ``own``.
+    :raises KeyError: if a product is missing.
     """
     count = len(members)
     found = torch.zeros(count + 1, count + 1, dtype=torch.float64)
     for place, j in enumerate(members):
         for other, k in enumerate(members[: place + 1]):
             found[place, other] = found[other, place] = told[j][k] if k in told[j] else told[k][j]
-    if own is not None:  # what stands in its place is r, and its own difference from r is zero
+    if own is not None:  # row and column hold r; the member's own difference from r is zero
         place = members.index(own)
         about = found[place].clone()
         found[place] = found[:, place] = 0.0

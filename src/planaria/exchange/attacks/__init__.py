@@ -1,4 +1,4 @@
-"""Messages of Byzantine replicas: a registry of attacks.
+"""Updates of Byzantine replicas: a registry of attacks.
 
 A fault of a trace names one: ``{ "signal": "lie", "attack": "sign_flip", "strength": 10, "until": 200, … }``.
 """
@@ -44,16 +44,16 @@ ATTACKS: dict[str, type[Attack]] = {
     "wrong_size": WrongSize,
     "wrong_type": WrongType,
 }
-"""by name. Those of planaria alone: a trace may come from a stranger, and names no class that would be imported"""
+"""by name. Only planaria's own: a trace may come from a stranger and must not name a class to import"""
 
 PLAIN_LIE = "nan"
-"""what a lie is of which nothing is said"""
+"""attack of a fault that names none"""
 
 
 def attack_of(name: str | None, strength: float | None) -> Attack:
-    """The attack that a fault names, as strong as it says.
+    """Return the attack of a fault with its strength.
 
-    :raises UserError: naming what is unknown or does not go together.
+    :raises UserError: naming unknown names or incompatible settings.
     """
     name = PLAIN_LIE if name is None else name
     if name not in ATTACKS:

@@ -1,7 +1,6 @@
-"""What every attack answers: what a liar says in place of its vector.
+"""Interface of attacks: what a Byzantine member sends instead of its vector.
 
-An attack is pure. It lies about the vector that a message stands for, which is encoded as an honest one would be, or
-about the message itself. Peers, replicas and members are the same here: those who hear what one of them says.
+An attack is pure. It replaces the vector, which is then encoded as an honest one, or the encoded message.
 """
 
 from __future__ import annotations
@@ -18,69 +17,69 @@ from planaria.config.registry import Choice
 from planaria.exchange.compress.base import Compressor
 
 Strength = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
-"""of an attack; a fault of a trace gives it"""
+"""of an attack; set by a trace's fault"""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """All that a liar knows in one round. Vectors are fp32 [d], on the CPU; none of them may be changed."""
+    """A Byzantine member's knowledge in one round. Vectors are fp32 [d], on the CPU, and must not be modified."""
 
     own: Tensor
-    """what it would say if it were honest"""
+    """its honest vector"""
     known: Mapping[int, Tensor]
-    """member → what honest members say, as far as the liar knows; at least one"""
+    """member → honest vector, as far as known; at least one"""
     members: int
-    """n, the liar among them"""
+    """n, itself included"""
     liars: int
-    """f, as many as the others expect"""
+    """f, the number of Byzantine members that others expect"""
     round: int
     generator: Generator
-    """the same for all that is said in this round, unless the attack says something else to each peer"""
+    """the same for all updates of a round, unless the attack equivocates"""
     past: Sequence[Tensor] = ()
-    """``own`` of rounds before, oldest first, as many as the attack remembers"""
+    """``own`` of earlier rounds, oldest first, as many as the attack needs"""
     first: Mapping[int, Tensor] = field(default_factory=dict)
-    """``known`` of the first round that the liar lied in"""
+    """``known`` of the first round of the attack"""
 
 
 class Attack(Choice, ABC):
-    """One way to lie; its fields are its options."""
+    """A Byzantine behaviour; its fields are its options."""
 
     listens: ClassVar[bool] = False
-    """does it need to know what others say?"""
+    """whether it needs others' updates"""
     equivocates: ClassVar[bool] = False
-    """does it say something else to each peer?"""
+    """whether it sends a different update to each peer"""
 
     @property
     def remembers(self) -> int:
-        """Own vectors of earlier rounds that it needs."""
+        """Number of own vectors of earlier rounds that it needs."""
         return 0
 
     def labels(self, targets: Tensor, vocab: int) -> Tensor:
-        """What it learns in place of ``targets``, int64 of any shape, each below ``vocab``."""
+        """Return the labels it trains on instead of ``targets``: int64 of the same shape, each below ``vocab``."""
         return targets
 
     @abstractmethod
     def message(self, scene: Scene, honest: Tensor, codec: Compressor) -> Tensor:
-        """What is said in place of the message ``honest``, which ``codec`` has made of ``scene.own``."""
+        """Return the message to send instead of ``honest``, which is ``codec``'s encoding of ``scene.own``."""
 
 
 class VectorAttack(Attack, ABC):
-    """Its messages are sound, and what they stand for is not what was computed."""
+    """An attack with valid messages of a corrupted vector."""
 
     @abstractmethod
     def vector(self, scene: Scene) -> Tensor:
-        """The vector [d] that is said."""
+        """Return the vector [d] to send."""
 
     def message(self, scene: Scene, honest: Tensor, codec: Compressor) -> Tensor:
         return codec.encode(self.vector(scene), scene.round)
 
 
 class MessageAttack(Attack, ABC):
-    """Its messages are none that could be meant."""
+    """An attack with invalid messages."""
 
     @abstractmethod
     def spoilt(self, honest: Tensor) -> Tensor:
-        """What becomes of a message."""
+        """Return the corrupted message."""
 
     def message(self, scene: Scene, honest: Tensor, codec: Compressor) -> Tensor:
         return self.spoilt(honest)

@@ -1,8 +1,8 @@
-"""The attacks: on a vector, on the message that stands for it, or on labels.
+"""Attacks on a vector, on its message, or on labels.
 
 Vectors are flipped, scaled, randomised or stale, or stay within the spread of honest ones (:class:`Alie`, :class:`Ipm`,
-:class:`Mimic`), so that distance does not reveal them. They are encoded as honest ones would be. Other messages cannot
-be meant: numbers that are not finite, another size or type.
+:class:`Mimic`), so that distance does not reveal them. They are encoded as honest ones. Other attacks send invalid
+    messages: numbers that are not finite, a wrong size or dtype.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from planaria.exchange.attacks.base import Attack, MessageAttack, Scene, Strengt
 from planaria.exchange.compress.base import Compressor
 
 _USUAL = 1.5
-"""z where the formula has no positive value. [chosen here]"""
+"""z where the formula has no positive value [chosen here]"""
 
 
 class SignFlip(VectorAttack):
@@ -34,7 +34,7 @@ class SignFlip(VectorAttack):
 
 
 class OwnFlip(VectorAttack):
-    """−c · the own vector: nothing has to be known of others."""
+    """−c · own vector; needs no knowledge of others."""
 
     strength: Strength = 10.0
     """c"""
@@ -44,19 +44,19 @@ class OwnFlip(VectorAttack):
 
 
 class Zero(VectorAttack):
-    """Nothing but zeros."""
+    """All zeros."""
 
     def vector(self, scene: Scene) -> Tensor:
         return torch.zeros_like(scene.own)
 
 
 def mean(scene: Scene) -> Tensor:
-    """Of what honest members say."""
+    """Return the mean of the known honest vectors."""
     return torch.stack([*scene.known.values()]).mean(dim=0)
 
 
 class Random(VectorAttack):
-    """A direction drawn from a normal distribution, c times as long as the own vector."""
+    """A normally distributed direction, c times as long as the own vector."""
 
     strength: Strength = 10.0
     """c"""
@@ -68,7 +68,7 @@ class Random(VectorAttack):
 
 
 class Equivocate(Random):
-    """Another such vector to each peer, as long as the own one unless said otherwise."""
+    """A different random vector for each peer, by default as long as the own one."""
 
     equivocates: ClassVar[bool] = True
 
@@ -77,11 +77,10 @@ class Equivocate(Random):
 
 
 class Stale(VectorAttack):
-    """What it would have said so many rounds ago; before that, what it would have said when it began to lie. Keeps as
-    many vectors."""
+    """The own vector of ``strength`` rounds ago, or of the attack's first round."""
 
     strength: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = 50.0
-    """rounds; parts of one do not count"""
+    """rounds, rounded down"""
 
     @property
     def remembers(self) -> int:
@@ -92,15 +91,17 @@ class Stale(VectorAttack):
 
 
 def largest_z(members: int, liars: int) -> float | None:
-    """z = Φ⁻¹((n − f − s)/(n − f)), s = ⌊n/2⌋ + 1 − f: so many standard deviations from the mean, and still enough
-    honest vectors lie further out (arXiv 1902.06156, section 3.1). None where that is not positive."""
+    """Return z = Φ⁻¹((n − f − s)/(n − f)), s = ⌊n/2⌋ + 1 − f, or None if it is not positive.
+
+    At z standard deviations from the mean, enough honest vectors lie further out (arXiv 1902.06156, section 3.1).
+    """
     supporters = members // 2 + 1 - liars
     share = (members - liars - supporters) / (members - liars) if members > liars else 0.0
     return NormalDist().inv_cdf(share) if 0.5 < share < 1.0 else None
 
 
 class Alie(VectorAttack):
-    """A Little Is Enough: mean − z · standard deviation, of each coordinate (arXiv 1902.06156)."""
+    """A Little Is Enough: mean − z · standard deviation, by coordinate (arXiv 1902.06156)."""
 
     listens: ClassVar[bool] = True
 
@@ -122,8 +123,11 @@ class Ipm(SignFlip):
 
 
 class Mimic(VectorAttack):
-    """A copy of the honest member that lay furthest along the principal direction of what was first heard
-    (arXiv 2006.09365, section 3.2): it has its say twice. Hurts only where data differ."""
+    """A copy of the honest member furthest along the principal direction of the first round's vectors (arXiv
+    2006.09365, section 3.2).
+
+    It doubles that member's weight, which harms only with unlike data.
+    """
 
     listens: ClassVar[bool] = True
 
@@ -133,9 +137,9 @@ class Mimic(VectorAttack):
 
 
 def furthest(vectors: dict[int, Tensor]) -> int:
-    """The member whose vector has the largest part along the first principal component of all.
+    """Return the member whose vector has the largest component along the first principal component of all.
 
-    With C the centred vectors and CCᵀ = VSVᵀ, the parts are √s₁ · v₁.
+    With C the centred vectors and CCᵀ = VSVᵀ, the components are √s₁ · v₁.
     """
     centred = torch.stack([*vectors.values()]).double()
     centred -= centred.mean(dim=0)
@@ -144,21 +148,21 @@ def furthest(vectors: dict[int, Tensor]) -> int:
 
 
 class Nan(MessageAttack):
-    """Not a single number in it; where a message is bytes, all of which may be meant, one too few of them."""
+    """All NaN; for messages of bytes, which are all valid numbers, one byte too few."""
 
     def spoilt(self, honest: Tensor) -> Tensor:
         return torch.full_like(honest, torch.nan) if honest.is_floating_point() else honest.flatten()[:-1]
 
 
 class Inf(MessageAttack):
-    """All numbers infinite; where a message is bytes, all bits of it set, so that no scale in it is a number."""
+    """All numbers infinite; for messages of bytes, all bits set, so that scales are NaN."""
 
     def spoilt(self, honest: Tensor) -> Tensor:
         return torch.full_like(honest, torch.inf if honest.is_floating_point() else 255)
 
 
 class Huge(VectorAttack):
-    """1e38 everywhere: a number, and two of the same sign have no finite sum of squares in fp32."""
+    """1e38 everywhere: finite, but a sum of squares overflows fp32."""
 
     def vector(self, scene: Scene) -> Tensor:
         return torch.full_like(scene.own, 1e38)
@@ -172,7 +176,7 @@ class WrongSize(MessageAttack):
 
 
 class WrongType(MessageAttack):
-    """The same bytes, said to be of another type: bytes, or bfloat16 where they were bytes."""
+    """The same bytes with another dtype: bytes, or bfloat16 instead of bytes."""
 
     def spoilt(self, honest: Tensor) -> Tensor:
         data = honest.contiguous().flatten().view(torch.uint8)
@@ -180,8 +184,10 @@ class WrongType(MessageAttack):
 
 
 class LabelFlip(Attack):
-    """y ← V − 1 − y for every target y of a vocabulary of V (arXiv 2012.10333 and others). The message is what follows
-    from these; it is for the ends alone, which have the targets."""
+    """y ← V − 1 − y for every target y of a vocabulary of V (arXiv 2012.10333 and others).
+
+    The message follows from these labels. Only for the ends stage, which has the targets.
+    """
 
     def labels(self, targets: Tensor, vocab: int) -> Tensor:
         return vocab - 1 - targets

@@ -1,13 +1,13 @@
-"""What every scheme of gradient coding answers: who computes what in a round, and how a job's sum follows from it.
+"""Interface of gradient coding schemes: each worker's tasks in a round, and the decoding of a job's sum.
 
-A *job* is one gradient that is wanted: the sum of its chunks' gradients. Job t begins in round t and is decoded by the
-end of round t + T. In each round a worker runs some *mini-tasks* of equal load. A worker that is *late* in a round
-loses all that it did in it.
+A *job* is one gradient: the sum of its chunks' gradients. Job t starts in round t and is decoded by the end of round t
++ T. In each round a worker runs some *mini-tasks* of equal load. A worker that is *late* in a round loses its work of
+that round.
 
-Workers, jobs, rounds and chunks count from 0. All answers are functions of the history, that is, of who was late in
-which round, so that a log replays them: no clock, no state. Jobs are assumed to be decoded by their deadlines, which
-the wait-out sees to: whoever closes rounds waits for workers, one by one as they finish, until :meth:`Scheme.bears`
-(or the published, stricter :meth:`Scheme.conforms`) holds for the history with those late who are still missing.
+Workers, jobs, rounds and chunks are numbered from 0. All methods are functions of the history, the late workers of each
+round, so that a log replays them. Jobs are decoded by their deadlines because whoever closes rounds waits for workers,
+one by one as they finish, until :meth:`Scheme.bears` (or the published, stricter :meth:`Scheme.conforms`) holds for the
+history in which the missing workers are late.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from planaria.config import bounds
 from planaria.config.registry import Choice
 
 Late = frozenset[int]
-"""the workers whose work of one round is lost"""
+"""workers whose work of one round is lost"""
 History = Sequence[Late]
-"""of the rounds so far, from the first"""
+"""late workers of all rounds so far"""
 NOBODY: Late = frozenset()
 
 Stragglers = Annotated[int, Field(ge=0), bounds.at_most(1 << 10, "there are no more replicas")]
@@ -37,11 +37,11 @@ class Task:
 
     job: int
     piece: int
-    """which chunks with which weights, as :meth:`Scheme.parts` says"""
+    """chunks and weights, as in :meth:`Scheme.parts`"""
     vector: int = 0
-    """of the worker's vectors for this job, that to which the gradients are added"""
+    """which of the worker's vectors for this job receives the gradients"""
     sent: bool = True
-    """whether the vector is complete with this mini-task and is sent at the end of the round"""
+    """whether this mini-task completes the vector, which is then sent at the end of the round"""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class Share:
 
 
 Tasks = tuple[tuple[Task, ...], ...]
-"""of each worker in turn"""
+"""by worker"""
 
 
 class Scheme(Choice, ABC):
-    """One way; its fields are its options. ``n`` is the number of workers, of which each is a replica."""
+    """A coding scheme; its fields are its options. ``n`` is the number of workers, each a replica."""
 
     exact: ClassVar[bool] = True
-    """whether decoding gives the sum, and not an estimate of it"""
+    """whether decoding gives the exact sum instead of an estimate"""
 
     def objection(self, n: int) -> str:
-        """Why this cannot serve n workers, with the mend; empty if it can."""
+        """Return why the scheme does not support n workers, with a fix, or an empty string."""
         return ""
 
     def delay(self) -> int:
@@ -73,50 +73,51 @@ class Scheme(Choice, ABC):
         return 0
 
     def slots(self) -> int:
-        """Mini-tasks that a worker runs in a round, at most."""
+        """Largest number of mini-tasks of a worker in a round."""
         return 1
 
     def vectors(self) -> int:
-        """Vectors of the model's size that a worker sends for a job when nobody is late."""
+        """Vectors of the model's size that a worker sends for a job if no worker is late."""
         return 1
 
     def chunks(self, n: int) -> int:
-        """The equal microbatches that a job is made of; k times as many serve as well, k consecutive ones a chunk."""
+        """Return the number of equal microbatches of a job; also k times as many, k consecutive ones a chunk."""
         return n
 
     @abstractmethod
     def load(self, n: int) -> float:
-        """L: the share of a job's chunks that a worker computes in a round, at most."""
+        """Return L: the largest share of a job's chunks that a worker computes in a round."""
 
     @abstractmethod
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
-        """The mini-tasks of the round that follows ``history``, when so many jobs are wanted in all."""
+        """Return the mini-tasks of the round after ``history`` for a total of ``jobs``."""
 
     @abstractmethod
     def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
-        """The job's chunks that a mini-task computes, in order, each with the weight of its gradient."""
+        """Return the chunks of a mini-task, in order, each with the weight of its gradient."""
 
     @abstractmethod
     def decodable(self, n: int, history: History, job: int) -> bool:
-        """Whether what was sent in time determines the job's sum."""
+        """Return whether the vectors sent in time determine the job's sum."""
 
     @abstractmethod
     def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
-        """The vectors whose sum, each times its coefficient, is that of the job's chunks; None if undecodable."""
+        """Return the vectors and coefficients whose sum is the job's gradient; None if undecodable."""
 
     @abstractmethod
     def conforms(self, n: int, history: History) -> bool:
-        """Whether the newest round leaves a pattern that the scheme is published to bear; earlier rounds did."""
+        """Return whether the newest round completes a pattern that the scheme tolerates as published; earlier rounds
+        did."""
 
     def busy(self, n: int, jobs: int, history: History) -> list[int]:
-        """How many mini-tasks each worker has in the round that follows."""
+        """Return the number of mini-tasks of each worker in the next round."""
         return [len(own) for own in self.tasks(n, jobs, history)]
 
     def bears(self, n: int, jobs: int, history: History) -> bool:
-        """Whether every job that is under way is decoded in time if nobody is late from now on.
+        """Return whether all open jobs are decoded in time if no worker is late from now on.
 
-        Our weakest rule of wait-out: a round may close once this holds, because waiting for all in every later round
-        is still possible then. Every history that conforms satisfies it. It is taken that the rounds before did.
+        The weakest rule of wait-out [ours]: a round may close once this holds, since waiting for all in later rounds
+        remains possible. Every history that conforms satisfies it. Assumes that earlier rounds did.
         """
         if not history[-1]:
             return True
@@ -126,10 +127,10 @@ class Scheme(Choice, ABC):
 
 
 class Uncoded(Scheme):
-    """Worker i computes chunk i; a job takes all of them."""
+    """Worker i computes chunk i; a job needs all of them."""
 
     def load(self, n: int) -> float:
-        """1 / n."""
+        """Return 1 / n."""
         return 1 / n
 
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
@@ -145,19 +146,19 @@ class Uncoded(Scheme):
         return tuple(Share(i, job, 0, 1.0) for i in range(n)) if self.decodable(n, history, job) else None
 
     def conforms(self, n: int, history: History) -> bool:
-        """Nobody is late."""
+        """Return whether no worker is late."""
         return not history[-1]
 
 
 class Dropping(Uncoded):
-    """The slowest s are left out and the others' sum is scaled up: what the sum would be if chunks were alike.
+    """Leaves out the slowest s workers and scales up the others' sum, as if chunks were alike.
 
-    It is biased against the data of slow workers, so no recipe can choose it.
+    Biased against the data of slow workers, so recipes cannot choose it.
     """
 
     exact: ClassVar[bool] = False
     stragglers: Stragglers = 1
-    """s, the workers that are left out at most"""
+    """s, the most workers left out"""
 
     def decodable(self, n: int, history: History, job: int) -> bool:
         return job < len(history) and len(history[job]) <= self.stragglers

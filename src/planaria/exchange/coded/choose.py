@@ -1,10 +1,9 @@
-"""Which scheme pays for workers that lag as a probe's did; "none" where none does.
+"""Choose the scheme that saves time for workers that lag as in a probe; "none" if none does.
 
-The probe is some 60 uncoded rounds. A scheme's time is the replay of all of them with the scheme's loads
-(arXiv 2211.13802, appendix). Ours: the grid, and that of two schemes of equal time the one whose rounds vary less is
-better. Few long delays in a probe say little of how many there will be, and schemes differ in how much they depend on
-it; so schemes are ranked by their mean time and its standard error together. Whose chunks are whose neighbour's is
-chance too, where workers are alike: a short probe is replayed with its workers in several orders.
+The probe is about 60 uncoded rounds. A scheme's time is the replay of all of them with the scheme's loads (arXiv
+2211.13802, appendix). Ours: the grid, and the ranking by mean time plus its standard error, because a probe says little
+about the frequency of rare long delays, on which schemes depend to different degrees. Which chunks are neighbours is
+arbitrary if workers are alike, so a short probe is replayed with its workers in several orders.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ from planaria.exchange.coded.sgc import MSGC, SRSGC
 from planaria.exchange.coded.simulate import Profile, replay, unhurried, windows
 
 WORTH = 0.02
-"""share of the uncoded time that a code must save: less is within what a probe can tell"""
+"""least share of the uncoded time that a code must save: less is below a probe's precision"""
 
 ALIKE = 1.25
-"""workers whose median times differ by less than so many times are taken for the same kind of machine"""
+"""workers whose median times differ by a smaller factor count as the same kind of machine"""
 ORDERS, ROUNDS = 4, 320
-"""replays of a probe, at most, and the rounds in all that suffice"""
+"""most replays of a probe, and the sufficient total of rounds"""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one scheme would take, and its prices."""
+    """Time and cost of one scheme."""
 
     name: str
     scheme: Scheme
     seconds: float
-    """a job"""
+    """per job"""
     error: float
-    """the standard error of that, taken as if rounds were independent and orders of workers were not"""
+    """standard error of ``seconds``, as if rounds were independent and orders of workers were not"""
     load: float
-    """share of a job's data for each worker"""
+    """each worker's share of a job's data"""
     vectors: int
     """gradients that a worker sends for a job"""
     microbatches: int
-    """a job's, at least, over all workers"""
+    """least number for a job, over all workers"""
 
     def __str__(self) -> str:
         options = ", ".join(f"{name} = {value}" for name, value in self.scheme.model_dump().items())
@@ -53,21 +52,21 @@ class Offer:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The best offer, and all that were compared."""
+    """The best scheme, and all candidates."""
 
     best: Offer
     offers: tuple[Offer, ...]
-    """by time and error, the best first"""
+    """by time plus error, best first"""
     why: str
     """one sentence"""
     always_slow: tuple[int, ...] = ()
-    """workers that are slow in most rounds: no case for coding"""
+    """workers that are slow in most rounds, which coding does not help"""
 
 
 def grid(n: int, most_delay: int = 3, published: bool = False) -> Iterator[tuple[str, Scheme]]:
-    """All schemes worth a look for n workers, by name: with a delay of at most ``most_delay`` rounds.
+    """Yield the candidate schemes for n workers by name, with a delay of at most ``most_delay`` rounds.
 
-    SR-SGC of equal B and s differ in the patterns that they are ``published`` to bear, and in nothing else.
+    SR-SGC with equal B and s differ only in the patterns that ``published`` rules tolerate.
     """
     counts = range(1, n + 1) if n <= 8 else sorted({round(float(x)) for x in np.geomspace(1, n, 12)})
     spans = [(b, w) for b in range(1, most_delay + 1) for w in range(b + 1, most_delay + b + 2)]
@@ -89,13 +88,13 @@ def grid(n: int, most_delay: int = 3, published: bool = False) -> Iterator[tuple
 
 
 def slow_always(profile: Profile, slow: float) -> tuple[int, ...]:
-    """Workers whose median finish time is more than ``slow`` times the median worker's."""
+    """Return workers whose median finish time is more than ``slow`` times the median worker's."""
     medians = np.median(profile.seconds, axis=0)
     return tuple(int(worker) for worker in np.flatnonzero(medians > slow * np.median(medians)))
 
 
 def orders(profile: Profile) -> list[Profile]:
-    """The profile, and if its rounds are few and its workers alike, the same with them in other orders."""
+    """Return the profile, and for few rounds and similar workers, the profile with other orders of workers."""
     medians = np.median(profile.seconds, axis=0)
     alike = float(medians.max()) < ALIKE * float(medians.min())
     more = min(ORDERS, ROUNDS // len(profile.seconds)) - 1 if alike else 0
@@ -105,9 +104,10 @@ def orders(profile: Profile) -> list[Profile]:
 
 
 def timed(scheme: Scheme, profile: Profile, slow: float = 2.0, window: int = 0) -> tuple[float, float]:
-    """Seconds a job under the profile's delays, and their standard error: in a row, or in steps of ``window`` jobs.
+    """Return seconds per job under the profile's delays, and their standard error, in one sequence or steps of
+    ``window`` jobs.
 
-    Without a code and in steps, workers wait for each other at the end of a step alone.
+    Without a code and in steps, workers wait for each other only at the end of a step.
     """
     rounds = len(profile.seconds)
     count = max(1, rounds // window) if window else rounds
@@ -129,10 +129,10 @@ def choose(
     most_delay: int = 3,
     microbatches: int | None = None,
 ) -> Chosen:
-    """The scheme that would have been quickest on the probe, errors considered.
+    """Return the scheme with the least time plus error on the probe.
 
-    :param window: jobs in a step, where each step is a window of its own; 0: jobs follow each other without end.
-    :param microbatches: of a job, over all workers; schemes whose chunks they cannot be cut into are left out.
+    :param window: jobs in a step, where each step is a window of its own; 0: one endless sequence of jobs.
+    :param microbatches: of a job, over all workers; schemes whose chunks do not divide them are left out.
     """
     n, ordered = profile.workers, orders(profile)
     offers = [
@@ -165,7 +165,7 @@ def _no_case(
     slow: float,
     window: int,
 ) -> Chosen:
-    """With machines that are always slow: leave them out, unless a code is quicker than all the others without one."""
+    """Return the result with machines that are always slow: leave them out, unless a code beats the rest."""
     left, _ = timed(Uncoded(), profile.without(always), slow, window)
     who = ", ".join(map(str, always))
     said = f"replicas {who} are slow in most rounds, which is no case for coding: without them {left:.4g} s a job"

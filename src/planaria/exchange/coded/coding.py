@@ -1,7 +1,7 @@
-"""A scheme at work in a run: among so many replicas, over the jobs of one step.
+"""A scheme applied to the replicas and jobs of one training step.
 
-A step's microbatches are cut into ``jobs`` gradients of equal weight, so that jobs do not wait for one another; a step
-takes ``jobs`` + T rounds, in the last T of which what is open is finished.
+A step's microbatches are split into ``jobs`` gradients of equal weight, so that jobs do not wait for each other; a step
+takes ``jobs`` + T rounds, of which the last T finish open jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planaria.exchange.coded.base import History, Late, Scheme, Task
 from planaria.exchange.coded.schemes import Coded, coded_of
 
 Counted = tuple[frozenset[int], ...]
-"""of each round that is over, the replicas whose results count"""
+"""replicas whose results count, for each completed round"""
 
 
 class Sent(NamedTuple):
@@ -33,65 +33,65 @@ class Duty(NamedTuple):
 
     task: Task
     chunks: tuple[tuple[int, float], ...]
-    """of the step, counted through all its jobs, in order, each with its weight"""
+    """chunks of the step, numbered through all its jobs, in order, each with its weight"""
 
 
 @dataclass(frozen=True)
 class Coding:
-    """Pure: all who know who counted in the rounds so far know what is to be done in the next."""
+    """Pure: the counted replicas of earlier rounds determine the tasks of the next."""
 
     coded: Coded
     replicas: int
 
     @property
     def scheme(self) -> Scheme:
-        """Who computes what."""
+        """The coding scheme."""
         return self.coded.scheme
 
     @property
     def jobs(self) -> int:
-        """Of a step."""
+        """Jobs in a step."""
         return self.coded.jobs
 
     @property
     def slow(self) -> float:
-        """Times what a round's fastest replica took, after which the others are late."""
+        """Multiple of a round's fastest time after which the other replicas are late."""
         return self.coded.slow
 
     @property
     def rounds(self) -> int:
-        """Of a step."""
+        """Rounds in a step."""
         return self.jobs + self.scheme.delay()
 
     @property
     def chunks(self) -> int:
-        """Of a step: equal parts of its microbatches."""
+        """Chunks in a step: equal parts of its microbatches."""
         return self.jobs * self.scheme.chunks(self.replicas)
 
     def late(self, counted: frozenset[int]) -> Late:
-        """Those whose work of a round is lost, if these count."""
+        """Return the replicas whose work of a round is lost if only ``counted`` ones count."""
         return frozenset(range(self.replicas)) - counted
 
     def history(self, counted: Counted) -> History:
-        """The same as schemes take it."""
+        """Return the history in the schemes' form."""
         return [self.late(there) for there in counted]
 
     def duties(self, counted: Counted, replica: int) -> list[Duty]:
-        """What ``replica`` does in the next round."""
+        """Return the mini-tasks of ``replica`` in the next round."""
         size = self.scheme.chunks(self.replicas)
         tasks = self.scheme.tasks(self.replicas, self.jobs, self.history(counted))[replica]
         parts = [(task, self.scheme.parts(self.replicas, replica, task)) for task in tasks]
         return [Duty(t, tuple((t.job * size + chunk, weight) for chunk, weight in found)) for t, found in parts]
 
     def busy(self, counted: Counted) -> frozenset[int]:
-        """The replicas that have something to do in the next round."""
+        """Return the replicas with mini-tasks in the next round."""
         found = self.scheme.busy(self.replicas, self.jobs, self.history(counted))
         return frozenset(replica for replica, tasks in enumerate(found) if tasks)
 
     def may_close(self, counted: Counted, done: frozenset[int], late: bool) -> bool:
-        """May the next round end with the results of those that are ``done``?
+        """Return whether the next round may end with the results of the replicas in ``done``.
 
-        Not before it is ``late`` if whoever is left out has to make up for it.
+        Not before it is ``late``, if the others would have to repeat work.
         """
         missing = self.late(done)
         if not missing:
@@ -101,14 +101,15 @@ class Coding:
         return self.scheme.bears(self.replicas, self.jobs, [*self.history(counted), missing])
 
     def admitted(self, counted: Counted, order: Sequence[int], late: int) -> frozenset[int]:
-        """Who counts in the next round where replicas finish in this ``order``, the last so many of them late."""
+        """Return the replicas that count in the next round if they finish in this ``order``, the last ``late`` of them
+        late."""
         there = len(order) - late
         while not self.may_close(counted, frozenset(order[:there]), late=True):
             there += 1
         return frozenset(order[:there])
 
     def decoding(self, counted: Counted) -> list[tuple[Sent, float]]:
-        """What a step whose rounds are over comes to: vectors, and the coefficient of each, in the order of adding."""
+        """Return the vectors and coefficients that add up to the step's gradient, in order of addition."""
         found, history = list[tuple[Sent, float]](), self.history(counted)
         for job in range(self.jobs):
             shares = self.scheme.decode(self.replicas, history[: job + self.scheme.delay() + 1], job)
@@ -119,8 +120,8 @@ class Coding:
 
 @lru_cache
 def coding_of(config: ExchangeConfig) -> Coding | None:
-    """What ``exchange.coded`` names, for as many replicas as there are; None where it names nothing.
+    """Return the coding that ``exchange.coded`` configures, or None.
 
-    :raises UserError: naming what is unknown or does not go together.
+    :raises UserError: naming unknown names or incompatible settings.
     """
     return Coding(coded_of(config.coded, config.replicas), config.replicas) if config.coded else None

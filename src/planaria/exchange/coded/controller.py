@@ -1,9 +1,9 @@
-"""When a round of a coded step is over, and whose results count in it.
+"""Controller rules for coded rounds: when a round ends, and which results count.
 
-A round ends as soon as nothing is gained by waiting: all have sent their results, or those that have are enough
-(gradient coding over one round). After ``slow`` times what the fastest took, the others are stragglers, and the round
-ends without them if the code bears that; else one after the other is admitted as it finishes. Pure but for what
-:class:`Stragglers` remembers; moments are monotonic seconds, and the caller's.
+A round ends as soon as waiting gains nothing: all results are in, or they suffice (codes over one round). After
+``slow`` times the fastest replica's time, the others are stragglers, and the round ends without them if the code
+tolerates that; otherwise replicas are admitted one by one as they finish. Pure except for the timers in
+:class:`Stragglers`, in monotonic seconds supplied by the caller.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from planaria.exchange.coded.facts import CloseRound, RoundLate
 from planaria.exchange.coded.progress import coded_step
 
 LEAST_S = 0.005
-"""that stragglers are given beyond the fastest: less is the way of a report"""
+"""seconds granted to stragglers beyond the fastest, the travel time of a report"""
 
 
 def close_round(run: RunState, replica: ReplicaState) -> CloseRound | None:
-    """End the round that the replica's nodes work at, if it is over."""
+    """End the current round of the replica's nodes if it is complete."""
     coding, coded = coding_of(run.settings.exchange), coded_step(replica)
     if coding is None or coded is None or replica.broken or len(coded.counted) == coding.rounds:
         return None
@@ -46,21 +46,21 @@ class _Round(NamedTuple):
 
 
 class Stragglers:
-    """The clock of rounds: a round is late once it has taken ``slow`` times as long as its fastest replica."""
+    """Timers of rounds: a round is late after ``slow`` times the time of its fastest replica."""
 
     def __init__(self) -> None:
         self._begun: dict[int, tuple[_Round, float]] = {}
-        """replica → the round under way, and since when"""
+        """replica → current round, and its start"""
         self._until: dict[int, tuple[float, float]] = {}
-        """replica → when its round is late, and what its fastest took"""
+        """replica → deadline of its round, and the fastest replica's time"""
 
     @property
     def due(self) -> list[float]:
-        """When rounds are late."""
+        """Times at which rounds become late."""
         return [until for until, _ in self._until.values()]
 
     def note(self, now: float, run: RunState) -> None:
-        """Take down which rounds are under way."""
+        """Record the rounds in progress."""
         if (coding := coding_of(run.settings.exchange)) is None:
             return
         for number, replica in run.live.items():
@@ -80,7 +80,7 @@ class Stragglers:
                 self._until[number] = until, fastest
 
     def over(self, now: float, state: Callable[[], RunState]) -> Iterator[RoundLate]:
-        """Rounds that are late by now; each may change the ``state``."""
+        """Yield rounds that are late by now; each may change the ``state``."""
         for number, (until, fastest) in list(self._until.items()):
             if now < until:
                 continue
@@ -98,7 +98,7 @@ def _under_way(run: RunState, replica: ReplicaState) -> _Round | None:
 
 
 class CodedSteps:
-    """The feature (``control/features.py``)."""
+    """The feature of ``control/features.py``."""
 
     def lead(self, run: RunState, replica: ReplicaState) -> CloseRound | None:
         return close_round(run, replica)

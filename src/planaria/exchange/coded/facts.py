@@ -1,4 +1,4 @@
-"""What happens in a coded step, and its progress. Imports no torch: logs are read without."""
+"""Events of a coded step, and its progress. Does not import torch, so that logs can be read without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ResultsSent(Fact):
 
 
 class RoundLate(Fact):
-    """Replicas that have not sent their results of a round of a coded step by now are its stragglers."""
+    """Replicas without results in this round of a coded step have become stragglers."""
 
     kind: Literal["round_late"] = "round_late"
     replica: int
@@ -30,11 +30,11 @@ class RoundLate(Fact):
     step: int
     round: int
     fastest_s: float
-    """that the first of them took"""
+    """time of the first replica"""
 
 
 class CloseRound(Fact):
-    """A round of a coded step is over. The results of these replicas count; the others drop what they are computing."""
+    """A round of a coded step ends. The results of these replicas count; the others drop what they are computing."""
 
     kind: Literal["close_round"] = "close_round"
     interrupts: ClassVar[bool] = True
@@ -43,25 +43,25 @@ class CloseRound(Fact):
     step: int
     round: int
     counted: list[int]
-    """replicas whose gradients are added up, in order"""
+    """replicas whose gradients are summed, in order"""
 
 
 @dataclass(frozen=True)
 class CodedStep:
-    """A step whose replicas work in rounds, in which some are done without (``exchange/coded/``)."""
+    """A step whose replicas work in rounds that may end without some of them (``exchange/coded/``)."""
 
     counted: tuple[frozenset[int], ...] = ()
-    """of each round that is over, the replicas whose results count"""
+    """for each completed round, the replicas whose results count"""
     sent: frozenset[int] = frozenset()
-    """nodes that have sent all their results of the round under way"""
+    """nodes that have sent all their results of the current round"""
     late: bool = False
-    """has it been long enough for those that are no stragglers?"""
+    """whether replicas without results are stragglers"""
 
     def done(self, arrangement: Arrangement) -> frozenset[int]:
-        """The replicas that have sent their results of the round under way, at every stage."""
+        """Return the replicas whose nodes at every stage have sent their results of the current round."""
         nodes = [arrangement.nodes(stage) for stage in arrangement.stages]
         return frozenset(r for r in range(len(nodes[0])) if all(held[r] in self.sent for held in nodes))
 
     def closed(self, counted: frozenset[int]) -> CodedStep:
-        """The next round, once these have counted in this one."""
+        """Return the next round, after the ``counted`` replicas' results of this one."""
         return CodedStep((*self.counted, counted))

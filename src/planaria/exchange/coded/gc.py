@@ -1,10 +1,9 @@
 """Plain gradient coding, GC(n, s): any n − s of n workers give the sum (arXiv 1612.03301).
 
-Workers are divided into groups of s + 1 that hold the same s + 1 chunks, and coefficients are 1. Where s + 1 does not
-divide n, the last group has the m < 2 (s + 1) workers and chunks that are left, and a cyclic code: its worker i holds
-chunks i, …, i + s (mod m) and returns one linear combination of their gradients. Every group bears s late workers, so
-all do. That the cyclic part is no larger than it must be is ours, and so is its code for even m − s: its rounding
-errors grow with m.
+Workers form groups of s + 1 that hold the same s + 1 chunks, with coefficients 1. If s + 1 does not divide n, the last
+group has the remaining m < 2 (s + 1) workers and chunks, and a cyclic code: its worker i holds chunks i, …, i + s (mod
+m) and returns one linear combination of their gradients. Every group tolerates s late workers, so any s are. Ours: the
+cyclic part is as small as possible, since its rounding errors grow with m, and its code for even m − s.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ from planaria.exchange.coded.base import History, Scheme, Share, Stragglers, Tas
 
 Matrix = NDArray[np.float64]
 MOST_ENLARGED = 200
-"""times that a code may enlarge rounding errors: those of fp32 stay below 1e-5"""
+"""most amplification of rounding errors: those of fp32 stay below 1e-5"""
 LARGEST = 64
-"""workers of a cyclic code; judging more would take longer than a step"""
+"""workers of a cyclic code; testing more would take longer than a step"""
 
 
 class Code(ABC):
-    """Which chunks each worker sums with which weights, and what recovers the sum."""
+    """Chunks and weights of each worker, and the coefficients that recover the sum."""
 
     @abstractmethod
     def row(self, worker: int) -> tuple[tuple[int, float], ...]:
-        """Chunks and their weights."""
+        """Return a worker's chunks and their weights."""
 
     @abstractmethod
     def bears(self, there: Collection[int]) -> bool:
-        """Whether the vectors of the workers that are there determine the sum."""
+        """Return whether the vectors of the workers in ``there`` determine the sum."""
 
     @abstractmethod
     def coefficients(self, there: Collection[int]) -> dict[int, float] | None:
-        """Of some of those that are there, by worker; None if they do not determine the sum."""
+        """Return coefficients of some workers in ``there``; None if they do not determine the sum."""
 
 
 @dataclass(frozen=True, eq=False)
 class Repeated(Code):
-    """Fractional repetition: a sum is one vector of each group, added; whose it is changes no bit."""
+    """Fractional repetition: the sum of one vector of each group, bit-identical for any choice."""
 
     workers: int
     spare: int
@@ -62,14 +61,14 @@ class Repeated(Code):
         return dict.fromkeys(self._first(there).values(), 1.0) if self.bears(there) else None
 
     def _first(self, there: Collection[int]) -> dict[int, int]:
-        """Of each group the first worker that is there."""
+        """Return the first worker in ``there`` of each group."""
         first = {worker // (self.spare + 1): worker for worker in sorted(there, reverse=True)}
-        return dict(sorted(first.items()))  # groups are added in the same order, whoever is there
+        return dict(sorted(first.items()))  # groups are summed in a fixed order
 
 
 @dataclass(frozen=True, eq=False)
 class Cyclic(Code):
-    """Each chunk at s + 1 workers in a row; a sum takes all who are there."""
+    """Each chunk at s + 1 consecutive workers; the sum needs all workers in ``there``."""
 
     matrix: Matrix
     """[m, m], fp64"""
@@ -91,7 +90,7 @@ class Cyclic(Code):
 
 @dataclass(frozen=True, eq=False)
 class Joined(Code):
-    """Groups that repeat, and after them one that is coded."""
+    """Groups with repetition, followed by one with a cyclic code."""
 
     groups: Repeated
     rest: Cyclic
@@ -114,14 +113,14 @@ class Joined(Code):
         return added | {self.groups.workers + worker: part for worker, part in coded.items()}
 
     def _parted(self, there: Collection[int]) -> tuple[list[int], list[int]]:
-        """Those of the groups, and those of the rest, who count from 0."""
+        """Return the workers in repeated groups, and the others, numbered from 0."""
         first = self.groups.workers
         return [i for i in there if i < first], [i - first for i in there if i >= first]
 
 
 @lru_cache(maxsize=1024)
 def code(n: int, spare: int) -> Code:
-    """GC(n, s), the same at all who ask; s < n."""
+    """Return GC(n, s), deterministic; s < n."""
     size = spare + 1
     if n % size == 0:
         return Repeated(n, spare)
@@ -131,28 +130,29 @@ def code(n: int, spare: int) -> Code:
 
 
 def encoding(m: int, spare: int) -> Matrix:
-    """B [m, m] of a cyclic code; row i has chunks i, …, i + s as its support, and weights of 1 in the mean.
+    """Return B [m, m] of a cyclic code; row i has support i, …, i + s and weights with mean 1.
 
     Rows are the values at θ_j = 2πj/m of trigonometric polynomials of the least degree, (m − s − 1)/2, that vanish at
-    the chunks which a row does not hold: ∏ 2 sin((θ_z − θ)/2). These have dimension m − s, and one that vanishes at as
-    many points is 0, so any m − s rows span them. For odd m − s the constants are among them, so (1, …, 1) is a sum of
-    rows (a real cyclic MDS code, arXiv 1707.03858). For even m − s they are not; there, all are divided by the one
-    that :func:`divisor` takes, which then is (1, …, 1).
+    the chunks outside a row's support: ∏ 2 sin((θ_z − θ)/2). Their space has dimension m − s, and one that vanishes at
+    as many points is 0, so any m − s rows span it. For odd m − s it contains the constants, so (1, …, 1) is a sum of
+    rows (a real cyclic MDS code, arXiv 1707.03858). For even m − s it does not; then all rows are divided by
+    :func:`divisor`'s member of the space, which becomes (1, …, 1).
     """
     held, others = np.arange(spare + 1), np.arange(spare + 1, m)
     window = (2 * np.sin(np.pi * (others - held[:, None]) / m)).prod(axis=1)
     under = np.ones(2 * m) if (m - spare) % 2 else divisor(m, spare, np.arange(2 * m))
     matrix = np.zeros((m, m))
     for row in range(m):
-        weights = window / under[row + held]  # beyond m both have changed their sign
+        weights = window / under[row + held]  # past m both change their sign
         matrix[row, (row + held) % m] = weights / np.abs(weights).mean()
     return matrix
 
 
 def divisor(m: int, spare: int, chunks: NDArray[np.int_]) -> Matrix:
-    """cos((k + ½) θ_j − φ) at ``chunks`` j, for the whole k below (m − s)/2 and the φ that keep it farthest from 0.
+    """Return cos((k + ½) θ_j − φ) at ``chunks`` j, for the integer k below (m − s)/2 and the φ that maximise its
+    minimum.
 
-    With d = gcd(2k + 1, m) its angles are dπ/m apart modulo π, so the best φ leaves the least |cos| = sin(dπ / 2m).
+    With d = gcd(2k + 1, m) its angles are dπ/m apart modulo π, so the best φ gives a least |cos| of sin(dπ / 2m).
     """
     k = max(range((m - spare) // 2), key=lambda k: (gcd(2 * k + 1, m), k))
     phase = np.pi * (gcd(2 * k + 1, m) / (2 * m) - 0.5)
@@ -160,16 +160,16 @@ def divisor(m: int, spare: int, chunks: NDArray[np.int_]) -> Matrix:
 
 
 def decoding(matrix: Matrix, there: Collection[int]) -> Matrix:
-    """a with aᵀB = (1, …, 1) over the rows that are there, the shortest such a: [rows]."""
+    """Return the shortest a with aᵀB = (1, …, 1) over the rows in ``there``: [rows]."""
     found, *_ = np.linalg.lstsq(matrix[sorted(there)].T, np.ones(len(matrix)), rcond=None)
     return np.asarray(found, dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)
 def enlarges(n: int, spare: int) -> float:
-    """By how much relative errors of vectors may grow in the sum: Σ |a_i| ‖b_i‖₁ / n, whoever is late.
+    """Return the largest amplification of the vectors' relative errors in the sum: Σ |a_i| ‖b_i‖₁ / n.
 
-    It is largest where all late workers hold neighbouring chunks. More than ``LARGEST`` of them count as too many.
+    The worst case has all late workers holding neighbouring chunks. More than ``LARGEST`` count as infinite.
     """
     made = code(n, spare)
     if isinstance(made, Repeated):
@@ -190,7 +190,7 @@ def enlarges(n: int, spare: int) -> float:
 
 
 def rough(n: int, stragglers: int, spare: Callable[[int], int] = int) -> str:
-    """Why a code of ``spare`` (stragglers) loses too many digits, with the mend; empty if it does not."""
+    """Return why a code of ``spare`` (stragglers) loses too much precision, with a fix, or an empty string."""
     if (times := enlarges(n, spare(stragglers))) <= MOST_ENLARGED:
         return ""
     fewer = next(less for less in range(stragglers - 1, -1, -1) if enlarges(n, spare(less)) <= MOST_ENLARGED)
@@ -204,7 +204,7 @@ class GC(Scheme):
     """One round, one job: T = 0."""
 
     stragglers: Stragglers = 1
-    """s, the workers that a round goes on without"""
+    """s, the number of workers that a round may miss"""
 
     def objection(self, n: int) -> str:
         if self.stragglers >= n:
@@ -212,7 +212,7 @@ class GC(Scheme):
         return rough(n, self.stragglers)
 
     def load(self, n: int) -> float:
-        """(s + 1) / n."""
+        """Return (s + 1) / n."""
         return (self.stragglers + 1) / n
 
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
@@ -229,7 +229,7 @@ class GC(Scheme):
         return None if found is None else tuple(Share(worker, job, 0, part) for worker, part in found.items())
 
     def conforms(self, n: int, history: History) -> bool:
-        """At most s are late in a round."""
+        """Return whether at most s workers are late in each round."""
         return len(history[-1]) <= self.stragglers
 
 

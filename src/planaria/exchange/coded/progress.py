@@ -1,4 +1,4 @@
-"""How what happens in a coded step changes its progress. Pure."""
+"""Changes of a coded step's progress by events. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, Ro
 
 
 def begun(run: RunState) -> CodedStep | None:
-    """The progress of a training step that begins; None where every result is waited for."""
+    """Return the progress of a new training step; None without coding."""
     return CodedStep() if run.settings.coded else None
 
 
 def coded_step(replica: ReplicaState) -> CodedStep | None:
-    """The coded step under way, if there is one."""
+    """Return the current coded step, if any."""
     return replica.progress if isinstance(replica.progress, CodedStep) else None
 
 
@@ -39,7 +39,7 @@ def _(fact: RoundLate, run: RunState) -> RunState:
 
 
 def _in_round(replica: ReplicaState, fact: ResultsSent | RoundLate) -> CodedStep | None:
-    """The coded step under way, if the fact is about its present round."""
+    """Return the current coded step if the event belongs to its current round."""
     coded = coded_step(replica)
     return coded if coded is not None and (fact.step, fact.round) == (replica.step, len(coded.counted)) else None
 

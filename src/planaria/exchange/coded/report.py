@@ -1,5 +1,4 @@
-"""Rounds of coded steps: when each replica had sent its results, who was done without, and what other schemes would
-have taken with these delays. The report's section on them."""
+"""The report's section on coded rounds: finish times, left-out replicas, and other schemes' times with these delays."""
 
 from __future__ import annotations
 
@@ -24,24 +23,24 @@ from planaria.report.words import counted
 
 ROUNDS_DRAWN = 400
 LEAST_ROUNDS = 20
-"""from which on a run tells what other schemes would have taken"""
+"""rounds required to estimate other schemes' times"""
 HEAD = ["scheme", "ms a job", "load", "gradients sent a job", "microbatches a job, at least"]
 
 
 @dataclass(frozen=True)
 class Lap:
-    """One round of a coded step. Seconds count from when the round began."""
+    """One round of a coded step. Seconds count from its start."""
 
     step: int
     round: int
     sent: dict[int, float]
-    """replica → when it had sent its results at every stage; the others were broken off"""
+    """replica → time at which all its stages had sent their results; others were interrupted"""
     counted: frozenset[int]
     seconds: float
 
 
 def laps(record: RunRecord) -> list[Lap]:
-    """The rounds that came to their end, in order; read off the run's log once."""
+    """Return the completed rounds in order; cached."""
     return record.once(_laps)
 
 
@@ -64,10 +63,10 @@ def _laps(record: RunRecord) -> list[Lap]:
 
 
 def profile_of(record: RunRecord) -> Profile | None:
-    """The delays of the run's rounds; None if there are too few in which all had the same to do.
+    """Return the delays of the run's rounds; None if too few have equal loads.
 
-    A replica that was broken off counts as if it had finished with the round. Of what a round takes, that part grows
-    with its load that a replica's busiest stage computes; the rest is there for each mini-task.
+    An interrupted replica counts as finished at the end of the round. The part of a round that a replica's busiest
+    stage computes grows with the load; the rest is a cost per mini-task.
     """
     coding = coding_of(record.config.exchange)
     if coding is None:
@@ -83,7 +82,7 @@ def profile_of(record: RunRecord) -> Profile | None:
 
 
 def busiest_s(record: RunRecord) -> float:
-    """Seconds that a microbatch's passes take at the node that computes longest, as the median over its steps."""
+    """Return the median seconds of a microbatch's passes at the node that computes longest."""
     found: dict[int, list[float]] = {}
     for _, work in record.worked:
         passes = [span for span in work.spans if span.action in ("forward", "backward")]
@@ -95,7 +94,7 @@ def busiest_s(record: RunRecord) -> float:
 
 
 def schemes(record: RunRecord) -> Chosen | None:
-    """What every scheme would have taken with the run's delays, in steps of as many jobs."""
+    """Return the time of every scheme under the run's delays, in steps with as many jobs."""
     coding, profile = coding_of(record.config.exchange), profile_of(record)
     if coding is None or profile is None:
         return None
@@ -103,7 +102,7 @@ def schemes(record: RunRecord) -> Chosen | None:
 
 
 def section(record: RunRecord) -> Iterator[str]:
-    """Nothing where replicas wait for one another."""
+    """Empty without coding."""
     coding, made = coding_of(record.config.exchange), laps(record)
     if coding is None or not made:
         return
@@ -120,7 +119,7 @@ def section(record: RunRecord) -> Iterator[str]:
 
 
 def told(record: RunRecord) -> Iterator[str]:
-    """How often the run went on without replicas."""
+    """Yield the count of rounds that ended without some replicas."""
     coding, made = coding_of(record.config.exchange), laps(record)
     if coding is not None and made:
         yield f"stragglers    {_told(coding, made)}"
@@ -137,7 +136,7 @@ def _told(coding: Coding, made: list[Lap]) -> str:
 
 
 def finish_figure(made: list[Lap], coding: Coding) -> go.Figure:
-    """When replicas had sent their results, in milliseconds, by round; a cross: done without. The last rounds only."""
+    """Plot finish times in milliseconds by round, with a cross for interrupted replicas; the last rounds only."""
     drawn = made[-ROUNDS_DRAWN:]
     names = [f"replica {replica}" for replica in range(coding.replicas)]
     fig = figure(120 + 26 * coding.replicas, x="round")

@@ -1,7 +1,7 @@
-"""Gradient coding, by which replicas continue without late ones: a registry of schemes.
+"""Gradient coding, which lets replicas continue without late ones: a registry of schemes.
 
-A recipe says ``exchange.coded = "msgc"``, or a table
-``{ scheme = "msgc", burst = 1, window = 3, stragglers = 2, jobs = 8 }``.
+``exchange.coded`` is ``"msgc"``, or a table such as ``{ scheme = "msgc", burst = 1, window = 3, stragglers = 2, jobs =
+8 }``.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ SCHEMES: Registry[Scheme] = Registry(
     place="exchange.coded",
 )
 FEWEST = 3
-"""replicas: of two, the one that is left computes everything in any code"""
+"""replicas; with two, the remaining one computes everything under any code"""
 MOST_JOBS = 1 << 10
 JOBS = 8
-"""of a step, unless given, where some rounds at its end only finish what is open; else one"""
+"""default jobs per step of schemes whose last rounds only finish open jobs; 1 for others"""
 AUTO = "auto"
 """value of ``stragglers`` that a run rejects, since only `planaria advise` chooses a number"""
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A scheme, and how a step is cut into its jobs."""
+    """A scheme, and the jobs of a step."""
 
     scheme: Scheme
     jobs: int = JOBS
-    """J: jobs of a step, which takes J + T rounds"""
+    """J; a step takes J + T rounds"""
     slow: float = 2.0
-    """1 + µ: a worker is late once it takes ``slow`` times as long as the fastest"""
+    """1 + µ: a worker is late after ``slow`` times the fastest worker's time"""
 
     def least(self, n: int) -> int:
-        """The microbatches of each of n replicas in a step are a multiple of this."""
+        """Return the divisor of the microbatches of each of n replicas in a step."""
         whole = self.jobs * self.scheme.chunks(n)
         return whole // gcd(whole, n)
 
@@ -60,7 +60,7 @@ class Coded:
 def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
     """Return the scheme of ``exchange.coded`` for ``members`` replicas.
 
-    :raises UserError: naming what is unknown or does not go together.
+    :raises UserError: naming unknown names or incompatible settings.
     """
     given: dict[str, Any] = {"scheme": said} if isinstance(said, str) else dict(said)
     name: Any = given.pop("scheme", None)

@@ -2,12 +2,12 @@
 
 SR-SGC (section 3.1) is plain gradient coding whose late tasks are repeated some rounds later.
 
-M-SGC (section 3.2): most chunks are uncoded and retried when late, few are coded against workers that stay away. A
-job's data are D1 and D2. Of D1 each worker owns W − 1 chunks, uncoded. D2 is B groups of n chunks, each group coded
-with GC(n, λ). In units of a D2 chunk a D1 chunk has λ + 1, so that all mini-tasks have λ + 1. With λ = n there is no
-D2, and a D1 chunk is one unit.
+M-SGC (section 3.2): most chunks are uncoded and retried when late; few are coded against workers that stay away. A job
+has data D1 and D2. Of D1 each worker owns W − 1 chunks, uncoded. D2 is B groups of n chunks, each group coded with
+GC(n, λ). In units of a D2 chunk a D1 chunk has λ + 1, so that all mini-tasks have λ + 1. With λ = n there is no D2, and
+a D1 chunk is one unit.
 
-The patterns of late workers that both are published to bear are those of section 2.
+Section 2 defines the patterns of late workers that both tolerate as published.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Burst = Annotated[int, Field(ge=1), bounds.at_most(63, "it is shorter than a win
 
 
 class Windowed(Scheme):
-    """A scheme made for bursts: for so many late workers within a window of rounds, each of them late for so long."""
+    """A scheme for bursts: a bounded number of late workers within a window of rounds, each late for a bounded time."""
 
     burst: Burst = 1
-    """B: a worker's late rounds within a window lie less than this apart"""
+    """B: a worker's late rounds within a window span fewer rounds than this"""
     window: Window = 2
     """W, in rounds"""
     stragglers: Stragglers = 1
@@ -44,7 +44,7 @@ class Windowed(Scheme):
 
 
 def bursty(window: History, burst: int, most: int) -> bool:
-    """(B, W, λ)-bursty, for one window of W rounds: at most λ distinct workers are late, each within B rounds."""
+    """Return whether one window is (B, W, λ)-bursty: at most λ distinct late workers, each within B rounds."""
     first: dict[int, int] = {}
     for at, late in enumerate(window):
         for worker in late:
@@ -54,19 +54,19 @@ def bursty(window: History, burst: int, most: int) -> bool:
 
 
 def arbitrary(window: History, times: int, most: int) -> bool:
-    """(N, W′, λ′)-arbitrary, for one window of W′ rounds: at most λ′ workers are late, each at most N times."""
+    """Return whether one window is (N, W′, λ′)-arbitrary: at most λ′ late workers, each at most N times."""
     counts = Counter(worker for late in window for worker in late)
     return len(counts) <= most and max(counts.values(), default=0) <= times
 
 
 def bursty_throughout(history: History, burst: int, width: int, most: int) -> bool:
-    """Whether every window of ``width`` rounds is bursty; a shorter history is one window."""
+    """Return whether every window of ``width`` rounds is bursty; a shorter history is one window."""
     starts = range(max(1, len(history) - width + 1))
     return all(bursty(history[start : start + width], burst, most) for start in starts)
 
 
 class SRSGC(Windowed):
-    """GC(n, s) with the s that bursts need if what is too much is repeated: T = B, which divides W − 1."""
+    """GC(n, s) with the s that bursts need if excess late tasks are repeated: T = B, which divides W − 1."""
 
     def objection(self, n: int) -> str:
         if why := super().objection(n):
@@ -80,7 +80,7 @@ class SRSGC(Windowed):
         return rough(n, self.stragglers, self._spare)
 
     def spare(self) -> int:
-        """s = ⌈Bλ / (W − 1 + B)⌉."""
+        """Return s = ⌈Bλ / (W − 1 + B)⌉."""
         return self._spare(self.stragglers)
 
     def _spare(self, stragglers: int) -> int:
@@ -90,7 +90,7 @@ class SRSGC(Windowed):
         return self.burst
 
     def load(self, n: int) -> float:
-        """(s + 1) / n."""
+        """Return (s + 1) / n."""
         return (self.spare() + 1) / n
 
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
@@ -103,22 +103,22 @@ class SRSGC(Windowed):
         return code(n, self.spare()).row(worker)
 
     def missing(self, history: History, round: int) -> Late:
-        """Those whose result for the job that began in the round is missing: late, or repeating an earlier one."""
+        """Return the workers without a result for the job of this round: late, or repeating an earlier one."""
         found = NOBODY
         for late in history[round % self.burst : round + 1 : self.burst]:
             found = late | self._first(found)
         return found
 
     def _first(self, missing: Late) -> Late:
-        """Who repeats when these are missing: the first of them, as many as exceed s."""
+        """Return the workers that repeat if these are missing: the first, as many as exceed s."""
         return frozenset(sorted(missing)[: max(0, len(missing) - self.spare())])
 
     def _repeating(self, history: History, now: int) -> Late:
-        """Who repeats in round ``now`` the task of B rounds before."""
+        """Return the workers that repeat in round ``now`` the task of B rounds before."""
         return self._first(self.missing(history, now - self.burst)) if now >= self.burst else NOBODY
 
     def _sent(self, n: int, history: History, job: int) -> dict[int, int]:
-        """Who sent a result for the job in time, and in which round."""
+        """Return worker → round in which it sent a result for the job in time."""
         missing, again = self.missing(history, job), job + self.burst
         sent = {worker: job for worker in range(n) if worker not in missing}
         if again < len(history):
@@ -134,7 +134,7 @@ class SRSGC(Windowed):
         return None if found is None else tuple(Share(i, sent[i], 0, part) for i, part in found.items())
 
     def conforms(self, n: int, history: History) -> bool:
-        """Bursty in the newest window, where a round with at most s late in which nobody repeats does not count."""
+        """Return whether the newest window is bursty, ignoring rounds with at most s late workers and no repetition."""
         window = []
         for now in range(max(0, len(history) - self.window), len(history)):
             counts = len(history[now]) > self.spare() or self._repeating(history, now)
@@ -155,11 +155,11 @@ class MSGC(Windowed):
         return self.window - 1 + self.burst
 
     def vectors(self) -> int:
-        """1 + B: a worker sums its uncoded gradients and sends them once, where the published form sends W − 1 + B."""
+        """1 + B: a worker sends the sum of its uncoded gradients once, instead of W − 1 + B vectors as published."""
         return 1 + self.burst
 
     def load(self, n: int) -> float:
-        """(λ+1)(W−1+B) / (n (B + (W−1)(λ+1))); (W−1+B) / (n (W−1)) where λ = n."""
+        """Return (λ+1)(W−1+B) / (n (B + (W−1)(λ+1))); (W−1+B) / (n (W−1)) if λ = n."""
         if self.stragglers == n:
             return self.slots() / (n * (self.window - 1))
         return (self.stragglers + 1) * self.slots() / self.chunks(n)
@@ -170,7 +170,8 @@ class MSGC(Windowed):
         return n * ((self.window - 1) * (self.stragglers + 1) + self.burst)
 
     def owed(self, history: History, worker: int, job: int) -> list[int]:
-        """The worker's D1 chunks of the job that it was late with and has not made up for by the end of ``history``."""
+        """Return the worker's D1 chunks of the job that it was late with and has not repeated by the end of
+        ``history``."""
         firsts = history[job : job + self.window - 1]
         owed = [piece for piece, late in enumerate(firsts) if worker in late]
         for late in history[job + self.window - 1 : job + self.slots()]:
@@ -208,14 +209,14 @@ class MSGC(Windowed):
         return tuple((first + chunk, weight) for chunk, weight in code(n, self.stragglers).row(worker))
 
     def _paid(self, history: History, worker: int, job: int) -> int | None:
-        """The round in which the worker sent its uncoded sum in time."""
+        """Return the round in which the worker sent its uncoded sum in time."""
         for now in range(job + self.window - 2, min(len(history), job + self.slots())):
             if worker not in history[now] and not self.owed(history[: now + 1], worker, job):
                 return now
         return None
 
     def _coded(self, n: int, history: History, job: int, group: int) -> list[int]:
-        """Who sent a coded result of the group in time."""
+        """Return the workers that sent a coded result of the group in time."""
         now = job + self.window - 1 + group
         if now >= len(history):
             return []
@@ -245,12 +246,12 @@ class MSGC(Windowed):
         return tuple(shares)
 
     def conforms(self, n: int, history: History) -> bool:
-        """The newest T + 1 rounds are (B, W, λ)-bursty or (B, W + B − 1, λ)-arbitrary: one job's rounds, either way."""
+        """Return whether the newest T + 1 rounds (one job's) are (B, W, λ)-bursty or (B, W + B − 1, λ)-arbitrary."""
         newest = history[-self.slots() :]
         return bursty_throughout(newest, self.burst, self.window, self.stragglers) or arbitrary(
             newest, self.burst, self.stragglers
         )
 
     def bears(self, n: int, jobs: int, history: History) -> bool:
-        """As :meth:`Scheme.bears`; what conforms does, and is told sooner: its rounds are all that open jobs have."""
+        """As :meth:`Scheme.bears`; tests :meth:`conforms` first, which is faster and implies it."""
         return self.conforms(n, history) or super().bears(n, jobs, history)

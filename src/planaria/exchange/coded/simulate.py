@@ -1,4 +1,4 @@
-"""Simulation of schemes: measured finish times replayed under a scheme, and what given rounds decode to."""
+"""Simulation of schemes: replay of measured finish times, and decoding of given rounds."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """When each worker finished each round of a probe in which all had the same load."""
+    """Finish times of each worker in each round of a probe with equal loads."""
 
     seconds: Seconds
-    """[rounds, n], from the beginning of the round"""
+    """[rounds, n], from the start of the round"""
     load: float
-    """the share of a job's data that each computed; uncoded 1/n"""
+    """share of a job's data that each worker computed; uncoded 1/n"""
     slope: float
-    """seconds that one unit of load takes a worker that is not slowed down; 0: all cost is fixed"""
+    """seconds per unit of load for an undelayed worker; 0: all cost is fixed"""
     slows: Literal["times", "plus"] = "times"
-    """what a slow round does to more load: it takes as many times longer, or the same seconds longer (published)"""
+    """effect of a slow round on more load: multiplied time, or the same extra seconds (as published)"""
     send_s: float = 0.0
     """seconds for each vector that a worker sends beyond the first in a round"""
     task_s: float = 0.0
-    """seconds that each mini-task takes whatever its load, as a pipeline takes to fill and to empty"""
+    """seconds of each mini-task independent of its load, such as filling and draining a pipeline"""
 
     @property
     def workers(self) -> int:
@@ -43,15 +43,14 @@ class Profile:
         return float(np.median(self.seconds))
 
     def at(self, round: int, loads: Seconds) -> Seconds:
-        """When each would have finished with these loads [n]; rounds beyond the last begin again with the first."""
+        """Return finish times of a round with these loads [n]; rounds past the last wrap around."""
         measured = self.seconds[round % len(self.seconds)]
         more = self.slope * (loads - self.load)
         found = measured + more if self.slows == "plus" else measured * (1 + more / self.typical)
         return np.asarray(np.maximum(found, 1e-9))
 
     def cut(self, jobs: int, into: int) -> Profile:
-        """Steps of so many ``jobs``, which were measured, cut ``into`` another number: jobs are put together, or each
-        is taken for several that are equally long."""
+        """Return the profile of steps of ``jobs`` jobs cut ``into`` another number: merged, or split equally."""
         common = lcm(jobs, into)
         parts = np.repeat(np.maximum(self.seconds - self.task_s, 0.0) / (common // jobs), common // jobs, axis=0)
         size = common // into
@@ -60,20 +59,20 @@ class Profile:
         return replace(self, seconds=seconds, slope=self.slope * jobs / into)
 
     def without(self, workers: Sequence[int]) -> Profile:
-        """The others' rounds, as they were."""
+        """Return the other workers' rounds."""
         kept = np.delete(self.seconds, list(workers), axis=1)
         return replace(self, seconds=kept)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How rounds went under a scheme."""
+    """Timing of rounds under a scheme."""
 
     rounds: tuple[float, ...]
     """seconds of each"""
     history: tuple[Late, ...]
     waits: int
-    """workers that were waited for beyond the deadline of their round"""
+    """workers awaited past the deadline of their round"""
     work: float
     """shares of a job's data that the mean worker computed, over all rounds"""
 
@@ -83,10 +82,10 @@ class Replay:
 
 
 def close(finish: Seconds, busy: Sequence[int], slow: float, allowed: Callable[[Late], bool]) -> tuple[Late, float]:
-    """Who is late in a round, and when it ends.
+    """Return the late workers of a round and the time of its end.
 
-    κ is the finish time of the fastest. After ``slow`` · κ, that is (1+µ)κ, those who are still busy are late, if that
-    is allowed; else the next of them to finish is waited for, until it is (arXiv 2211.13802; one by one is ours).
+    κ is the fastest finish time. After ``slow`` · κ, that is (1+µ)κ, busy workers are late if ``allowed``; otherwise
+    the next to finish is awaited until they are (arXiv 2211.13802; one by one is ours).
     """
     order = sorted(busy, key=lambda worker: (finish[worker], worker))
     deadline = slow * finish[order[0]]
@@ -108,12 +107,12 @@ def replay(
     start: int = 0,
     published: bool = False,
 ) -> Replay:
-    """So many jobs in jobs + T rounds, the first of which is round ``start`` of the profile.
+    """Simulate ``jobs`` jobs in jobs + T rounds, the first of which is round ``start`` of the profile.
 
-    A round may close once every job can still be decoded. With T = 0 nothing is lost by late workers, and there is no
-    deadline before which it stays open. A worker without mini-tasks costs nothing, in the first and last rounds for
-    one. ``published`` is the published accounting instead: patterns that conform, deadlines in all rounds, and every
-    worker charged with the whole load.
+    A round may close once every job can still be decoded. With T = 0 late workers lose nothing, and no deadline keeps a
+    round open. A worker without mini-tasks costs nothing, for example in the first and last rounds.
+
+    :param published: use the published accounting: conforming patterns, deadlines in all rounds, full load for all.
     """
     n, history, spent, waits, work = profile.workers, list[Late](), [], 0, 0.0
     each = scheme.load(n) / scheme.slots()
@@ -148,7 +147,7 @@ def _may_close(scheme: Scheme, n: int, jobs: int, history: list[Late], published
 def windows(
     scheme: Scheme, profile: Profile, jobs: int, count: int, *, slow: float = 2.0, published: bool = False
 ) -> list[float]:
-    """Seconds of each of ``count`` steps whose microbatches are cut into so many jobs, one after the other."""
+    """Return the seconds of each of ``count`` consecutive steps whose microbatches are split into ``jobs``."""
     rounds = jobs + scheme.delay()
     return [
         replay(scheme, profile, jobs, slow=slow, start=k * rounds, published=published).seconds for k in range(count)
@@ -156,9 +155,9 @@ def windows(
 
 
 def unhurried(profile: Profile, jobs: int, count: int) -> list[float]:
-    """The same steps without a code, where workers wait for each other at the end of a step alone: max_i Σ_j t_ij.
+    """Return the seconds of these steps without a code, with waits only at the end of a step: max_i Σ_j t_ij.
 
-    This is what all-reduce once a step does. Short delays of different workers add up in none of them.
+    This is all-reduce once per step; short delays of different workers do not add up.
     """
     loads = np.full(profile.workers, 1 / profile.workers)
     sums = (sum(profile.at(k * jobs + now, loads) for now in range(jobs)) for k in range(count))
@@ -166,13 +165,13 @@ def unhurried(profile: Profile, jobs: int, count: int) -> list[float]:
 
 
 Gradient = Callable[[int, int], Any]
-"""of a job's chunk: a tensor or array, or any number"""
+"""of a job's chunk: a tensor, array or number"""
 
 
 def decoded(scheme: Scheme, n: int, jobs: int, history: History, gradient: Gradient) -> list[Any]:
-    """Of each job that ``history`` reaches the deadline of, the sum of its chunks' gradients, or None if undecodable.
+    """Return the gradient sum of each job whose deadline is in ``history``; None if undecodable.
 
-    A late worker's additions of the round are dropped; what it kept from earlier rounds stays.
+    A late worker's additions of the round are dropped; those of earlier rounds remain.
     """
     kept: dict[tuple[int, int, int], Any] = {}
     sent: dict[tuple[int, int, int, int], Any] = {}

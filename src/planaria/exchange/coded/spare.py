@@ -1,16 +1,14 @@
 """SPARe (arXiv 2603.00357), a rival in simulations: stacked shards, of which only as many as needed are computed.
 
-Published: each of N workers holds a stack of r of the N shards of a job, placed cyclically, so that every shard lies in
-r stacks. In a round all compute the first S shards of their stacks, at first S = 1. When workers die, the others
-compute what is missing (the patch), and the order within stacks is changed so that the first S again cover all shards
-with the least S, found by bipartite matching; no shard is sent anywhere. When a shard's r holders are all dead, the run
-restarts. Reordering for the fewest moves and the choice of a checkpoint interval, which the paper has too, change no
-time here and are left out.
+Published: each of N workers holds a stack of r of the N shards of a job, placed cyclically, so that every shard is in r
+stacks. In a round all compute the first S shards of their stacks, initially S = 1. When workers die, the others compute
+the missing shards (the patch), and stacks are reordered so that the first S cover all shards again with the least S,
+found by bipartite matching; no shard is sent. When all r holders of a shard are dead, the run restarts. The paper's
+reordering with the fewest moves and its checkpoint interval do not affect times here and are left out.
 
-Our derivation, where the paper speaks of deaths alone: who is late in a round is treated as dead until its end. At the
-deadline, or as soon as those that are there can, the others begin the patch, the late ones go on, and each shard is
-taken from whoever has it first. Shards are spread over stacks at distances that differ in pairs, as far as N allows, so
-that two workers share few shards.
+Ours, where the paper covers only deaths: a late worker counts as dead until the end of the round. At the deadline, or
+as soon as the present workers can, the others start the patch, late ones continue, and the first result of each shard
+counts. The distances of a stack's shards differ pairwise as far as N allows, so that two workers share few shards.
 """
 
 from __future__ import annotations
@@ -25,14 +23,11 @@ import numpy as np
 from planaria.exchange.coded.simulate import Profile, Seconds, close
 
 Owners = dict[int, int]
-"""shard → who computes it"""
+"""shard → worker that computes it"""
 
 
 def endured(n: int, stack: int) -> float:
-    """Deaths in random order up to and with the first that leaves a shard without holder, in the mean.
-
-    µ(N, r) ≈ Γ(1/r) / r · N^(1 − 1/r), arXiv 2603.00357.
-    """
+    """Return the mean number of deaths in random order until a shard has no holder."""
     return float(gamma(1 / stack) / stack * n ** (1 - 1 / stack))
 
 
@@ -43,7 +38,8 @@ def best_stack(n: int) -> int:
 
 @lru_cache
 def distances(n: int, stack: int) -> tuple[int, ...]:
-    """Where the shards of a stack lie, from the worker's own on: pairwise differences mod n differ while they can."""
+    """Return the offsets of a stack's shards from the worker's own; pairwise differences mod n are distinct while
+    possible."""
     found, seen = [0], set[int]()
     for spread in (True, False):
         for place in range(1, n):
@@ -56,14 +52,14 @@ def distances(n: int, stack: int) -> tuple[int, ...]:
 
 
 def holders(n: int, stack: int, shard: int) -> list[int]:
-    """Whose stacks have the shard."""
+    """Return the workers whose stacks contain the shard."""
     return [(shard - distance) % n for distance in distances(n, stack)]
 
 
 def cover(n: int, stack: int, shards: Collection[int], there: Collection[int]) -> tuple[int, Owners] | None:
-    """The least depth S at which workers that are there cover the shards, each at most S, and who computes which.
+    """Return the least depth S at which workers in ``there`` cover the shards, each at most S, and their assignment.
 
-    None if no stack that is there has one of them.
+    None if a shard is in no stack of ``there``.
     """
     there = set(there)
     within = {shard: [worker for worker in holders(n, stack, shard) if worker in there] for shard in shards}
@@ -77,7 +73,7 @@ def cover(n: int, stack: int, shards: Collection[int], there: Collection[int]) -
 
 
 def _augment(shard: int, within: Mapping[int, list[int]], depth: int, owners: Owners, visited: set[int]) -> bool:
-    """Give the shard an owner, by moving others where that is needed: one augmenting path."""
+    """Assign an owner to the shard along one augmenting path, moving other shards if needed."""
     for worker in within[shard]:
         if worker in visited:
             continue
@@ -95,12 +91,12 @@ def _augment(shard: int, within: Mapping[int, list[int]], depth: int, owners: Ow
 
 @dataclass(frozen=True)
 class Stacked:
-    """How rounds went."""
+    """Timing of rounds."""
 
     rounds: tuple[float, ...]
     restarts: int
     depths: tuple[int, ...]
-    """S of each round, before its patch"""
+    """S of each round before its patch"""
 
     @property
     def seconds(self) -> float:
@@ -117,10 +113,10 @@ def stacked(
     deaths: Mapping[int, Collection[int]] | None = None,
     restart_s: float = 0.0,
 ) -> Stacked:
-    """So many jobs, one a round, with workers of whom ``deaths`` says who dies in which round (from 0).
+    """Simulate ``jobs`` jobs, one per round, with ``deaths``: round → workers that die in it.
 
-    A death that leaves a shard without holder costs the round, ``restart_s``, and a new cut to those who live: a run
-    of fewer workers, each with a larger share.
+    A death that leaves a shard without holder costs the round and ``restart_s``; the run continues with fewer workers,
+    each with a larger share.
     """
     living, rounds, depths, restarts, done = list(range(profile.workers)), list[float](), list[int](), 0, 0
     cut, placed = living, _placed(living, stack, living)
@@ -148,7 +144,8 @@ def stacked(
 def _placed(
     cut: list[int], stack: int, living: Collection[int], shards: Collection[int] | None = None
 ) -> tuple[int, Owners] | None:
-    """As :func:`cover`, for a job cut for the workers ``cut``, of whom some live; owners by their own numbers."""
+    """As :func:`cover`, for a job split among the workers ``cut``, of which ``living`` remain; owners by their own
+    numbers."""
     n = len(cut)
     places = [place for place, worker in enumerate(cut) if worker in living]
     found = cover(n, min(stack, n), range(n) if shards is None else shards, places)
@@ -166,7 +163,7 @@ def _round(
     depth: int,
     slow: float,
 ) -> float | None:
-    """When a round has all shards; None if nobody can patch a dead worker's."""
+    """Return the time at which a round has all shards; None if no worker can patch a dead one's."""
     finish: Seconds = profile.at(now, np.full(profile.workers, depth / len(cut)))
     one: Seconds = profile.at(now, np.full(profile.workers, 1 / len(cut)))
     finish[list(died)] = np.inf

@@ -1,8 +1,8 @@
-"""A coded step: replicas work at tasks in rounds, some at the same ones, and the gradient is had without stragglers.
+"""A coded step in a worker: replicas compute redundant tasks in rounds, and stragglers are not needed.
 
-A task's gradient is Σ w_j g_j over the microbatches j that it names, w_j their weights: the weight goes to the loss
-before the backward pass, so that every stage has its part of the sum at no further cost. What a step comes to is a sum
-of such gradients again (``exchange/coded/``). Both engines do the same tasks and add up in the same order.
+A task's gradient is Σ w_j g_j over its microbatches j. The weight multiplies the loss before the backward pass, so that
+every stage gets its part of the sum at no extra cost. A step's gradient is a sum of such gradients
+(``exchange/coded/``). Both engines run the same tasks and sum in the same order.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ T = TypeVar("T")
 
 
 class Work(NamedTuple):
-    """One task as a replica's node does it."""
+    """One task of a replica's node."""
 
     number: int
     """among all tasks that a replica may have in the step"""
     task: Task
     plan: Plan
-    """of its passes, numbered from 0"""
+    """its passes, numbered from 0"""
     microbatches: list[int]
-    """of the step: of which each pass is"""
+    """microbatch of the step for each pass"""
     weights: list[float]
     """of the passes"""
 
@@ -53,25 +53,25 @@ class CodedSteps:
     coding: Coding
     resolved: ResolvedRun
     microbatches: int
-    """of a step, those of all replicas together"""
+    """per step, over all replicas"""
 
     @property
     def rounds(self) -> int:
-        """Of a step."""
+        """Rounds in a step."""
         return self.coding.rounds
 
     def plan(self, step: int, number: int) -> Plan:
-        """The plan of a replica's first task of a step."""
+        """Return the plan of a replica's first task of a step."""
         return next(self.work(step, (), number)).plan
 
     def run(
         self, post: Post, runner: StageRunner, data: Data, spans: list[e.Span], begun: Callable[[int], None]
     ) -> None:
-        """Make a step (``StepWork.run``)."""
+        """Run a step (``StepWork.run``)."""
         CodedRounds(self, post, runner, data, spans).run(begun)
 
     def work(self, step: int, counted: Counted, replica: int) -> Iterator[Work]:
-        """What ``replica`` does in the round after those that ``counted`` tells of."""
+        """Yield ``replica``'s tasks in the round after those in ``counted``."""
         size, first = self.microbatches // self.coding.chunks, len(counted) * self.coding.scheme.slots()
         for number, duty in enumerate(self.coding.duties(counted, replica), first):
             passes = [(chunk * size + i, weight) for chunk, weight in duty.chunks for i in range(size)]
@@ -80,18 +80,18 @@ class CodedSteps:
             yield Work(number, duty.task, plan, microbatches, [weight for _, weight in passes])
 
     def begin(self, runner: StageRunner, work: Work, data: Data) -> None:
-        """Let ``runner`` begin with a task."""
+        """Prepare ``runner`` for a task."""
         batch, masks = _of(data.batch, work.microbatches), _of(data.masks, work.microbatches)
         runner.begin(batch, True, self.microbatches, masks, work.weights)
 
     def part(self, sent: Sent) -> int:
-        """The number of a vector among all that a node may send in a step."""
+        """Return the number of a vector among all that a node may send in a step."""
         return (sent.round * self.coding.jobs + sent.job) * self.coding.scheme.vectors() + sent.vector
 
     def absorb(self, runner: StageRunner, counted: Counted, vector: Callable[[Sent], Tensor]) -> None:
-        """Once all rounds are over, what the step comes to takes the place of the node's gradient.
+        """Replace the node's gradient by the step's, after its last round.
 
-        ``vector``: what was sent, by all nodes of its stage (``StageRunner.share``).
+        :param vector: returns a vector sent by all nodes of its stage (``StageRunner.share``).
         """
         runner.begin(None, True, self.microbatches)
         total = torch.zeros_like(runner.share())
@@ -101,7 +101,7 @@ class CodedSteps:
 
 
 class Sums:
-    """What a node has of the vectors that it is to send: each is the sum of some of its tasks' gradients."""
+    """A node's partial sums of vectors to send; each is the sum of some tasks' gradients."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], Tensor] = {}
@@ -109,7 +109,7 @@ class Sums:
         self.sent: dict[Sent, Tensor] = {}
 
     def add(self, task: Task, replica: int, round: int, share: Tensor) -> Tensor | None:
-        """A task's gradient is there: what is to be sent now, if anything is."""
+        """Add a task's gradient; return the vector to send now, if any."""
         at = task.job, task.vector
         before = self._new.get(at, self._kept.get(at))
         self._new[at] = total = share if before is None else before + share
@@ -119,16 +119,16 @@ class Sums:
         return total
 
     def close(self, counts: bool) -> None:
-        """The round is over; unless it ``counts`` here, nothing has come of it."""
+        """End the round; drop its work unless it ``counts``."""
         if counts:
             self._kept |= self._new
         self._new.clear()
 
 
 def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
-    """The coded steps of a run; None if it waits for every replica.
+    """Return the coded steps of a run; None if it waits for every replica.
 
-    :raises UserError: naming what does not go together with a code, and the mend.
+    :raises UserError: naming a setting that conflicts with a code, with a fix.
     """
     config = resolved.config
     coding = coding_of(config.exchange)
@@ -152,7 +152,7 @@ def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
 
 
 def _of(given: Callable[[int], T] | None, places: Sequence[int]) -> Callable[[int], T] | None:
-    """The same, numbered anew: what was at ``places[i]`` is at i."""
+    """Return the function with the item at ``places[i]`` renumbered to i."""
     return None if given is None else lambda i: given(places[i])
 
 
@@ -168,11 +168,10 @@ class CodedRounds:
         self._sums = Sums()
 
     def run(self, begun: Callable[[int], None]) -> None:
-        """Do the tasks of all rounds until the controller ends each; then take what they come to.
+        """Run the tasks of all rounds until the controller ends each, then apply the step's gradient.
 
-        ``begun`` is told of each round, by its number.
-
-        :raises Interrupted: when the controller wants something else meanwhile.
+        :param begun: called with the number of each round.
+        :raises Interrupted: when the controller cancels the step.
         """
         here = self._post.here
         while len(self._counted) < self._steps.coding.rounds:
@@ -186,7 +185,7 @@ class CodedRounds:
         self._spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
     def _round(self) -> CloseRound:
-        """Work until the round is over, whether everything is done by then or not."""
+        """Work until the controller ends the round."""
         here = self._post.here
         try:
             for work in self._steps.work(here.step, self._counted, here.number):
@@ -209,7 +208,7 @@ class CodedRounds:
             raise
 
     def _vector(self, sent: Sent) -> Tensor:
-        """What a node of this stage has sent in a round that counted there; that of another is waited for."""
+        """Return the vector of a node of this stage in a counted round, waiting for other nodes' vectors."""
         if sent.replica == self._post.here.number:
             return self._sums.sent[sent]
         like, node = self._runner.share(), self._others[sent.replica]

@@ -1,6 +1,6 @@
 """Compression of vectors: a registry of compressors.
 
-Error feedback, which makes up for their losses, is in ``feedback.py`` and ``estimates.py``.
+Error feedback, which compensates their losses, is in ``feedback.py`` and ``estimates.py``.
 """
 
 from __future__ import annotations

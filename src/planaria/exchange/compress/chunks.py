@@ -1,7 +1,7 @@
-"""Vectors in chunks of 65,536 numbers, so that a place in a chunk has 16 bits; the last chunk may be shorter.
+"""Vectors in chunks of 65,536 numbers, so that an index within a chunk has 16 bits; the last chunk may be shorter.
 
-A message begins with the number of numbers that it stands for. Each chunk has a scale of its own, so that numbers in
-half precision are relative to it, and none of them is too large or too small for that.
+A message starts with its count of numbers. Each chunk has its own scale, so that half-precision numbers, relative to
+it, stay in range.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SCALE_BYTES = 4
 
 
 def sizes(count: int) -> list[tuple[int, int]]:
-    """(chunks, numbers in each) of ``count`` numbers: the full ones, then the last if it is shorter."""
+    """Return (chunks, numbers in each) for ``count`` numbers: the full ones, then the last if it is shorter."""
     full, rest = divmod(count, CHUNK)
     return [*([(full, CHUNK)] if full else []), *([(1, rest)] if rest else [])]
 
 
 def split(vector: Tensor) -> list[Tensor]:
-    """``vector`` [n] as views [chunks, numbers], as :func:`sizes` says."""
+    """Return ``vector`` [n] as views [chunks, numbers], as in :func:`sizes`."""
     views, start = [], 0
     for chunks, size in sizes(len(vector)):
         views.append(vector[start : start + chunks * size].view(chunks, size))
@@ -34,20 +34,20 @@ def split(vector: Tensor) -> list[Tensor]:
 
 
 def header(count: int) -> Tensor:
-    """The number of numbers, as bytes."""
+    """Return the count of numbers as bytes."""
     return torch.tensor([count], dtype=torch.int64).view(torch.uint8)
 
 
 def counted(message: Tensor) -> int:
-    """The number of numbers that a message says it stands for; 0 for one that is too short to say."""
+    """Return the count of numbers in a message's header; 0 if the message is too short."""
     return int(message[:COUNT_BYTES].clone().view(torch.int64)) if len(message) >= COUNT_BYTES else 0
 
 
 class Reader:
-    """Takes typed pieces off a message, one after the other."""
+    """Reads typed arrays from a message in order."""
 
     def __init__(self, message: Tensor, count: int, size: int) -> None:
-        """:raises ValueError: when the message has not ``size`` bytes, or says that it is not of ``count`` numbers."""
+        """:raises ValueError: if the message does not have ``size`` bytes, or another ``count`` in its header."""
         if message.dtype != torch.uint8 or message.shape != (size,):
             raise ValueError(f"{count} numbers are {size} bytes, not {message.dtype} {list(message.shape)}")
         if counted(message) != count:
@@ -55,7 +55,7 @@ class Reader:
         self._message, self._at = message, COUNT_BYTES
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The next numbers; a copy, as bytes need not lie where wider numbers may."""
+        """Return a copy of the next numbers; bytes may be unaligned."""
         size = torch.Size(shape).numel() * dtype.itemsize
         piece = self._message[self._at : self._at + size].clone().view(dtype).view(shape)
         self._at += size
@@ -63,12 +63,12 @@ class Reader:
 
 
 def raw(numbers: Tensor) -> Tensor:
-    """Numbers as flat bytes."""
+    """Return numbers as flat bytes."""
     return numbers.contiguous().view(-1).view(torch.uint8)
 
 
 class Chunked(Compressor, ABC):
-    """A message says how many numbers it stands for."""
+    """A compressor whose messages start with their count of numbers."""
 
     def count(self, message: Tensor) -> int:
         return counted(message)
@@ -82,4 +82,4 @@ class Chunked(Compressor, ABC):
 
     @abstractmethod
     def _wrong(self, reader: Reader, n: int, size: int) -> str:
-        """What is wrong with the next ``n`` chunks of ``size`` numbers; empty if nothing is."""
+        """Return why the next ``n`` chunks of ``size`` numbers are invalid, or an empty string."""

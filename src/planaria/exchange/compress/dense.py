@@ -1,4 +1,4 @@
-"""Compressors of every number: as it is, in half precision, in few bits (``models/quantise.py``), or as its sign."""
+"""Compressors of every number: unchanged, in half precision, in few bits (``models/quantise.py``), or as signs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Plain(Compressor):
     """fp32, or fp16 clamped to its range."""
 
     bits: Literal[16, 32] = 32
-    """of a number: 32 (nothing is lost) or 16"""
+    """bits per number: 32 (lossless) or 16"""
 
     @property
     def exact(self) -> bool:
@@ -58,7 +58,7 @@ class Quantised(Compressor):
     """8, 4 or 2 bits in groups of 128 that share a scale."""
 
     bits: Literal[2, 4, 8] = 8
-    """of a number"""
+    """bits per number"""
 
     def bytes(self, count: int) -> int:
         return quantise.coded_bytes(count, self.bits)
@@ -71,13 +71,15 @@ class Quantised(Compressor):
 
     @property
     def guaranteed(self) -> bool:
-        """Not with 2 bits: levels follow the root mean square, so a group with one large number loses all of it."""
+        """False for 2 bits: levels follow the root mean square, so one large number erases the rest of its group."""
         return self.bits > 2
 
     def delta(self, count: int) -> float:
-        """8 and 4 bits: an error is at most half of a step, which is the largest number of a group over 2^(b − 1), and
+        """8 and 4 bits: an error is at most half a step, which is the largest number of a group over 2^(b − 1), and
         never more than the number itself. The worst group has 127 numbers of half a step: δ = 1/(1 + 127/4^b).
-        2 bits: of a normal variable, 1 minus the distortion of its best four even levels (Max 1960, table 2)."""
+
+        2 bits, for a normal variable: 1 minus the distortion of its best four even levels (Max 1960, table 2).
+        """
         return 1.0 / (1.0 + (quantise.GROUP - 1) / 4.0**self.bits) if self.bits > 2 else 0.881
 
     def count(self, message: Tensor) -> int:
@@ -89,7 +91,7 @@ class Quantised(Compressor):
 
 
 class Sign(Chunked):
-    """sign(v)·‖v‖₁/d, chunk by chunk (arXiv 1901.09847, definition of the scaled sign). Zero counts as positive."""
+    """sign(v)·‖v‖₁/d by chunk (arXiv 1901.09847, definition of the scaled sign). Zero counts as positive."""
 
     def bytes(self, count: int) -> int:
         return chunks.COUNT_BYTES + sum(n * (chunks.SCALE_BYTES + -(-size // 8)) for n, size in chunks.sizes(count))
@@ -111,11 +113,11 @@ class Sign(Chunked):
 
     @property
     def guaranteed(self) -> bool:
-        """No: δ = ‖v‖₁²/(d‖v‖²), which is 1/d if one number is not zero."""
+        """False: δ = ‖v‖₁²/(d‖v‖²), which is 1/d for a vector with one nonzero number."""
         return False
 
     def delta(self, count: int) -> float:
-        """2/π, of a normal variable."""
+        """Return 2/π, that of a normal variable."""
         return 2.0 / math.pi
 
     def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:

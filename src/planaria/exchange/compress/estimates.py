@@ -1,7 +1,7 @@
-"""Feedback by estimates that all members follow: EF21, EF21-W and EControl.
+"""Error feedback by estimates that all members keep: EF21, EF21-W and EControl.
 
 A message is the difference to an estimate. Sources: arXiv 2106.05203 (EF21), 2402.10774 (EF21-W), 2311.05645 (EControl,
-which also feeds the error back, under control of η).
+which also feeds the error back, controlled by η).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from planaria.exchange.compress.feedback import Feedback, full
 from planaria.exchange.stepsize import scales
 
 LEAST = 1e-3
-"""of the mean: a replica whose gradient hardly changed in the warm-up counts as one of this smoothness"""
+"""least smoothness, as a share of the mean; applies to gradients that hardly changed in the warm-up"""
 
 
 class Estimates(Feedback, ABC):
-    """``estimate`` is h_i, ``mean_estimate`` h̄. Both begin with a round in which exact vectors are sent: h_i = g_i."""
+    """``estimate`` is h_i, ``mean_estimate`` h̄. Both start in a round of exact vectors: h_i = g_i."""
 
     estimates: ClassVar[bool] = True
 
@@ -35,7 +35,7 @@ class Estimates(Feedback, ABC):
         return {"estimate": "estimate", "mean_estimate": "shared"}
 
     def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
-        """h̄ ← h̄ + mean D, which is what members go on with."""
+        """h̄ ← h̄ + mean D, with which members continue."""
         mean = {name: outer["mean_estimate"][name] + tensor for name, tensor in joined.items()}
         return mean, {"mean_estimate": mean}
 
@@ -50,7 +50,7 @@ class EF21(Estimates):
     """D = C(v − h), h ← h + D, h̄ ← h̄ + mean D, with v ← (1 − a)v + ag, or v = g without momentum."""
 
     momentum: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """a, the share of the new gradient in what is followed (arXiv 2305.15155); 1: no momentum"""
+    """a, the share of the new gradient in v (arXiv 2305.15155); 1: no momentum"""
 
     @property
     def parts(self) -> Parts:
@@ -82,15 +82,15 @@ Smoothness = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class EF21W(EF21):
     """D = C((g − h)/s)·s, h ← h + D, h̄ ← h̄ + mean D, with the scale s_i = n·w_i = n·L_i/ΣL_j of replica i.
 
-    In the paper's algorithm 2, h_i follows g_i/s_i and the mean counts s_i. Here h_i is s_i times that, so the other
-    replicas' weights do not enter a state and a change of weights needs no conversion. The step size is ``new_rule`` of
-    ``exchange/stepsize.py``.
+    In the paper's algorithm 2, h_i follows g_i/s_i and the mean counts s_i. Here h_i is s_i times that: the other
+    replicas' weights do not enter a state, and a change of weights needs no conversion. The step size is ``new_rule``
+    of ``exchange/stepsize.py``.
     """
 
     smoothness: Annotated[list[Smoothness], Field(min_length=1)] | Literal["auto"] = "auto"
-    """L_i of each replica, in order; auto: estimated in a warm-up, from how much each replica's gradient changes"""
+    """L_i of each replica, in order; auto: estimated in a warm-up from the changes of each replica's gradient"""
     warmup: Positive = 8
-    """steps of the warm-up, whose differences are sent in full"""
+    """steps of the warm-up, whose differences are sent uncompressed"""
 
     def unfit(self, members: int) -> str:
         if self.smoothness == "auto" or len(self.smoothness) == members:
@@ -103,9 +103,9 @@ class EF21W(EF21):
     def measure(self, outer: Outer, sent: Mapping[int, Weights]) -> Outer:
         """Add ‖Δg_i‖² of this step: L_i = √(Σ‖Δg_i‖²/Σ‖Δx‖²) over the warm-up.
 
-        All replicas have the same parameters, so Σ‖Δx‖² cancels in the weights. All of them decode the same
-        differences in the same order, and NumPy's sums do not depend on the number of threads: the weights are equal
-        at all replicas to the last bit.
+        All replicas have the same parameters, so Σ‖Δx‖² cancels in the weights. They decode the same differences in the
+        same order, and NumPy's sums do not depend on the number of threads, so the weights are bit-identical at all
+        replicas.
         """
         squares = [_square(sent[member]) for member in sorted(sent)]
         known = outer.secants if len(outer.secants) == len(squares) else (0.0,) * len(squares)
@@ -120,31 +120,31 @@ class EF21W(EF21):
 
 
 def estimated(secants: tuple[float, ...]) -> list[float]:
-    """L_i up to a common factor, from Σ‖Δg_i‖²; all equal if no gradient has changed."""
+    """Return L_i up to a common factor, from Σ‖Δg_i‖²; all equal if no gradient has changed."""
     found = [math.sqrt(each) for each in secants]
     mean = sum(found) / len(found)
     return [max(each, LEAST * mean) for each in found] if mean else [1.0] * len(found)
 
 
 def _square(weights: Weights) -> float:
-    """‖v‖² in fp64"""
+    """Return ‖v‖² in fp64."""
     return sum(float(np.square(full(weights[name]).cpu().numpy(), dtype=np.float64).sum()) for name in sorted(weights))
 
 
 class EControl(Estimates):
     """D = C(ηe + g − h); e ← e + g − h − D; h ← h + D; h̄ ← h̄ + mean D.
 
-    Weights that step along h̄ and weights that step along the mean gradient differ by −γ times the mean of e, exactly.
+    Weights that step along h̄ and weights that step along the mean gradient differ by exactly −γ times the mean of e.
 
-    The theory asks for η = Θ(δ). A compressor that guarantees no δ is measured for each message, on both vectors that
-    it has to carry: δ = min(δ(g − h), δ(e)). η concerns the sender alone, so members need not agree about it.
+    The theory requires η = Θ(δ). For a compressor without a guaranteed δ, it is measured for each message on both
+    vectors in it: δ = min(δ(g − h), δ(e)). η concerns the sender only, so members need not agree on it.
     """
 
     force: bool = False
     """allow an eta above the compressor's δ, where errors may grow without bound"""
     eta: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    """weight of the error in a message; auto: half of the compressor's δ. A number is lowered to a measured δ below it,
-    unless ``force`` is set"""
+    """weight of the error in a message; auto: half of the compressor's δ. A number is lowered to the measured δ unless
+    ``force`` is set"""
 
     @property
     def parts(self) -> Parts:
@@ -173,5 +173,5 @@ class EControl(Estimates):
 
 
 def _ahead(outer: Outer, exact: Weights) -> dict[str, Tensor]:
-    """g − h"""
+    """Return g − h."""
     return {name: full(g) - outer["estimate"][name] for name, g in exact.items()}

@@ -1,8 +1,8 @@
-"""What is sent in place of a vector when a compressor loses a part of it, and what members of a round go on with.
+"""Error feedback: what is sent instead of a vector when a compressor loses part of it, and the resulting state.
 
-The words of arXiv 2402.10774 and 2311.05645: replica i has the exact vector g_i of the round and sends a difference or
-a sum D_i = C(…), which all decode alike; e_i is the error that is owed, h_i an estimate of g_i that follows from what
-i has sent, h̄ the mean of these estimates.
+Notation of arXiv 2402.10774 and 2311.05645: replica i has the exact vector g_i of the round and sends D_i = C(…), which
+all members decode alike; e_i is its accumulated error, h_i an estimate of g_i determined by its messages, h̄ the mean
+of these estimates.
 """
 
 from __future__ import annotations
@@ -19,78 +19,81 @@ from planaria.exchange.base import Outer, Parts, Weights
 
 
 def full(tensor: Tensor) -> Tensor:
-    """In fp32 at least; may share memory."""
+    """Return the tensor in fp32 or wider; may share memory."""
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class Feedback(Choice, ABC):
-    """One way; its fields are its options. Pure and elementwise: nothing that is given is changed, and the vectors of
+    """A feedback rule; its fields are its options. Pure and elementwise: arguments are not modified, and the vectors of
     several members may lie in one tensor.
 
-    Its parts of the outer state are named tensors of the vector's names and shapes; one that is missing is zero.
+    Its parts of the outer state have the vector's names and shapes; a missing one is zero.
     """
 
     estimates: ClassVar[bool] = False
-    """Do members hold estimates of each other? Then all must hear all, and a round begins them with exact vectors
-    whenever the members change: differences to what somebody has never seen mean nothing to him."""
+    """whether members keep estimates of each other; then all must receive all messages, and a change of members
+    restarts estimates with exact vectors"""
 
     @property
     @abstractmethod
     def parts(self) -> Parts:
-        """Its parts of the outer state by name, and whose each is."""
+        """Parts of the outer state, by name."""
 
     @abstractmethod
     def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
-        """What is compressed in place of ``exact``. ``delta`` is the compressor's δ: guaranteed, or else the smallest
-        that was measured for the vectors of :meth:`judged`."""
+        """Return the vector to compress instead of ``exact``.
+
+        :param delta: the compressor's δ: guaranteed, or the smallest measured for the vectors of :meth:`judged`.
+        """
 
     def judged(self, outer: Outer, exact: Weights) -> Sequence[Weights]:
-        """The vectors whose δ :meth:`meant` depends on. Measured only if the compressor guarantees none."""
+        """Return the vectors whose δ :meth:`meant` needs; measured only if the compressor guarantees none."""
         return ()
 
     @abstractmethod
     def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
-        """The sender's own parts once others have decoded ``sent`` from its message."""
+        """Return the sender's own parts after others decoded ``sent`` from its message."""
 
     def alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:
-        """What it is worth, and what is kept, when nobody else has heard the message."""
+        """Return the value and the kept parts if no other member received the message."""
         return sent, kept
 
     def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
-        """What members go on with, ``joined`` being the aggregate of what was sent; and the shared parts after it."""
+        """Return the value with which members continue, given the aggregate ``joined`` of messages, and the new shared
+        parts."""
         return joined, {}
 
     def begun(self, exact: Weights) -> dict[str, Weights]:
-        """The sender's own parts once it has sent ``exact`` as it is, to begin."""
+        """Return the sender's own parts after it sent ``exact`` uncompressed to start."""
         return {}
 
     def shared(self, joined: Weights) -> dict[str, Weights]:
-        """The shared parts after a round in which all sent exact vectors, which came to ``joined``."""
+        """Return the shared parts after a round of exact vectors with the aggregate ``joined``."""
         return {}
 
     def scale(self, outer: Outer, member: int) -> float:
-        """What ``member`` divides its vector by before compression; all multiply what they decode of it by the same."""
+        """Return the divisor of ``member``'s vector before compression; receivers multiply by it."""
         return 1.0
 
     def measuring(self, outer: Outer) -> bool:
-        """Whether this round's differences are sent in full, for :meth:`measure`."""
+        """Whether this round's differences are sent uncompressed for :meth:`measure`."""
         return False
 
     def measure(self, outer: Outer, sent: Mapping[int, Weights]) -> Outer:
-        """The state with what is learned about members from the differences that they ``sent`` in full."""
+        """Return the state after measuring the differences that members ``sent`` uncompressed."""
         return outer
 
     def unfit(self, members: int) -> str:
-        """Why it does not work with this number of members; empty if it does."""
+        """Return why the feedback does not support this number of members, or an empty string."""
         return ""
 
     def misfit(self, delta: float) -> str:
-        """Why it does not work with a compressor of this δ; empty if it does."""
+        """Return why the feedback does not support a compressor of this δ, or an empty string."""
         return ""
 
 
 class Naive(Feedback):
-    """D = C(g). What a message lacks is lost; with top-k this may diverge (arXiv 2002.12410, example 1)."""
+    """D = C(g). The compressor's error is lost; with top-k this may diverge (arXiv 2002.12410, example 1)."""
 
     @property
     def parts(self) -> Parts:
@@ -120,7 +123,7 @@ class EF14(Feedback):
         return {"residual": {name: meant[name] - sent[name] for name in meant}}
 
     def alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:
-        """Nothing is owed to anybody."""
+        """Nothing remains to be sent."""
         residual = kept["residual"]
         return (
             {name: sent[name] + residual[name] for name in residual},

@@ -1,4 +1,4 @@
-"""Compressors that send some numbers of each chunk: top-k, and random-k, whose places all members draw alike."""
+"""Compressors that send some numbers of each chunk: top-k, and random-k with indices common to all members."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _STEPS = 127
 
 
 class Sparse(Chunked, ABC):
-    """As many numbers of each chunk of 65,536, so that a message's size is known beforehand."""
+    """Sends the same number of values from each chunk of 65,536, so that a message's size is known in advance."""
 
     place_bytes: ClassVar[int]
-    """that say where a number belongs"""
+    """bytes of an index"""
 
     keep: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """share of the numbers that is sent; of each chunk one at least"""
+    """share of the numbers that is sent; at least one of each chunk"""
     bits: Literal[8, 16] = 16
-    """of a number that is sent"""
+    """bits per number sent"""
 
     def kept(self, size: int) -> int:
-        """Of a chunk of ``size`` numbers."""
+        """Return k for a chunk of ``size`` numbers."""
         return max(1, math.ceil(self.keep * size - 1e-9))
 
     def bytes(self, count: int) -> int:
@@ -41,7 +41,7 @@ class Sparse(Chunked, ABC):
         )
 
     def delta(self, count: int) -> float:
-        """min over chunks of k/d."""
+        """Return the minimum over chunks of k/d."""
         return min((self.kept(size) / size for _, size in chunks.sizes(count)), default=1.0)
 
     def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:
@@ -49,25 +49,28 @@ class Sparse(Chunked, ABC):
         return "" if finite else "not all of its numbers are finite"
 
     def _numbers(self, reader: chunks.Reader, n: int, size: int) -> tuple[Tensor, Tensor]:
-        """Scales [n, 1] and numbers [n, k]."""
+        """Return scales [n, 1] and numbers [n, k]."""
         scales = reader.take((n, 1), torch.float32)
         return scales, reader.take((n, self.kept(size)), torch.float16 if self.bits == 16 else torch.int8)
 
     def _scaled(self, values: Tensor) -> list[Tensor]:
-        """``values`` [n, k] as the bytes of scales (fp32, the largest of each chunk) and of numbers between −1 and 1
-        (fp16, or int8 in steps of 1/127). A chunk with a number that is not finite gets a scale that is not either."""
+        """Return ``values`` [n, k] as the bytes of scales (fp32, each chunk's largest) and of numbers in −1 … 1.
+
+        Numbers are fp16, or int8 in steps of 1/127. A chunk with a number that is not finite gets a scale that is not
+        finite.
+        """
         scales = values.abs().amax(dim=1, keepdim=True)
         relative = values / scales.clamp(min=_TINY)
         numbers = relative.half() if self.bits == 16 else (relative * _STEPS).round_().to(torch.int8)
         return [chunks.raw(scales), chunks.raw(numbers)]
 
     def _unscaled(self, scales: Tensor, numbers: Tensor) -> Tensor:
-        """What :meth:`_scaled` was given, but for rounding: fp32 [n, k]."""
+        """Invert :meth:`_scaled` up to rounding: fp32 [n, k]."""
         return numbers.float() * (scales if self.bits == 16 else scales / _STEPS)
 
 
 class TopK(Sparse):
-    """A place has 16 bits; those of a chunk are sent in ascending order."""
+    """The k largest numbers by magnitude; 16-bit indices, ascending within a chunk."""
 
     place_bytes: ClassVar[int] = 2
 
@@ -94,12 +97,12 @@ class TopK(Sparse):
         return super()._wrong(reader, n, size)
 
     def _places(self, reader: chunks.Reader, n: int, size: int) -> Tensor:
-        """[n, k]"""
+        """Return indices [n, k]."""
         return reader.take((n, self.kept(size)), torch.uint16).long()
 
 
 class RandK(Sparse):
-    """Places follow from the round's number, and are the same at all members of a round and in all full chunks."""
+    """Indices derived from the round's number: equal at all members of a round and in all full chunks."""
 
     place_bytes: ClassVar[int] = 0
 
@@ -117,6 +120,6 @@ class RandK(Sparse):
         return vector
 
     def _places(self, size: int, draw: int) -> Tensor:
-        """In ascending order."""
+        """Return indices in ascending order."""
         generator = torch.Generator().manual_seed(draw)
         return torch.randperm(size, generator=generator)[: self.kept(size)].sort().values

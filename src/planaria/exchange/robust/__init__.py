@@ -1,7 +1,7 @@
 """Byzantine-robust aggregation: a registry of rules.
 
-A recipe says ``exchange.robust = "multikrum"``, ``"nnm:median"``, or as a table
-``{ rule = "flag", liars = 2, mix = "nnm", rounds = 5, scope = "replica" }``.
+``exchange.robust`` is ``"multikrum"``, ``"nnm:median"``, or a table such as ``{ rule = "flag", liars = 2, mix = "nnm",
+rounds = 5, scope = "replica" }``.
 """
 
 from __future__ import annotations
@@ -48,44 +48,48 @@ Scope = Literal["stage", "replica"]
 
 @dataclass(frozen=True)
 class Robust:
-    """A rule, and what is done to vectors before it sees them."""
+    """A rule, and the mixing of vectors before it."""
 
     rule: Rule
     mix: Mix = "none"
     told: Told | None = None
-    """hears what each member counts in the value of a round, where the rule goes by coefficients"""
+    """receives the weight of each member in a round's value, if the rule has coefficients"""
     strikes: int = STRIKES
     """as of :attr:`~planaria.exchange.base.Exchange.strikes`"""
     scope: Scope = "stage"
-    """over what offers are judged together: what each stage hears by itself, or whole replicas (``weighing.py``)"""
+    """scope of a judgement: the updates that each stage receives, or whole replicas (``weighing.py``)"""
     counted: Counted | None = None
-    """with whole replicas: what was found, over all stages, that members count"""
+    """with scope "replica": the members' weights over all stages"""
 
     def least(self) -> int:
-        """The fewest members with whom the rule bears its liars: a bucket with one liar counts as one."""
+        """Return the fewest members with which the rule tolerates its Byzantine ones; a bucket with one counts as
+        Byzantine."""
         return self.rule.least() if self.mix != "bucketing" else BUCKET * (self.rule.least() - 1) + 1
 
     @property
     def continues(self) -> bool:
-        """Does it need the value of the round before?"""
+        """Whether it needs the previous round's value."""
         return isinstance(self.rule, GramRule) and self.rule.continues
 
     def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Robust:
-        """The same where so many liars are known already, as what they said was refused; ``told`` and ``counted`` as of
-        :meth:`~planaria.exchange.base.Exchange.facing`."""
+        """Return the rule after ``refused`` updates were rejected; these count as Byzantine.
+
+        ``told`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.facing`.
+        """
         left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - refused)})
         return replace(self, rule=left, told=told, counted=counted)
 
     def aggregate(self, said: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
-        """One value of those of several members, in order; ``draw`` is a number that all of them know, ``last`` the
-        value of the round before, zero if there is none.
+        """Return one value of several members' values, in order.
 
-        :raises TooManyLiars: when they are too few, or one is not finite: such are refused before (``refusal.py``).
+        :param draw: a number that all members know.
+        :param last: the previous round's value; zero if there is none.
+        :raises TooManyLiars: if there are too few, or one is not finite (``refusal.py`` rejects these earlier).
         """
         if len(said) < self.least():
             raise TooManyLiars(f"{len(said)} members are too few for {self.rule.liars} liars: {self.least()} or more")
         like = next(iter(said.values()))
-        if not like:  # a fragment of nothing
+        if not like:  # an empty fragment
             return {}
         vectors, before = [message.pieces(weights) for weights in said.values()], message.pieces(last) if last else None
         if self.scope == "replica":
@@ -99,7 +103,7 @@ class Robust:
         return message.named(found.value, like)
 
     def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
-        """By what was found over all stages."""
+        """Return the value with the weights found over all stages."""
         assert self.counted is not None, "nobody has judged whole replicas"
         c = torch.tensor([self.counted.coefficients[member] for member in members], dtype=torch.float64)
         if self.continues and last is None:
@@ -107,9 +111,10 @@ class Robust:
         return by_coefficients(vectors, c, last if self.continues else None)
 
     def judged(self, members: Sequence[int], gram: Tensor, draw: int) -> Counted:
-        """What ``members`` count, and by other rules, from their inner products G [n + 1, n + 1] (``products.py``).
+        """Return the weights of ``members``, also by other rules, from inner products G [n + 1, n + 1]
+        (``products.py``).
 
-        :raises ValueError: when they are too few.
+        :raises ValueError: if there are too few members.
         """
         assert isinstance(self.rule, GramRule)
         found = coefficients(self.rule, gram, self.mix, draw, self.continues)
@@ -130,9 +135,9 @@ class Robust:
 
 
 def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
-    """What ``exchange.robust`` names, for so many members.
+    """Return the rule that ``exchange.robust`` configures for ``members``.
 
-    :raises UserError: naming what is unknown or does not go together.
+    :raises UserError: naming unknown names or incompatible settings.
     """
     given = _spelled(said) if isinstance(said, str) else dict(said)
     rule, mix, strikes = given.pop("rule", None), given.pop("mix", "none"), given.pop("strikes", STRIKES)
@@ -160,6 +165,6 @@ def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
 
 
 def _spelled(said: str) -> dict[str, Any]:
-    """The table that RULE or MIX:RULE stands for."""
+    """Return the table of the short form RULE or MIX:RULE."""
     mix, colon, rule = said.partition(":")
     return {"rule": rule, "mix": mix} if colon and mix in get_args(Mix) else {"rule": said}

@@ -1,10 +1,10 @@
-"""What every robust rule answers: one value of those that n members say, of whom at most f lie.
+"""Interface of robust rules: one value of n members' values, of which at most f are Byzantine.
 
-Rules are of two kinds. Most need nothing of the vectors but their inner products, K = XXᵀ: their value is Σ c_j x_j
-with coefficients c that follow from K (:class:`GramRule`). Two look at each coordinate by itself
-(:class:`CoordinateRule`). Vectors are visited in chunks, so that nothing of their size is made but the value.
+Most rules only need inner products K = XXᵀ: their value is Σ c_j x_j with coefficients c computed from K
+(:class:`GramRule`). Two treat each coordinate separately (:class:`CoordinateRule`). Vectors are visited in chunks, so
+that no temporary of their size is allocated except the value.
 
-A rule keeps nothing. One that goes on from its last value, v, is given it again (:attr:`GramRule.continues`).
+Rules are stateless. An iterative rule receives its last value v as an argument (:attr:`GramRule.continues`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from planaria.config.registry import Choice
 
 
 class Rule(Choice, ABC):
-    """One way; its fields are its options. Pure: all who have the same vectors in the same order get the same value."""
+    """A robust rule; its fields are its options. Pure: equal vectors in the same order give the same value."""
 
     liars: Natural = 1
-    """f, the members that may lie"""
+    """f, the number of Byzantine members tolerated"""
 
     def least(self) -> int:
         """Return the fewest members with which the rule tolerates f liars; 2f + 1, an honest majority, by default."""
@@ -32,37 +32,38 @@ class Rule(Choice, ABC):
 
 
 class GramRule(Rule, ABC):
-    """Goes by inner products alone."""
+    """A rule that only uses inner products."""
 
     origin: ClassVar[bool] = False
-    """Do its coefficients go by directions from the origin? If not, by distances, and K may be about any point: then
-    it is about one that lies among the vectors, where rounding is least."""
+    """whether coefficients depend on directions from the origin; otherwise on distances, and K is about a point among
+    the vectors, where rounding is least"""
     continues: ClassVar[bool] = False
-    """Does it go on from its last value v, zero at first? Then K is about v, and the value is v + Σ c_j (x_j − v)."""
+    """whether it continues from its last value v, initially zero; then K is about v, and the value is v + Σ c_j (x_j −
+    v)"""
 
     @abstractmethod
     def coefficients(self, gram: Tensor) -> Tensor:
-        """c [n] for K [n, n], both fp64; they add up to 1 unless the rule has an ``origin``, or ``continues``."""
+        """Return c [n] for K [n, n], both fp64; they sum to 1 unless the rule has an ``origin``, or ``continues``."""
 
 
 class CoordinateRule(Rule, ABC):
-    """Looks at each coordinate by itself."""
+    """A rule that treats each coordinate separately."""
 
     @abstractmethod
     def combine(self, rows: Sequence[Tensor]) -> Tensor:
-        """One value [d] of the vectors [d] of n members, a new tensor; they stay as they are.
+        """Return one value [d] of n members' vectors [d]; a new tensor.
 
-        :raises NotFinite: when a number of them is not.
+        :raises NotFinite: if a number is not finite.
         """
 
 
 def distances(gram: Tensor) -> Tensor:
-    """‖x_i − x_j‖² [n, n] from K, none below zero; a liar's infinite one stays infinite and touches no other pair."""
+    """Return ‖x_i − x_j‖² [n, n] from K, at least zero; an infinite vector affects only its own pairs."""
     sizes = gram.diagonal()
     return (sizes.unsqueeze(0) + sizes.unsqueeze(1) - 2 * gram).clamp_(min=0.0).fill_diagonal_(0.0)
 
 
 def nearest(gram: Tensor, count: int) -> Tensor:
-    """For each member the ``count`` members nearest to it, itself the first of all: [n, count]."""
+    """Return for each member the ``count`` nearest members, itself first: [n, count]."""
     apart = distances(gram).fill_diagonal_(-1.0)
     return torch.sort(apart, dim=1, stable=True).indices[:, :count]

@@ -1,4 +1,4 @@
-"""Centered clipping (arXiv 2012.10333): from the last value towards each member, by at most τ."""
+"""Centered clipping (arXiv 2012.10333): move from the last value towards each member, by at most τ."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ ROUNDS = 1000
 class CenteredClipping(GramRule):
     """v ← v + (1/n) Σ (x_j − v) min(1, τ/‖x_j − v‖) (arXiv 2012.10333, section 4), ``rounds`` times.
 
-    The last value v is a part of the outer state. It has to be equal at all members.
+    The last value v is part of the outer state and must be equal at all members.
 
-    A step is one of gradient descent on the mean of Huber's losses of ‖x_j − v‖ with threshold τ, which is convex with
-    a curvature of at most 1. An automatic τ never rises within a round, and the loss falls with τ. So the squared
-    lengths of all steps have a finite sum, and the steps end below any tolerance.
+    A step is gradient descent on the mean of Huber losses of ‖x_j − v‖ with threshold τ, which is convex with curvature
+    at most 1. An automatic τ never rises within a round, and the loss falls with τ. So the squared step lengths have a
+    finite sum, and steps fall below any tolerance.
     """
 
     continues: ClassVar[bool] = True
 
     rounds: Positive | Literal["auto"] = "auto"
-    """steps in one round of the exchange; auto: one with a given τ, which bounds what a liar can do in a round; with an
-    automatic τ until a step is shorter than 1e-4 τ, at most 1,000"""
+    """steps per round of the exchange. auto: with a given τ one, which bounds a Byzantine member's influence per round;
+    with an automatic τ until a step is shorter than 1e-4 τ, at most 1,000"""
     tau: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
-    """τ; auto: the median of the distances ‖x_j − v‖, the smallest so far of this round"""
+    """τ; auto: the median of the distances ‖x_j − v‖, the smallest of this round's steps so far"""
 
     def coefficients(self, gram: Tensor) -> Tensor:
-        """Of x_j − v, with v the last value: those of the value found, less v."""
+        """Return the coefficients of x_j − v in the new value minus the last value v."""
         k, c = gram.numpy(), np.zeros(len(gram))
         tau = math.inf if self.tau == "auto" else self.tau
         converge = self.rounds == "auto" and self.tau == "auto"

@@ -1,7 +1,7 @@
-"""One value of several vectors by a robust rule, chunk by chunk.
+"""Combine several vectors by a robust rule, chunk by chunk.
 
-Before a rule sees vectors, mixing may make them more alike: each becomes a mean of some, by a matrix M [m, n].
-Afterwards the same inner products give the coefficients that other rules would have found.
+Mixing may first replace each vector by a mean of some, by a matrix M [m, n]. The same inner products also give the
+coefficients of other rules.
 """
 
 from __future__ import annotations
@@ -18,37 +18,34 @@ from planaria.exchange.robust.products import CHUNK, Vector, blank, bounded, chu
 
 Mix = Literal["none", "nnm", "bucketing"]
 BUCKET = 2
-"""s: vectors in a bucket; so many liars are in at most as many buckets, of s times fewer"""
+"""s: vectors in a bucket; f Byzantine members spoil at most f buckets, of s times fewer"""
 
 
 LONG = 128 * 1024
-"""numbers of each vector that compiled code is given at once: what it makes of them is still at hand when that is put
-in its place"""
+"""numbers of each vector passed to compiled code at once, so that the result is still cached when it is stored"""
 _LITTLE = 0.5
-"""of what a member counts in a mean"""
+"""a member is a suspect below this share of its weight in a mean"""
 
 
 class Combined(NamedTuple):
-    """What a rule has made of several vectors."""
+    """The value of several vectors under a rule."""
 
     value: Tensor
     """[d]"""
     coefficients: Tensor | None = None
-    """[n], fp64: value = Σ c_j x_j, plus (1 − Σ c_j) v of a rule that continues from v; of rules that look at each
-    coordinate by itself none can be told"""
+    """[n], fp64: value = Σ c_j x_j, plus (1 − Σ c_j) v if the rule continues from v; None for coordinate rules"""
     gram: Tensor | None = None
-    """G as of :func:`~planaria.exchange.robust.products.products`, where there are such"""
+    """G as in :func:`~planaria.exchange.robust.products.products`, if computed"""
 
 
 def combine(
     rule: Rule, vectors: Sequence[Vector], mix: Mix = "none", draw: int = 0, last: Vector | None = None
 ) -> Combined:
-    """One value of ``vectors``, all of one dtype and on the CPU, in an order that all who combine them share.
+    """Return one value of ``vectors``, all of one dtype and on the CPU, in the same order at all members.
 
-    ``last``: what a rule that continues made of the round before; if not given, zero.
-
-    :raises NotFinite: when a vector has a number that is not.
-    :raises ValueError: when they are too few for the rule.
+    :param last: the previous round's value of an iterative rule; zero if None.
+    :raises NotFinite: if a number is not finite.
+    :raises ValueError: if there are too few vectors for the rule.
     """
     if isinstance(rule, CoordinateRule) and mix == "none":
         _enough(rule, len(vectors))
@@ -66,15 +63,15 @@ def combine(
 
 
 def by_coefficients(vectors: Sequence[Vector], c: Tensor, last: Vector | None) -> Tensor:
-    """Σ c_j x_j [d], plus (1 − Σ c_j) v of a ``last`` value v, if there is one, for c [n]."""
+    """Return Σ c_j x_j [d] for c [n], plus (1 − Σ c_j) v with a ``last`` value v."""
     factors = [*c.tolist(), *([1.0 - float(c.sum())] if last is not None else [])]
     return _visited([*vectors, *([] if last is None else [last])], lambda rows: weighted(rows, factors))
 
 
 def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: bool) -> Tensor:
-    """c [n] of vectors of which G is known, ``about_last``: relative to the last value of a rule that continues.
+    """Return c [n] of vectors with known G, ``about_last``: relative to the last value of an iterative rule.
 
-    :raises ValueError: when they are too few for the rule.
+    :raises ValueError: if there are too few vectors for the rule.
     """
     matrix = _mixed_by(rule, gram, mix, draw)
     shorter = torch.ones(len(gram) - 1, dtype=gram.dtype) if about_last else bounded(gram)
@@ -83,7 +80,7 @@ def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: 
 
 
 def _mixed_by(rule: Rule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
-    """Who is whose neighbour goes by true lengths: a bounded liar may be as near as an honest vector that is long."""
+    """Return the mixing matrix by true lengths, since a shortened vector may be as near as an honest long one."""
     lengths = torch.ones(len(gram) - 1, dtype=gram.dtype)
     matrix = mixing(mix, framed(gram, lengths, origin=False), rule.liars, draw)
     _enough(rule, len(matrix))
@@ -91,10 +88,10 @@ def _mixed_by(rule: Rule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
 
 
 def mixing(mix: Mix, gram: Tensor, liars: int, draw: int) -> Tensor:
-    """M for the inner products K [n, n]: row i says of which members the i-th vector becomes the mean.
+    """Return M for inner products K [n, n]: row i gives the members whose mean replaces the i-th vector.
 
-    nnm: of its n − f nearest (arXiv 2302.01772). bucketing: of random buckets of two (arXiv 2006.09365), the same at
-    all who know ``draw``; the last may be smaller.
+    nnm: its n − f nearest (arXiv 2302.01772). bucketing: random buckets of two (arXiv 2006.09365), derived from
+    ``draw``; the last may be smaller.
     """
     n = len(gram)
     if mix == "none":
@@ -110,7 +107,7 @@ def mixing(mix: Mix, gram: Tensor, liars: int, draw: int) -> Tensor:
 
 
 def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
-    """Σ c_j x_j, a new tensor, added up in order; what counts nothing is not looked at."""
+    """Return Σ c_j x_j, a new tensor, summed in order; zero coefficients are skipped."""
     total: Tensor | None = None
     for row, factor in zip(rows, factors, strict=True):
         if factor and total is None:
@@ -134,17 +131,17 @@ def _enough(rule: Rule, count: int) -> None:
 
 
 def suspects(counted: Sequence[float], liars: int) -> list[int]:
-    """Places, in order, of those that count less than half of their share in a mean: of as many as may lie at most."""
+    """Return the members, by index, with less than half of their weight in a mean: at most ``liars``, in order."""
     little = [place for place, value in enumerate(counted) if value < _LITTLE / len(counted)]
     return sorted(sorted(little, key=lambda place: (counted[place], place))[:liars])
 
 
 def rivals(rules: Mapping[str, Rule], own: GramRule, gram: Tensor, mix: Mix, draw: int) -> dict[str, Tensor]:
-    """c [n] by each of the ``rules`` in place of the run's ``own``, from G of a round with ``mix`` and ``draw``.
+    """Return c [n] of each of ``rules`` except the run's ``own``, from G of a round with ``mix`` and ``draw``.
 
-    Without those of which inner products tell nothing: that look at each coordinate by itself; that go on from a last
-    value, if the run's does not, or by directions from the origin, if the run's does, as its G is about that value; for
-    which members are too few; and its own.
+    Leaves out rules without coefficients from G: coordinate rules; iterative rules, if the run's is not, and rules
+    about the origin, if the run's is iterative, as G is about its last value; rules for which there are too few
+    members.
     """
     found = {}
     for name, rule in rules.items():
@@ -154,6 +151,6 @@ def rivals(rules: Mapping[str, Rule], own: GramRule, gram: Tensor, mix: Mix, dra
         assert isinstance(rule, GramRule)
         try:
             found[name] = coefficients(rule, gram, mix, draw, own.continues)
-        except ValueError:  # too few
+        except ValueError:  # too few members
             continue
     return found

@@ -1,7 +1,6 @@
-"""Rules that look at each coordinate by itself: median and trimmed mean (arXiv 1803.01498).
+"""Coordinate-wise rules: median and trimmed mean (arXiv 1803.01498).
 
-Both need the middle of the members' values. A network of comparisons finds it without sorting, as machine code where
-numba is installed.
+A network of comparisons finds the middle values without sorting; numba compiles it if installed.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from planaria.exchange.robust.products import NotFinite
 
 Numbers = NDArray[Any]
 _TOGETHER = 512
-"""coordinates of all members that are looked at together: they stay in the fastest memory"""
+"""coordinates processed together, so that all members' values stay in the first-level cache"""
 
 
 class Median(CoordinateRule):
-    """med_j x_j[k]; of an even number the mean of the two in the middle."""
+    """med_j x_j[k]; for an even number of members the mean of the two middle values."""
 
     def combine(self, rows: Sequence[Tensor]) -> Tensor:
         return middle(rows, (len(rows) - 1) // 2)
@@ -41,17 +40,16 @@ class TrimmedMean(CoordinateRule):
 
 
 def middle(rows: Sequence[Tensor], trim: int) -> Tensor:
-    """Of each coordinate the mean of ``rows`` [d] without the ``trim`` largest and the ``trim`` smallest: [d].
+    """Return for each coordinate the mean of ``rows`` [d] without the ``trim`` largest and smallest: [d], a new tensor.
 
-    A new tensor. Rows go in whole into each comparison, so that it takes one instruction for several coordinates, and
-    the order in which the rest is added up follows from the numbers alone. Which of two zeros of different signs is the
-    smaller depends on the machine; the value is never −0, so that it does not.
+    Comparisons take whole rows, for vector instructions; the order of summation depends on the numbers only. The order
+    of zeros of different signs depends on the machine, so the value is never −0.
 
-    :raises NotFinite: when a number is not.
+    :raises NotFinite: if a number is not finite.
     """
     if COMPILED:
         return _by_machine(rows, trim)
-    # A number that is infinite, or none, makes a sum with zeros that is none, while the rows are at hand.
+    # 0 · x is NaN for infinities and NaN, found while the rows are cached
     total = torch.zeros_like(rows[0])
     if not math.isfinite(sum(float(torch.dot(row, total)) for row in rows)):
         raise NotFinite("a number is not finite")
@@ -68,12 +66,12 @@ def middle(rows: Sequence[Tensor], trim: int) -> Tensor:
 
 
 def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
-    """The same to the last bit."""
+    """As :func:`middle`, bit for bit, in compiled code."""
     held, value = [row.contiguous() for row in rows], torch.empty_like(rows[0])
     places = [row.data_ptr() for row in held]
     lowest, size = min(places), rows[0].element_size()
     starts = np.array([(place - lowest) // size for place in places])
-    # One view from the first row in memory to the last: compiled code takes arrays, not lists of them.
+    # one view over the memory of all rows, since compiled code takes arrays, not lists
     first = held[places.index(lowest)].numpy()
     memory = as_strided(first, (int(starts.max()) + len(first),), writeable=False)
     share = memory.dtype.type(len(rows) - 2 * trim)
@@ -84,11 +82,14 @@ def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
 
 @compiled
 def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share: Any, out: Numbers) -> bool:
-    """``out`` [d] ← the mean of what the comparisons of a ``network`` [k, 4] leave in the middle of the vectors that
-    begin at ``starts`` [n] of ``memory``; ``share``: how many these are, of their type. Were all numbers finite?
+    """Set ``out`` [d] to the means of the middle values of the vectors that start at ``starts`` [n] of ``memory``.
 
-    Number by number what :func:`middle` does with torch, in the same order: the bits are the same, so that replicas
-    with and without numba agree.
+    Does what :func:`middle` does with torch in the same order, so replicas with and without numba agree to the last
+    bit.
+
+    :param network: comparisons [k, 4].
+    :param share: count of middle values, in their dtype.
+    :return: whether all numbers are finite.
     """
     held = np.zeros((len(starts), _TOGETHER), memory.dtype)
     odd = False
@@ -102,7 +103,7 @@ def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share
                 odd |= row[k] - row[k] != 0
         for place in range(len(network)):
             one, other = held[network[place, 0]], held[network[place, 1]]
-            for k in range(_TOGETHER):  # always so many, and both results, which takes less than to ask what is needed
+            for k in range(_TOGETHER):  # a fixed count and both results: cheaper than testing what is needed
                 low, high = one[k], other[k]
                 one[k] = low if low < high else high
                 other[k] = high if low < high else low
@@ -125,11 +126,10 @@ def _table(count: int, trim: int) -> NDArray[np.int64]:
 
 @lru_cache
 def network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
-    """Comparisons (i, j, is the smaller needed at i, is the larger needed at j), after which the ``trim`` smallest of
-    ``count`` numbers stand first and the ``trim`` largest last.
+    """Return comparisons (i, j, smaller needed at i, larger needed at j) that move the ``trim`` smallest of ``count``
+    numbers to the front and the ``trim`` largest to the end.
 
-    Batcher's odd-even merge sort (AFIPS 1968), of which only what bears upon that is kept: who is whose neighbour among
-    those in the middle, or among those left out, does not matter.
+    Batcher's odd-even merge sort (AFIPS 1968) without the comparisons that only order numbers within these three parts.
     """
     kept: list[tuple[int, int, bool, bool]] = []
     ordered: set[int] = set()
@@ -143,7 +143,7 @@ def network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
 
 
 def _batcher(count: int) -> list[tuple[int, int]]:
-    """The comparisons of a full sort, in order."""
+    """Return the comparisons of a full sort, in order."""
     found, width = [], 1
     while width < count:
         step = width

@@ -14,22 +14,22 @@ _APART = 1e-7
 
 
 class Flag(GramRule):
-    """In the form of inner products, as precise as that of the vectors' own singular values. [derived here]
+    """Flag aggregation from inner products, as precise as from the vectors' singular values. [derived here]
 
     With unit vectors u_i, K = UᵀU and w = 1: diag(w) K diag(w) = V S Vᵀ, of which the m largest, V_m, are kept, so that
-    Y = U diag(w) V_m S_m^(−1/2). Of u_i the share v_i² = ‖Yᵀu_i‖² lies in the subspace, and
-    1 − v_i² = Σ_k S_k V_ik²/w_i² over those not kept; w_i = (1 − v_i² + 1e-7)^(−1/4); and again. The value is
-    (median ‖x_i‖)·(1/n)·YYᵀU1 = that of coefficients c = (median ‖x_i‖)·(1/n)·diag(w) V_m V_mᵀ w⁻¹ for the u_i. S is
-    not divided by, and nothing is taken from 1: where the u_i lie nearly in a plane, both would leave no more than
-    rounding. The scale is ours: unit vectors have lost the gradient's.
+    Y = U diag(w) V_m S_m^(−1/2). The share v_i² = ‖Yᵀu_i‖² of u_i lies in the subspace, and 1 − v_i² = Σ_k S_k
+    V_ik²/w_i² over those not kept; w_i = (1 − v_i² + 1e-7)^(−1/4); repeat. The value is (median ‖x_i‖)·(1/n)·YYᵀU1,
+    with coefficients c = (median ‖x_i‖)·(1/n)·diag(w) V_m V_mᵀ w⁻¹ for the u_i. The formulas neither divide by S nor
+    subtract from 1, which would leave only rounding errors if the u_i lie nearly in a plane. The scale is ours, since
+    unit vectors lose that of the gradient.
     """
 
     origin: ClassVar[bool] = True
 
     rounds: Positive = 5
-    """of reweighting; the released code has one, which leaves the principal components of unit vectors"""
+    """rounds of reweighting; the released code has one, which gives the principal components of unit vectors"""
     dimensions: Natural = 0
-    """m of the subspace; 0: ⌈(n + 1)/2⌉, as released"""
+    """m, dimension of the subspace; 0: ⌈(n + 1)/2⌉, as released"""
 
     def coefficients(self, gram: Tensor) -> Tensor:
         n, norms = len(gram), gram.diagonal().sqrt()

@@ -16,23 +16,23 @@ from planaria.exchange.robust.base import GramRule, distances
 Matrix = NDArray[np.float64]
 
 TOLERANCE = 1e-6
-"""of the sum of distances, above its minimum and relative to it"""
+"""excess of the sum of distances over its minimum, relative"""
 ROUNDS = 1000
 """most steps with ``rounds = "auto"``"""
 _SMALLEST = 1e-9
-"""ν, in mean distances between members: shorter distances count as this one"""
+"""ν, in mean distances between members: the least distance"""
 
 
 class GeometricMedian(GramRule):
     """argmin_z F(z) with F(z) = Σ ‖x_j − z‖, by Weiszfeld steps from the mean (arXiv 1912.13445, algorithm 2).
 
-    A step is z ← Σ w_j x_j with w_j ∝ 1/max(ν, ‖x_j − z‖). F falls in every step. Steps are slow only near a member
-    that is almost the minimum, and there F is almost its minimum too; if a member is the minimum, Kuhn's condition
-    finds it before the first step.
+    A step is z ← Σ w_j x_j with w_j ∝ 1/max(ν, ‖x_j − z‖), and F falls in every step. Steps are slow only near a member
+    that almost minimises F, where F is almost minimal too. If a member is the minimum, Kuhn's condition finds it before
+    the first step.
     """
 
     rounds: Positive | Literal["auto"] = "auto"
-    """Weiszfeld steps; auto: until F is proved to be within 1e-6 of its minimum, at most 1,000"""
+    """Weiszfeld steps; auto: until F is provably within 1e-6 of its minimum, at most 1,000"""
 
     def coefficients(self, gram: Tensor) -> Tensor:
         k, apart = gram.numpy(), distances(gram).sqrt().numpy()
@@ -56,7 +56,7 @@ class GeometricMedian(GramRule):
 
 
 def _certified(slope: float, n: int) -> bool:
-    """Whether F(z) − F* ≤ TOLERANCE · F(z) follows from the length of a subgradient at z.
+    """Return whether F(z) − F* ≤ TOLERANCE · F(z) follows from the length of a subgradient at z.
 
     F(z) − F* ≤ slope · ‖z − z*‖ by convexity, and n‖z − z*‖ ≤ F(z) + F* ≤ 2F(z).
     """
@@ -64,10 +64,10 @@ def _certified(slope: float, n: int) -> bool:
 
 
 def _member(gram: Matrix, apart: Matrix, smallest: float) -> int | None:
-    """The member that is a minimum of F, or None.
+    """Return the member that minimises F, or None.
 
-    Kuhn's condition: x_k is one if the unit vectors from the other members to it add up to a length of at most the
-    number of members at x_k. What exceeds this number is the length of the shortest subgradient.
+    Kuhn's condition: x_k does if the sum of unit vectors from the other members to it is no longer than the number of
+    members at x_k. The excess is the length of the shortest subgradient.
     """
     same = apart <= smallest
     pull = np.where(same, 0.0, 1.0 / np.maximum(apart, smallest))

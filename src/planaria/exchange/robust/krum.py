@@ -1,4 +1,4 @@
-"""Krum and multi-Krum (arXiv 1703.02757): who has the nearest neighbours."""
+"""Krum and multi-Krum (arXiv 1703.02757): select members with the nearest neighbours."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from planaria.exchange.robust.base import GramRule, distances
 
 
 def scores(gram: Tensor, liars: int) -> Tensor:
-    """s_i = Σ ‖x_i − x_j‖² over the n − f − 2 nearest others (arXiv 1703.02757, section 4): [n]."""
+    """Return s_i = Σ ‖x_i − x_j‖² over the n − f − 2 nearest others (arXiv 1703.02757, section 4): [n]."""
     others = len(gram) - liars - 2
     return distances(gram).sort(dim=1).values[:, 1 : 1 + others].sum(dim=1)
 
 
 class Krum(GramRule):
-    """The vector of the least score."""
+    """The vector with the lowest score."""
 
     def least(self) -> int:
         return 2 * self.liars + 3
@@ -27,7 +27,7 @@ class Krum(GramRule):
 
 
 class MultiKrum(Krum):
-    """The mean of the n − f vectors of least score."""
+    """The mean of the n − f vectors with the lowest scores."""
 
     def coefficients(self, gram: Tensor) -> Tensor:
         count = len(gram) - self.liars

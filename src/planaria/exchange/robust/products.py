@@ -1,6 +1,6 @@
-"""Vectors of several members, visited in chunks, and their inner products in one pass.
+"""Members' vectors in chunks, and their inner products in one pass, without temporaries of their size.
 
-Distances between near vectors are more than rounding. Nothing of the size of a vector is made.
+Distances between near vectors keep more than rounding errors.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from torch import Tensor
 from planaria.exchange.robust.base import distances
 
 Vector = Tensor | Sequence[Tensor]
-"""[d], or the same in pieces that follow each other, which may lie anywhere in memory"""
+"""[d], or consecutive pieces of it anywhere in memory"""
 
 CHUNK = 24 * 1024
-"""numbers of each vector that are looked at together. Fewer than 32,768, which torch shares out among threads: so that
-what comes of them does not depend on how many there are."""
+"""numbers of each vector processed together; below 32,768, where torch splits sums among threads, so that results do
+not depend on their number"""
 BLOCK = 1024
-"""numbers that one small product of matrices is about; those of a chunk are not cut up among threads either"""
+"""numbers per small matrix product; those of a chunk are not split among threads either"""
 _NEAR = 0.01
-"""share of their squared distances from the reference that two vectors must be apart, or all is done in fp64"""
+"""least squared distance of two vectors, as a share of that from the reference; below it, everything is computed in
+fp64"""
 BOUND = 10.0
-"""median lengths; a longer vector counts as one of that length. [chosen here]"""
+"""median lengths; longer vectors are shortened to this length [chosen here]"""
 
 
 def chunks(vectors: Sequence[Vector], size: int = CHUNK) -> Iterator[tuple[int, list[Tensor]]]:
-    """(first coordinate, that part of each vector), one after the other; all are in pieces alike. Shares memory."""
+    """Yield (first coordinate, that part of each vector) in order; all vectors have equal pieces. Shares memory."""
     first = 0
     for together in zip(*map(pieces, vectors), strict=True):
         for parts in zip(*(piece.split(size) for piece in together), strict=True):
@@ -37,24 +38,24 @@ def chunks(vectors: Sequence[Vector], size: int = CHUNK) -> Iterator[tuple[int, 
 
 
 def pieces(vector: Vector) -> Sequence[Tensor]:
-    """A vector's pieces."""
+    """Return a vector's pieces."""
     return [vector] if isinstance(vector, Tensor) else vector
 
 
 def blank(like: Vector) -> list[Tensor]:
-    """A vector of zeros in pieces alike."""
+    """Return a vector of zeros with the pieces of ``like``."""
     return [torch.zeros_like(piece) for piece in pieces(like)]
 
 
 def blocks(held: Tensor, width: int) -> Tensor:
-    """[k, n, 1,024]: the first ``width`` columns of ``held`` [n, whole blocks], filled up with zeros; shares memory."""
+    """Return [k, n, 1,024]: the first ``width`` columns of ``held`` [n, whole blocks], zero-padded; shares memory."""
     padded = -(-width // BLOCK) * BLOCK
     held[:, width:padded] = 0.0
     return held[:, :padded].view(len(held), -1, BLOCK).transpose(0, 1)
 
 
 def mixed(matrix: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
-    """MX, row by row: for M [m, n] and the ``rows`` [d] of n members."""
+    """Return the rows of MX, for M [m, n] and the ``rows`` [d] of n members."""
     held = torch.empty(len(rows), CHUNK, dtype=rows[0].dtype)
     torch.stack(list(rows), out=held[:, : len(rows[0])])
     cut = blocks(held, len(rows[0]))
@@ -63,20 +64,19 @@ def mixed(matrix: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 class NotFinite(ValueError):
-    """A number of some vector is infinite or none at all."""
+    """Raised if a vector has an infinite number or NaN."""
 
 
 def products(vectors: Sequence[Vector], about: Vector | None = None, origin: bool = False) -> Tensor:
-    """G [n + 1, n + 1], fp64: the inner products of x_j − r [n] and, the last, of r.
+    """Return G [n + 1, n + 1], fp64: the inner products of x_j − r [n] and, last, of r.
 
-    r is the first vector, from which honest ones are about as far as from one another; or ``about``, and then nothing
-    is said of r itself; or zero, the ``origin``. Within a block of 1,024 coordinates products are in the vectors' own
-    precision ε (2⁻²⁴ of fp32), beyond it in fp64: |ΔG_ij| ≤ 1,024 ε ‖x_i − r‖ ‖x_j − r‖ at worst, and a long vector
-    touches no entries but its own. Where that does not tell vectors apart, because the first is a liar far away, say,
-    or where it overflows, all is done again in fp64, with r = 0 in place of the first. Does not depend on the number
-    of threads: nothing is added up that torch would share out among them.
+    r is the first vector, about as far from honest ones as they are from each other; or ``about``, and then row r is
+    zero; or zero with ``origin``. Within a block of 1,024 coordinates products have the vectors' precision ε (2⁻²⁴ for
+    fp32), beyond it fp64: |ΔG_ij| ≤ 1,024 ε ‖x_i − r‖ ‖x_j − r‖ at worst, and a long vector affects only its own
+    entries. If that does not separate vectors, for example if the first is Byzantine and far away, or on overflow, all
+    is recomputed in fp64 with r = 0. Independent of the number of threads.
 
-    :raises NotFinite: when a vector is not.
+    :raises NotFinite: if a number is not finite.
     """
     count, first = len(vectors), about is None and not origin
     found = _pass(vectors, about, None, first)
@@ -86,13 +86,13 @@ def products(vectors: Sequence[Vector], about: Vector | None = None, origin: boo
             raise NotFinite("a number is not finite")
     placed = torch.zeros(count + 1, count, dtype=found.dtype)
     placed.diagonal().fill_(1.0)
-    if first:  # x_0 − r is zero, and in its place stands r
+    if first:  # x_0 − r is zero; its place holds r
         placed[0, 0], placed[count, 0] = 0.0, 1.0
     return placed @ found @ placed.T
 
 
 def _tells(gram: Tensor, vectors: Sequence[Vector]) -> bool:
-    """Do these inner products tell vectors apart by more than rounding, unless they are equal?"""
+    """Return whether these inner products separate vectors by more than rounding, unless they are equal."""
     sizes, apart = gram.diagonal(), distances(gram)
     near = apart < _NEAR * (sizes.unsqueeze(0) + sizes.unsqueeze(1))
     pairs = [(int(i), int(j)) for i, j in near.nonzero() if i < j]
@@ -107,7 +107,7 @@ def _equal(one: Vector, other: Vector) -> bool:
 
 
 def _pass(vectors: Sequence[Vector], about: Vector | None, precision: torch.dtype | None, first: bool) -> Tensor:
-    """The inner products [n, n] of x_j − r; with r the ``first`` vector, this one stays as it is."""
+    """Return the inner products [n, n] of x_j − r; with r the ``first`` vector, that one stays unchanged."""
     count = len(vectors)
     total = torch.zeros(count, count, dtype=torch.float64)
     buffer: Tensor | None = None
@@ -127,14 +127,16 @@ def _pass(vectors: Sequence[Vector], about: Vector | None, precision: torch.dtyp
 
 
 def bounded(gram: Tensor) -> Tensor:
-    """By how much each vector is shorter [n] if those of more than ``BOUND`` times the median length get that length,
-    from G. What follows from differences of inner products would otherwise be the rounding of the longest."""
+    """Return the factor of each vector [n] that shortens those above ``BOUND`` median lengths to that length, from G.
+
+    Otherwise differences of inner products would be dominated by the longest vector's rounding error.
+    """
     norms = framed(gram, torch.ones(len(gram) - 1, dtype=gram.dtype), origin=True).diagonal().clamp(min=0.0).sqrt()
     most = BOUND * float(norms.median())
     return torch.where(norms > most, most / norms, torch.ones_like(norms))
 
 
 def framed(gram: Tensor, shorter: Tensor, origin: bool) -> Tensor:
-    """K [n, n], the inner products of s_j x_j about the ``origin``, or else about r; from G and s."""
+    """Return K [n, n], the inner products of s_j x_j about the ``origin``, or else about r; from G and s."""
     mine = torch.cat([torch.diag(shorter), (shorter if origin else shorter - 1.0).unsqueeze(1)], dim=1)
     return mine @ gram @ mine.T
