@@ -151,7 +151,7 @@ def naive_growth() -> list[Row]:
     """From (1, 1, 1) with top-1."""
     import torch
 
-    from planaria.exchange.compression import FEEDBACKS
+    from planaria.exchange.compress.compression import FEEDBACKS
     from planaria.exchange.stepsize import new_rule
 
     hessians = rotations()
@@ -175,7 +175,7 @@ def compression_quadratics(seeds: Sequence[int]) -> list[Row]:
     """n = 100, d = 20, top-1, to a thousandth of the first gradient."""
     import torch
 
-    from planaria.exchange.compression import FEEDBACKS
+    from planaria.exchange.compress.compression import FEEDBACKS
     from planaria.exchange.stepsize import arithmetic, new_rule, old_rule, quadratic
 
     rows, start = [], torch.zeros(20, dtype=torch.float64)
@@ -204,7 +204,7 @@ def weighted(seeds: Sequence[int]) -> list[Row]:
     """EF21 and EF21-W at one step size: 50 steps on ten quadratics of unlike L_i."""
     import torch
 
-    from planaria.exchange.compression import FEEDBACKS
+    from planaria.exchange.compress.compression import FEEDBACKS
     from planaria.exchange.stepsize import arithmetic, new_rule, weights
 
     found: dict[str, list[float]] = {}
@@ -227,7 +227,7 @@ def compression_logistic(seeds: Sequence[int]) -> list[Row]:
     """20 workers, d = 20, top-1."""
     import torch
 
-    from planaria.exchange.compression import FEEDBACKS
+    from planaria.exchange.compress.compression import FEEDBACKS
     from planaria.exchange.stepsize import new_rule, old_rule
 
     rows, start, delta = [], torch.ones(20, dtype=torch.float64), 1 / 20
@@ -251,7 +251,7 @@ def level(name: str, zeta: float, sigma: float, gamma: float, seed: int, n: int 
     """f − f* after 8,000 steps of least squares, d = 50, top-2, η = 0.04; with noise the mean of the last 2,000."""
     import torch
 
-    from planaria.exchange.compression import FEEDBACKS
+    from planaria.exchange.compress.compression import FEEDBACKS
 
     whole, gradients = least_squares(seed, n, 50, zeta, sigma)
     replicas = Replicas(FEEDBACKS.make(name, {"eta": 0.04} if name == "econtrol" else {}), top(2), 0.04)

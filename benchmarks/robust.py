@@ -173,9 +173,9 @@ def learnt(setting: Setting, seed: int, rule: Mapping[str, Any] | None, attack: 
     """What the net has learnt after all steps; with "label flip" liars compute honestly, on flipped labels."""
     import torch
 
-    from planaria.exchange.robust import robust_of
     from planaria.exchange.robust.combining import combine
     from planaria.exchange.robust.products import NotFinite
+    from planaria.exchange.robust.rules import robust_of
 
     digits, liars = Digits(setting, seed), setting.liars if attack else 0
     made = None if rule is None else robust_of({"liars": setting.liars, **rule}, setting.workers)

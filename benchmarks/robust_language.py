@@ -301,7 +301,7 @@ def honest(given: argparse.Namespace, rounds: int, every: int) -> tuple[int, flo
     import torch
 
     from planaria import streams
-    from planaria.exchange.weighing import Weighing
+    from planaria.exchange.robust.weighing import Weighing
     from planaria.lab.inline.engine import InlineEngine
 
     torch.set_num_threads(1)

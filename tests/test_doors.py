@@ -25,7 +25,13 @@ LEVELS = (
     ("pipeline.plan",),
     ("planner",),
     ("runtime.transport",),
-    ("control", "exchange.coded.facts", "exchange.coded.progress", "exchange.coded.controller"),
+    (
+        "control",
+        "exchange.coded.facts",
+        "exchange.coded.progress",
+        "exchange.coded.controller",
+        "exchange.robust.controller",
+    ),
     ("runtime.fleet", "runtime.checkpoint"),
     (
         "runtime.engine",
@@ -36,7 +42,7 @@ LEVELS = (
     ),
     ("lab.trials", "lab.inline"),
     ("lab.compare", "lab.experts", "swarm"),
-    ("report", "lab.report", "swarm.report", "exchange.coded.report"),
+    ("report", "lab.report", "swarm.report", *(f"exchange.{name}.report" for name in ("coded", "compress", "robust"))),
     (*(f"runtime.{name}" for name in ENTRY), "cli.serving"),
     ("lab",),
     ("cli.commands", "lab.commands", "swarm.commands"),
@@ -73,7 +79,6 @@ DECIDING = (
     "staffing",
     "steering",
     "waits",
-    "witnesses",
 )
 """modules of ``control`` that decide"""
 
@@ -226,6 +231,7 @@ def test_what_happened_is_applied_without_a_decision() -> None:
         left += neighbours(module) - seen
     assert "planaria.control.apply_base" in seen
     assert not seen & {f"planaria.control.{name}" for name in DECIDING}
+    assert "planaria.exchange.robust.controller" not in seen
 
 
 @pytest.mark.parametrize(

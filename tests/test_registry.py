@@ -14,10 +14,9 @@ from planaria.config import consent, registry
 from planaria.config.options import Options
 from planaria.config.schema import RecoveryConfig
 from planaria.exchange.coded.schemes import SCHEMES
-from planaria.exchange.compress import COMPRESSORS
-from planaria.exchange.compression import FEEDBACKS
+from planaria.exchange.compress.compression import COMPRESSORS, FEEDBACKS
 from planaria.exchange.kinds import EXCHANGES
-from planaria.exchange.robust import RULES
+from planaria.exchange.robust.rules import RULES
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
 from planaria.pipeline.routing import ROUTINGS

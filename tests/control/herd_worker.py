@@ -12,7 +12,7 @@ from torch import Tensor
 from planaria.control import decisions as d
 from planaria.control.events import Standing
 from planaria.exchange.base import Outer
-from planaria.exchange.weighing import Weighing
+from planaria.exchange.robust.weighing import Weighing
 
 
 @dataclass(frozen=True)

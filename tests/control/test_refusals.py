@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.suspicion import Refusals
+from planaria.exchange.robust.suspicion import Refusals
 
 Told = list[set[int]]
 """round → who refused in it"""

@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.control.suspicion import Suspicion
-from planaria.exchange.equivocation import Findings
 from planaria.exchange.kinds import exchange
+from planaria.exchange.robust.equivocation import Findings
+from planaria.exchange.robust.suspicion import Suspicion
 
 NOTHING = Suspicion()
 

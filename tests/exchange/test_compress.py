@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.exchange.compress import COMPRESSORS, chunks
+from planaria.exchange.compress import chunks
 from planaria.exchange.compress.base import Compressor, measured_delta
+from planaria.exchange.compress.compression import COMPRESSORS, compression_of
 from planaria.exchange.compress.sparse import RandK, TopK
-from planaria.exchange.compression import compression_of
 
 ALL = ["32bits", "16bits", "8bits", "4bits", "2bits", "sign", "top1%", "top5%", "rand1%", "rand20%"]
 EVERY = pytest.mark.parametrize("said", ALL)

@@ -15,8 +15,8 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.compress.base import Compressor
+from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.compress.estimates import LEAST, estimated
-from planaria.exchange.compression import compression_of
 from planaria.exchange.kinds import exchange
 from planaria.exchange.lab import Replica, meet
 from planaria.exchange.stepsize import new_rule, scales, weights

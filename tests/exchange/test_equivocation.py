@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.control.suspicion import Suspicion
 from planaria.exchange.base import Offer
-from planaria.exchange.equivocation import Findings, digest, findings, joined
 from planaria.exchange.kinds import exchange
-from planaria.exchange.robust import robust_of
+from planaria.exchange.robust.equivocation import Findings, digest, findings, joined
+from planaria.exchange.robust.rules import robust_of
+from planaria.exchange.robust.suspicion import Suspicion
 
 TRUE = {member: f"of {member}" for member in range(9)}
 

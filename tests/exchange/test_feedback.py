@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.compress.base import measured_delta
-from planaria.exchange.compression import compression_of
+from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.kinds import exchange
 from planaria.exchange.lab import Replica, meet
 

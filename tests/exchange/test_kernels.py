@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.exchange.robust import RULES, combining, coordinate
+from planaria.exchange.robust import combining, coordinate
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.coordinate import middle
 from planaria.exchange.robust.products import NotFinite
+from planaria.exchange.robust.rules import RULES
 
 pytest.importorskip("numba")
 ODD = (0.0, -0.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 1.0, -1.0)

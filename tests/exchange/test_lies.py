@@ -16,8 +16,8 @@ from planaria.exchange.attacks import ATTACKS, attack_of
 from planaria.exchange.attacks.base import Attack, MessageAttack, Scene, VectorAttack
 from planaria.exchange.attacks.kinds import largest_z
 from planaria.exchange.base import Offer
-from planaria.exchange.compress import COMPRESSORS
 from planaria.exchange.compress.base import Compressor
+from planaria.exchange.compress.compression import COMPRESSORS
 from planaria.exchange.compress.dense import Sign
 from planaria.exchange.refusal import refused
 

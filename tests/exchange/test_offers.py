@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
 from planaria.exchange.base import Offer, Outer
-from planaria.exchange.compression import compression_of
+from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.lab import Replica, meet, offers, replicas, settle
 from planaria.exchange.message import pack, unpack

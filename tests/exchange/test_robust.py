@@ -21,11 +21,11 @@ from planaria.exchange import lab
 from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.kinds import exchange
 from planaria.exchange.lab import Replica, meet
-from planaria.exchange.robust import RULES, robust_of
 from planaria.exchange.robust.base import GramRule, distances
 from planaria.exchange.robust.combining import combine, mixing, rivals, suspects
 from planaria.exchange.robust.coordinate import middle, network
 from planaria.exchange.robust.products import chunks, framed, products
+from planaria.exchange.robust.rules import RULES, robust_of
 
 ALL = sorted(RULES.shipped)
 N, F = 9, 2

@@ -22,7 +22,7 @@ from planaria.exchange.kinds import exchange
 from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import CHUNK
-from planaria.exchange.weighing import Told, Weighing, gram, products
+from planaria.exchange.robust.weighing import Told, Weighing, gram, products
 
 RULES = ("krum", "multikrum", "geometric_median", "flag")
 MIXES = ("none", "nnm", "bucketing")

@@ -8,7 +8,7 @@ Other modules decide:
 - ``control/formation.py``: new generations, with lost stages replaced;
 - ``control/rounds.py``: when replicas meet, and which;
 - ``control/features.py``: features such as gradient coding, whose steps continue without stragglers;
-- ``control/witnesses.py``: when a step continues without Byzantine replicas;
+- ``exchange/robust/controller.py``: when a step continues without Byzantine replicas;
 - ``control/staffing.py``: which workers to start and to release;
 - ``control/diagnosis.py``, ``control/steering.py``: who is slow, and what to do about it.
 """
@@ -40,7 +40,7 @@ from planaria.control.saving import (
 from planaria.control.staffing import fit_spares, giving, leaving, let_go, reopen, staff
 from planaria.control.state import RunState
 from planaria.control.steering import reroute, steer
-from planaria.control.witnesses import disagreement, left_out
+from planaria.exchange.robust.controller import disagreement, left_out
 
 MAX_ATTEMPTS = 20
 

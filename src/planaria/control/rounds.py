@@ -15,7 +15,7 @@ from planaria.control.members import link
 from planaria.control.replica import Group, ReplicaState
 from planaria.control.staffing import can_be_copied, settled
 from planaria.control.state import RunState
-from planaria.control.witnesses import counted, remembered, suspects
+from planaria.exchange.robust.controller import counted, remembered, suspects
 
 LENIENCE = 50
 """steps that a replica may lag before others help it, without rounds"""

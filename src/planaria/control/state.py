@@ -15,10 +15,10 @@ from planaria.control.gauges import Gauges
 from planaria.control.replica import BUILT_OF, Group, ReplicaState
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, Roster, Status, WorkerState
-from planaria.control.suspicion import Suspicion
 from planaria.control.verdicts import Blamed
 from planaria.exchange.base import Exchange
 from planaria.exchange.kinds import exchange
+from planaria.exchange.robust.suspicion import Suspicion
 
 
 class Replicas(Mapping[int, ReplicaState]):

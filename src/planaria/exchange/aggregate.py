@@ -26,9 +26,9 @@ from planaria.exchange.base import (
     meeting_cost,
 )
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compression import Compression, compression_of
-from planaria.exchange.robust import Robust
-from planaria.exchange.weighing import Weighing
+from planaria.exchange.compress.compression import Compression, compression_of
+from planaria.exchange.robust.rules import Robust
+from planaria.exchange.robust.weighing import Weighing
 
 
 class Aggregator(Protocol):

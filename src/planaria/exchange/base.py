@@ -152,7 +152,7 @@ Told = Callable[[Counted], None]
 
 
 class Weighs(Protocol):
-    """Computes the weights of updates over all stages of a replica; methods as in ``exchange/weighing.py``."""
+    """Computes the weights of updates over all stages of a replica; methods as in ``exchange/robust/weighing.py``."""
 
     @property
     def spoken(self) -> Callable[[Outer, Offers], Mapping[int, Weights]]: ...

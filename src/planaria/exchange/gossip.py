@@ -34,7 +34,7 @@ from planaria.exchange.base import (
     Weights,
     meeting_cost,
 )
-from planaria.exchange.robust import Robust
+from planaria.exchange.robust.rules import Robust
 
 
 def contraction(members: int, group: int) -> float:

@@ -10,13 +10,13 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.allreduce import AllReduce, Local
 from planaria.exchange.base import Exchange
-from planaria.exchange.compression import compression_of
+from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.monna import MoNNA
 from planaria.exchange.noloco import NoLoCo
-from planaria.exchange.robust import robust_of
+from planaria.exchange.robust.rules import robust_of
 from planaria.exchange.streaming import Streaming
 
 EXCHANGES: Registry[Exchange] = Registry(

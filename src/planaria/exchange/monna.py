@@ -14,8 +14,8 @@ from planaria.config.bounds import Fraction, Natural
 from planaria.exchange import message
 from planaria.exchange.base import Counted, Offers, Outer, Parts, Settled, Told, Weights
 from planaria.exchange.gossip import Models
-from planaria.exchange.robust import Robust
 from planaria.exchange.robust.products import Vector, chunks
+from planaria.exchange.robust.rules import Robust
 
 
 class MoNNA(Models):

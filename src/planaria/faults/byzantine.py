@@ -15,7 +15,7 @@ from planaria.exchange.attacks.base import Attack, Scene
 from planaria.exchange.base import Offer
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.publisher import Publisher, vectors
-from planaria.exchange.robust import robust_of
+from planaria.exchange.robust.rules import robust_of
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 """microbatch → (tokens, targets), as ``runtime/engine/samples.py``"""

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.control.suspicion import Suspicion, distrusted
 from planaria.exchange.base import Counted, Offer
-from planaria.exchange.equivocation import Findings, digest, findings, joined
 from planaria.exchange.message import consensus
 from planaria.exchange.publisher import Publisher, vectors
 from planaria.exchange.refusal import refused
-from planaria.exchange.weighing import Told
+from planaria.exchange.robust.equivocation import Findings, digest, findings, joined
+from planaria.exchange.robust.suspicion import Suspicion, distrusted
+from planaria.exchange.robust.weighing import Told
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.engine.outer_state import OuterState, Verdict

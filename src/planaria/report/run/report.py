@@ -13,7 +13,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.events import RunStarted
 from planaria.control.logs import RunRecord, read_run
 from planaria.report import page
-from planaria.report.run import compression, diagnosis, snapshots, stage_peaks, trust
+from planaria.report.run import diagnosis, features, snapshots, stage_peaks
 from planaria.report.run.figures import (
     RECOVERIES_DRAWN,
     bytes_figure,
@@ -72,12 +72,7 @@ def body(record: RunRecord) -> Iterator[str]:
             page.chart(speed_figure(record.metrics), "speed"),
         )
     yield from replica_section(record)
-    if record.config.exchange.coded:
-        from planaria.exchange.coded import report as straggling  # it asks the codes, and they import torch
-
-        yield from straggling.section(record)
-    yield from trust.section(record)
-    yield from compression.section(record)
+    yield from features.sections(record)
     yield from diagnosis.section(record)
     yield from machine_section(record, naming_of(record))
     yield from _pipeline(record)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from planaria.control.run_record import RunRecord, StepMetric, ValidationMetric
-from planaria.report.run.compression import told as told_compression
+from planaria.report.run import features
 from planaria.report.run.diagnosis import told as told_diagnosis
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.report.run.round_history import gatherings, told, totals
@@ -57,11 +57,7 @@ def summary(record: RunRecord) -> Iterator[str]:
     held = gatherings(record)
     for place, line in enumerate(told(totals(held)) if held else ()):
         yield f"{'' if place else 'exchange':<14}{line}"
-    if record.config.exchange.coded:
-        from planaria.exchange.coded import report as straggling  # it asks the codes, and they import torch
-
-        yield from straggling.told(record)
-    yield from told_compression(record)
+    yield from features.lines(record)
     yield from told_memory(record)
     slow = list(told_diagnosis(record))
     yield from slow

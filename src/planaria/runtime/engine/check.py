@@ -11,8 +11,8 @@ import torch
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.exchange.aggregate import Averaging
+from planaria.exchange.compress.compression import Compression
 from planaria.exchange.compress.sparse import Sparse
-from planaria.exchange.compression import Compression
 from planaria.exchange.kinds import exchange
 from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Trace

@@ -10,8 +10,8 @@ from torch import Tensor
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Counted, Offer, Weights
 from planaria.exchange.compress.dense import PLAIN
-from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import flaw, refused
+from planaria.exchange.robust.equivocation import digest
 from planaria.runtime.engine.outer_state import OuterState, Verdict
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.transport.wire import Content

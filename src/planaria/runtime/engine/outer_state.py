@@ -13,10 +13,10 @@ from planaria.config.schema import ExchangeConfig
 from planaria.control import events as e
 from planaria.control.offers import Full, rounded, three_digits
 from planaria.exchange.base import Compressed, Counted, Offer, Outer, TooManyLiars, Weights
-from planaria.exchange.equivocation import digest
 from planaria.exchange.kinds import exchange
 from planaria.exchange.publisher import Publisher
 from planaria.exchange.refusal import judge
+from planaria.exchange.robust.equivocation import digest
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 
 
@@ -61,7 +61,7 @@ class OuterState:
         self.left_out: Mapping[int, str] = {}
         """replicas whose offers are of no use to anybody in the step under way, and why"""
         self.heard: Mapping[int, str] = {}
-        """replica → digest of its offer in that step, where nodes tell what they hear (``exchange/equivocation.py``)"""
+        """replica → digest of its update in that step (``exchange/robust/equivocation.py``)"""
         self._pending: Outer | None = None
         self._held: Outer | None = None
         """restored if the step is dropped"""

@@ -8,9 +8,9 @@ from typing import Any
 from planaria.config.registry import Choice, foreign
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.exchange.coded.schemes import coded_of
-from planaria.exchange.compression import compression_of
+from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.kinds import EXCHANGES
-from planaria.exchange.robust import robust_of
+from planaria.exchange.robust.rules import robust_of
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
 from planaria.pipeline.routing import ROUTINGS

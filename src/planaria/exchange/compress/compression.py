@@ -19,13 +19,20 @@ from planaria.common.errors import UserError, nearest
 from planaria.config.registry import Registry
 from planaria.exchange import message
 from planaria.exchange.base import Compressed, Offer, Offers, Outer, Parts, Shapes, Weights
-from planaria.exchange.compress import COMPRESSORS
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import CHUNK
-from planaria.exchange.compress.dense import PLAIN
+from planaria.exchange.compress.dense import PLAIN, Plain, Quantised, Sign
 from planaria.exchange.compress.estimates import EF21, EF21W, EControl
 from planaria.exchange.compress.feedback import EF14, Feedback, Naive, full
+from planaria.exchange.compress.sparse import RandK, TopK
 
+COMPRESSORS: Registry[Compressor] = Registry(
+    "compressor",
+    "exchange.compress.kind",
+    Compressor,  # type: ignore[type-abstract]
+    {"plain": Plain, "quantised": Quantised, "topk": TopK, "randk": RandK, "sign": Sign},
+    place="exchange.compress",
+)
 FEEDBACKS: Registry[Feedback] = Registry(
     "feedback",
     "exchange.compress.feedback",

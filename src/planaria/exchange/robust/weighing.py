@@ -15,8 +15,8 @@ from torch import Tensor
 
 from planaria.exchange import message
 from planaria.exchange.base import Counted, Offers, Outer, Weights
-from planaria.exchange.robust import Robust
 from planaria.exchange.robust.products import CHUNK, Vector, chunks
+from planaria.exchange.robust.rules import Robust
 
 Told = Mapping[int, Mapping[int, float]]
 """inner products of one node: member → member received earlier, or itself → product"""

@@ -8,9 +8,9 @@ from planaria.control import decisions as d
 from planaria.control.offers import rounded
 from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
-from planaria.control.suspicion import distrusted
 from planaria.exchange.base import Counted
-from planaria.exchange.equivocation import Findings, Heard, findings, joined
+from planaria.exchange.robust.equivocation import Findings, Heard, findings, joined
+from planaria.exchange.robust.suspicion import distrusted
 
 
 def remembered(run: RunState) -> dict[int, str]:

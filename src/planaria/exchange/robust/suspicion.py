@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from planaria.exchange.base import Exchange
-from planaria.exchange.equivocation import Findings, Heard, findings
+from planaria.exchange.robust.equivocation import Findings, Heard, findings
 
 
 @dataclass(frozen=True)

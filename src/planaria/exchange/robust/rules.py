@@ -1,0 +1,170 @@
+"""Byzantine-robust aggregation: a registry of rules.
+
+``exchange.robust`` is ``"multikrum"``, ``"nnm:median"``, or a table such as ``{ rule = "flag", liars = 2, mix = "nnm",
+rounds = 5, scope = "replica" }``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from planaria.common.errors import UserError, nearest
+from planaria.config.registry import Registry
+from planaria.exchange import message
+from planaria.exchange.base import Counted, Told, TooManyLiars, Weights
+from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
+from planaria.exchange.robust.clipping import CenteredClipping
+from planaria.exchange.robust.combining import BUCKET, Mix, by_coefficients, coefficients, combine, rivals, suspects
+from planaria.exchange.robust.coordinate import Median, TrimmedMean
+from planaria.exchange.robust.flag import Flag
+from planaria.exchange.robust.geometric import GeometricMedian
+from planaria.exchange.robust.krum import Krum, MultiKrum
+from planaria.exchange.robust.products import NotFinite, blank
+
+RULES: Registry[Rule] = Registry(
+    "rule",
+    "exchange.robust.rule",
+    Rule,
+    {
+        "median": Median,
+        "trimmed_mean": TrimmedMean,
+        "krum": Krum,
+        "multikrum": MultiKrum,
+        "geometric_median": GeometricMedian,
+        "clipping": CenteredClipping,
+        "flag": Flag,
+    },
+    place="exchange.robust",
+)
+
+STRIKES = 3
+Scope = Literal["stage", "replica"]
+
+
+@dataclass(frozen=True)
+class Robust:
+    """A rule, and the mixing of vectors before it."""
+
+    rule: Rule
+    mix: Mix = "none"
+    told: Told | None = None
+    """receives the weight of each member in a round's value, if the rule has coefficients"""
+    strikes: int = STRIKES
+    """as of :attr:`~planaria.exchange.base.Exchange.strikes`"""
+    scope: Scope = "stage"
+    """scope of a judgement: the updates that each stage receives, or whole replicas (``weighing.py``)"""
+    counted: Counted | None = None
+    """with scope "replica": the members' weights over all stages"""
+
+    def least(self) -> int:
+        """Return the fewest members with which the rule tolerates its Byzantine ones; a bucket with one counts as
+        Byzantine."""
+        return self.rule.least() if self.mix != "bucketing" else BUCKET * (self.rule.least() - 1) + 1
+
+    @property
+    def continues(self) -> bool:
+        """Whether it needs the previous round's value."""
+        return isinstance(self.rule, GramRule) and self.rule.continues
+
+    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Robust:
+        """Return the rule after ``refused`` updates were rejected; these count as Byzantine.
+
+        ``told`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.facing`.
+        """
+        left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - refused)})
+        return replace(self, rule=left, told=told, counted=counted)
+
+    def aggregate(self, said: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
+        """Return one value of several members' values, in order.
+
+        :param draw: a number that all members know.
+        :param last: the previous round's value; zero if there is none.
+        :raises TooManyLiars: if there are too few, or one is not finite (``refusal.py`` rejects these earlier).
+        """
+        if len(said) < self.least():
+            raise TooManyLiars(f"{len(said)} members are too few for {self.rule.liars} liars: {self.least()} or more")
+        like = next(iter(said.values()))
+        if not like:  # an empty fragment
+            return {}
+        vectors, before = [message.pieces(weights) for weights in said.values()], message.pieces(last) if last else None
+        if self.scope == "replica":
+            return message.named(self._given(vectors, [*said], before), like)
+        try:
+            found = combine(self.rule, vectors, self.mix, draw, before)
+        except NotFinite as error:
+            raise TooManyLiars("a member's vector is not finite, and was not refused") from error
+        if self.told is not None and found.coefficients is not None and found.gram is not None:
+            self.told(self._counted([*said], found.coefficients, found.gram, draw))
+        return message.named(found.value, like)
+
+    def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
+        """Return the value with the weights found over all stages."""
+        assert self.counted is not None, "nobody has judged whole replicas"
+        c = torch.tensor([self.counted.coefficients[member] for member in members], dtype=torch.float64)
+        if self.continues and last is None:
+            last = blank(vectors[0])
+        return by_coefficients(vectors, c, last if self.continues else None)
+
+    def judged(self, members: Sequence[int], gram: Tensor, draw: int) -> Counted:
+        """Return the weights of ``members``, also by other rules, from inner products G [n + 1, n + 1]
+        (``products.py``).
+
+        :raises ValueError: if there are too few members.
+        """
+        assert isinstance(self.rule, GramRule)
+        found = coefficients(self.rule, gram, self.mix, draw, self.continues)
+        return self._counted(members, found, gram, draw)
+
+    def _counted(self, members: Sequence[int], found: Tensor, gram: Tensor, draw: int) -> Counted:
+        own = found.tolist()
+
+        def by_rivals() -> dict[str, dict[int, float]]:
+            little = suspects(own, self.rule.liars)
+            if not little or not isinstance(self.rule, GramRule):
+                return {}
+            rules = {name: RULES.make(name, {"liars": self.rule.liars}) for name in RULES.shipped}
+            others = rivals(rules, self.rule, gram, self.mix, draw)
+            return {name: {members[place]: float(c[place]) for place in little} for name, c in others.items()}
+
+        return Counted(dict(zip(members, own, strict=True)), by_rivals)
+
+
+def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
+    """Return the rule that ``exchange.robust`` configures for ``members``.
+
+    :raises UserError: naming unknown names or incompatible settings.
+    """
+    given = _spelled(said) if isinstance(said, str) else dict(said)
+    rule, mix, strikes = given.pop("rule", None), given.pop("mix", "none"), given.pop("strikes", STRIKES)
+    scope = given.pop("scope", "stage")
+    if not isinstance(rule, str):
+        raise UserError(f"exchange.robust = {said!r}: give rule, a name: {', '.join(RULES.names)}")
+    if mix not in get_args(Mix):
+        raise UserError(f"exchange.robust.mix = {mix!r}: no such choice; {nearest(str(mix), get_args(Mix))}")
+    if type(strikes) is not int or strikes < 0:
+        raise UserError(f"exchange.robust.strikes = {strikes!r}: give a number of steps, 0 or more (0: never)")
+    if scope not in get_args(Scope):
+        raise UserError(f"exchange.robust.scope = {scope!r}: no such choice; {nearest(str(scope), get_args(Scope))}")
+    made = Robust(RULES.make(rule, given), mix, strikes=strikes, scope=scope)
+    if scope == "replica" and isinstance(made.rule, CoordinateRule):
+        raise UserError(
+            f"exchange.robust.scope = 'replica': {rule!r} looks at each number by itself, so that no stage bears on "
+            "another; leave scope out, or take a rule that goes by distances, such as 'multikrum'"
+        )
+    if members < made.least():
+        raise UserError(
+            f"exchange.robust: {rule!r} with liars = {made.rule.liars} and mix = {mix!r} needs exchange.replicas = "
+            f"{made.least()} or more, and here are {members}; lower liars, or add replicas"
+        )
+    return made
+
+
+def _spelled(said: str) -> dict[str, Any]:
+    """Return the table of the short form RULE or MIX:RULE."""
+    mix, colon, rule = said.partition(":")
+    return {"rule": rule, "mix": mix} if colon and mix in get_args(Mix) else {"rule": said}

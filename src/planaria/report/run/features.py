@@ -1,0 +1,28 @@
+"""Registration of features' sections and summary lines in a run's report; each feature owns a package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planaria.control.run_record import RunRecord
+from planaria.exchange.compress import report as compression
+from planaria.exchange.robust import report as trust
+
+
+def sections(record: RunRecord) -> Iterator[str]:
+    """Yield the features' sections as HTML."""
+    if record.config.exchange.coded:
+        from planaria.exchange.coded import report as coding  # imports torch
+
+        yield from coding.section(record)
+    yield from trust.section(record)
+    yield from compression.section(record)
+
+
+def lines(record: RunRecord) -> Iterator[str]:
+    """Yield the features' lines of text."""
+    if record.config.exchange.coded:
+        from planaria.exchange.coded import report as coding  # imports torch
+
+        yield from coding.told(record)
+    yield from compression.told(record)
