@@ -542,7 +542,7 @@ def barrier_rows(given: argparse.Namespace) -> list[Row]:
 
 
 def run_law() -> int:
-    """The laws of gossip between replicas, by simulation with the functions that training uses (docs/noloco.md).
+    """The laws of gossip between replicas, by simulation with the functions that training uses (docs/systems.md).
 
     Stability: replicas that pull themselves together over momentum stay together below the bound on gamma and drift
     apart above it; a recipe beyond it is refused. Variance: with SGD on a noisy quadratic, the variance between

@@ -67,7 +67,7 @@ class TwoTensors(NoLoCo):
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        """Equation (1) of docs/noloco.md as it is printed, then (2)."""
+        """Equation (1) of docs/systems.md as it is printed, then (2)."""
         said = {member: offer.blocking for member, offer in offers.items() if offer.blocking is not None}
         halves = {member: blocking.float().chunk(2) for member, blocking in said.items()}
         slows, drifts = (

@@ -200,7 +200,7 @@ PATHS_NAME = "paths"
 LEAVES = SPINES = FLOWS = 8
 LINK = 200.0
 SLOWEST, MEAN = 2.780, 1.523
-"""planned / hashed as it is expected of n flows thrown on n links: see docs/paths.md"""
+"""planned / hashed as it is expected of n flows thrown on n links: see docs/plan.md"""
 PILOT = 40
 RELAYS, MEGABYTES, RATE = 4, 1, 4e6
 """of the flows over real connections: MB each, and bytes per second of a relay"""

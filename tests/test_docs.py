@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from planaria.cli.entry import make_parser
+from planaria.cli.flags import take_options
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -89,6 +94,55 @@ def test_every_command_that_a_page_names_is_one() -> None:
     assert len(called) > 40
     first = {name.partition(" ")[0] for name in known}
     assert [(page, name) for page, name in called if name not in first] == []
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The ``planaria`` command lines in a page's blocks of code, in words, without the program's name."""
+    blocks = "\n".join(re.findall(r"^```(?:sh)?\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
+    lines = blocks.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("planaria ")]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_every_command_on_a_page_parses(page: Path) -> None:
+    parser, known = make_parser()
+    for words in commands(page):
+        if " ".join(words[:2]) in known:
+            words = [" ".join(words[:2]), *words[2:]]
+        if words != ["--version"]:
+            given, rest = parser.parse_known_args(take_options(words)[0])
+            assert given.action and not rest, (words, rest)
+
+
+def test_generated_pages_are_current() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    assert spec is not None and spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    assert (ROOT / "docs" / "settings.md").read_text() == reference.settings(), "run `python docs/reference.py`"
+    assert (ROOT / "docs" / "commands.md").read_text() == reference.commands(), "run `python docs/reference.py`"
+
+
+def test_the_readme_fits_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 500
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    shell = re.findall(r"^(\w[^#\n]*?)(?: +#.*)?$", "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)), re.M)
+    makes = [line.split()[1] for line in shell if line.startswith("make ")]
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert makes and all(re.search(rf"^for target in .*\b{name}\b", ci, re.M) for name in makes), "run by .ci/run"
+    lines = [line.split() for line in shell if not line.startswith("make ")]
+    assert len(lines) == 3
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    for words in lines:
+        subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
 def test_every_benchmark_that_can_be_run_is_in_their_list() -> None:

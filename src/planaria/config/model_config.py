@@ -23,7 +23,7 @@ def even(layers: int, stages: int) -> tuple[int, ...] | None:
 
 class ModelConfig(Section):
     family: str = "llama"
-    """architecture of the stages: llama, or 'module:Class' (see docs/families.md); other families interpret the sizes
+    """architecture of the stages: llama, or 'module:Class' (see docs/extend.md); other families interpret the sizes
     below, except vocab, dim and context, which all share"""
     options: Options = Options()
     """options of the family"""

@@ -207,7 +207,7 @@ class ObserveConfig(Section):
 
 
 class RunConfig(Section):
-    """A whole run: the root of a recipe, documented in docs/recipes.md."""
+    """A whole run: the root of a recipe, documented in docs/first-run.md."""
 
     name: Name = "run"
     """name of the run's folder in out"""

@@ -41,7 +41,7 @@ def said(drift: Tensor, slow: Tensor, beta: float, gamma: float) -> Tensor:
 
 
 def stepped(slow: Tensor, momentum: Tensor, mean_said: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
-    """Equations (1) and (2) of docs/noloco.md (arXiv 2506.10911), elementwise, for group G of replica i:
+    """Equations (1) and (2) of docs/systems.md (arXiv 2506.10911), elementwise, for group G of replica i:
 
         δ ← αδ − (β/n) Σ_{j∈G} (φ_j − θ_j) − γ(φ − (1/n) Σ_{j∈G} φ_j)  =  αδ + ū_G − γφ
         φ ← φ + δ

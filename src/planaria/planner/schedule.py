@@ -1,6 +1,6 @@
 """The file that ``planaria plan`` writes and ``planaria train`` reads: a problem, its solution, and how good that is.
 
-JSON, versioned; ``docs/planning.md`` says what each field means. It holds all that the plan was made from, so that it
+JSON, versioned; ``docs/plan.md`` says what each field means. It holds all that the plan was made from, so that it
 can be checked, drawn and trained on without the recipe.
 """
 

@@ -83,7 +83,7 @@ def test_what_did_not_reach_the_loss_is_never_advised_however_quick() -> None:
 
 
 def test_the_numbers_of_the_documentation() -> None:
-    """docs/compression.md, of four replicas of the recipe demo."""
+    """docs/replicas.md, of four replicas of the recipe demo."""
     demo = load(shipped.find("demo"), {"exchange.replicas": "4"}, "train")
     fast = advise(demo, lessons())
     assert fast.best is None and fast.break_even == pytest.approx(1.5e9, rel=0.03)

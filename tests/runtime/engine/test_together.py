@@ -1,4 +1,4 @@
-"""What goes together between replicas: docs/exchange.md says it in two tables, and recipes are taken or refused so."""
+"""What goes together between replicas: docs/replicas.md says it in two tables, and recipes are taken or refused so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planaria.exchange.kinds import EXCHANGES
 from planaria.runtime.engine.check import check
 
 Recipe = Callable[..., RunConfig]
-PAGE = Path(__file__).parents[3] / "docs" / "exchange.md"
+PAGE = Path(__file__).parents[3] / "docs" / "replicas.md"
 GIVEN = {"gasloc": {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}}
 """options without a default"""
 ASKED: dict[str, dict[str, dict[str, Any]]] = {
@@ -85,7 +85,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
 
 def tables() -> list[list[list[str]]]:
     """The rows of each table of the section, cell by cell, headers included."""
-    section = PAGE.read_text().partition("## What goes together\n")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## Combinations\n")[2].partition("\n## ")[0]
     found = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
     return [
         [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines() if "---" not in row]

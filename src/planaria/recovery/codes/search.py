@@ -1,6 +1,6 @@
 """Annealing for sparse binary codes: a target, the worth of a check matrix, and a certificate that counts again.
 
-Found codes are dominated by local groups over GF(2⁸) (docs/codes.md): what they keep is XOR alone.
+Found codes are dominated by local groups over GF(2⁸) (docs/systems.md): what they keep is XOR alone.
 """
 
 from __future__ import annotations

@@ -87,12 +87,12 @@ def unfit(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
         yield f"warning: model.context = {context}: the weights know positions up to {known}, and learn the others anew"
     for name, strategy in run.recovery.strategies.items():
         if strategy.unfit:
-            yield f"warning: recovery {name!r} is unfit for trained weights: {strategy.unfit}; see docs/pretrained.md"
+            yield f"warning: recovery {name!r} is unfit for trained weights: {strategy.unfit}; see docs/models.md"
     if config.routing.schedule is None:
         routing = ROUTINGS.make(config.routing.kind, config.routing.options)
         if routing.unfit:
             kind = config.routing.kind
-            yield f"warning: routing {kind!r} is unfit for trained weights: {routing.unfit}; see docs/pretrained.md"
+            yield f"warning: routing {kind!r} is unfit for trained weights: {routing.unfit}; see docs/models.md"
 
 
 def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:

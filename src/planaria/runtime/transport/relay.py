@@ -1,7 +1,7 @@
 """Where two ends of an edge meet that cannot reach each other: both call the controller, which carries their bytes.
 
 Both ends prove the run's key to the relay, as to anybody else. What it carries it sees: it is a member of the run.
-Bytes that are relayed travel twice, and through the controller's links; ``docs/joining.md`` has what that costs.
+Bytes that are relayed travel twice, and through the controller's links; ``docs/machines.md`` has what that costs.
 """
 
 from __future__ import annotations

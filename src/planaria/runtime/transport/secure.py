@@ -3,7 +3,7 @@
 Both ends hold the same 32 random bytes. An Ed25519 key pair and its self-signed certificate follow from them, the same
 in every process of the run, and TLS 1.3 demands that certificate of both ends: a stranger cannot finish the handshake.
 Traffic between hosts stays inside TLS. Between processes of one host, edges continue in plain text after the handshake,
-because encryption would cost more than the transfer; :func:`meet_here` decides, by proof. See docs/assumptions.md for
+because encryption would cost more than the transfer; :func:`meet_here` decides, by proof. See docs/limits.md for
 the threat model.
 """
 

@@ -2,7 +2,7 @@
 
 A model that was trained to chat answers a bare question in its own way, and no parser finds an answer in that. It is
 told the form, and shown it: small models keep to a form that they have seen, hardly ever to one that they were told
-(docs/policies.md has the numbers).
+(docs/swarm.md has the numbers).
 """
 
 from __future__ import annotations
