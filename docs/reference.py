@@ -38,7 +38,7 @@ def commands() -> str:
     lines = [
         "# Commands",
         "",
-        "Generated from the command line. `planaria COMMAND --help` also lists the settings that are flags.",
+        "Generated from the command line. `planaria COMMAND --help-all` also lists settings, which are flags.",
         "Exit codes: 0 success, 1 stopped or failed, 2 invalid input, 3 a sample was lost or used twice.",
     ]
     (group,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))

@@ -96,9 +96,18 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.startswith("usage: planaria ")
 
 
-def test_every_setting_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 45
+    assert "--train.steps STEPS" in out and "--optim.eps" not in out and "--help-all" in out
+
+
+def test_every_setting_is_in_the_whole_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--help-all"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
     settings = [name for name, _ in recipe.fields() if not name.endswith(".options")]  # choices know theirs

@@ -62,7 +62,7 @@ def _teach(parser: argparse.ArgumentParser, words: list[str], second_words: tupl
     """Attach a completer to each argument below ``parser``, the command ``words``; ``line`` is being completed."""
     name = " ".join(words)
     if os.environ.get("_ARGCOMPLETE_SHELL") in DESCRIBING and words and words[-1].replace(" ", "\\ ") in line:
-        explain(parser)
+        explain(parser, every=True)
     seconds = [pair.partition(" ")[2] for pair in second_words if pair.partition(" ")[0] == name]
     by_dest: Mapping[str, Completer] = {
         "recipe": _recipes(TABLES.get(name, "train"), seconds),

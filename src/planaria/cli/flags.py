@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from functools import partial
 from typing import Any, NoReturn, get_args
 
 from planaria.common.errors import UserError
@@ -11,19 +13,52 @@ from planaria.config.durations import seconds
 from planaria.config.schema import Section
 from planaria.config.shipped import find
 
+WIDTH = 118
+"""columns of help texts of commands with settings"""
 SET = "set "
 """what the name of a field's flag begins with among the parsed arguments"""
 
 
+COMMON = {
+    *("name", "engine", "seed", "model.vocab", "model.dim", "model.layers", "model.context", "pipeline.stages"),
+    *("pipeline.microbatches", "data.source", "optim.lr", "train.steps", "train.start", "train.device"),
+    *("recovery.strategy", "exchange.replicas", "exchange.kind", "checkpoint.every"),
+    *("size", "board", "task.name", "policy.kind", "rounds.count", "loss.kind", "defence.checks", "attack.kind"),
+}
+"""settings that ``--help`` shows; ``--help-all`` shows all"""
+ADVANCED = {"--live-at", "--live-name", "--live-token-file", "--live-chaos"}
+"""flags that only ``--help-all`` shows"""
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line and whose help fits a screen."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see `{self.prog} --help`")
 
     def format_help(self) -> str:
-        explain(self)
-        return super().format_help()
+        if self.get_default("root") is None:
+            return super().format_help()
+        explain(self, every=False)
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        own = [action for action in self._actions if not action.dest.startswith(SET)]
+        common = [action for action in self._actions if action.dest.removeprefix(SET) in COMMON]
+        for title, actions in (("arguments", own), ("common settings", common)):
+            formatter.start_section(title)
+            formatter.add_arguments([action for action in actions if not ADVANCED & {*action.option_strings}])
+            formatter.end_section()
+        return formatter.format_help()
+
+
+class HelpAll(argparse.Action):
+    """Print the help with every setting, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        explain(parser, every=True)
+        print(argparse.ArgumentParser.format_help(parser), end="")
+        sys.exit(0)
 
 
 def command(
@@ -62,6 +97,12 @@ def add_recipe(parser: argparse.ArgumentParser, what: str = "", needed: bool = T
 def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
     """Add every field of a recipe with this root section as a flag."""
     parser.set_defaults(root=root)
+    parser.formatter_class = partial(argparse.HelpFormatter, max_help_position=34, width=WIDTH)
+    parser.add_argument(
+        "--help-all", action=HelpAll, nargs=0, help="show every setting of a recipe, which are flags too"
+    )
+    words = [str(action.metavar or action.dest.upper()) for action in parser._actions if not action.option_strings]
+    parser.usage = f"{parser.prog} [{' '.join(words)}] [OPTIONS] [--SECTION.SETTING VALUE ...]"
     groups: dict[str, Any] = {}
     for name, field in recipe.fields(root):
         if name.endswith(f".{options.NAME}"):
@@ -76,17 +117,21 @@ def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
         )
 
 
-def explain(parser: argparse.ArgumentParser) -> None:
-    """Set the help text of each field's flag, from the docstrings in the source."""
+def explain(parser: argparse.ArgumentParser, every: bool) -> None:
+    """Set the help text of each setting's flag from the docstrings in the source.
+
+    :param every: in full; otherwise its first phrase.
+    """
     if (root := parser.get_default("root")) is None:
         return
     fields, meanings = dict(recipe.fields(root)), dict(recipe.meanings(root))
     for action in parser._actions:
         if action.dest.startswith(SET):
-            field = fields[name := action.dest.removeprefix(SET)]
-            usual = None if field.is_required() else field.get_default(call_default_factory=True)
+            name = action.dest.removeprefix(SET)
+            usual = None if fields[name].is_required() else fields[name].get_default(call_default_factory=True)
             default = f" (default {usual})" if usual not in (None, "", [], {}) else ""
-            action.help = f"{meanings[name]}{default}".replace("%", "%%")
+            meaning = meanings[name] if every else meanings[name].partition(";")[0]
+            action.help = f"{meaning}{default}".replace("%", "%%")
 
 
 def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
