@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import statistics
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -16,7 +15,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from benchmarks import common
-from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start
+from benchmarks.common import ROOT, RUNS
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
@@ -31,20 +31,19 @@ from planaria.lab.compare.race_job import Race, run_races
 from planaria.lab.compare.race_results import Compared, loss_at, ticks_to
 from planaria.lab.compare.race_spec import Arm, Comparison, load, trace_for
 from planaria.lab.comparing import clock_config
-from planaria.models.families import parameters
+from planaria.models.families import parameters, stage_parameters
 from planaria.recovery.checkpoint import rollback
 from planaria.report.live.jobs_progress import JobsProgress
 
 Courses = Mapping[tuple[str, float, int], Course]
-"""by way, failures an hour and seed; the fault-free one has the rate 0"""
+"""by strategy, failures per hour and seed; the fault-free one has rate 0"""
 
 TRAINED = ("checkfree", "checkfree_plus", "echo (2 bits)", "echo (8 bits)")
-FALLBACK = 5
-"""steps between the checkpoints that back up CheckFree's outer stages, in all races alike"""
+FALLBACK = 5  # steps between checkpoints that cover CheckFree's outer stages, in all races
 
 
-def recipe_of(given: argparse.Namespace, name: str) -> tuple[Comparison, RunConfig]:
-    """All block stages fail, whoever is exempt in the race of that name."""
+def recipe_of(given: Namespace, name: str) -> tuple[Comparison, RunConfig]:
+    """Load a recipe without its exemptions: all block stages fail."""
     comparison, arms = load(shipped.find(name), {"train.steps": str(given.steps)} if given.steps else {})
     trace = comparison.trace.model_copy(update={"exempt": ()})
     return comparison.model_copy(update={"trace": trace}), arms[0].config
@@ -53,7 +52,7 @@ def recipe_of(given: argparse.Namespace, name: str) -> tuple[Comparison, RunConf
 def raced(
     seeds: Sequence[int], rates: Sequence[float], comparison: Comparison, base: RunConfig, of: str
 ) -> dict[tuple[str, float, int], Course]:
-    """The courses that must be trained: (way, failure rate, seed); the fault-free one has the rate 0."""
+    """Train the courses by strategy, failure rate and seed; the fault-free one has rate 0."""
     dataset = prepare(base.data, base.model.vocab)
     races, keys = [], []
     for seed in seeds:
@@ -79,7 +78,7 @@ def raced(
 
 
 def target_of(comparison: Comparison, courses: Courses, seed: int) -> tuple[float, float]:
-    """Ticks and loss of the fault-free arm at the target."""
+    """Return the ticks and the loss of the fault-free arm at the target."""
     free = courses["fault-free", 0.0, seed]
     target = loss_at(free.points, comparison.target_at * free.ticks)
     ticks = ticks_to(free.points, target)
@@ -97,7 +96,7 @@ def hours_of(
     clock: Clock,
     prediction: Prediction,
 ) -> float | None:
-    """Hours to the target of one way with one seed; None if it did not get there."""
+    """Return the hours to the target of one strategy with one seed, or None if it was missed."""
     steps, target = target_of(comparison, courses, seed)
     scale = clock.donated_s * clock.bandwidth / (4 * _block_parameters(base))
     if name in TRAINED:
@@ -118,7 +117,7 @@ def hours_of(
 
 
 def _raced_hours(course: Course, ticks: float, clock: Clock, scale: float, interval: int | None) -> float:
-    """Hours of a race, its saves and rollbacks as they were at checkpoints every ``interval`` steps."""
+    """Return the hours of a race, with saves and rollbacks at checkpoints every ``interval`` steps."""
     unsaved = clock.seconds(course.model_copy(update={"saved": []}), ticks, scale)
     if interval is None:
         return unsaved / 3600
@@ -128,19 +127,14 @@ def _raced_hours(course: Course, ticks: float, clock: Clock, scale: float, inter
 
 
 def _block_parameters(config: RunConfig) -> int:
-    from planaria.models.families import stage_parameters
-
     return stage_parameters(config.model, config.pipeline.stages, 1)
 
 
-ADVICE_NAME = "advice"
-EXPERIENCE = ROOT / "src" / "planaria" / "compare" / "experience.json"
+EXPERIENCE = ROOT / "src" / "planaria" / "lab" / "compare" / "experience.json"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One set of circumstances."""
-
     name: str
     hourly: float
     network: Mapping[str, float]
@@ -161,41 +155,32 @@ SETTINGS = [
     Setting("larger, 12 %, store at 40 Gbit/s", 0.12, {"store_bandwidth": 5e9}, "race_large"),
     Setting("larger, 24 %, links of 100 Mbit/s", 0.24, {"bandwidth": 12.5e6}, "race_large"),
 ]
-LESSONS = (0.05, 0.10, 0.16, 0.33)
-"""failures an hour in the races that experience is taken from, on seeds of their own"""
+LESSONS = (0.05, 0.10, 0.16, 0.33)  # failures per hour in the races for experience, with separate seeds
 
 
-def run_advice() -> int:
-    """Does ``planaria advise`` pick the winner, and its hours, where it was not fitted?
+@benchmark(
+    "advice",
+    seeds=[7, 8, 9, 10],
+    steps=Flag(0, "ticks of each race; the recipes' unless given"),
+    learn=Flag(None, "learn from these comparisons and races, and stop", type=Path, nargs="+", metavar="FILE"),
+    lessons=Flag([5, 6], "seeds of those races", nargs="*", metavar="SEED"),
+)
+def run_advice(given: Namespace) -> Measurement:
+    """Check whether ``planaria advise`` names the winner and its hours in settings it was not fitted to.
 
-    Twelve settings, four of them with a model eight times as large, whose failure rates, bandwidths, times of
-    replacement and seeds are none of those that experience was taken from. In each, the ways of coping are raced to the
-    fault-free loss, and their hours held against the predicted ones. Redundant and checkpoint arms are not trained
-    again: the first has the fault-free losses bit for bit, the second the fault-free losses at the ticks that a
-    rollback takes, tick for tick (``tests/engine``, ``benchmarks/rollback``). Chains that end in ``checkpoint`` are
-    raced with one every few steps, so that a rollback there costs few; their hours count the saves, and the steps that
-    a rollback loses, at the interval that the advice chose for them.
+    Twelve settings, four with a model eight times as large; their failure rates, bandwidths, replacement times and
+    seeds are new to the experience. The strategies are raced to the fault-free loss. Redundant and checkpoint arms are
+    not trained: the first has the fault-free losses bit for bit, the second the fault-free losses tick for tick
+    (``benchmarks.rollback``). Chains that end in ``checkpoint`` are raced with frequent checkpoints; their hours count
+    saves and lost steps at the advised interval.
 
-    A winner is right if it is the one that is advised, or among those that advice names as perhaps as good; a way of
-    which advice says that it was not raced at this size can win like any other, and then the advice was wrong. Claimed:
-    right in 11 of 12, the worst hours of a setting within 15 % in 10 of 12, and 80 % of raced hours within the range
-    told, both of those ways that advice ranks; of the others, what it would have said is told too.
+    A winner is right if it is advised or named as possibly equal; a strategy reported as not raced at this size can
+    also win, and then the advice is wrong. Claims: right in 11 of 12; the worst hours of a setting within 15 % in 10 of
+    12; 80 % of raced hours in the stated range, for ranked strategies.
 
-    ``--learn`` writes what comparisons teach into the package: those of ``recovery``, ``race_small``, ``race_large``
-    and ``race_gpu`` in ``results``.
+    ``--learn`` writes what the comparisons ``recovery``, ``race_small``, ``race_large`` and ``race_gpu`` teach into the
+    package.
     """
-    flags = parser(ADVICE_NAME, run_advice.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9, 10])
-    flags.add_argument("--steps", type=int, default=0, help="ticks of each race; the recipes' unless given")
-    flags.add_argument(
-        "--learn",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="take experience from these comparisons and races, and stop",
-    )
-    flags.add_argument("--lessons", type=int, nargs="*", default=[5, 6], metavar="SEED", help="seeds of those races")
-    given = flags.parse_args()
     if given.learn:
         return relearn(given)
     rows, found = [], []
@@ -213,38 +198,29 @@ def run_advice() -> int:
     rows += [
         Row(f"right winner, or one named as perhaps as good, in {right} of {count}", [right], "all", Claim(low=11)),
         Row("the advised way won", [sum(one.won for one in found)], "all"),
-        Row("ways named as perhaps as good, mean of settings", [statistics.fmean(one.rivals for one in found)], "0"),
+        Row("ways named as perhaps as good, mean of settings", [fmean(one.rivals for one in found)], "0"),
         Row(f"settings with all hours within 15 %: {near} of {count}", [near], "all", Claim(low=10)),
         Row("hours of the advised way, % more than the winner's: each setting", [one.more for one in found], "0"),
         Row("hours, predicted off by, %: worst of a setting", [one.worst for one in found], "0"),
-        Row(
-            "raced hours within the range told, of ways that need experience",
-            [statistics.fmean(within)],
-            "1",
-            Claim(0.8),
-        ),
+        Row("raced hours within the range told, of ways that need experience", [fmean(within)], "1", Claim(0.8)),
     ]
-    return conclude(ADVICE_NAME, given, rows, ["hours of all ways, predicted over raced; winners by mean over seeds"])
+    return Result(rows, ["hours of all ways, predicted over raced; winners by mean over seeds"])
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of the advice for one setting."""
+    """The advice for one setting, judged."""
 
-    won: bool
-    """the advised way"""
+    won: bool  # the advised way
     right: bool
     rivals: int
-    worst: float
-    """per cent that a way's hours were off"""
-    within: list[float]
-    """1 for each way that needed experience whose raced hours were within the range told, else 0"""
-    more: float
-    """per cent of hours that the advised way took more than the winner"""
+    worst: float  # largest error of a strategy's hours, %
+    within: list[float]  # per strategy that needs experience: 1 if its raced hours are in the stated range, else 0
+    more: float  # hours of the advised strategy above the winner's, %
 
 
-def relearn(given: argparse.Namespace) -> int:
-    """Write what comparisons and the races of some seeds teach into the package; without seeds, beside those known."""
+def relearn(given: Namespace) -> int:
+    """Learn from comparisons, and from races of ``--lessons`` seeds, and write the package's experience."""
     given.steps = 0
     known = experience()
     swapped, observed = known.swapped, dict(known.observed)
@@ -266,8 +242,8 @@ def relearn(given: argparse.Namespace) -> int:
     return 0
 
 
-def taught(given: argparse.Namespace, learnt: Experience) -> Experience:
-    """With what races at further failure rates teach."""
+def taught(given: Namespace, learnt: Experience) -> Experience:
+    """Add observations of races at further failure rates."""
     comparison, base = recipe_of(given, "recovery")
     courses = raced(given.lessons, LESSONS, comparison, base, "recovery-lessons")
     seen = [
@@ -285,8 +261,7 @@ def size_of(base: RunConfig) -> int:
 
 
 def lesson(name: str, course: Course, steps: float, target: float, learnt: Experience, size: int) -> Observation | None:
-    """What one race teaches of its first strategy: the failures that it mended, and the steps that rollbacks did not
-    take; None if the target was missed."""
+    """Return a race's observation: repaired failures, and steps without rollbacks; None if the target was missed."""
     ticks = ticks_to(course.points, target)
     if ticks is None:
         return None
@@ -298,13 +273,9 @@ def lesson(name: str, course: Course, steps: float, target: float, learnt: Exper
 
 
 def judged(
-    given: argparse.Namespace,
-    comparison: Comparison,
-    base: RunConfig,
-    setting: Setting,
-    courses: Courses,
+    given: Namespace, comparison: Comparison, base: RunConfig, setting: Setting, courses: Courses
 ) -> tuple[Row, Judgement]:
-    """A setting's row, and what became of the advice for it."""
+    """Return a setting's row and the judgement of its advice."""
     predicted: dict[str, Range] = {}
     measured: dict[str, float] = {}
     arithmetic = set()
@@ -322,9 +293,9 @@ def judged(
         hours = [
             hours_of(name, comparison, base, setting.hourly, courses, seed, clock, prediction) for seed in given.seeds
         ]
-        steps = statistics.fmean(target_of(comparison, courses, seed)[0] for seed in given.seeds)
+        steps = fmean(target_of(comparison, courses, seed)[0] for seed in given.seeds)
         if all(value is not None for value in hours):
-            measured[name] = statistics.fmean(value for value in hours if value is not None)
+            measured[name] = fmean(value for value in hours if value is not None)
             if far(config, failures, known, size):
                 unknown[name] = f"{prediction.hours.mean * steps:.1f} / {measured[name]:.1f}"
                 continue
@@ -352,24 +323,21 @@ def _circumstances(comparison: Comparison, base: RunConfig, setting: Setting) ->
     return config.model_copy(update={"network": network})
 
 
-RACE_SIZES_NAME = "race_sizes"
 OF = ("hours", "ticks")
 
 
 class Size(NamedTuple):
-    """What one size of the model says of two arms."""
+    """Two arms at one size of the model."""
 
     parameters: float
-    logs: Sequence[float]
-    """for each seed, ln(first ÷ second)"""
+    logs: Sequence[float]  # for each seed, ln(first ÷ second)
 
 
 class Expected(NamedTuple):
     """Of ln(first ÷ second) at some size."""
 
     mean: float
-    error: float
-    """of the mean"""
+    error: float  # of the mean
     freedom: float
 
     @property
@@ -442,65 +410,62 @@ def size(found: Compared, count: int, pair: tuple[str, str], of: str) -> Size:
 
 
 def compared(races: Sequence[Compared]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """What is counted, and the arms that all races have, two at a time."""
+    """Return the measures, and the pairs of arms in all races."""
     first, *others = ([arm.name for arm in race.contestants if not arm.alike] for race in races)
     names = [name for name in first if all(name in other for other in others)]
     return ((of, pair) for of in OF for pair in combinations(names, 2))
 
 
 def lines(races: Sequence[tuple[Compared, int]]) -> Iterator[Row]:
-    """The first arm over the second at the two sizes, and how sure the line is of their order at all three."""
+    """The first arm over the second at two sizes, and the line's probabilities at all three."""
     (small, few), (large, many), _ = races
     for of, pair in compared([small, large]):
         ends = size(small, few, pair, of), size(large, many, pair, of)
         sure = {f"{n / 1e6:.3g} M": round(expected(*ends, n).first_is_quicker, 3) for _, n in races}
         means = [math.exp(fmean(one.logs)) for one in ends]
-        yield Row(f"{told(of, pair)}, small and large", means, "equal: 1", None, sure)
+        yield Row(f"{titled(of, pair)}, small and large", means, "equal: 1", None, sure)
 
 
 def measured(races: Sequence[tuple[Compared, int]]) -> Iterator[Row]:
-    """The same at the third size, by its own race, beside what the line expects there."""
+    """The third size's ratio in its own race, beside the line's prediction."""
     for of, pair in compared([found for found, _ in races]):
         small, large, third = (size(found, count, pair, of) for found, count in races)
         line = expected(small, large, third.parameters)
         low, high = (math.exp(end) for end in interval(line, third.logs))
         ratios = [math.exp(one) for one in third.logs]
-        what = f"{told(of, pair)}, measured at {third.parameters / 1e6:.3g} M"
+        what = f"{titled(of, pair)}, measured at {third.parameters / 1e6:.3g} M"
         beside = {"least": round(min(ratios), 3), "most": round(max(ratios), 3), "seeds": len(ratios)}
         limit = f"by the line: {math.exp(line.mean):.3f}"
         yield Row(what, [math.exp(fmean(third.logs))], limit, Claim(low=round(low, 3), high=round(high, 3)), beside)
 
 
-def told(of: str, pair: tuple[str, str]) -> str:
+def titled(of: str, pair: tuple[str, str]) -> str:
     return f"{'hours' if of == 'hours' else 'steps'}: {pair[0]} over {pair[1]}"
 
 
-def run_race_sizes() -> int:
-    """Does the order of strategies hold at larger models? A line through the two sizes of the race, and how sure it is.
+@benchmark(
+    "race_sizes",
+    races=Flag(["race_small", "race_large"], nargs=2, metavar=("SMALL", "LARGE")),
+    then=Flag("race_gpu", "the race that the line predicts", metavar="LARGER"),
+)
+def run_race_sizes(given: Namespace) -> Measurement:
+    """Check whether the ranking of strategies holds at larger models, by a line through two sizes of the race.
 
-    Read from the saved races (``race_small``, ``race_large`` and ``race_gpu`` in ``results/race.json``), nothing is
-    trained. For two arms, each seed of a size says ln(hours of one ÷ hours of the other), on the same failures. The
-    means of the two sizes lie on a line over the logarithm of the model's parameters; at a third size, ten times the
-    larger one, the line says what to expect. A mean's error is Student's, with the degrees of freedom of Welch and
-    Satterthwaite for a sum of two unlike errors. What is told is the probability that the first arm is the quicker one,
-    by this fit: the line is assumed.
+    Reads the saved races ``race_small``, ``race_large`` and ``race_gpu``; nothing is trained. Per pair of arms, each
+    seed of a size gives ln(hours of one ÷ hours of the other) under the same failures. The means of two sizes define a
+    line over the logarithm of the parameters, which predicts a third size, ten times the larger. Errors are Student's
+    with Welch's and Satterthwaite's degrees of freedom; shown is the probability that the first arm is faster, given
+    the line. A third race of that size was run after the line was fixed. Neither the shared failures per seed nor the
+    dependence of the three pairs is part of the errors.
 
-    A third race, of a model of that size, was run when the line had been drawn: what it measured is told beside what
-    the line expects of it, the line's errors and the race's own added. All races meet the same failures with the same
-    seed, and three pairs of arms are not independent: both are left out of the errors.
-
-    The claim: the means of the third race lie within the 95 % that the line expects.
+    Claim: the means of the third race lie within the line's 95 % interval.
     """
-    flags = parser(RACE_SIZES_NAME, run_race_sizes.__doc__)
-    flags.add_argument("--races", nargs=2, metavar=("SMALL", "LARGE"), default=["race_small", "race_large"])
-    flags.add_argument("--then", metavar="LARGER", default="race_gpu", help="the race that the line is held against")
-    given = flags.parse_args()
     races = saved([*given.races, given.then])
     notes = [
         "columns of parameters: the probability that the first arm is the quicker one, by the line through both races",
         "claims: where the line and the scatter of the race's own seeds expect its mean with 95 %",
     ]
-    return conclude(RACE_SIZES_NAME, given, [*lines(races), *measured(races)], notes)
+    return Result([*lines(races), *measured(races)], notes)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,24 @@
-"""A thousand random faults, over all strategies and exchanges: nothing hangs, no sample is lost or used twice.
+"""A thousand random faults over all strategies and exchanges: no hangs, no sample lost or used twice.
 
-Many small runs of `planaria train`, each drawn from the seed: its recovery strategy or exchange, routing and options,
-its trace of faults of all kinds at all moments, alone, in pairs, and at those who help in a recovery; besides, blows
-from outside at random moments: at workers by their process ids, and at the controller, after which the run is resumed.
-Each is judged by what it leaves: every sample used exactly once in the history it ends with, says planaria's own ledger
-and says a second one that shares no line with it (`second_ledger.py`); it ended, and what it refused it refused in one
-line that the faults explain; no process is left 15 s after any end, no traceback, no half of a file, and its
-checkpoints can be read and are finite.
+Many small runs of `planaria train` are drawn from the seed: recovery strategy or exchange, routing, options, and a
+trace of faults of all kinds at all moments, alone, in pairs, and at donors. Further faults hit workers and controllers
+from outside; after a controller's end the run is resumed. Each run is judged by its log, with planaria's ledger and an
+independent one (`Ledger`): every sample is used exactly once; it ended, and refusals are one line that the faults
+explain; no process is left after 15 s; no traceback, no partial file; its checkpoints are readable and finite.
 
-A campaign is kept in runs/benchmarks/campaign/seed-N: the same command goes on where it was stopped, the table counts
-all that was found so far, and a run of which something is wrong stays there as it was.
+A campaign is kept in runs/benchmarks/campaign/seed-N. The same command continues it; the table counts all results so
+far; failed runs are kept.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import json
 import shutil
 import threading
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,24 +26,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.campaign_runs import SPECIES, SWITCHES, Plain, Run, draw
-from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start, write
+from benchmarks.campaign_runs import SPECIES, SWITCHES, Plain, Run, carry_out, draw
+from benchmarks.common import ROOT, RUNS, write
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.common.errors import UserError
+from planaria.control.logs import read_run
+from planaria.control.replay import replay
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.memory import MemoryFolder
+from planaria.runtime.checkpoint.store import CheckpointStore
 
 Fact = dict[str, Any]
 
 
 @dataclass
 class Replica:
-    first: int  # steps behind it when this part of the log begins
-    blocks: list[int] = field(default_factory=list)  # that it has committed since, in order
+    first: int  # steps before this part of the log
+    blocks: list[int] = field(default_factory=list)  # committed since, in order
     generation: int = -1
     holders: dict[int, str] = field(default_factory=dict)
     block: int | None = None  # under way
     ready: set[str] = field(default_factory=set)
-    saved: int | None = None  # its steps when it was last saved, for a checkpoint to be sealed
+    saved: int | None = None  # its steps at the last save, for sealing
     written: set[int] = field(default_factory=set)
-    recalled: int = -1  # step of the snapshot in memory with which this part of the log begins
-    saves: Fact | None = None  # the order to
+    recalled: int = -1  # step of the in-memory snapshot at the start of this part of the log
+    saves: Fact | None = None  # the order to save
 
     @property
     def step(self) -> int:
@@ -77,7 +83,7 @@ class Ledger:
         self._has = dict[str, int]()  # worker → steps that its state comprises
         self._passed = dict[str, set[int]]()  # worker → steps of which it may remember its state
         self._copied = dict[str, object]()  # worker → the order to save for which it writes a copy
-        self._coming = dict[str, tuple[int, int]]()  # worker → the generation in which it takes a state of so many
+        self._coming = dict[str, tuple[int, int]]()  # worker → generation and steps of the state that it receives
         self._load, self._durable, self._last = set(f["load"].values()), dict[str, dict[int, int]](), set[int]()
         places = range(max(f["replicas"], len(f["columns"])))
         self.replicas = {r: Replica(stands.get(str(r), {"step": first})["step"]) for r in places}
@@ -95,7 +101,7 @@ class Ledger:
             self.problems.append(f"taken up at step {first} with samples that are not those of {sorted(self._load)}")
 
     def _begin_from_memory(self, f: Fact) -> None:
-        """The snapshot must be of a step that the history has; a rollback may lead to the checkpoint before it."""
+        """Check that the snapshot's step is in the history; a rollback may lead to the checkpoint before it."""
         first, before = f["first_step"], f["durable_step"]
         if len(self._history) < first or self.used != {*self._history[:first]}:
             self.problems.append(f"taken up from memory at step {first}; the history has {len(self._history)} steps")
@@ -121,7 +127,7 @@ class Ledger:
         r.generation, r.holders, r.block = generation, {m["node"]: m["worker"] for m in f["members"]}, None
 
     def _from(self, f: Fact, worker: str, source: Fact) -> int | None:
-        """The steps that a state from there comprises; None if there is none."""
+        """Return the steps in a state from this source, or None if there is none."""
         r, origin = self.replicas[f["replica"]], source["origin"]
         if origin in ("keep", "handover"):
             return self._has.get(source.get("worker", worker))
@@ -156,7 +162,7 @@ class Ledger:
                 self._passed[worker].add(self._has[worker])
             case "stage_copied" if r and r.saved is not None and r.saved == has:
                 self._copied[worker] = r.saves
-            case "stage_saved" if worker in self._copied:  # whoever stands where it stood
+            case "stage_saved" if worker in self._copied:  # a worker at the same stage
                 save = self._copied.pop(worker)
                 for other in self.replicas.values():
                     other.written |= {f["stage"]} if other.saves is save and f["bytes"] else set()
@@ -164,7 +170,7 @@ class Ledger:
                 r.written.add(f["stage"])
             case "save_failed" if worker in self._copied:
                 del self._copied[worker]
-            case "save_failed" if worker == "controller":  # it was to be sealed, and could not be
+            case "save_failed" if worker == "controller":  # sealing failed
                 self._sealed[self._newest].pop()
                 self._last, self._durable = self._before
 
@@ -175,7 +181,7 @@ class Ledger:
                 r.block, r.ready = f["block"] if f["mode"] == "train" else None, set()
             case "save":
                 r.saved, r.written, r.saves = r.step, set(), f
-            case "adopt" | "disband":  # its states are void; what it has committed stays used
+            case "adopt" | "disband":  # its states are void; committed samples stay used
                 self._has = {worker: has for worker, has in self._has.items() if worker not in r.holders.values()}
                 r.holders = {} if f["kind"] == "disband" else r.holders
             case "finish" if f["outcome"] == "finished":
@@ -211,7 +217,7 @@ class Ledger:
 
 
 def judge(run: Run, outcome: str, seconds: float) -> Plain:
-    """All that is known of a run that is over, as JSON will have it. What it leaves must be in order."""
+    """Judge a finished run; return its verdict for JSON."""
     seen, folder = run.seen, run.folder
     log = facts(folder) if (folder / "events.jsonl").exists() else []
     ledger = Ledger(log)
@@ -221,7 +227,7 @@ def judge(run: Run, outcome: str, seconds: float) -> Plain:
     seen.wrong += [f"ledger or replay: {problem}" for problem in first_opinion(folder)]
     if outcome == "finished" and len(ledger.used) < ledger.total:
         seen.wrong.append(f"finished with {len(ledger.used)} of {ledger.total} blocks")
-    if not seen.wrong:  # what nobody needs to look at
+    if not seen.wrong:
         for heavy in ("checkpoints", "tensorboard", "model"):
             shutil.rmtree(folder / heavy, ignore_errors=True)
         (folder / "report.html").unlink(missing_ok=True)
@@ -247,12 +253,7 @@ def judge(run: Run, outcome: str, seconds: float) -> Plain:
 
 
 def first_opinion(folder: Path) -> list[str]:
-    """What planaria's own ledger and replay find wrong with the log."""
-    from planaria.common.errors import UserError
-    from planaria.control.logs import read_run
-    from planaria.control.replay import replay
-    from planaria.report.run.ledger import prove_exactly_once
-
+    """Return the problems that planaria's ledger and replay find."""
     try:
         record = read_run(folder)
         return [*prove_exactly_once(record), *replay(fact for _, fact in record.history).problems]
@@ -261,16 +262,11 @@ def first_opinion(folder: Path) -> list[str]:
 
 
 def leftovers(run: Run, outcome: str, flipped: bool) -> list[str]:
-    """What a run that is over must not leave: tracebacks, doors, halves of files, checkpoints that cannot be read."""
-    from planaria.common.errors import UserError
-    from planaria.runtime.checkpoint.loading import load_model
-    from planaria.runtime.checkpoint.memory import MemoryFolder
-    from planaria.runtime.checkpoint.store import CheckpointStore
-
+    """Return leftovers of a finished run: tracebacks, partial files, unreadable checkpoints."""
     folder = run.folder
     logs = [log for log in folder.glob("workers/*.log") if "Traceback" in log.read_text(errors="replace")]
     found = [f"{log.name}: {log.read_text(errors='replace')[-800:]}" for log in logs]
-    if outcome != "finished" or run.seen.killed_last:  # nobody was left to tidy up
+    if outcome != "finished" or run.seen.killed_last:  # no process was left to clean up
         return found
     if (memory := MemoryFolder(folder).folder).exists():
         found.append(f"{memory}: snapshots are left in memory")
@@ -281,15 +277,15 @@ def leftovers(run: Run, outcome: str, flipped: bool) -> list[str]:
         try:
             weights = load_model(one).global_state() if one.whole else {}
             found += [f"{one.folder.name}: {n} is not finite" for n, w in weights.items() if not w.isfinite().all()]
-        except UserError as error:  # a bit that was turned is noticed
+        except UserError as error:  # a flipped bit is detected
             found += [] if flipped else [str(error)]
     return [*found, *([] if saved and saved[-1].whole else ["no whole checkpoint of the end"])]
 
 
 def facts(folder: Path) -> list[Fact]:
-    """The log of a run, resumed or not: its segments first; the last line may have been torn off.
+    """Return the facts of a run's log, segments first, without an incomplete last line.
 
-    A segment that is there twice is being compressed: the plain one is whole.
+    The plain copy of a segment that is being compressed is complete.
     """
     parts = {p.name.removesuffix(".gz"): p for p in sorted(folder.glob("segments/events-*.jsonl*"), reverse=True)}
     raw = b"".join(
@@ -304,9 +300,9 @@ NAME = "campaign"
 
 
 class Campaign:
-    """One seed's runs: those that are judged, and the next ones."""
+    """One seed's runs."""
 
-    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, given: Namespace, folder: Path) -> None:
         self.given, self.folder = given, folder
         self._next, self._drawing = 0, threading.Lock()
         self.over = threading.Event()
@@ -318,13 +314,13 @@ class Campaign:
         return draw(given.seed, number, given.without, given.faults_a_run, given.only or SPECIES)
 
     def verdict(self, number: int) -> Plain | None:
-        """Of a run that was judged before, unless its plan has become another."""
+        """Return a run's earlier verdict, unless its plan has changed."""
         path = self.folder / f"run-{number:04d}" / "verdict.json"
         verdict: Plain | None = json.loads(path.read_text()) if path.exists() else None
         return verdict if verdict is not None and verdict["plan"] == digest(self.plan(number)) else None
 
     def judged(self) -> list[Plain]:
-        """All verdicts so far, in order of number."""
+        """Return all verdicts so far, by number."""
         numbers = sorted(int(path.parent.name[4:]) for path in self.folder.glob("run-*/verdict.json"))
         return [verdict for number in numbers if (verdict := self.verdict(number)) is not None]
 
@@ -332,7 +328,7 @@ class Campaign:
         return sum(map(faults_of, self.judged()))
 
     def sit(self) -> float:
-        """Make runs until there are enough faults, or the time is over; the seconds that it took."""
+        """Make runs until there are enough faults or the time is over; return the seconds."""
         began = time.monotonic()
         with ThreadPoolExecutor(self.given.runs_at_a_time) as pool:
             sitting = [pool.submit(self._work, began) for _ in range(self.given.runs_at_a_time)]
@@ -340,7 +336,7 @@ class Campaign:
                 for one in sitting:
                     one.result()
             finally:
-                self.over.set()  # Ctrl-C: runs under way end, and are made again next time
+                self.over.set()  # Ctrl-C: runs under way end and are repeated next time
         return time.monotonic() - began
 
     def _work(self, began: float) -> None:
@@ -361,8 +357,6 @@ class Campaign:
             return self._next - 1
 
     def _make(self, number: int) -> Plain | None:
-        from benchmarks.campaign_runs import carry_out
-
         plan, folder = self.plan(number), self.folder / f"run-{number:04d}"
         data = {"source": str(self.text), "tokenizer": "bytes", "cache": str(self.folder / "cache")}
         made = carry_out(folder, plan, data, self.given.hang_s, self.over)
@@ -378,12 +372,12 @@ def digest(plan: Plain) -> str:
 
 
 def faults_of(verdict: Plain) -> int:
-    """Those of the trace that struck, and blows from outside."""
+    """Count the injected faults of the trace and from outside."""
     return sum(Counter[str](verdict["faults"]).values()) + sum(Counter[str](verdict["outside"]).values())
 
 
 def told(verdict: Plain) -> str:
-    """One line for each run that is over; more if something is wrong."""
+    """Describe a run in one line, and its failures."""
     line = (
         f"run {verdict['number']}, {verdict['species']}: {verdict['outcome']}, {faults_of(verdict)} faults, "
         f"{verdict['parts']} parts, {len(verdict['refusals'])} refusals, {verdict['blocks']} blocks, "
@@ -400,7 +394,7 @@ def listed(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none"
 
 
-def rows_of(given: argparse.Namespace, verdicts: Sequence[Plain], minutes: float) -> list[Row]:
+def rows_of(given: Namespace, verdicts: Sequence[Plain], minutes: float) -> list[Row]:
     total, blocks = sum(map(faults_of, verdicts)), sum(verdict["blocks"] for verdict in verdicts)
     met = len({verdict["species"] for verdict in verdicts})
     unexplained = [verdict for verdict in verdicts if verdict["wrong"]]
@@ -443,29 +437,26 @@ def notes_of(verdicts: Sequence[Plain], folder: Path) -> list[str]:
     ]
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
-    flags.add_argument("--seed", type=int, default=1)
-    flags.add_argument(
-        "--faults", type=int, default=1000, help="that are to strike, those of earlier sittings included"
-    )
-    flags.add_argument("--minutes", type=float, default=90.0, help="of this sitting, runs under way excepted")
-    flags.add_argument("--runs-at-a-time", type=int, default=2)
-    flags.add_argument("--faults-a-run", type=int, default=28, help="about so many in each trace")
-    flags.add_argument("--hang-s", type=float, default=240.0, help="a run hangs that does not get on for so long")
-    flags.add_argument("--without", nargs="*", default=[], choices=SWITCHES, metavar="KIND", help=" ".join(SWITCHES))
-    flags.add_argument(
-        "--only", nargs="*", default=[], choices=sorted(set(SPECIES)), metavar="RUN", help="a strategy or exchange"
-    )
-    flags.add_argument("--folder", type=Path, default=RUNS / NAME, help="where campaigns are kept")
-    given = flags.parse_args()
+@benchmark(
+    NAME,
+    seed=1,
+    faults=Flag(1000, "to inject, earlier sessions included"),
+    minutes=Flag(90.0, "of this session, without runs under way"),
+    runs_at_a_time=2,
+    faults_a_run=Flag(28, "approximate number per trace"),
+    hang_s=Flag(240.0, "seconds without progress after which a run hangs"),
+    without=Flag([], " ".join(SWITCHES), nargs="*", choices=SWITCHES, metavar="KIND"),
+    only=Flag([], "a strategy or exchange", nargs="*", choices=sorted(set(SPECIES)), metavar="RUN"),
+    folder=Flag(RUNS / NAME, "where campaigns are kept"),
+)
+def main(given: Namespace) -> Measurement:
     campaign = Campaign(given, (given.folder / f"seed-{given.seed}").absolute())
     sittings = campaign.folder / "minutes.json"
     before = json.loads(sittings.read_text()) if sittings.exists() else []
     before.append(campaign.sit() / 60)
     write(sittings, json.dumps(before))
     verdicts = campaign.judged()
-    return conclude(NAME, given, rows_of(given, verdicts, sum(before)), notes_of(verdicts, campaign.folder))
+    return Result(rows_of(given, verdicts, sum(before)), notes_of(verdicts, campaign.folder))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from planaria.config.schema import RunConfig
+from planaria.faults.trace import Trace, write
 from planaria.recovery import RECOVERIES
 
 Plain = dict[str, Any]
@@ -43,7 +45,7 @@ CHAINS = (
     "echo",
     "redundant",
 )
-"""the last four cannot answer everything: they refuse now and then, save what is left, and are resumed"""
+"""the last four refuse some faults, save their state, and are resumed"""
 EXCHANGES: dict[str, Plain] = {
     "allreduce": {},
     "noloco": {"every": 3},
@@ -54,18 +56,18 @@ EXCHANGES: dict[str, Plain] = {
     "local": {},
 }
 SPECIES = [*CHAINS, *EXCHANGES, *EXCHANGES]
-"""of runs: of one replica by its recovery strategy, of several by their exchange, each of these twice"""
+"""kinds of runs: recovery strategies of one replica, exchanges of several (twice each)"""
 REMEMBERING = [chain for chain in CHAINS if {"snapshot", "whole_copies"} & {*chain.split(", ")}]
-"""chains whose snapshots may outlive the workers in the machine's memory; a resumed run looks there first"""
+"""chains whose snapshots may survive in the machine's memory, where a resumed run looks first"""
 
 KINDS = {
     "kill": 40, "stop": 10, "stuck": 8, "slow": 6, "delay": 6, "reset": 9, "cut": 6, "disk_full": 3, "disk_slow": 4,
     "flip": 2, "lie": 4,
 }  # fmt: skip
-"""faults of traces, and how frequent they are beside one another"""
+"""faults of traces with their weights"""
 OUTSIDE = {"kill": 30, "stop": 20, "controller": 20, "stopped": 12, "pause": 10, "hangup": 6, "server": 6}
-"""blows from outside: at a worker by its process id; at the controller: SIGKILL, SIGTERM or SIGINT, a freeze of 1 to
-5 s, SIGHUP; at the fork server. After those that end the controller the run is resumed"""
+"""faults from outside: at a worker by process id; at the controller (SIGKILL, SIGTERM or SIGINT, a freeze of 1 to 5 s,
+SIGHUP); at the fork server. A run whose controller ended is resumed"""
 SWITCHES = sorted({*KINDS, *OUTSIDE})
 _MOMENTS = {
     "any": 3, "forward": 3, "backward": 3, "commit": 3, "transfer": 4, "save": 2, "settle": 3, "link": 2,
@@ -76,7 +78,7 @@ _WITHOUT_ROUNDS = ("allreduce", "local")
 def draw(
     seed: int, number: int, without: Collection[str] = (), faults: int = 28, species_of: Collection[str] = SPECIES
 ) -> Plain:
-    """The plan of one run: its recipe's sections, about so many faults of a trace, and blows from outside."""
+    """Draw the plan of one run: recipe sections, about ``faults`` faults of a trace, and faults from outside."""
     order = list(species_of)
     random.Random(f"campaign {seed} order").shuffle(order)
     rng = random.Random(f"campaign {seed} run {number}")
@@ -152,14 +154,14 @@ def _common(rng: random.Random, stages: int, steps: int) -> Plain:
 
 
 def nodes(sections: Plain) -> int:
-    """Places where workers stand; numbered replica by replica or stage by stage, as the run's arrangement says."""
+    """Return the number of nodes."""
     replicas: int = sections.get("exchange", {}).get("replicas", 1)
     stages: int = sections["pipeline"]["stages"]
     return replicas * (stages + 1)
 
 
 def _faults(rng: random.Random, sections: Plain, count: int, without: Collection[str]) -> list[Plain]:
-    """Single ones, pairs that strike at once, and some at those who give or take a state after the one before."""
+    """Draw single faults, simultaneous pairs, and faults of donors and receivers during recovery."""
     rounds = sections.get("exchange", {}).get("kind", "allreduce") not in _WITHOUT_ROUNDS
     kinds = {k: w for k, w in KINDS.items() if k not in without and (rounds or k != "lie")}
     moments = {m: w for m, w in _MOMENTS.items() if rounds or m != "settle"}
@@ -179,14 +181,14 @@ def _faults(rng: random.Random, sections: Plain, count: int, without: Collection
 
 
 def _place(rng: random.Random, sections: Plain, places: int) -> int:
-    """Any; where only CheckFree answers mostly middle stages, or it would refuse again and again."""
+    """Draw a node; mostly middle stages for pure CheckFree, which refuses others."""
     if sections["recovery"]["strategy"] == "checkfree" and rng.random() < 0.9:
         return rng.randrange(2, places - 1)
     return rng.randrange(places)
 
 
 def _lasting(rng: random.Random, signal: str) -> Plain:
-    """How long a fault lasts, and how strong it is. Some stuck and stopped workers wake up, some never do."""
+    """Draw a fault's duration and strength; half of stuck and stopped workers never resume."""
     for_ever = rng.random() < 0.5
     match signal:
         case "stop":
@@ -203,8 +205,9 @@ def _lasting(rng: random.Random, signal: str) -> Plain:
 
 
 def _outside(rng: random.Random, without: Collection[str]) -> Plain:
-    """A blow ``at`` a share of the run's steps, ``delay`` seconds later, or then ``upon`` a line of this kind in the
-    log; ``pick`` chooses among those who are there. A ``pair``: two workers, or the next controller too, as it starts.
+    """Draw a fault ``at`` a share of the steps plus ``delay`` s, then ``upon`` a line of this kind in the log.
+
+    ``pick`` chooses the victim. A ``pair`` hits two workers, or also the next controller as it starts.
     """
     what = _one_of(rng, {k: w for k, w in OUTSIDE.items() if k not in without})
     return {
@@ -222,21 +225,18 @@ def _one_of(rng: random.Random, weights: dict[str, int]) -> str:
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
-_PROGRESS = ("commit", "form", "run_started", "seal")
-"""kinds of lines in a log by which a run shows that it gets on"""
+_PROGRESS = ("commit", "form", "run_started", "seal")  # kinds of log lines that show progress
 _KIND = re.compile(r'"kind":"(\w+)"')
 
 
 class Tail:
-    """Reads what was appended to a run's events since the last look, also when older parts were moved away."""
+    """Reads new lines of a run's event log, also after older segments were moved."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file, self._torn = path, None, ""
         self.progress, self.moved = 0, time.monotonic()
-        self.kinds: set[str] = set()
-        """of the lines that were new at the last look"""
-        self.struck: set[int] = set()
-        """faults of the trace, by number, that have struck this process of the run"""
+        self.kinds: set[str] = set()  # of the lines new at the last look
+        self.struck: set[int] = set()  # numbers of trace faults injected in this process
 
     _file: TextIO | None
 
@@ -260,30 +260,29 @@ class Tail:
 
 
 def living(folder: Path) -> set[int]:
-    """Processes that write to a worker's log of this run, whether they ever joined or not."""
+    """Return the processes that write to a worker's log of this run."""
     logs, found = str(folder.absolute() / "workers"), set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
+        with contextlib.suppress(OSError):  # exited, or another user's
             if (process / "fd" / "1").readlink().is_relative_to(logs):
                 found.add(int(process.name))
     return found
 
 
 def born(pid: int) -> int | None:
-    """Start of a process, in clock ticks after boot: tells it from a later one with the same number."""
+    """Return the start of a process in clock ticks after boot, which identifies it."""
     stat = proc(pid, "stat").rpartition(")")[2].split()
     return int(stat[19]) if stat else None
 
 
 def send(pid: int, number: signal.Signals, birth: int | None) -> None:
-    """Unless the process is gone and its number is another's."""
+    """Send a signal unless the process has exited and its number was reused."""
     if birth is None or born(pid) == birth:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def fork_server(controller: int) -> int | None:
-    """The fork server of a controller."""
     children = proc(controller, f"task/{controller}/children").split()
     return next((int(pid) for pid in children if proc(int(pid), "comm").strip() == "planaria births"), None)
 
@@ -296,7 +295,7 @@ def proc(pid: int, name: str) -> str:
 
 
 def evidence(path: Path, folder: Path, controller: int) -> None:
-    """Write down what can be seen of a run that hangs: its last events, and where its processes are."""
+    """Record the last events and the process states of a hanging run."""
     said = [f"controller {controller}\n"]
     for pid in [controller, *sorted(living(folder))]:
         status = [line for line in proc(pid, "status").splitlines() if line.startswith(("State", "Threads", "PPid"))]
@@ -309,20 +308,18 @@ def evidence(path: Path, folder: Path, controller: int) -> None:
     path.write_text("".join(said))
 
 
-ORPHANS_S = 15.0
-"""how long after the end of a run's process its workers may still be there"""
+ORPHANS_S = 15.0  # time limit for workers to exit after the run's process
 RESUMES = 25
-_LOOK_S, _CLOSE_S = 0.05, 0.002
-"""between two looks at a run; where the next blow waits for a line of the log"""
+_LOOK_S, _CLOSE_S = 0.05, 0.002  # polling intervals, normally and while a fault waits for a log line
 
 
 class Hang(Exception):
-    """Nothing has got on for too long; what was seen of it lies in the run's folder."""
+    """No progress for too long; evidence is in the run's folder."""
 
 
 @dataclass
 class Seen:
-    """What is found out about a run while it lives."""
+    """Observations of a run."""
 
     outside: Counter[str] = field(default_factory=Counter)
     refusals: list[str] = field(default_factory=list)
@@ -330,26 +327,24 @@ class Seen:
     orphans: int = 0
     slowest_end_s: float = 0.0
     parts: int = 0
-    killed_last: bool = False
-    """was the controller killed in the part before? Then it may have been done, but for its goodbye"""
+    killed_last: bool = False  # the controller was killed in the part before, possibly after its last step
 
 
 class Run:
-    """A run with a plan, in a folder of its own."""
+    """A planned run in its own folder."""
 
     def __init__(self, folder: Path, plan: Plain, recipe: Path, hang_s: float, over: threading.Event) -> None:
-        """``over`` is set when the campaign is to end at once."""
+        """``over`` is set to end the campaign at once."""
         self.base, self.folder, self.plan, self._recipe = folder, folder / "runs" / "run", plan, recipe
         self.seen, self._hang_s, self._over = Seen(), hang_s, over
         self._blows, self._steps = [dict(blow) for blow in plan["outside"]], plan["sections"]["train"]["steps"]
         self._faults = list(plan["faults"])
         self._tail = Tail(self.folder / "events.jsonl")
         self._thaws: list[tuple[float, int, int | None]] = []
-        self._asked: Counter[str] = Counter()
-        """what was done to the controller that now lives"""
+        self._asked: Counter[str] = Counter()  # faults of the current controller
 
     def live(self) -> str:
-        """Start it and resume it until it is over: 'finished', 'refused' or 'hung'; with ``over``, 'interrupted'."""
+        """Start and resume the run; return 'finished', 'refused', 'hung' or, with ``over``, 'interrupted'."""
         arguments = [str(self._recipe)]
         for _ in range(RESUMES):
             try:
@@ -370,14 +365,14 @@ class Run:
         return "refused"
 
     def _trace(self) -> Path:
-        """A trace of what has not struck yet: a bit that turns in every repeated step would let none of them pass."""
+        """Write the trace of faults not yet injected; a repeated bit flip would block every step."""
         self._tail.look()
         self._faults = [fault for number, fault in enumerate(self._faults) if number not in self._tail.struck]
         self._tail.struck.clear()
         return trace_of(self._faults, self.base / f"faults-{self.seen.parts}.json")
 
     def _is_over(self, code: int, errors: str) -> bool:
-        """Is it, by an exit code and one line that what was done to it explains?"""
+        """Return True if the run is over; record exit codes and messages that no fault explains."""
         line, stops = errors.strip(), self._asked["stopped"] + self._asked["hangup"]
         if "Traceback" in errors or "Error:" in errors or (code >= 0 and line.count("\n")):
             self.seen.wrong.append(f"exit code {code} with: {line[-600:]}")
@@ -387,7 +382,7 @@ class Run:
         elif (code == -signal.SIGKILL and self._asked["controller"]) or (
             (code == 1 and "stopped by" in line and stops) or (code == 130 and stops > 1)
         ):
-            pass  # to be resumed
+            pass  # resumed next
         elif code in (1, 2) and line.startswith("planaria: ") and self._explained(line):
             self.seen.refusals.append(line.removeprefix("planaria: ").replace(f"{self.folder}/", ""))
         else:
@@ -396,9 +391,9 @@ class Run:
         return False
 
     def _explained(self, line: str) -> bool:
-        """A chain that ends with a checkpoint answers everything; others say what they cannot do.
+        """Return True if the faults explain a refusal: chains with a checkpoint never refuse, others name the reason.
 
-        A checkpoint of which a bit was turned is named; it is put away, as the line asks for.
+        A checkpoint with a flipped bit is named and moved away.
         """
         strategy, struck = self.plan["sections"]["recovery"]["strategy"], {f["signal"] for f in self.plan["faults"]}
         named = re.search(r"checkpoints/([^/:]+)/", line)
@@ -410,7 +405,7 @@ class Run:
         )
 
     def _one_part(self, arguments: list[str]) -> tuple[int, str]:
-        """One process from its start to its end: exit code and what it wrote to stderr."""
+        """Run one process; return its exit code and stderr."""
         self._asked, self._tail.moved = Counter(), time.monotonic()
         with (self.base / "stdout.txt").open("a") as out, (self.base / "stderr.txt").open("a+") as err:
             said = err.tell()
@@ -452,12 +447,12 @@ class Run:
         self.seen.outside[blow["what"]] += 1
         if blow["pair"] and blow["what"] == "kill":
             self.seen.outside["kill"] += 1
-        elif blow["pair"]:  # the next controller too, as it starts
+        elif blow["pair"]:  # also the next controller, as it starts
             again = {"at": 0.0, "delay": 12 * blow["pick"], "upon": None, "pair": False}
             self._blows.insert(0, {key: value for key, value in (blow | again).items() if key != "due"})
 
     def _strike(self, controller: int, blow: Plain) -> bool:
-        """Strike from outside; False when nobody is there just now."""
+        """Inject a fault from outside; return False without a victim."""
         what, seconds = blow["what"], blow["seconds"]
         if what in ("kill", "stop"):
             victims = self._workers(blow["pick"], 1 + blow["pair"])
@@ -485,7 +480,7 @@ class Run:
         return True
 
     def _workers(self, pick: float, count: int) -> list[tuple[int, int]]:
-        """Process ids and births of so many living workers, spares among them."""
+        """Return process ids and start times of ``count`` living workers, spares included."""
         try:
             known = json.loads((self.folder / "state.json").read_text())["workers"]
         except FileNotFoundError:
@@ -495,7 +490,7 @@ class Run:
         return [*there[first:], *there[:first]][:count]
 
     def _await_workers(self) -> None:
-        """No worker may outlive the run's process for long; those that do are counted, and killed."""
+        """Count and kill workers that outlive the run's process."""
         began = time.monotonic()
         while (left := living(self.folder)) and time.monotonic() < began + ORPHANS_S:
             time.sleep(0.1)
@@ -508,9 +503,6 @@ class Run:
 
 
 def trace_of(faults: Sequence[Plain], path: Path) -> Path:
-    """The file of a trace with these faults."""
-    from planaria.faults.trace import Trace, write
-
     write(Trace.model_validate({"faults": tuple(faults)}), path)
     return path
 
@@ -518,12 +510,8 @@ def trace_of(faults: Sequence[Plain], path: Path) -> Path:
 def carry_out(
     folder: Path, plan: Plain, data: Any, hang_s: float, over: threading.Event
 ) -> tuple[Run, str, float] | None:
-    """Make the run of a plan in ``folder``, from nothing: how it ended, and the seconds that it took.
-
-    None when the campaign ended before it.
-    """
+    """Run a plan in ``folder``; return the run, its outcome and seconds, or None if the campaign ended first."""
     from planaria.config import recipe
-    from planaria.config.schema import RunConfig
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import shutil
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, parser, start
-from benchmarks.fleet_run import bytes_data, require_finished, run_fleet
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from benchmarks.common import RUNS, interleaved, ratios, run_config
+from benchmarks.fleet_run import bytes_data, finished
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import UserError
+from planaria.common.memory_pool import trim
+from planaria.config.recipe import load
 from planaria.config.schema import (
-    CheckpointConfig,
-    FleetConfig,
-    OptimConfig,
-    PipelineConfig,
-    RecoveryConfig,
+    ModelConfig,
     RunConfig,
-    TrainConfig,
 )
+from planaria.config.shipped import find
 from planaria.control import decisions as d
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from planaria.config.schema import RunConfig
-    from planaria.control.run_record import RunRecord
-    from planaria.models.state import StageState
-    from planaria.runtime.checkpoint.store import Saved
-
+from planaria.control.run_record import RunRecord
+from planaria.models import chunked_loss
+from planaria.models.families import build_stage
+from planaria.models.optimizers.adamw import KEYS
+from planaria.models.stages import parameter_count
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.stage_file import write_stage
+from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
+from planaria.runtime.transport.wire import as_bytes
 
 CHECKPOINTS_NAME = "checkpoints"
 STEP = 1000
@@ -45,21 +49,12 @@ FAST, LITTLE, NO_COPY = Claim(low=0.8), Claim(high=1.05), Claim(high=1.1)
 
 
 def shaped(layers: int, dim: int, stages: int, vocab: int) -> RunConfig:
-    """A recipe whose model has this shape."""
-    from planaria.config.schema import RunConfig
-
     model = {"layers": layers, "dim": dim, "heads": dim // 64, "hidden": dim * 11 // 4, "vocab": vocab, "context": 8}
     return RunConfig.model_validate({"engine": "inline", "model": model, "pipeline": {"stages": stages}})
 
 
 def state(config: RunConfig, stage: int) -> StageState:
-    """Random numbers in the shape of a trained stage."""
-    import torch
-
-    from planaria.models.families import build_stage
-    from planaria.models.optimizers.adamw import KEYS
-    from planaria.models.state import StageState
-
+    """Return a random state in the shape of a trained stage."""
     built = build_stage(config.model, config.pipeline.stages, stage, 0, "meta")
     draw = torch.Generator().manual_seed(stage)
     made = {
@@ -74,11 +69,9 @@ def state(config: RunConfig, stage: int) -> StageState:
 
 @contextmanager
 def peak(found: list[float]) -> Iterator[None]:
-    """Adds the bytes that the process took at most, above what it had."""
-    from planaria.common.memory_pool import trim
-
+    """Append the peak memory of the block above the initial memory, in bytes."""
     gc.collect()
-    trim()  # what was given back would hide what is taken
+    trim()  # freed memory would hide allocations
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
     yield
@@ -91,15 +84,12 @@ def _memory(field: str) -> int:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def seal(store_folder: Path, config: RunConfig, digests: dict[str, str]) -> Saved:
-    from planaria.runtime.checkpoint.store import CheckpointStore, Manifest
-
     stages = config.pipeline.stages
     manifest = Manifest(
         step=STEP, stages=list(range(stages + 1)), pipeline_stages=stages, digests=digests, model=config.model
@@ -108,17 +98,12 @@ def seal(store_folder: Path, config: RunConfig, digests: dict[str, str]) -> Save
 
 
 def write_one(store_folder: Path, stage: int, held: StageState) -> dict[str, str]:
-    from planaria.runtime.checkpoint.stage_file import write_stage
-    from planaria.runtime.checkpoint.store import CheckpointStore, stage_name
-
     written = write_stage(CheckpointStore(store_folder).unfinished(STEP), stage, STEP, held)
     return {stage_name(stage, 0, 1): written.sha256}
 
 
 def write_plainly(path: Path, held: StageState) -> None:
-    """The same tensors' bytes, and fsync."""
-    from planaria.runtime.transport.wire import as_bytes
-
+    """Write the bytes of the same tensors, with fsync."""
     pairs = [tensor for pair in held.moments.values() for tensor in pair.values()]
     with path.open("wb") as file:
         for tensor in (*held.weights.values(), *pairs):
@@ -135,7 +120,7 @@ def read_plainly(path: Path) -> None:
 
 
 def forget(paths: list[Path]) -> None:
-    """Take files out of the system's cache."""
+    """Remove files from the page cache."""
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -143,9 +128,7 @@ def forget(paths: list[Path]) -> None:
 
 
 def small(place: Path, megabytes: int, repeats: int) -> list[Row]:
-    """Ratios, repeat by repeat, of a state of so many megabytes at four stages."""
-    from planaria.models.stages import parameter_count
-
+    """Measure a state of this size in four stages."""
     layers = 12
     sized = ((12 * parameter_count(shaped(layers, dim, 4, 2048).model), dim) for dim in range(64, 8192, 64))
     dim = next(dim for size, dim in sized if size >= megabytes << 20)
@@ -154,7 +137,7 @@ def small(place: Path, megabytes: int, repeats: int) -> list[Row]:
 
 
 def saving(place: Path, config: RunConfig, repeats: int) -> Row:
-    """With digests and manifest, over the same bytes written plainly; torch's way beside."""
+    """Saving with digests and manifest over plain writes of the same bytes, beside torch's."""
     held = {stage: state(config, stage) for stage in range(config.pipeline.stages + 1)}
 
     def save() -> None:
@@ -169,8 +152,6 @@ def saving(place: Path, config: RunConfig, repeats: int) -> Row:
             write_plainly(place / "plain" / str(stage), one)
 
     def torchs() -> None:
-        import torch.distributed.checkpoint as dcp
-
         tree = {str(stage): {**one.weights, **_flat(one)} for stage, one in held.items()}
         dcp.save(tree, checkpoint_id=place / "torch", no_dist=True)  # type: ignore[attr-defined]
 
@@ -178,13 +159,12 @@ def saving(place: Path, config: RunConfig, repeats: int) -> Row:
     saved, plain, other = interleaved(sides, repeats)
     size = f"{sum(one.nbytes for one in held.values()) / 1e6:.0f} MB"
     beside = {"seconds": min(saved), "plainly": min(plain), "torch DCP": min(other)}
-    over = [a / b for a, b in zip(saved, plain, strict=True)]
-    return Row(f"{size}: saved with digests and manifest, over written plainly", over, "1", Claim(high=1.10), beside)
+    what = f"{size}: saved with digests and manifest, over written plainly"
+    return Row(what, ratios(saved, plain), "1", Claim(high=1.10), beside)
 
 
 def loading(folder: Path, cuts: list[RunConfig], repeats: int) -> list[Row]:
-    """At the cut that was saved and at another, and the memory that one stage of the other takes."""
-    from planaria.runtime.checkpoint.loading import stage_for
+    """Loading at the saved cut and at another, and the memory of one stage of the other."""
 
     def load(config: RunConfig) -> float:
         return timed(lambda: [stage_for(folder, config, stage) for stage in range(config.pipeline.stages + 1)])
@@ -194,9 +174,14 @@ def loading(folder: Path, cuts: list[RunConfig], repeats: int) -> list[Row]:
         merged = stage_for(folder, cuts[1], 1)
     same, cut = interleaved([lambda config=config: load(config) for config in cuts], repeats)
     share = took[0] / (merged.nbytes + max(weight.nbytes for weight in merged.weights.values()))
-    over = [a / b for a, b in zip(cut, same, strict=True)]
     return [
-        Row("the same loaded at another cut, over its own", over, "1", Claim(high=1.25), {"seconds": min(same)}),
+        Row(
+            "the same loaded at another cut, over its own",
+            ratios(cut, same),
+            "1",
+            Claim(high=1.25),
+            {"seconds": min(same)},
+        ),
         Row("memory of a stage of that, over it and its largest tensor", [share], "1", LITTLE),
     ]
 
@@ -206,10 +191,7 @@ def _flat(one: StageState) -> dict[str, object]:
 
 
 def large(place: Path, layers: int, dim: int, vocab: int) -> list[Row]:
-    """A state that never is in memory as a whole, written and read stage by stage; the disk's own speed in turns."""
-    from planaria.models.stages import parameter_count
-    from planaria.runtime.checkpoint.loading import stage_for
-
+    """Write and read a large state stage by stage, alternating with plain disk access."""
     config, digests = shaped(layers, dim, layers, vocab), dict[str, str]()
     saved, plain, loaded, read, sizes = ([] for _ in range(5))
     writing, loading = list[float](), list[float]()
@@ -243,27 +225,22 @@ def large(place: Path, layers: int, dim: int, vocab: int) -> list[Row]:
     ]
 
 
-def arguments() -> argparse.Namespace:
-    flags = parser(CHECKPOINTS_NAME, run_checkpoints.__doc__)
-    flags.add_argument("--megabytes", type=int, default=256)
-    flags.add_argument("--repeats", type=int, default=7)
-    flags.add_argument("--layers", type=int, default=28, help="of the large model, each a stage")
-    flags.add_argument("--dim", type=int, default=2048)
-    flags.add_argument("--vocab", type=int, default=49152)
-    flags.add_argument("--place", type=Path, help="a folder on the disk to be measured, with room for twice the state")
-    return flags.parse_args()
+@benchmark(
+    CHECKPOINTS_NAME,
+    megabytes=256,
+    repeats=7,
+    layers=Flag(28, "of the large model, each a stage"),
+    dim=2048,
+    vocab=49152,
+    place=Flag(None, "a folder on the disk to be measured, with room for twice the state", type=Path),
+)
+def run_checkpoints(given: Namespace) -> Measurement:
+    """Measure checkpoints: digests, loading at another cut, speed and memory.
 
-
-def run_checkpoints() -> int:
-    """What do checkpoints cost: digests, another cut, memory?
-
-    A state of 256 MB is saved with its manifest and digests, and the same bytes are written plainly, with fsync; it is
-    loaded at the same cut and at another. Then a state shaped like a model of 1.5 billion parameters, stage by stage,
-    against the disk's own speed for the same bytes; what is read is not in the system's cache. Peaks of memory are the
-    process's, above what it had before. torch's distributed checkpoints of the same tensors stand beside, for
-    comparison.
+    A state of 256 MB is saved with manifest and digests, and the same bytes plainly with fsync; it is loaded at the
+    same cut and at another. Then a state of a 1.5B model is written and read stage by stage against the disk's speed,
+    uncached. Memory is the process's peak above its start. torch's distributed checkpoints are shown.
     """
-    given = arguments()
     place = Path(tempfile.mkdtemp(prefix="planaria-", dir=given.place))
     try:
         rows = small(place, given.megabytes, given.repeats)
@@ -272,7 +249,7 @@ def run_checkpoints() -> int:
         rows += large(place, given.layers, given.dim, given.vocab)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return conclude(CHECKPOINTS_NAME, given, rows)
+    return rows
 
 
 SAVES_NAME = "saves"
@@ -280,20 +257,17 @@ SAVES_LITTLE = Claim(high=0.1)
 
 
 class Arm:
-    """Runs with one kind of save, and what their logs say."""
+    """Runs with one kind of save."""
 
-    def __init__(self, given: argparse.Namespace, background: bool) -> None:
+    def __init__(self, given: Namespace, background: bool) -> None:
         self.config = recipe(given, background)
-        self.waits: list[float] = []
-        """of each save but the last of a run, which always is waited for"""
-        self.plain: list[float] = []
-        """steps beside which nothing is written"""
+        self.waits: list[float] = []  # of each save but the last of a run, which is always in the foreground
+        self.plain: list[float] = []  # steps without a concurrent write
         self.beside: list[float] = []
 
     def run(self) -> float:
-        """The mean wait of one more run; seconds."""
-        record = run_fleet(self.config)
-        require_finished(record)
+        """Return the mean wait of one more run in seconds."""
+        record = finished(self.config)
         waits = self._read(record)
         shutil.rmtree(record.folder)
         self.waits += waits
@@ -314,31 +288,26 @@ class Arm:
         return waits
 
 
-def recipe(given: argparse.Namespace, background: bool) -> RunConfig:
-    """The recipe smollm2 without its weights."""
-    from planaria.config.recipe import load
-    from planaria.config.shipped import find
-
+def recipe(given: Namespace, background: bool) -> RunConfig:
+    """Return the recipe smollm2 without its weights."""
     model = load(find("smollm2"), {}).model
     if given.layers < 6 or (given.layers - model.ends_layers) % 4:
         raise UserError(f"--layers {given.layers}: two at the ends and as many in each of four stages; give 6, 10, …")
-    return RunConfig(
-        name=f"{SAVES_NAME}-{'background' if background else 'foreground'}",
+    return run_config(
+        f"saves-{'background' if background else 'foreground'}",
         out=str(given.out),
         model=model.model_copy(update={"layers": given.layers, "context": given.context}),
-        pipeline=PipelineConfig(stages=4, microbatches=4, microbatch_size=1),
-        optim=OptimConfig(lr=1e-5),
+        pipeline={"stages": 4, "microbatches": 4, "microbatch_size": 1},
+        optim={"lr": 1e-5},
         data=bytes_data(),
-        train=TrainConfig(steps=given.every * (given.saves + 1), eval_every=0),
-        recovery=RecoveryConfig(strategy="checkpoint"),
-        fleet=FleetConfig(spares=0),
-        checkpoint=CheckpointConfig(every=given.every, keep=1, background=background),
+        train={"steps": given.every * (given.saves + 1), "eval_every": 0},
+        recovery={"strategy": "checkpoint"},
+        fleet={"spares": 0},
+        checkpoint={"every": given.every, "keep": 1, "background": background},
     )
 
 
-def compare(given: argparse.Namespace) -> Row:
-    from planaria.models.stages import parameter_count
-
+def compare(given: Namespace) -> Row:
     behind, before = Arm(given, True), Arm(given, False)
     short, long = interleaved([behind.run, before.run], given.repeats)
     size = 12 * parameter_count(before.config.model) / 1e9
@@ -348,48 +317,39 @@ def compare(given: argparse.Namespace) -> Row:
         "a step": f"{median(behind.plain):.2f} s",
         "beside writing": f"{median(behind.beside):.2f} s" if behind.beside else "none",
     }
-    ratios = [a / b for a, b in zip(short, long, strict=True)]
     what = f"{size:.1f} GB at five workers: wait in the background / in the foreground"
-    return Row(what, ratios, "memory / disk", SAVES_LITTLE, beside)
+    return Row(what, ratios(short, long), "memory / disk", SAVES_LITTLE, beside)
 
 
-def run_saves() -> int:
-    """How long does training wait for a checkpoint that is written in the background, over one that it waits for?
+@benchmark(
+    SAVES_NAME,
+    repeats=Flag(3, "runs of each kind"),
+    saves=Flag(3, "of a run, beside the one at its end"),
+    every=Flag(12, "steps between saves"),
+    layers=Flag(30, "fewer take less room: 6 half a gigabyte"),
+    context=Flag(16, "tokens of a sample; short steps make short runs"),
+    out=Flag(RUNS, "a folder on the disk that is written to"),
+)
+def run_saves(given: Namespace) -> Measurement:
+    """Measure the wait for a background checkpoint over that for a foreground one.
 
-    The fleet trains a model of SmolLM2-135M's shapes, from random weights, once with each kind of save in turns. A wait
-    is from the order to save to the order of the next step, as the run's log has it. The claim: all waits of a run in
-    the background, the first included, which copies to memory that was never touched, take at most 1/10 of as many in
-    the foreground. What the writing costs the steps beside it is shown.
-
-    A checkpoint has 12 bytes a parameter, 1.6 GB; a run needs room for two of them (``--out``).
+    The fleet trains a model of SmolLM2-135M's shapes with each kind of save in turns. A wait is from the order to save
+    to the order of the next step. Claim: all waits of a run in the background, including the first, which touches fresh
+    memory, take at most 1/10 of those in the foreground. The cost for concurrent steps is shown. A checkpoint is 1.6 GB
+    (12 bytes per parameter); a run needs room for two (``--out``).
     """
-    flags = parser(SAVES_NAME, run_saves.__doc__)
-    flags.add_argument("--repeats", type=int, default=3, help="runs of each kind")
-    flags.add_argument("--saves", type=int, default=3, help="of a run, beside the one at its end")
-    flags.add_argument("--every", type=int, default=12, help="steps between saves")
-    flags.add_argument("--layers", type=int, default=30, help="fewer take less room: 6 half a gigabyte")
-    flags.add_argument("--context", type=int, default=16, help="tokens of a sample; short steps make short runs")
-    flags.add_argument("--out", type=Path, default=RUNS, help="a folder on the disk that is written to")
-    given = flags.parse_args()
-    return conclude(SAVES_NAME, given, [compare(given)], ["measured: mean wait of a run's saves in either way"])
+    return Result([compare(given)], ["measured: mean wait of a run's saves in either way"])
 
 
 ACTIVATIONS_NAME = "activations"
 WHOLE = 1 << 60
 ALLOCATOR = "MALLOC_MMAP_THRESHOLD_"
 
-Side = Callable[[], "list[Tensor]"]
-"""one microbatch; the gradients"""
+Side = Callable[[], "list[Tensor]"]  # one microbatch; the gradients
 
 
 def ends(tokens: int, dim: int, vocab: int) -> tuple[Side, Side]:
-    """The loss of so many tokens, with all logits at once and in chunks."""
-    import torch
-
-    from planaria.config.schema import ModelConfig
-    from planaria.models import chunked_loss
-    from planaria.models.families import build_stage
-
+    """Return the loss with all logits at once and in chunks."""
     model = ModelConfig(vocab=vocab, dim=dim, layers=1, heads=dim // 64, context=tokens // 8, tied=False)
     module: Any = build_stage(model, 1, 0, 1)
     draw = torch.Generator().manual_seed(1)
@@ -408,12 +368,7 @@ def ends(tokens: int, dim: int, vocab: int) -> tuple[Side, Side]:
 
 
 def block(layers: int, dim: int, tokens: int) -> tuple[Side, Side]:
-    """A block stage's microbatch, with all activations kept and recomputed."""
-    import torch
-
-    from planaria.config.schema import ModelConfig
-    from planaria.models.families import build_stage
-
+    """Return a block stage's microbatch with kept and with recomputed activations."""
     model = ModelConfig(vocab=64, dim=dim, layers=layers, heads=dim // 64, hidden=dim * 11 // 4, context=tokens // 8)
     module: Any = build_stage(model, 1, 1, 1)
     given = torch.randn(8, tokens // 8, dim, generator=torch.Generator().manual_seed(1))
@@ -429,50 +384,42 @@ def block(layers: int, dim: int, tokens: int) -> tuple[Side, Side]:
 
 
 def measured(name: str, before: Side, after: Side, most: float, repeats: int) -> list[Row]:
-    """Memory, gradients and time of the new way over the old one."""
+    """Compare memory, gradients and time of both sides."""
     used: list[float] = []
-    for side in (after, before):  # what the larger one gives back would hide what the smaller one takes
+    for side in (after, before):  # memory freed by the larger one would hide the smaller one's
         side()
         with peak(used):
             found = side()
         kept = sum(gradient.nbytes for gradient in found)
-        used[-1] -= kept  # a copy that is made here
+        used[-1] -= kept  # the copy made here
         del found
     old, new = before(), after()
     apart = max(float((a - b).norm() / b.norm()) for a, b in zip(new, old, strict=True))
     slow, quick = interleaved([lambda: timed(before), lambda: timed(after)], repeats)
-    ratios = [new_s / old_s for new_s, old_s in zip(quick, slow, strict=True)]
     beside = {"before, MB": round(used[1] / 1e6), "now, MB": round(used[0] / 1e6)}
     return [
         Row(f"{name}: peak memory over before", [used[0] / used[1]], "1", Claim(high=most), beside),
         Row(f"{name}: gradients, apart from before", [apart], "1", Claim(high=1e-6)),
-        Row(f"{name}: seconds over before", ratios, "1", None, {"seconds": round(median(quick), 3)}),
+        Row(f"{name}: seconds over before", ratios(quick, slow), "1", None, {"seconds": round(median(quick), 3)}),
     ]
 
 
-def activations_arguments() -> argparse.Namespace:
-    flags = parser(ACTIVATIONS_NAME, run_activations.__doc__)
-    flags.add_argument("--tokens", type=int, default=4096, help="of one microbatch")
-    flags.add_argument("--dim", type=int, default=256)
-    flags.add_argument("--vocab", type=int, default=32768)
-    flags.add_argument("--layers", type=int, default=8)
-    flags.add_argument("--repeats", type=int, default=3)
-    return flags.parse_args()
+@benchmark(
+    ACTIVATIONS_NAME,
+    tokens=Flag(4096, "of one microbatch"),
+    dim=256,
+    vocab=32768,
+    layers=8,
+    repeats=3,
+)
+def run_activations(given: Namespace) -> Measurement:
+    """Measure the memory and time of chunked logits and recomputed activations.
 
-
-def run_activations() -> int:
-    """What do chunks of logits and recomputed activations save, and what do they cost?
-
-    The ends of a model with a vocabulary of 32,768, and a block stage of eight layers, each with one microbatch forward
-    and backward: the process's peak above what it had before, with and without; the gradients of both ways; seconds in
-    turns.
-
-    glibc's malloc keeps the holes that freed activations leave, and its peak says little of what is in use: by default
-    eight recomputed layers take 0.49 of the memory. So the process is started with ``MALLOC_MMAP_THRESHOLD_`` = 256 KB,
-    by which large memory goes back at once. Workers can be started so too; touching fresh pages takes time, though: a
-    microbatch of eight layers 2.7 s in place of 1.7.
+    The ends of a model with a vocabulary of 32,768 and a block stage of eight layers run one microbatch forward and
+    backward: peak memory, gradients and seconds, with and without. glibc's malloc keeps freed holes (0.49 for the
+    layers by default), so the process is restarted with ``MALLOC_MMAP_THRESHOLD_`` = 256 KB, which returns large
+    memory at once but costs time: 2.7 s instead of 1.7 for eight layers.
     """
-    given = activations_arguments()
     if ALLOCATOR not in os.environ:
         os.execve(
             sys.executable,
@@ -481,7 +428,7 @@ def run_activations() -> int:
         )
     loss = measured("the ends' loss", *ends(given.tokens, given.dim, given.vocab), 0.35, given.repeats)
     stage = measured("a block stage", *block(given.layers, given.dim, given.tokens), 0.4, given.repeats)
-    return conclude(ACTIVATIONS_NAME, given, [*loss, *stage])
+    return [*loss, *stage]
 
 
 if __name__ == "__main__":

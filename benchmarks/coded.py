@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import random
-import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median
+from typing import Any
 
-from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
+import numpy as np
+import torch
 
-if TYPE_CHECKING:
-    from planaria.exchange.coded.base import Late, Scheme
-    from planaria.exchange.coded.simulate import Profile
+from benchmarks import fleet_run
+from benchmarks.common import ratios, run_config
+from benchmarks.fleet_run import VOCAB, bytes_data, require_finished
+from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
+from planaria.control import decisions as d
+from planaria.control.logs import RunRecord
+from planaria.exchange.coded.base import NOBODY, Dropping, Late, Scheme, Uncoded
+from planaria.exchange.coded.choose import choose, grid, timed
+from planaria.exchange.coded.gc import GC, code, enlarges
+from planaria.exchange.coded.report import profile_of
+from planaria.exchange.coded.schemes import SCHEMES, coded_of
+from planaria.exchange.coded.sgc import SRSGC
+from planaria.exchange.coded.simulate import Profile, replay, unhurried
+from planaria.exchange.coded.spare import best_stack, endured, holders, stacked
+from planaria.faults.trace import Fault
+from planaria.lab.commands.advise import windows_of
 
 
 def burst_delays(
@@ -31,15 +44,11 @@ def burst_delays(
     fixed: float = 0.2,
     per_load: float | None = None,
 ) -> Profile:
-    """Gilbert–Elliott: a worker becomes slow with chance ``enter`` a round and well again with ``leave``.
+    """Return Gilbert–Elliott delays: per round a worker becomes slow with probability ``enter``, normal with ``leave``.
 
-    A round takes ``fixed`` + ``per_load`` · L seconds, with per_load = n unless given, up to 5 % more, and for a slow
-    worker some number of ``times`` as long.
+    A round takes ``fixed`` + ``per_load`` · L seconds (per_load = n by default), up to 5 % more, and a factor within
+    ``times`` longer for a slow worker.
     """
-    import numpy as np
-
-    from planaria.exchange.coded.simulate import Profile
-
     draw, slow, per = np.random.default_rng(seed), np.zeros(n, dtype=bool), float(n if per_load is None else per_load)
     seconds = np.empty((rounds, n))
     for now in range(rounds):
@@ -50,10 +59,7 @@ def burst_delays(
 
 
 def best(n: int, published: bool, **kind: Any) -> dict[str, Scheme]:
-    """Of each name the scheme that is quickest on a probe of 80 rounds."""
-    from planaria.exchange.coded.choose import grid
-    from planaria.exchange.coded.simulate import replay
-
+    """Return the fastest scheme of each name on a probe of 80 rounds."""
     probe, found = burst_delays(80, n, 100, **kind), {}
     for name, scheme in grid(n, published=published):
         seconds = replay(scheme, probe, 80, published=published).seconds
@@ -62,9 +68,7 @@ def best(n: int, published: bool, **kind: Any) -> dict[str, Scheme]:
 
 
 def some_scheme(kind: str, n: int, rng: random.Random) -> Scheme:
-    """With any parameters that are allowed."""
-    from planaria.exchange.coded.schemes import SCHEMES
-
+    """Draw a scheme with valid parameters."""
     if kind == "gc":
         return SCHEMES.make(kind, {"stragglers": rng.randint(0, n - 1)})
     burst, late = rng.randint(1, 3), rng.choice([*range(n), n, n])
@@ -73,7 +77,7 @@ def some_scheme(kind: str, n: int, rng: random.Random) -> Scheme:
 
 
 def pattern(scheme: Scheme, n: int, jobs: int, rng: random.Random, waited_out: bool) -> list[Late]:
-    """Random late workers of all rounds; waited out, only as many as leave the published patterns."""
+    """Draw the late workers of all rounds; if ``waited_out``, only within the published patterns."""
     history: list[Late] = []
     share = rng.choice([0.1, 0.3, 0.6])
     for _ in range(jobs + scheme.delay()):
@@ -87,9 +91,7 @@ def pattern(scheme: Scheme, n: int, jobs: int, rng: random.Random, waited_out: b
 
 
 def gradients(count: int) -> Any:
-    """Real ones, of a small net on batches of its own: [count, d] in fp32."""
-    import torch
-
+    """Return gradients of a small net on random batches, [count, d] in fp32."""
     torch.manual_seed(1)
     net = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4))
     found = []
@@ -101,9 +103,7 @@ def gradients(count: int) -> Any:
 
 
 def effective(scheme: Scheme, n: int, jobs: int) -> list[Row]:
-    """The load of a window when nobody is late, as a share of a step's data, over its published L (J + T) / J."""
-    from planaria.exchange.coded.simulate import replay
-
+    """The load of a window without late workers over the published L (J + T) / J."""
     even, stated = burst_delays(1, n, 1, enter=0.0), scheme.load(n) * (jobs + scheme.delay()) / jobs
     charged = replay(scheme, even, jobs, published=True).work / jobs
     computed = replay(scheme, even, jobs).work / jobs
@@ -121,16 +121,11 @@ def with_deaths(
     deaths: Mapping[int, Sequence[int]],
     restart_s: float,
 ) -> float:
-    """Seconds for the jobs when workers die for good and the scheme goes on with those who are left.
+    """Return the seconds for the jobs when workers die permanently and the scheme continues with the others.
 
-    A death is noticed at its round's deadline. It costs ``restart_s`` and the jobs under way, but for those of plain
-    codes, which bear it in that round.
+    A death is detected at its round's deadline. It costs ``restart_s`` and the jobs under way, except under plain
+    codes, which tolerate it in that round.
     """
-    import numpy as np
-
-    from planaria.exchange.coded.base import NOBODY
-    from planaria.exchange.coded.simulate import replay
-
     living, done, at, spent = list(range(profile.workers)), 0, 0, 0.0
     for now in sorted(deaths):
         n, scheme = len(living), scheme_of(len(living))
@@ -149,17 +144,8 @@ def with_deaths(
 # ---- processes
 
 
-@dataclass(frozen=True)
-class Slept:
-    """How jobs went with real processes."""
-
-    seconds: float
-    decoded: int
-    late: int
-
-
 def sleeper(pipe: Connection) -> None:
-    """Sleep as long as an order says, then say so; a new order ends the sleep, None all."""
+    """Sleep for each order's duration and confirm; a new order interrupts the sleep, None ends the process."""
     order: tuple[int, float] | None = pipe.recv()
     while order is not None:
         number, seconds = order
@@ -170,8 +156,9 @@ def sleeper(pipe: Connection) -> None:
         order = pipe.recv()
 
 
-def sleep_jobs(scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: float = 2.0) -> Slept:
-    """The jobs with one process a worker, each of which sleeps ``scale`` times what the profile says for its load."""
+def sleep_jobs(scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: float = 2.0) -> tuple[float, int]:
+    """Run the jobs with one process per worker that sleeps ``scale`` times the profile's seconds; return seconds and
+    decoded jobs."""
     n, context = profile.workers, get_context("spawn")
     pairs = [context.Pipe() for _ in range(n)]
     workers = [context.Process(target=sleeper, args=(theirs,), daemon=True) for _, theirs in pairs]
@@ -179,7 +166,7 @@ def sleep_jobs(scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: 
         worker.start()
     pipes = [ours for ours, _ in pairs]
     try:
-        for pipe in pipes:  # all are up
+        for pipe in pipes:  # wait until all run
             pipe.send((-1, 0.0))
         for pipe in pipes:
             pipe.recv()
@@ -191,9 +178,9 @@ def sleep_jobs(scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: 
             worker.join(10)
 
 
-def _rounds(scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: float, pipes: list[Connection]) -> Slept:
-    import numpy as np
-
+def _rounds(
+    scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: float, pipes: list[Connection]
+) -> tuple[float, int]:
     n, history, decoded = profile.workers, list[Any](), 0
     each, patience = scheme.load(n) / scheme.slots(), slow if scheme.delay() else 1.0
     began = time.monotonic()
@@ -206,7 +193,7 @@ def _rounds(scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: flo
         history.append(_awaited(scheme, jobs, history, pipes, busy, now, start, patience))
         if 0 <= (job := now - scheme.delay()) < jobs:
             decoded += scheme.decode(n, history, job) is not None
-    return Slept(time.monotonic() - began, decoded, sum(len(late) for late in history))
+    return time.monotonic() - began, decoded
 
 
 def _awaited(
@@ -219,7 +206,7 @@ def _awaited(
     start: float,
     patience: float,
 ) -> Late:
-    """Who is late in a round: hear workers until all are there, or the deadline is over and the rest may be late."""
+    """Return the late workers of a round: wait for all, or until the deadline if the scheme tolerates the rest."""
     missing, deadline = set(busy), float("inf")
     while missing:
         left = max(0.0, deadline - time.monotonic())
@@ -235,16 +222,12 @@ def _awaited(
 
 
 N = 8
-PROBE, LATER = 80, 200
-"""rounds"""
-Lag = Callable[[Any, int], Any]
-"""a random generator and rounds → [rounds, N], how many times as long as an undisturbed worker each takes"""
+PROBE, LATER = 80, 200  # rounds
+Lag = Callable[[Any, int], Any]  # random generator, rounds → slowdown factors [rounds, N]
 
 
 def storms(draw: Any, rounds: int) -> Any:
-    """Now and then, for two rounds in the mean, each worker is slow with a chance of one half."""
-    import numpy as np
-
+    """At times, for two rounds on average, each worker is slow with probability 1/2."""
     lag, storm = np.ones((rounds, N)), False
     for now in range(rounds):
         storm = draw.random() >= 0.5 if storm else draw.random() < 0.05
@@ -253,37 +236,29 @@ def storms(draw: Any, rounds: int) -> Any:
 
 
 def drifting(draw: Any, rounds: int) -> Any:
-    """One worker becomes slower by 2 % of its first time in each round, until it begins anew after 60."""
-    import numpy as np
-
+    """One worker slows by 2 % of its initial time per round and resets after 60 rounds."""
     lag = np.ones((rounds, N))
     lag[:, 3] += 0.02 * ((np.arange(rounds) + draw.integers(60)) % 60)
     return lag
 
 
 def periodic(draw: Any, rounds: int) -> Any:
-    """Each worker takes three times as long in every tenth round, each in another one."""
-    import numpy as np
-
+    """Each worker takes three times as long in every tenth round, at different rounds."""
     return np.where((np.arange(rounds)[:, None] + draw.permutation(10)[:N]) % 10 == 0, 3.0, 1.0)
 
 
 def two_classes(draw: Any, rounds: int) -> Any:
-    """Half of the workers take 1.6 times as long, always."""
-    import numpy as np
-
+    """Half of the workers always take 1.6 times as long."""
     return np.ones((rounds, N)) * np.where(np.arange(N) < N // 2, 1.6, 1.0)
 
 
 def heavy_tails(draw: Any, rounds: int) -> Any:
-    """A Pareto law whose tail falls with the power 1.2: the mean is finite and the variance is not."""
+    """Pareto-distributed delays with exponent 1.2: finite mean, infinite variance."""
     return 1 + 0.2 * draw.pareto(1.2, (rounds, N))
 
 
 def one_slow(draw: Any, rounds: int) -> Any:
-    """One worker takes three times as long, always."""
-    import numpy as np
-
+    """One worker always takes three times as long."""
     return np.ones((rounds, N)) + 2.0 * (np.arange(N) == 3)
 
 
@@ -298,11 +273,7 @@ LAGS: dict[str, Lag] = {
 
 
 def profiles(rounds: int, seed: int) -> dict[str, Profile]:
-    """What a probe of each kind sees, and with another seed what comes after."""
-    import numpy as np
-
-    from planaria.exchange.coded.simulate import Profile
-
+    """Return a profile of each kind of delays."""
     even = burst_delays(rounds, N, seed, enter=0.0)
     found = {
         "none": even,
@@ -315,38 +286,35 @@ def profiles(rounds: int, seed: int) -> dict[str, Profile]:
     return found
 
 
-def choice(given: argparse.Namespace) -> list[Row]:
-    """Chosen on one probe, judged by what comes after."""
-    from planaria.exchange.coded.choose import choose, grid, timed
-
-    rows, near, none, told = [], [], [], []
+def choice(given: Namespace) -> list[Row]:
+    """Choose on a probe and judge on later rounds."""
+    rows, near, none, slow_only = [], [], [], []
     for seed in given.seeds:
-        later, found, ratios = profiles(LATER, seed + 100), {}, {}
+        later, found, excess = profiles(LATER, seed + 100), {}, {}
         for kind, probe in profiles(PROBE, seed).items():
             found[kind] = choose(probe)
             least = min(timed(scheme, later[kind])[0] for _, scheme in grid(N))
-            slow = found[kind].always_slow if found[kind].best.name == "none" else ()  # these are left out
-            ratios[kind] = timed(found[kind].best.scheme, later[kind].without(slow))[0] / least
-            rows.append(Row(f"choice: {kind}, probe {seed}", [ratios[kind]], f"{found[kind].best}"))
-        near.append(sum(ratio <= 1.05 for ratio in ratios.values()))
+            slow = found[kind].always_slow if found[kind].best.name == "none" else ()  # these are excluded
+            excess[kind] = timed(found[kind].best.scheme, later[kind].without(slow))[0] / least
+            rows.append(Row(f"choice: {kind}, probe {seed}", [excess[kind]], f"{found[kind].best}"))
+        near.append(sum(ratio <= 1.05 for ratio in excess.values()))
         none.append(found["none"].best.name == "none")
-        told.append([kind for kind, said in found.items() if said.always_slow] == ["one always slow"])
+        slow_only.append([kind for kind, said in found.items() if said.always_slow] == ["one always slow"])
     return [
         *rows,
-        Row(f"choice: within 5 % of the best of its grid, of {len(ratios)}", near, f"{len(ratios)}", Claim(low=9)),
+        Row(f"choice: within 5 % of the best of its grid, of {len(excess)}", near, f"{len(excess)}", Claim(low=9)),
         Row("choice: none where nothing pays", none, "1", Claim(low=1), judged="least"),
-        Row("choice: one always slow, and no other, is no case for coding", told, "1", Claim(low=1), judged="least"),
+        Row(
+            "choice: one always slow, and no other, is no case for coding", slow_only, "1", Claim(low=1), judged="least"
+        ),
     ]
 
 
-CODED_NAME = "coded"
 JOBS = 9
 
 
-def sums(given: argparse.Namespace) -> list[Row]:
-    """Random late workers, waited out and not: what is decoded, and how near the sum it is."""
-    import torch
-
+def sums(given: Namespace) -> list[Row]:
+    """Random late workers, with and without wait-out: decoded jobs and their errors."""
     from planaria.exchange.coded.simulate import decoded
 
     bank, rows = gradients(600), []
@@ -378,12 +346,9 @@ def sums(given: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def loads(given: argparse.Namespace) -> list[Row]:
-    """Loads and decoding at the size of the publication; how much rounding errors may grow."""
-    import numpy as np
-
-    from planaria.exchange.coded.gc import GC, code, enlarges
-    from planaria.exchange.coded.sgc import MSGC, SRSGC
+def loads(given: Namespace) -> list[Row]:
+    """Loads and decoding at the published size, and the growth of rounding errors."""
+    from planaria.exchange.coded.sgc import MSGC
 
     n, s, rows = 256, 27, []
     for what, scheme, load in (
@@ -391,14 +356,8 @@ def loads(given: argparse.Namespace) -> list[Row]:
         ("SR-SGC (2, 3, 23)", SRSGC(burst=2, window=3, stragglers=23), 0.050781),
         ("GC s = 15", GC(stragglers=15), 0.0625),
     ):
-        rows.append(
-            Row(
-                f"loads: {what} × 1e3",
-                [1e3 * scheme.load(n)],
-                f"{1e3 * load:g}",
-                Claim(1e3 * load - 1e-3, 1e3 * load + 1e-3),
-            )
-        )
+        claim = Claim(1e3 * load - 1e-3, 1e3 * load + 1e-3)
+        rows.append(Row(f"loads: {what} × 1e3", [1e3 * scheme.load(n)], f"{1e3 * load:g}", claim))
     made, draw, took, off, grown = code(n, s), np.random.default_rng(0), [], [], []
     rows_of = np.zeros((n, n))
     for worker in range(n):
@@ -426,12 +385,8 @@ def loads(given: argparse.Namespace) -> list[Row]:
     ]
 
 
-def bursts(given: argparse.Namespace) -> list[Row]:
-    """Bursts of delays by both accountings, and SPARe on the same."""
-    from planaria.exchange.coded.base import Dropping
-    from planaria.exchange.coded.simulate import replay
-    from planaria.exchange.coded.spare import best_stack, stacked
-
+def bursts(given: Namespace) -> list[Row]:
+    """Bursts of delays under both accountings, and SPARe."""
     rows = list[Row]()
     costs: dict[str, dict[str, Any]] = {"compute-bound": {}, "fixed cost": {"fixed": 1.0, "per_load": 2.0}}
     for cost, n in [("compute-bound", n) for n in given.sizes] + [("fixed cost", max(given.sizes))]:
@@ -449,28 +404,23 @@ def bursts(given: argparse.Namespace) -> list[Row]:
                 ("msgc", "none", 0.9, True),
                 ("gc", "none", None, False),
             ):
-                ratios = [a / b for a, b in zip(took[over], took[under], strict=True)]
                 claim = Claim(high=most) if most and claimed and (published or of_ours) else None
                 what = f"bursts: {cost}, n = {n}, {over} / {under}"
-                rows.append(Row(what, ratios, way, claim, {"scheme": str(arms[over])}, judged="worst"))
+                beside = {"scheme": str(arms[over])}
+                rows.append(Row(what, ratios(took[over], took[under]), way, claim, beside, judged="worst"))
             if not published:
                 rivals = {
                     "SPARe": [stacked(profile, 200, best_stack(n)).seconds for profile in delays],
                     "the slowest dropped, biased": [replay(Dropping(), profile, 200).seconds for profile in delays],
                 }
                 for rival, seconds in rivals.items():
-                    ratios = [a / b for a, b in zip(seconds, took["none"], strict=True)]
-                    rows.append(Row(f"bursts: {cost}, n = {n}, {rival} / none", ratios, way))
+                    what = f"bursts: {cost}, n = {n}, {rival} / none"
+                    rows.append(Row(what, ratios(seconds, took["none"]), way))
     return rows
 
 
-def long(given: argparse.Namespace) -> list[Row]:
-    """Delays of the same share of rounds, that last ever longer: 1.1, 3.3 and 10 rounds in the mean."""
-    from planaria.exchange.coded.base import Uncoded
-    from planaria.exchange.coded.gc import GC
-    from planaria.exchange.coded.simulate import replay, unhurried
-    from planaria.exchange.coded.spare import best_stack, stacked
-
+def long(given: Namespace) -> list[Row]:
+    """Delays in the same share of rounds with mean durations of 1.1, 3.3 and 10 rounds."""
     rows, n, jobs = [], 8, 512
     for leave in (0.9, 0.3, 0.1):
         kind: dict[str, Any] = {"enter": leave * 0.04 / 0.9, "leave": leave}
@@ -483,16 +433,14 @@ def long(given: argparse.Namespace) -> list[Row]:
             "uncoded, one barrier for 16": [sum(unhurried(profile, 16, jobs // 16)) for profile in delays],
         }
         for name, seconds in arms.items():
-            ratios = [a / b for a, b in zip(seconds, none, strict=True)]
-            rows.append(Row(f"long: {1 / leave:.1f} rounds, {name}", ratios, "uncoded, a barrier a job"))
+            what = f"long: {1 / leave:.1f} rounds, {name}"
+            rows.append(Row(what, ratios(seconds, none), "uncoded, a barrier a job"))
     return rows
 
 
-def windows(given: argparse.Namespace) -> list[Row]:
-    """One model, a step cut into a window of jobs."""
-    from planaria.exchange.coded.base import Uncoded
-    from planaria.exchange.coded.simulate import unhurried, windows
-    from planaria.exchange.coded.spare import best_stack, stacked
+def windows(given: Namespace) -> list[Row]:
+    """One model with steps cut into windows of jobs."""
+    from planaria.exchange.coded.simulate import windows
 
     rows, most = [], {8: 0.92, 16: 0.85}
     for n in (8, 16):
@@ -511,20 +459,17 @@ def windows(given: argparse.Namespace) -> list[Row]:
             }
             for name, seconds in arms.items():
                 claim = Claim(high=most[n]) if jobs == 64 and name.startswith("M-SGC") else None
-                ratios = [a / b for a, b in zip(seconds, none, strict=True)]
                 beside = {"scheme": str(published if "published" in name else ours)} if "M-SGC" in name else {}
                 what = f"windows: n = {n}, {jobs} jobs, {name}"
-                rows.append(Row(what, ratios, "uncoded, a barrier a job", claim, beside, judged="worst"))
+                limit = "uncoded, a barrier a job"
+                rows.append(Row(what, ratios(seconds, none), limit, claim, beside, judged="worst"))
             rows += effective(published, n, jobs)
     return rows
 
 
-def deaths(given: argparse.Namespace) -> list[Row]:
-    """Workers that die for good, at several prices of forming a new group; the estimate of how many SPARe bears."""
-    from planaria.exchange.coded.base import Uncoded
-    from planaria.exchange.coded.gc import GC
+def deaths(given: Namespace) -> list[Row]:
+    """Permanent deaths at several costs of a new group, and the estimate of SPARe's tolerance."""
     from planaria.exchange.coded.sgc import MSGC
-    from planaria.exchange.coded.spare import best_stack, endured, holders, stacked
 
     n, rows = 16, []
     for restart_s in (0.0, 10.0, 60.0):
@@ -541,8 +486,8 @@ def deaths(given: argparse.Namespace) -> list[Row]:
                 took[name].append(with_deaths(made, profile, 200, died, restart_s))
             took["SPARe"].append(stacked(profile, 200, best_stack(n), deaths=died, restart_s=restart_s).seconds)
         for name in ("GC", "M-SGC", "SPARe"):
-            ratios = [a / b for a, b in zip(took[name], took["uncoded"], strict=True)]
-            rows.append(Row(f"deaths: three of 16, a new group {restart_s:g} s, {name}", ratios, "of uncoded"))
+            what = f"deaths: three of 16, a new group {restart_s:g} s, {name}"
+            rows.append(Row(what, ratios(took[name], took["uncoded"]), "of uncoded"))
     for size, stack in ((200, 3), (200, 9), (600, 8)):
         rng, found, held = random.Random(1), [], [holders(size, stack, shard) for shard in range(size)]
         for _ in range(given.orders):
@@ -553,12 +498,9 @@ def deaths(given: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def processes(given: argparse.Namespace) -> list[Row]:
-    """Workers that sleep their load: measured over predicted time."""
-    from planaria.exchange.coded.base import Uncoded
-    from planaria.exchange.coded.gc import GC
+def processes(given: Namespace) -> list[Row]:
+    """Sleeping workers: measured over predicted time."""
     from planaria.exchange.coded.sgc import MSGC
-    from planaria.exchange.coded.simulate import replay
 
     n, jobs = 8, 20
     arms = {"uncoded": Uncoded(), "GC": GC(), "M-SGC": MSGC(burst=1, window=2, stragglers=n)}
@@ -567,84 +509,78 @@ def processes(given: argparse.Namespace) -> list[Row]:
     for seed in given.seeds:
         profile = burst_delays(jobs + 5, n, seed, times=(5.0, 5.0))
         for name, scheme in arms.items():
-            slept = sleep_jobs(scheme, profile, jobs, given.scale)
-            assert slept.decoded == jobs, f"{name}: {slept.decoded}"
-            took[name].append(slept.seconds)
-            off[name].append(slept.seconds / (given.scale * replay(scheme, profile, jobs).seconds))
-    rows = [
-        Row(f"processes: {name}, measured / predicted", ratios, "1", Claim(0.85, 1.15)) for name, ratios in off.items()
-    ]
+            seconds, decoded = sleep_jobs(scheme, profile, jobs, given.scale)
+            assert decoded == jobs, f"{name}: {decoded}"
+            took[name].append(seconds)
+            off[name].append(seconds / (given.scale * replay(scheme, profile, jobs).seconds))
+    rows = [Row(f"processes: {name}, measured / predicted", over, "1", Claim(0.85, 1.15)) for name, over in off.items()]
     for other in ("uncoded", "GC"):
-        ratios = [a / b for a, b in zip(took["M-SGC"], took[other], strict=True)]
-        rows.append(Row(f"processes: M-SGC / {other}", ratios, "eight that sleep, 20 jobs", Claim(high=1.0)))
+        over = ratios(took["M-SGC"], took[other])
+        rows.append(Row(f"processes: M-SGC / {other}", over, "eight that sleep, 20 jobs", Claim(high=1.0)))
     return rows
 
 
 PARTS = {part.__name__: part for part in (sums, loads, bursts, long, windows, deaths, processes, choice)}
 
 
-def run_coded() -> int:
-    """Gradient coding: what is decoded, what it costs, what it saves by simulation and with processes, and rivals.
+@benchmark(
+    "coded",
+    seeds=[1, 2, 3],
+    patterns=Flag(500, "of late workers, for each scheme"),
+    sizes=[8, 16, 32],
+    orders=Flag(400, "of deaths, drawn"),
+    scale=Flag(0.1, "seconds that a process sleeps for one of the profile"),
+    skip=Flag([], nargs="*", choices=PARTS),
+)
+def run_coded(given: Namespace) -> Measurement:
+    """Measure gradient coding: decoding, cost, and time saved in simulation and by processes, beside rivals.
 
-    Sums: 500 random patterns of late workers a scheme, n in 4 … 8, gradients of a small net in fp32: all decoded by
-    their deadline, relative error < 1e-5; beyond the patterns never a wrong sum. Loads at n = 256 as published. Bursts
-    of delays (Gilbert–Elliott), 200 jobs, three seeds, parameters chosen on another probe: by the published accounting
-    M-SGC takes < 0.8 of GC's time, SR-SGC < 1, M-SGC < 0.9 of the uncoded time; by ours, in which rounds close as soon
-    as they may, only the last is claimed. A window of 64 jobs takes ≤ 0.92 (n = 8) and ≤ 0.85 (16) of the uncoded time
-    with a barrier for each job; with one barrier a step, SPARe, and deaths are shown. Eight processes that sleep: M-SGC
-    before GC and uncoded, measured over predicted time 0.85 to 1.15 (--skip processes on a busy machine). The choice is
-    within 5 % of the best of its grid in nine of ten kinds of delays.
+    Sums: 500 random patterns of late workers per scheme, 4 to 8 workers, gradients in fp32: all decoded by their
+    deadline, relative error < 1e-5; never a wrong sum beyond the patterns. Loads at n = 256 as published. Bursts of
+    delays (Gilbert-Elliott), 200 jobs, parameters chosen on another probe: by the published accounting M-SGC takes
+    < 0.8 of GC's time, SR-SGC < 1; M-SGC < 0.9 of the uncoded time, also by ours, whose rounds close early. Windows of
+    64 jobs take <= 0.92 (n = 8) and <= 0.85 (16) of uncoded ones with a barrier per job; one barrier per step, SPARe
+    and deaths are shown. Eight sleeping processes: M-SGC before GC and uncoded, 0.85 to 1.15 of the prediction (--skip
+    processes on a busy machine). The choice is within 5 % of the best of its grid in nine of ten kinds of delays.
     """
-    flags = parser(CODED_NAME, run_coded.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--patterns", type=int, default=500, help="of late workers, for each scheme")
-    flags.add_argument("--sizes", type=int, nargs="+", default=[8, 16, 32])
-    flags.add_argument("--orders", type=int, default=400, help="of deaths, drawn")
-    flags.add_argument("--scale", type=float, default=0.1, help="seconds that a process sleeps for one of the profile")
-    flags.add_argument("--skip", nargs="*", default=[], choices=PARTS)
-    given = flags.parse_args()
-    import torch
-
     torch.set_num_threads(1)
     rows: list[Row] = []
     for name, part in PARTS.items():
         if name not in given.skip:
             rows += part(given)
-    return conclude(CODED_NAME, given, rows)
+    return rows
 
 
-FLEET_NAME = "coded_fleet"
+# ---- a fleet
+
 REPLICAS, FLEET_JOBS = 4, 8
 MSGC = {"scheme": "msgc", "burst": 1, "window": 2, "stragglers": 1, "jobs": FLEET_JOBS}
 ARMS: dict[str, Any] = {"uncoded": "", "gc, s = 1": {"scheme": "gc", "stragglers": 1}, "msgc (1, 2, 1), 8 jobs": MSGC}
 
 
-def recipe(name: str, seed: int, coded: Any, steps: int, microbatches: int, network: dict[str, Any]) -> Any:
-    from benchmarks.fleet_run import VOCAB
-    from planaria.config.schema import RunConfig
-
-    return RunConfig.model_validate(
-        {
-            "name": f"{FLEET_NAME}-{name}-{seed}",
-            "out": str(RUNS),
-            "seed": seed,
-            "model": {"vocab": VOCAB, "dim": 32, "layers": 1, "heads": 2, "hidden": 64, "context": 16},
-            "pipeline": {"stages": 1, "microbatches": microbatches, "microbatch_size": 1},
-            "train": {"steps": steps, "eval_every": 0},
-            "exchange": {"replicas": REPLICAS, "coded": coded},
-            "fleet": {"spares": 0, "missed": 40},
-            "checkpoint": {"every": 0},
-            "network": network,
-        }
+def step_seconds(
+    given: Namespace,
+    name: str,
+    seed: int,
+    coded: Any,
+    steps: int,
+    network: dict[str, Any],
+    faults: Sequence[Fault] = (),
+) -> tuple[float, RunRecord]:
+    """Train on the fleet; return the mean step (order to commit, without the first) and the run's record."""
+    config = run_config(
+        f"coded_fleet-{name}-{seed}",
+        seed=seed,
+        model={"vocab": VOCAB, "dim": 32, "layers": 1, "heads": 2, "hidden": 64, "context": 16},
+        pipeline={"stages": 1, "microbatches": given.microbatches, "microbatch_size": 1},
+        data=bytes_data(),
+        train={"steps": steps, "eval_every": 0},
+        exchange={"replicas": REPLICAS, "coded": coded},
+        fleet={"spares": 0, "missed": 40},
+        checkpoint={"every": 0},
+        network=network,
     )
-
-
-def step_seconds(config: Any, faults: Any = ()) -> tuple[float, Any]:
-    """The mean step of a run, from the order to work to its commit, the first one left out; and the run's record."""
-    from benchmarks.fleet_run import bytes_data, require_finished, run_fleet
-    from planaria.control import decisions as d
-
-    record = run_fleet(config.model_copy(update={"data": bytes_data()}), tuple(faults))
+    record = fleet_run.run_fleet(config, tuple(faults))
     require_finished(record)
     ordered: dict[int, float] = {}
     taken: dict[int, float] = {}
@@ -653,32 +589,29 @@ def step_seconds(config: Any, faults: Any = ()) -> tuple[float, Any]:
             ordered[fact.step] = t
         elif isinstance(fact, d.Commit):
             taken[fact.step] = t - ordered[fact.step]
-    return statistics.fmean(seconds for step, seconds in taken.items() if step), record
+    return fmean(seconds for step, seconds in taken.items() if step), record
 
 
-def predictions(record: Any) -> tuple[dict[str, float], Any, float]:
-    """Seconds of a step of every arm, by the probe in ``record``; the scheme advised, and seconds of its steps."""
-    from planaria.exchange.coded.choose import timed
-    from planaria.exchange.coded.report import profile_of
-    from planaria.exchange.coded.schemes import coded_of
-    from planaria.exchange.coded.simulate import unhurried
-    from planaria.lab.commands.advise import windows_of
-
+def predictions(record: RunRecord) -> tuple[dict[str, float], Any]:
+    """Predict the seconds of a step of every arm from the probe in ``record``; return them and the advised windows."""
     profile = profile_of(record)
     assert profile is not None
     whole = profile.cut(FLEET_JOBS, 1)
-    found = {"uncoded": statistics.fmean(unhurried(whole, 1, len(whole.seconds)))}
-    for arm, said in ARMS.items():
-        if said:
-            coded = coded_of(said, REPLICAS)
+    found = {"uncoded": fmean(unhurried(whole, 1, len(whole.seconds)))}
+    for arm, options in ARMS.items():
+        if options:
+            coded = coded_of(options, REPLICAS)
             cut = profile.cut(FLEET_JOBS, coded.jobs)
             found[arm] = coded.jobs * timed(coded.scheme, cut, coded.slow, coded.jobs)[0]
-    best = windows_of(record.config, profile, FLEET_JOBS)[0]
-    return found, best, best.step_s
+    return found, windows_of(record.config, profile, FLEET_JOBS)[0]
 
 
-def regime(name: str, lasts_s: float, given: Any) -> list[Row]:
-    """All arms with slowness that lasts so long, and what is advised."""
+def key_of(arm: str) -> str:
+    return "".join(c for c in arm if c.isalnum())
+
+
+def regime(name: str, lasts_s: float, given: Namespace) -> list[Row]:
+    """Measure all arms and the advised scheme with slowness of this duration."""
     network = {
         "emulate": True,
         "forward_s": [given.pass_ms / 1e3],
@@ -688,80 +621,68 @@ def regime(name: str, lasts_s: float, given: Any) -> list[Row]:
         "straggle_s": lasts_s,
     }
     took: dict[str, list[float]] = {}
-    said: dict[str, list[float]] = {}
+    predicted: dict[str, list[float]] = {}
     advised = []
     for seed in given.seeds:
         probe = {"scheme": "none", "jobs": FLEET_JOBS}
-        _, record = step_seconds(recipe(f"{name}-probe", 100 + seed, probe, given.steps, given.microbatches, network))
-        told, best, best_s = predictions(record)
-        arms = dict(ARMS)
-        if best.chosen.best.name != "none":
-            arms["advised"] = {
-                "scheme": best.chosen.best.name, **best.chosen.best.scheme.model_dump(), "jobs": best.jobs
-            }  # fmt: skip
-            told["advised"] = best_s
-        advised.append(str(best.chosen.best).partition(":")[0])
+        _, record = step_seconds(given, f"{name}-probe", 100 + seed, probe, given.steps, network)
+        seconds, windows = predictions(record)
+        arms, best = dict(ARMS), windows.chosen.best
+        if best.name != "none":
+            arms["advised"] = {"scheme": best.name, **best.scheme.model_dump(), "jobs": windows.jobs}
+            seconds["advised"] = windows.step_s
+        advised.append(str(best).partition(":")[0])
         for arm, coded in arms.items():
-            key = "".join(c for c in arm if c.isalnum())
-            seconds, _ = step_seconds(recipe(f"{name}-{key}", seed, coded, given.steps, given.microbatches, network))
-            took.setdefault(arm, []).append(seconds)
-            said.setdefault(arm, []).append(told[arm])
+            step_s, _ = step_seconds(given, f"{name}-{key_of(arm)}", seed, coded, given.steps, network)
+            took.setdefault(arm, []).append(step_s)
+            predicted.setdefault(arm, []).append(seconds[arm])
     rows = []
     for arm in took:
-        over = [a / b for a, b in zip(took[arm], said[arm], strict=True)]
-        rows.append(
-            Row(f"{name}: {arm}, step over prediction", over, f"{statistics.median(took[arm]):.3f} s a step",
-                Claim(0.85, 1.15))
-        )  # fmt: skip
+        limit = f"{median(took[arm]):.3f} s a step"
+        over = ratios(took[arm], predicted[arm])
+        rows.append(Row(f"{name}: {arm}, step over prediction", over, limit, Claim(0.85, 1.15)))
     for arm in took:
         if arm != "uncoded" and len(took[arm]) == len(took["uncoded"]):
-            over = [a / b for a, b in zip(took[arm], took["uncoded"], strict=True)]
-            rows.append(
-                Row(f"{name}: {arm}, step over uncoded", over, "", Claim(high=1.05) if arm == "advised" else None)
-            )
+            claim = Claim(high=1.05) if arm == "advised" else None
+            rows.append(Row(f"{name}: {arm}, step over uncoded", ratios(took[arm], took["uncoded"]), "", claim))
     rows[0] = replace(rows[0], beside={"ratio": f"advised: {', '.join(advised)}"})
     return rows
 
 
-def quality(given: Any) -> list[Row]:
-    """Losses with real computing; the ends of replica 1 are slowed in one step of ten."""
-    from planaria.faults.trace import Fault
-
+def quality(given: Namespace) -> list[Row]:
+    """Compare losses with real computing; the ends of replica 1 are slowed in one step of ten."""
     slow = [Fault(step=step, stage=2, signal="slow", strength=5.0, resume_after_s=2.0) for step in range(5, 50, 10)]
     found: dict[str, dict[int, float]] = {}
     for arm, coded in ARMS.items():
-        key = "".join(c for c in arm if c.isalnum())
-        _, record = step_seconds(recipe(f"real-{key}", 1, coded, 50, given.microbatches, {}), slow)
+        _, record = step_seconds(given, f"real-{key_of(arm)}", 1, coded, 50, {}, slow)
         found[arm] = {metric.step: metric.loss for metric in record.trained}
     plain = found.pop("uncoded")
-    return [
-        Row(f"{arm}: losses apart from uncoded ones, in 1e-5", [
-            max(abs(losses[step] / plain[step] - 1) for step in plain) / 1e-5
-        ], "50 steps", Claim(high=1), judged="worst")
-        for arm, losses in found.items()
-    ]  # fmt: skip
+    rows = []
+    for arm, losses in found.items():
+        apart = max(abs(losses[step] / plain[step] - 1) for step in plain) / 1e-5
+        what = f"{arm}: losses apart from uncoded ones, in 1e-5"
+        rows.append(Row(what, [apart], "50 steps", Claim(high=1), judged="worst"))
+    return rows
 
 
-def run_fleet() -> int:
-    """Codes on a fleet of real processes whose replicas are slow now and then: what steps take, and what was predicted.
+@benchmark(
+    "coded_fleet",
+    seeds=[1, 2, 3],
+    steps=60,
+    microbatches=Flag(24, "of a replica in a step"),
+    pass_ms=Flag(4.0, "of a forward at each of the two stages"),
+)
+def run_fleet(given: Namespace) -> Measurement:
+    """Measure steps of gradient codes on a fleet whose replicas are slow at times, against a probe's predictions.
 
-    Stages sleep what the recipe says. Time is cut into pieces; in one of ten a replica takes five times as long, so
-    every arm meets the same process however it cuts its work. In each regime (short pieces, pieces of a whole step) a
-    probe without a code, of a seed of its own, is measured first. From it come the predictions of all arms and the
-    advice.
+    Stages sleep. In one of ten periods a replica takes five times as long; all arms meet the same delays. In each
+    regime (short periods, periods of a whole step) a probe without a code, with its own seed, is measured first and
+    gives the predictions of all arms and the advised scheme.
 
-    Claims: (1) steps take 0.85 to 1.15 of what the probe predicts; (2) what is advised takes at most 1.05 of uncoded
-    steps; (3) gradients are those of uncoded steps: with real computing, a replica's node slowed by a trace in one step
-    of ten, losses of 50 steps are within 1e-5 of each other.
+    Claims: steps take 0.85 to 1.15 of the prediction; the advised scheme takes at most 1.05 of uncoded steps; with real
+    computing and one replica slowed in one step of ten, the losses of 50 steps are within 1e-5 of uncoded ones.
     """
-    flags = parser(FLEET_NAME, run_fleet.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--steps", type=int, default=60)
-    flags.add_argument("--microbatches", type=int, default=24, help="of a replica in a step")
-    flags.add_argument("--pass-ms", type=float, default=4.0, help="of a forward at each of the two stages")
-    given = flags.parse_args()
-    rows = [*quality(given), *regime("short", 0.1, given), *regime("long", 0.4, given)]
-    return conclude(FLEET_NAME, given, rows)
+    return [*quality(given), *regime("short", 0.1, given), *regime("long", 0.4, given)]
 
 
 if __name__ == "__main__":

@@ -2,48 +2,58 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import random
 import shutil
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
 from pathlib import Path
 from statistics import fmean
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
-from benchmarks.common import RESULTS, RUNS, Claim, Row, conclude, interleaved, parser, start, write
+import numpy as np
+import torch
 
-if TYPE_CHECKING:
-    from planaria.recovery.codes import Code, Layout
-    from planaria.swarm.config import SwarmConfig
-    from planaria.swarm.policy.base import Policy
-    from planaria.swarm.tasks.base import Problem
-    from planaria.swarm.tasks.codes import Codes
-
+from benchmarks.common import RESULTS, RUNS, gaps, interleaved, ratios, write
+from benchmarks.consensus import together
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.config import shipped
+from planaria.config.recipe import read
+from planaria.recovery import codes
+from planaria.recovery.codes import Code, Layout, LossError
+from planaria.recovery.codes.base import loss_chance
+from planaria.recovery.codes.search import Target, anneal, certificate, file
+from planaria.swarm.assemble import policy_of, task_of
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.draws import generator
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.records.lines import LOG, Evaluated, read_log
+from planaria.swarm.rollout import ask
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.codes import Codes
 
 CODES_NAME = "codes"
-GROUPS = {(4, 1): 1 / 3, (4, 2): 1.0, (6, 2): 0.5, (8, 3): 0.6}
-"""parity held over state, by members and losses tolerated"""
+GROUPS = {(4, 1): 1 / 3, (4, 2): 1.0, (6, 2): 0.5, (8, 3): 0.6}  # parity over state, by members and tolerated losses
 KNOWN = {
     "Reed–Solomon 8+8": (1, 1, 1, 1, 1),
     "local groups": (1, 1, 1, 0.996, 0.847),
     "sparse": (0.996, 0.974, 0.909, 0.746, 0.423),
     "two copies": (0.615, 0.410, 0.224, 0.090, 0.020),
 }
-"""shares of 4 … 8 lost of 16 that were known before"""
+"""published shares that survive 4 … 8 losses of 16"""
 CHANCES = (0.01, 0.05, 0.1, 0.2)
 LINK = 100e6 / 8  # bytes a second
 
 
 def restored(code: Code, lost_counts: range, size: int = 64) -> tuple[int, int]:
-    """(sets tried, sets wrong): every set of so many losses, through plan and repair."""
+    """Repair every set of these numbers of losses; return the sets tried and failed."""
     everything = shards(code, size)
     tried = wrong = 0
     for lost in (lost for count in lost_counts for lost in combinations(range(code.shards), count)):
@@ -55,9 +65,7 @@ def restored(code: Code, lost_counts: range, size: int = 64) -> tuple[int, int]:
 
 
 def shards(code: Code, size: int) -> list[Any]:
-    """Random data, in which NaN, −0 and denormals stand, and its parities."""
-    import numpy as np
-
+    """Return random data, including NaN, −0 and denormals, with its parities."""
     data = np.random.default_rng(0).integers(0, 256, (code.data, size), dtype=np.uint8)
     odd = np.array([np.nan, -0.0, 1e-45, np.inf], np.float32).view(np.uint8)
     data[:, : odd.size] = odd
@@ -65,9 +73,7 @@ def shards(code: Code, size: int) -> list[Any]:
 
 
 def believed(code: Code, size: int = 64) -> int:
-    """Sets of one loss more than tolerated for which bytes were given."""
-    from planaria.recovery.codes import LossError
-
+    """Count the sets of one loss too many for which bytes were returned."""
     everything, given = shards(code, size), 0
     for lost in combinations(range(code.shards), len(code.weights) + 1):
         try:
@@ -79,9 +85,7 @@ def believed(code: Code, size: int = 64) -> int:
 
 
 def flipped(layout: Layout) -> tuple[int, int]:
-    """(bits flipped, of which missed or not mended): every block has one, its checksum makes it a lost one."""
-    import numpy as np
-
+    """Flip bits in every block; return the flips and those not detected and repaired."""
     states = [np.random.default_rng(n).integers(0, 256, size, dtype=np.uint8) for n, size in enumerate(layout.sizes)]
     there = layout.parities(states)
     there.update({(t, who): block for who, state in enumerate(states) for t, block in layout.cut(who, state).items()})
@@ -102,8 +106,6 @@ def flipped(layout: Layout) -> tuple[int, int]:
 
 def exactness() -> list[Row]:
     """XOR and Reed–Solomon: all losses up to m, one more, and flipped bits."""
-    from planaria.recovery import codes
-
     rows = []
     for (members, tolerate), overhead in GROUPS.items():
         code = codes.code("auto", members, tolerate)
@@ -120,17 +122,13 @@ def exactness() -> list[Row]:
     return rows
 
 
-def reads_of_one(code: Code) -> float:
-    return sum(len(code.plan([n])) for n in range(code.shards)) / code.shards
-
-
 def survival(kinds: dict[str, Code]) -> tuple[list[Row], list[str]]:
-    """Claims of the codes of 16 shards for 8, and the table of losses survived against reads."""
-    from planaria.recovery.codes.base import loss_chance, shares
+    """Codes of 16 shards for 8: claims, and survived losses against reads."""
+    from planaria.recovery.codes.base import shares
 
     rows, notes = [], []
     for name, code in kinds.items():
-        found, reads = shares(code), reads_of_one(code)
+        found, reads = shares(code), sum(len(code.plan([n])) for n in range(code.shards)) / code.shards
         short = max(known - ours for ours, known in zip(found[4:], KNOWN[name], strict=True))
         wanted = {"Reed–Solomon 8+8": 8, "two copies": 1}.get(name, 3)
         rows += [
@@ -148,16 +146,14 @@ def survival(kinds: dict[str, Code]) -> tuple[list[Row], list[str]]:
 
 
 def timed(work: Callable[[], object], size: int) -> float:
-    """Megabytes of ``size`` bytes a second of this thread."""
+    """Return the MB per second of thread time for ``size`` bytes."""
     before = time.thread_time()
     work()
     return size / 1e6 / max(time.thread_time() - before, 1e-9)
 
 
 def speed(kinds: dict[str, Code], size: int, repeats: int) -> list[Row]:
-    """Encoding and the repair of one shard, beside zfec's encoding and a copy of the bytes."""
-    from planaria.recovery import codes
-
+    """Speed of encoding and of one repair, beside zfec's encoding and a copy."""
     rows, ratio = [], {}
     chosen = {"XOR 6+1": codes.code("auto", 7, 1), "Reed–Solomon 5+2": codes.code("auto", 7, 2)}
     chosen |= {"Reed–Solomon 5+3": codes.code("auto", 8, 3), **kinds}
@@ -179,7 +175,7 @@ def speed(kinds: dict[str, Code], size: int, repeats: int) -> list[Row]:
         beside = {"one rebuilt": round(statistics.median(repair)), "copied": round(statistics.median(copied))}
         if other:
             beside["zfec"] = round(statistics.median(other[0]))
-            ratio[name] = [a / b for a, b in zip(encode, other[0], strict=True)]
+            ratio[name] = ratios(encode, other[0])
         rows.append(Row(f"{name}: encoded, MB/s", encode, "", None, beside))
     least = {"Reed–Solomon 5+2": 1.0, "Reed–Solomon 8+8": 1.0, "sparse": 2.0}
     rows += [Row(f"{name}: over zfec", ratio[name], "", Claim(low=low)) for name, low in least.items() if name in ratio]
@@ -187,7 +183,7 @@ def speed(kinds: dict[str, Code], size: int, repeats: int) -> list[Row]:
 
 
 def zfec_of(code: Code) -> Callable[[Any], object] | None:
-    """zfec's encoding of as many shards, None where it is not installed."""
+    """Return zfec's encoder, or None if it is not installed."""
     if importlib.util.find_spec("zfec") is None:
         return None
     import zfec
@@ -197,7 +193,7 @@ def zfec_of(code: Code) -> Callable[[Any], object] | None:
 
 
 def over_a_link(kinds: dict[str, Code], size: int) -> Row:
-    """Seconds to read and rebuild one shard at 100 Mbit/s, over Reed–Solomon's; the link is arithmetic."""
+    """Seconds to read (computed) and rebuild one shard at 100 Mbit/s, over Reed–Solomon's."""
     seconds = {}
     for name in ("sparse", "Reed–Solomon 8+8"):
         everything = shards(kinds[name], size)
@@ -208,31 +204,20 @@ def over_a_link(kinds: dict[str, Code], size: int) -> Row:
     return Row("one shard at 100 Mbit/s: sparse over Reed–Solomon", [ratio], "3 / 8", Claim(high=0.45))
 
 
-def arguments() -> argparse.Namespace:
-    flags = parser(CODES_NAME, run_codes.__doc__)
-    flags.add_argument("--seed", type=int, default=4, help="of the annealing")
-    flags.add_argument("--tries", type=int, default=20_000, help="matrices that the annealing counts")
-    flags.add_argument("--megabytes", type=int, default=64, help="of data that is encoded")
-    flags.add_argument("--repeats", type=int, default=7)
-    flags.add_argument(
-        "--to", type=Path, default=RESULTS / "sparse_16_8.json", help="the found code's file, with --save"
-    )
-    return flags.parse_args()
+@benchmark(
+    CODES_NAME,
+    seed=Flag(4, "of the annealing"),
+    tries=Flag(20_000, "matrices that the annealing counts"),
+    megabytes=Flag(64, "of data that is encoded"),
+    repeats=7,
+    to=Flag(RESULTS / "sparse_16_8.json", "the found code's file, with --save"),
+)
+def run_codes(given: Namespace) -> Measurement:
+    """Measure the erasure codes: losses survived, reads of a repair, and speed.
 
-
-def run_codes() -> int:
-    """What do the erasure codes survive, what does a repair read, and how fast are they?
-
-    Every set of losses that a code claims is really lost and brought back, the table of losses survived against reads
-    is counted set by set, and annealing finds the sparse code of 16 shards. Speeds are of one thread's time, in
-    megabytes of data a second; zfec's stand beside them where it is installed.
+    Every claimed set of losses is repaired, survival is counted set by set, and annealing finds the sparse code of 16
+    shards. Speeds are MB of data per second of one thread's time, beside zfec's where installed.
     """
-    given = arguments()
-    import numpy as np
-
-    from planaria.recovery import codes
-    from planaria.recovery.codes.search import Target, anneal, certificate, file
-
     found = anneal(Target(16, 8, 4, 4), given.seed, given.tries)
     said = certificate(found)
     kinds = {
@@ -253,29 +238,21 @@ def run_codes() -> int:
     ]
     if given.save:
         write(given.to, file(found).model_dump_json(indent=1) + "\n")
-    return conclude(CODES_NAME, given, rows, [*notes, f"certificate: {json.dumps(said)}"])
+    return Result(rows, [*notes, f"certificate: {json.dumps(said)}"])
 
 
-Columns = list[int]
-"""of the hidden shards, each the bits of its checks"""
-Search = Callable[["Codes", "Problem", random.Random], Iterator[float]]
-"""the rewards that it looks at, one after the other, without end"""
-PATIENCE = 40
-"""changes without a gain after which a climb begins anew"""
+Columns = list[int]  # of the hidden shards, each the bits of its checks
+Search = Callable[["Codes", "Problem", random.Random], Iterator[float]]  # an endless sequence of evaluated rewards
+PATIENCE = 40  # changes without a gain before a restart
 
 
 def text(task: Codes, columns: Sequence[int]) -> str:
-    edges = [
-        f"{ascii_lowercase[c]}{task.shown + n}"
-        for n, column in enumerate(columns)
-        for c in range(12)
-        if column >> c & 1
-    ]
-    return task.form.write("", ",".join(edges))
+    pairs = [(c, n) for n, column in enumerate(columns) for c in range(12) if column >> c & 1]
+    return task.form.write("", ",".join(f"{ascii_lowercase[c]}{task.shown + n}" for c, n in pairs))
 
 
 def vectors(task: Codes) -> list[int]:
-    """All sets of checks that a shard may be in."""
+    """Return all sets of checks for a shard."""
     return [v for v in range(1, 1 << task.shards - task.data) if v.bit_count() <= task.degree]
 
 
@@ -284,13 +261,13 @@ def drawn(task: Codes, rng: random.Random) -> Columns:
 
 
 def blind(task: Codes, problem: Problem, rng: random.Random) -> Iterator[float]:
-    """Any shards."""
+    """Draw shards at random."""
     while True:
         yield task.score(problem, text(task, drawn(task, rng)))
 
 
 def climb(task: Codes, problem: Problem, rng: random.Random, patience: int = PATIENCE) -> Iterator[float]:
-    """From any shards on, an edge is turned over or a shard drawn anew, and kept unless that is worth less."""
+    """Climb from random shards by flipping an edge or redrawing a shard; keep changes that are not worse."""
     while True:
         columns = drawn(task, rng)
         now = task.score(problem, text(task, columns))
@@ -310,7 +287,7 @@ def climb(task: Codes, problem: Problem, rng: random.Random, patience: int = PAT
 
 
 def best(search: Search, task: Codes, problem: Problem, rng: random.Random, looks: int) -> float:
-    """The best reward of so many; a search ends with the first that is 1."""
+    """Return the best of ``looks`` rewards; stop at 1."""
     found = 0.0
     for reward in islice(search(task, problem, rng), looks):
         found = max(found, reward)
@@ -320,7 +297,7 @@ def best(search: Search, task: Codes, problem: Problem, rng: random.Random, look
 
 
 def greedy(task: Codes, shown: Sequence[int], rng: random.Random) -> Columns | None:
-    """Shard by shard, any that no few others add up to and that checks have room for; None where none is left."""
+    """Choose shard by shard any that keeps the distance and the checks' weight; None if there is none."""
     columns, room = [], [task.weight - sum(v >> c & 1 for v in shown) for c in range(task.shards - task.data)]
     for _ in range(task.shards - task.shown):
         sums = {0}
@@ -337,24 +314,19 @@ def greedy(task: Codes, shown: Sequence[int], rng: random.Random) -> Columns | N
 
 
 CODE_SEARCH_NAME = "code_search"
-LOOKS = (1, 4, 16, 64)
-"""rewards that are looked at for one problem"""
+LOOKS = (1, 4, 16, 64)  # rewards that are looked at for one problem
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What one seed's learning came to: solved shares by one draw (before, after), and by the best of several."""
+    """One seed: shares solved by one draw during learning, and by the best of several before and after."""
 
     curve: list[float]
     before: dict[int, float]
     after: dict[int, float]
 
 
-def recipe(given: argparse.Namespace, name: str, seed: int) -> SwarmConfig:
-    from planaria.config import shipped
-    from planaria.config.recipe import read
-    from planaria.swarm.config import SwarmConfig
-
+def recipe(given: Namespace, name: str, seed: int) -> SwarmConfig:
     plain: dict[str, Any] = read(shipped.find("code_swarm")) | {"name": name, "seed": seed}
     plain["task"] = {"name": "codes", "options": options(given)}
     plain["school"] = {"steps": given.school, "seed": seed}
@@ -364,12 +336,12 @@ def recipe(given: argparse.Namespace, name: str, seed: int) -> SwarmConfig:
     return SwarmConfig.model_validate(plain)
 
 
-def options(given: argparse.Namespace) -> dict[str, Any]:
+def options(given: Namespace) -> dict[str, Any]:
     return {key: getattr(given, key) for key in ("shards", "data", "distance", "weight", "degree", "shown")}
 
 
-def learn(given: argparse.Namespace, arm: str, seed: int, problems: Sequence[Problem]) -> Learned:
-    """One run of a swarm, kept: all its rounds as its first peer lives through them."""
+def learn(given: Namespace, arm: str, seed: int, problems: Sequence[Problem]) -> Learned:
+    """Run a swarm's first peer for all rounds, or read its kept result."""
     config = recipe(given, f"{arm}-{seed}", seed)
     folder = RUNS / CODE_SEARCH_NAME / config.name.replace(" ", "_")
     kept, said = folder / "learned.json", f"{config.model_dump_json()} {given.problems}"
@@ -382,12 +354,7 @@ def learn(given: argparse.Namespace, arm: str, seed: int, problems: Sequence[Pro
     return learned
 
 
-def ran(given: argparse.Namespace, config: SwarmConfig, arm: str, problems: Sequence[Problem], folder: Path) -> Learned:
-    from benchmarks.consensus import together
-    from planaria.swarm.assemble import policy_of, task_of
-    from planaria.swarm.records.lines import LOG, Evaluated, read_log
-    from planaria.swarm.tasks.codes import Codes
-
+def ran(given: Namespace, config: SwarmConfig, arm: str, problems: Sequence[Problem], folder: Path) -> Learned:
     task: Any = task_of(config)
     policy = policy_of(config, task, print)  # one school for both arms
     before = drawn_best(given, config, policy, problems, task)
@@ -400,7 +367,7 @@ def ran(given: argparse.Namespace, config: SwarmConfig, arm: str, problems: Sequ
 
 
 def only_right(base: type[Codes]) -> type[Codes]:
-    """The same task, that pays nothing for a part of the way."""
+    """Return the task without partial rewards."""
 
     class OnlyRight(base):  # type: ignore[valid-type, misc]
         def score(self, problem: Problem, completion: str) -> float:
@@ -410,22 +377,14 @@ def only_right(base: type[Codes]) -> type[Codes]:
 
 
 def drawn_best(
-    given: argparse.Namespace, config: SwarmConfig, policy: Policy, problems: Sequence[Problem], task: Codes
+    given: Namespace, config: SwarmConfig, policy: Policy, problems: Sequence[Problem], task: Codes
 ) -> dict[int, float]:
-    """Share of problems that the best of so many draws of a policy solves."""
-    from planaria.swarm.draws import generator
-    from planaria.swarm.rollout import ask
-
+    """Return the shares of problems solved by the best of several draws."""
     solved: dict[int, list[bool]] = {looks: [] for looks in LOOKS}
     for n, problem in enumerate(problems):
-        (found,) = policy.sample(
-            [ask(problem, policy).prompt],
-            max(LOOKS),
-            config.sampling.max_new,
-            config.sampling.temperature,
-            config.sampling.support(policy.vocab),
-            generator("best", config.seed, n),
-        )
+        sampling, prompt = config.sampling, ask(problem, policy).prompt
+        support, draw = sampling.support(policy.vocab), generator("best", config.seed, n)
+        (found,) = policy.sample([prompt], max(LOOKS), sampling.max_new, sampling.temperature, support, draw)
         right = [one.ended and task.solves(problem, policy.decode(one.ids)) for one in found]
         for looks, shares in solved.items():
             shares.append(any(right[:looks]))
@@ -438,7 +397,7 @@ def searched(task: Codes, search: Search, problems: Sequence[Problem], seed: int
 
 
 def constructed(task: Codes, problems: Sequence[Problem], seed: int, tries: int) -> float:
-    """Share of problems that the greedy rule solves in so many tries, without looking at a reward."""
+    """Return the share of problems that the greedy rule solves in ``tries``, without rewards."""
     rng, solved = random.Random(seed), []
     for problem in problems:
         columns = shown(task, problem)
@@ -466,7 +425,7 @@ def learning_rows(runs: dict[str, list[Learned]]) -> list[Row]:
     return rows
 
 
-def search_rows(given: argparse.Namespace, task: Codes, runs: list[Learned], problems: Sequence[Problem]) -> list[Row]:
+def search_rows(given: Namespace, task: Codes, runs: list[Learned], problems: Sequence[Problem]) -> list[Row]:
     rows = []
     for looks in LOOKS:
         sides = {
@@ -481,7 +440,7 @@ def search_rows(given: argparse.Namespace, task: Codes, runs: list[Learned], pro
     each = spent // len(problems) + 1
     for name, search in (("blind", blind), ("climb", climb)):
         found = [searched(task, search, problems, seed, each) for seed in given.seeds]
-        lead = [run.after[1] - other for run, other in zip(runs, found, strict=True)]
+        lead = gaps([run.after[1] for run in runs], found)
         rows += [
             Row(f"{spent + len(problems)} looks at {len(problems)} problems in all: {name}", found, "all: 1"),
             Row(f"the same: policy after learning, less {name}", lead, "as good: 0"),
@@ -492,38 +451,35 @@ def search_rows(given: argparse.Namespace, task: Codes, runs: list[Learned], pro
 GRADED = "worth"
 
 
-def run_code_search() -> int:
-    """Does a swarm learn to complete erasure codes, and is that worth its rewards beside plain search?
+@benchmark(
+    CODE_SEARCH_NAME,
+    seeds=[1, 2, 3],
+    rounds=60,
+    school=Flag(800, "steps"),
+    lr=1e-3,
+    problems=Flag(150, "held out, for the searches"),
+    arms=[GRADED, "right alone"],
+    shards=8,
+    data=4,
+    distance=3,
+    weight=4,
+    degree=3,
+    shown=4,
+)
+def run_code_search(given: Namespace) -> Measurement:
+    """Measure whether a swarm learns to complete erasure codes, beside plain search.
 
-    - learn: four peers learn the task `codes` from worked solutions that contain mistakes. Measured: held-out problems
-      solved by one draw, before and after, rewarded by the worth of a code, and for correct answers alone.
-    - search: the same held-out problems by draws of the policy, blind draws, hill climbing and a greedy rule, with as
-      many rewards evaluated; and what the rewards spent on learning would have bought.
-
-    Learning is computed by one of four peers with equal weights for all (benchmarks/consensus.py says why).
+    Four peers learn the task `codes` from worked solutions with mistakes, rewarded by a code's worth or for correct
+    answers only; shown are held-out problems solved by one draw, before and after. The same problems are searched by
+    draws of the policy, blind draws, hill climbing and a greedy rule with as many rewards; also with the rewards spent
+    on learning. One of four peers with equal weights computes for all (benchmarks/consensus.py).
     """
-    flags = parser(CODE_SEARCH_NAME, run_code_search.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--rounds", type=int, default=60)
-    flags.add_argument("--school", type=int, default=800, help="steps")
-    flags.add_argument("--lr", type=float, default=1e-3)
-    flags.add_argument("--problems", type=int, default=150, help="held out, for the searches")
-    flags.add_argument("--arms", nargs="+", default=[GRADED, "right alone"])
-    for key, usual in (("shards", 8), ("data", 4), ("distance", 3), ("weight", 4), ("degree", 3), ("shown", 4)):
-        flags.add_argument(f"--{key}", type=int, default=usual)
-    given = flags.parse_args()
-    import torch
-
-    from planaria.swarm.tasks.codes import Codes
-
     torch.set_num_threads(1)
     task = Codes(**options(given))
     problems = [task.problem(task.training + n) for n in range(given.problems)]
     runs = {arm: [learn(given, arm, seed, problems) for seed in given.seeds] for arm in given.arms}
     rows = learning_rows(runs) + search_rows(given, task, runs[given.arms[0]], problems)
-    return conclude(
-        CODE_SEARCH_NAME, given, rows, [f"{task.name}, {task.shown} shown; one draw: 1,000 held-out problems"]
-    )
+    return Result(rows, [f"{task.name}, {task.shown} shown; one draw: 1,000 held-out problems"])
 
 
 if __name__ == "__main__":

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import ROOT, Claim, Row, conclude, parser, saved, start, write
+from benchmarks.common import ROOT, ratios, saved, write
+from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
+from planaria.config import shipped
+from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Outer
+from planaria.exchange.compress.compression import FEEDBACKS
 from planaria.exchange.compress.feedback import Feedback
+from planaria.exchange.compress.sparse import TopK
+from planaria.exchange.kinds import exchange
+from planaria.exchange.lab import Replica, meet
+from planaria.exchange.stepsize import arithmetic, new_rule, old_rule, quadratic, weights
+from planaria.lab.compare.compressing import Coding, Lessons, learn, ranged
+from planaria.lab.compare.race_results import Compared
+from planaria.lab.compare.race_spec import load
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from planaria.lab.compare.compressing import Lessons
-
-
-Compress = Callable[[Tensor], Tensor]
-"""[n, d] → [n, d], row by row"""
-Gradients = Callable[[Tensor], Tensor]
-"""x [d] → each replica's gradient there [n, d]"""
+Compress = Callable[[Tensor], Tensor]  # [n, d] → [n, d], row by row
+Gradients = Callable[[Tensor], Tensor]  # x [d] → each replica's gradient there [n, d]
 
 
 def top(k: int) -> Compress:
-    """Of each row the k numbers of largest size."""
+    """Keep the k numbers of largest magnitude in each row."""
 
     def compress(rows: Tensor) -> Tensor:
         places = rows.abs().topk(k, dim=1).indices
@@ -43,13 +45,13 @@ def top(k: int) -> Compress:
 
 
 def grid(step: float) -> Compress:
-    """Rounded to whole steps: not homogeneous."""
+    """Round to multiples of ``step``: not homogeneous."""
     return lambda rows: (rows / step).round() * step
 
 
 @dataclass
 class Replicas:
-    """What all replicas keep, and what they step along."""
+    """The error feedback of all replicas."""
 
     feedback: Feedback
     compress: Compress
@@ -59,7 +61,7 @@ class Replicas:
     outer: Outer | None = field(default=None)
 
     def agree(self, gradients: Tensor) -> Tensor:
-        """What all step along once each has its row of ``gradients``."""
+        """Return the common direction for these gradients, one row per replica."""
         factor = 1.0 if self.weights is None else (len(gradients) * self.weights).unsqueeze(1)
         exact = {"x": gradients / factor}
         if self.outer is None and self.feedback.estimates:
@@ -75,14 +77,14 @@ class Replicas:
 
 
 def descend(replicas: Replicas, gradients: Gradients, x: Tensor, gamma: float, steps: int) -> Tensor:
-    """x after so many steps x ← x − γ·(what all agree on)."""
+    """Return x after ``steps`` steps along the common direction."""
     for _ in range(steps):
         x = x - gamma * replicas.agree(gradients(x))
     return x
 
 
 def iterations(replicas: Replicas, gradients: Gradients, x: Tensor, gamma: float, most: int = 100_000) -> float:
-    """Steps until the mean gradient has a thousandth of its first norm; inf if that takes more than ``most``."""
+    """Return the steps until the mean gradient has 1/1,000 of its first norm, or inf after ``most``."""
     first = float(gradients(x).mean(0).norm())
     for step in range(most):
         each = gradients(x)
@@ -143,17 +145,12 @@ def least_squares(seed: int, n: int, d: int, zeta: float, sigma: float) -> tuple
 
 
 COMPRESSION_NAME = "compression"
-LESSONS = ROOT / "src" / "planaria" / "compare" / "compression.json"
+LESSONS = ROOT / "src" / "planaria" / "lab" / "compare" / "compression.json"
 CODING, CODED = "7: coding top-1 % of 16 M numbers, s", 1 << 24
 
 
 def naive_growth() -> list[Row]:
     """From (1, 1, 1) with top-1."""
-    import torch
-
-    from planaria.exchange.compress.compression import FEEDBACKS
-    from planaria.exchange.stepsize import new_rule
-
     hessians = rotations()
     whole, *own = (float(torch.linalg.matrix_norm(h, 2)) for h in (hessians.mean(0), *hessians))
     gamma, start = new_rule(whole, own, 1 / 3), torch.ones(3, dtype=torch.float64)
@@ -173,40 +170,29 @@ def naive_growth() -> list[Row]:
 
 def compression_quadratics(seeds: Sequence[int]) -> list[Row]:
     """n = 100, d = 20, top-1, to a thousandth of the first gradient."""
-    import torch
-
-    from planaria.exchange.compress.compression import FEEDBACKS
-    from planaria.exchange.stepsize import arithmetic, new_rule, old_rule, quadratic
-
     rows, start = [], torch.zeros(20, dtype=torch.float64)
     for spread in (0.2, 1.0, 1.5, 2.0):
-        ratios, laws = [], []
+        saved_, laws = [], []
         for seed in seeds:
             own, gradients = quadratics(seed, 100, 20, spread)
-            old, new = (
-                iterations(
-                    Replicas(FEEDBACKS.make("ef21", {}), top(1), 1 / 20), gradients, start,
-                    rule(arithmetic(own), own, 1 / 20),
-                )
-                for rule in (old_rule, new_rule)
-            )  # fmt: skip
-            ratios.append(old / new)
+            steps = [rule(arithmetic(own), own, 1 / 20) for rule in (old_rule, new_rule)]
+            saved_.append(iterations_saved(gradients, start, steps, 1 / 20))
             laws.append(quadratic(own) / arithmetic(own))
-        apart = [ratio / law for ratio, law in zip(ratios, laws, strict=True)]
-        beside, law = {"ratio": f"{statistics.median(ratios):.2f}"}, f"L_QM/L_AM {statistics.median(laws):.2f}"
-        rows.append(
-            Row(f"2: iterations saved over L_QM/L_AM, spread {spread:g}", apart, law, Claim(0.95, 1.05), beside)
-        )
+        beside, law = {"ratio": f"{median(saved_):.2f}"}, f"L_QM/L_AM {median(laws):.2f}"
+        what = f"2: iterations saved over L_QM/L_AM, spread {spread:g}"
+        rows.append(Row(what, ratios(saved_, laws), law, Claim(0.95, 1.05), beside))
     return rows
+
+
+def iterations_saved(gradients: Gradients, start: Tensor, steps: Sequence[float], delta: float) -> float:
+    """Return the iterations of EF21 with the first of two step sizes over those with the second."""
+    made = partial(Replicas, FEEDBACKS.make("ef21", {}), top(1), delta)
+    old, new = (iterations(made(), gradients, start, gamma) for gamma in steps)
+    return old / new
 
 
 def weighted(seeds: Sequence[int]) -> list[Row]:
     """EF21 and EF21-W at one step size: 50 steps on ten quadratics of unlike L_i."""
-    import torch
-
-    from planaria.exchange.compress.compression import FEEDBACKS
-    from planaria.exchange.stepsize import arithmetic, new_rule, weights
-
     found: dict[str, list[float]] = {}
     start = torch.zeros(20, dtype=torch.float64)
     for seed in seeds:
@@ -225,34 +211,22 @@ def weighted(seeds: Sequence[int]) -> list[Row]:
 
 def compression_logistic(seeds: Sequence[int]) -> list[Row]:
     """20 workers, d = 20, top-1."""
-    import torch
-
-    from planaria.exchange.compress.compression import FEEDBACKS
-    from planaria.exchange.stepsize import new_rule, old_rule
-
     rows, start, delta = [], torch.ones(20, dtype=torch.float64), 1 / 20
     for spread in (1.0, 1.5, 2.0):
-        ratios, laws = [], []
+        saved_, laws = [], []
         for seed in seeds:
             whole, own, gradients = logistic(seed, 20, 20, 50, spread)
             steps = [rule(whole, own, delta) for rule in (old_rule, new_rule)]
-            made = partial(Replicas, FEEDBACKS.make("ef21", {}), top(1), delta)
-            old, new = (iterations(made(), gradients, start, gamma) for gamma in steps)
-            ratios.append(old / new)
+            saved_.append(iterations_saved(gradients, start, steps, delta))
             laws.append(steps[1] / steps[0])
-        apart = [ratio / law for ratio, law in zip(ratios, laws, strict=True)]
-        beside, law = {"ratio": f"{statistics.median(ratios):.2f}"}, f"new/old step {statistics.median(laws):.2f}"
+        beside, law = {"ratio": f"{median(saved_):.2f}"}, f"new/old step {median(laws):.2f}"
         what = f"4: iterations saved over the ratio of steps, spread {spread:g}"
-        rows.append(Row(what, apart, law, Claim(0.9, 1.1), beside))
+        rows.append(Row(what, ratios(saved_, laws), law, Claim(0.9, 1.1), beside))
     return rows
 
 
 def level(name: str, zeta: float, sigma: float, gamma: float, seed: int, n: int = 10) -> float:
     """f − f* after 8,000 steps of least squares, d = 50, top-2, η = 0.04; with noise the mean of the last 2,000."""
-    import torch
-
-    from planaria.exchange.compress.compression import FEEDBACKS
-
     whole, gradients = least_squares(seed, n, 50, zeta, sigma)
     replicas = Replicas(FEEDBACKS.make(name, {"eta": 0.04} if name == "econtrol" else {}), top(2), 0.04)
     x = descend(replicas, gradients, torch.ones(50, dtype=torch.float64), gamma, 6000)
@@ -260,25 +234,23 @@ def level(name: str, zeta: float, sigma: float, gamma: float, seed: int, n: int 
     for _ in range(2000):
         x = descend(replicas, gradients, x, gamma, 1)
         late.append(float(x @ whole @ x) / 2)
-    return statistics.fmean(late) if sigma else late[-1]
+    return fmean(late) if sigma else late[-1]
 
 
 def without_noise(seeds: Sequence[int]) -> list[Row]:
-    """What is left when replicas are unlike and their gradients exact."""
+    """The remaining error with unlike replicas and exact gradients."""
     reached = [level("econtrol", 100, 0, 0.01, seed) for seed in seeds]
     stalls = {zeta: [level("ef14", zeta, 0, 0.01, seed) for seed in seeds] for zeta in (10, 100)}
-    ratio = [a / b / 1e15 for a, b in zip(stalls[100], reached, strict=True)]
-    beside = {"ratio": f"EF14 {statistics.median(stalls[100]):.2g}; {statistics.median(stalls[10]):.2g} at ζ = 10"}
+    ratio, left = [over / 1e15 for over in ratios(stalls[100], reached)], [x / 1e-20 for x in reached]
+    beside = {"ratio": f"EF14 {median(stalls[100]):.2g}; {median(stalls[10]):.2g} at ζ = 10"}
     return [
-        Row(
-            "5: EControl, f − f* at ζ = 100, in 1e-20", [x / 1e-20 for x in reached], "0", Claim(high=1), judged="worst"
-        ),
+        Row("5: EControl, f − f* at ζ = 100, in 1e-20", left, "0", Claim(high=1), judged="worst"),
         Row("5: EF14 over that, in 1e15", ratio, "", Claim(low=1), beside, judged="least"),
     ]
 
 
 def with_noise(seeds: Sequence[int]) -> list[Row]:
-    """Where methods stop, σ = 5: medians of ratios, seed by seed."""
+    """The levels where methods stall, σ = 5: medians of ratios by seed."""
     at = {
         (name, zeta): [level(name, zeta, 5, 0.01, seed) for seed in seeds]
         for name in ("econtrol", "ef21", "ef14")
@@ -286,28 +258,21 @@ def with_noise(seeds: Sequence[int]) -> list[Row]:
     }
     many = {n: [level("econtrol", 100, 5, 0.003, seed, n) for seed in seeds] for n in (4, 16, 64)}
 
-    def over(one: list[float], other: list[float]) -> list[float]:
-        return [a / b for a, b in zip(one, other, strict=True)]
-
     best = {zeta: at["econtrol", zeta] for zeta in (0, 10, 100)}
-    beside = {"ratio": f"level {statistics.median(best[100]):.3g}"}
+    beside = {"ratio": f"level {median(best[100]):.3g}"}
     return [
-        Row("6: EControl's level, ζ = 100 over 0", over(best[100], best[0]), "1", Claim(0.95, 1.05), beside),
-        Row("6: EF21 over EControl, ζ = 100", over(at["ef21", 100], best[100]), "", Claim(low=3)),
-        Row("6: EF14 over EControl, ζ = 100", over(at["ef14", 100], best[100]), "", Claim(low=10)),
-        Row("6: EF14 over EControl, ζ = 10 (below 1 EF14 is ahead)", over(at["ef14", 10], best[10]), ""),
-        Row("6: EF14 over EControl, ζ = 0 (below 1 EF14 is ahead)", over(at["ef14", 0], best[0]), ""),
-        Row("6: EControl's level with 4 replicas over 16", over(many[4], many[16]), "4", Claim(low=2.5)),
-        Row("6: EControl's level with 16 replicas over 64", over(many[16], many[64]), "4", Claim(low=2.5)),
+        Row("6: EControl's level, ζ = 100 over 0", ratios(best[100], best[0]), "1", Claim(0.95, 1.05), beside),
+        Row("6: EF21 over EControl, ζ = 100", ratios(at["ef21", 100], best[100]), "", Claim(low=3)),
+        Row("6: EF14 over EControl, ζ = 100", ratios(at["ef14", 100], best[100]), "", Claim(low=10)),
+        Row("6: EF14 over EControl, ζ = 10 (below 1 EF14 is ahead)", ratios(at["ef14", 10], best[10]), ""),
+        Row("6: EF14 over EControl, ζ = 0 (below 1 EF14 is ahead)", ratios(at["ef14", 0], best[0]), ""),
+        Row("6: EControl's level with 4 replicas over 16", ratios(many[4], many[16]), "4", Claim(low=2.5)),
+        Row("6: EControl's level with 16 replicas over 64", ratios(many[16], many[64]), "4", Claim(low=2.5)),
     ]
 
 
 def coding(repeats: int) -> list[Row]:
-    """On one core, beside copies of as much memory."""
-    import torch
-
-    from planaria.exchange.compress.sparse import TopK
-
+    """Coding on one core, beside copies of as much memory."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     vector, codec = torch.randn(CODED), TopK()
@@ -319,7 +284,7 @@ def coding(repeats: int) -> list[Row]:
 
     codec.decode(codec.encode(vector), len(vector))
     taken = [seconds(lambda: codec.decode(codec.encode(vector), len(vector))) for _ in range(repeats)]
-    copy = statistics.median(seconds(vector.clone) for _ in range(repeats))
+    copy = median(seconds(vector.clone) for _ in range(repeats))
     torch.set_num_threads(threads)
     dense = f"dense at 1 Gb/s {vector.nbytes * 8 / 1e9:.2f} s"
     copies = [t / copy for t in taken]
@@ -330,12 +295,7 @@ def coding(repeats: int) -> list[Row]:
 
 
 def lessons(comparison: str) -> Lessons:
-    """What a comparison, as JSON, and the saved results of this benchmark teach."""
-    from planaria.config import shipped
-    from planaria.lab.compare.compressing import Coding, Lessons, learn, ranged
-    from planaria.lab.compare.race_results import Compared
-    from planaria.lab.compare.race_spec import load
-
+    """Return the lessons of a comparison (JSON) and of this benchmark's saved results."""
     found = Compared.model_validate_json(comparison)
     config, free = load(shipped.find(found.name), {})[1][0].config, found.arms[0].runs
     timed = saved(COMPRESSION_NAME)
@@ -353,41 +313,37 @@ def lessons(comparison: str) -> Lessons:
     )
 
 
-def run_compression() -> int:
-    """Error feedback and estimates on the problems of their papers, and what compressing costs.
+@benchmark(
+    COMPRESSION_NAME,
+    seeds=[1, 2, 3],
+    repeats=Flag(7, "of what is timed"),
+    learn=Flag(False, "write the data of `planaria advise --compress` from saved results, and stop"),
+)
+def run_compression(given: Namespace) -> Measurement:
+    """Measure error feedback on the problems of its papers, and the time of compression.
 
-    Claims, by number of the experiment: (1) naive top-k grows as theory says, where EF21 converges; (2) EF21-W's new
-    step size saves iterations by the ratio of quadratic and arithmetic mean of the L_i; (3) its weights change nothing
-    with top-k, and something with rounding to a grid; (4) both rules converge in nonconvex logistic regression, by the
-    ratio of their steps; (5) without noise EControl reaches the optimum of unlike replicas, and error feedback of 2014
-    stalls; (6) with noise EControl's level is the same however unlike replicas are, and falls as there are more of
-    them; (7) coding one per cent of 16 M numbers takes at most 0.25 s and six copies of memory.
+    Claims by experiment: (1) naive top-k grows as theory says, EF21 converges; (2) EF21-W's new step size saves
+    iterations by the ratio of quadratic and arithmetic mean of the L_i; (3) its weights change nothing with top-k, but
+    do with rounding to a grid; (4) both rules converge in nonconvex logistic regression, by the ratio of their steps;
+    (5) without noise EControl reaches the optimum of unlike replicas, error feedback of 2014 stalls; (6) with noise
+    EControl's level does not depend on the difference of replicas, and falls with their number; (7) coding 1 % of 16 M
+    numbers takes at most 0.25 s and six copies of memory.
     """
-    flags = parser(COMPRESSION_NAME, run_compression.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--repeats", type=int, default=7, help="of what is timed")
-    flags.add_argument(
-        "--learn", action="store_true",
-        help="write what `planaria advise --compress` goes by, from the saved compression_race and codings, and stop",
-    )  # fmt: skip
-    given = flags.parse_args()
     if given.learn:
         write(LESSONS, lessons(json.dumps(saved("compression_race"))).model_dump_json(indent=1) + "\n")
         return 0
     rows = [*coding(given.repeats), *naive_growth()]
     for part in (compression_quadratics, weighted, compression_logistic, without_noise, with_noise):
         rows += part(given.seeds)
-    return conclude(COMPRESSION_NAME, given, rows)
+    return rows
 
 
-DIGITS_NAME = "compression_digits"
 RATES = {"sgd": (0.1, 0.3), "adamw": (1e-3, 3e-3)}
-FEEDBACKS = ("none", "ef14", "ef21", "econtrol")
+SCHEMES = ("none", "ef14", "ef21", "econtrol")
 
 
 def shares(seed: int, workers: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Images, digits, and the rows of each worker."""
-    import torch
+    """Return images, digits, and the rows of each worker."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -403,15 +359,8 @@ def shares(seed: int, workers: int) -> tuple[Tensor, Tensor, list[Tensor]]:
     return images, digits, [(owner == worker).nonzero().flatten() for worker in range(workers)]
 
 
-def final_loss(given: argparse.Namespace, seed: int, optimizer: str, lr: float, said: str) -> float:
-    """Training loss at the end; ``said`` is ``exchange.compress``, empty for dense gradients."""
-    import torch
-
-    from planaria.config.schema import ExchangeConfig
-    from planaria.exchange.base import Outer
-    from planaria.exchange.kinds import exchange
-    from planaria.exchange.lab import Replica, meet
-
+def final_loss(given: Namespace, seed: int, optimizer: str, lr: float, said: str) -> float:
+    """Return the final training loss; ``said`` is ``exchange.compress``, empty for dense gradients."""
     images, digits, rows = shares(seed, given.workers)
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
@@ -435,21 +384,14 @@ def final_loss(given: argparse.Namespace, seed: int, optimizer: str, lr: float, 
         return float(torch.nn.functional.cross_entropy(net(images), digits))
 
 
-def run_digits() -> int:
-    """Compressed gradients where data are unlike: eight workers learn handwritten digits, each with a mix of its own.
+@benchmark("compression_digits", seeds=[1, 2, 3], steps=600, workers=8)
+def run_digits(given: Namespace) -> Measurement:
+    """Measure compressed gradients on unlike data: eight workers with different mixes of handwritten digits.
 
-    A net of 64-64-10; shares of the ten digits at each worker are drawn from a Dirichlet distribution (0.3); 600 steps
-    of batches of 32; the better of two learning rates for every arm; training loss over all images at the end. With SGD
-    and top-5 % every feedback ends at 1.15 of the dense loss at most, and without feedback it is 1.5 or more; the rest
-    is shown. Needs the extra experts (scikit-learn's digits come with it).
+    A net of 64-64-10; the workers' shares of digits are drawn from a Dirichlet distribution (0.3); 600 steps of batches
+    of 32; the better of two learning rates per arm; final training loss over all images. Claims for SGD and top-5 %:
+    every feedback ends at most at 1.15 of the dense loss, no feedback at least at 1.5. Needs the extra experts.
     """
-    flags = parser(DIGITS_NAME, run_digits.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--steps", type=int, default=600)
-    flags.add_argument("--workers", type=int, default=8)
-    given = flags.parse_args()
-    import torch
-
     torch.set_num_threads(1)
     rows = []
     for optimizer in RATES:
@@ -459,17 +401,15 @@ def run_digits() -> int:
 
         dense = best("")
         rows.append(Row(f"{optimizer}: dense", dense, ""))
-        for keep, feedback in product((1, 5), FEEDBACKS):
-            found = best(f"{feedback}:top{keep}%")
-            over = [a / b for a, b in zip(found, dense, strict=True)]
-            claim = (
-                (Claim(low=1.5) if feedback == "none" else Claim(high=1.15))
-                if optimizer == "sgd" and keep == 5
-                else None
+        for keep, feedback in product((1, 5), SCHEMES):
+            found, claim = best(f"{feedback}:top{keep}%"), None
+            if optimizer == "sgd" and keep == 5:
+                claim = Claim(low=1.5) if feedback == "none" else Claim(high=1.15)
+            beside = {"loss": f"{median(found):.3f}"}
+            rows.append(
+                Row(f"{optimizer}, top-{keep} %, {feedback}: over dense", ratios(found, dense), "", claim, beside)
             )
-            beside = {"loss": f"{statistics.median(found):.3f}"}
-            rows.append(Row(f"{optimizer}, top-{keep} %, {feedback}: over dense", over, "", claim, beside))
-    return conclude(DIGITS_NAME, given, rows)
+    return rows
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import http.client
 import json
@@ -13,39 +12,38 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from benchmarks.common import ROOT, Claim, Row, conclude, interleaved, milliseconds, parser, start
-from benchmarks.fleet_run import add_model_flags, real_stages, require_finished, run_fleet, step_seconds
+from benchmarks.common import CORES, ROOT, interleaved, milliseconds, ratios
+from benchmarks.fleet_run import MODEL_FLAGS, finished, real_stages, step_seconds
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from benchmarks.inline import cpu_seconds
+from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.control import apply_base as fold
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.apply import apply
+from planaria.control.decide import decide
+from planaria.control.decisions import Decision
+from planaria.control.events import Event, RunStarted
+from planaria.control.protocols import Observer
+from planaria.control.state import RunState
 from planaria.report.live.tracker import Tracker
 
-if TYPE_CHECKING:
-    from planaria.config.schema import RunConfig
-    from planaria.control.decisions import Decision
-    from planaria.control.events import Event, RunStarted
-    from planaria.control.protocols import Observer
-    from planaria.control.state import RunState
-
-
 CONTROLLER_NAME = "controller"
-STAGES = 8
-"""the ends among them"""
-EVERY = 10
-"""steps from one round to the next"""
+STAGES = 8  # the ends among them
+EVERY = 10  # steps from one round to the next
 STEP_MS, LOSS_MS, GROWTH = 20.0, 300.0, 1.25
-LARGE = 1000
-"""workers, where the claims are"""
+LARGE = 1000  # workers, where the claims are
 
 
 def started(**layout: Any) -> RunStarted:
-    from planaria.control.events import RunStarted
-
     plain = {
         "name": CONTROLLER_NAME,
         "seed": 1, "stages": STAGES - 1, "steps": 10**6, "first_step": 0, "wall_time": 0.0, "spares": 2,
@@ -54,7 +52,7 @@ def started(**layout: Any) -> RunStarted:
 
 
 def on_schedule(workers: int) -> RunStarted:
-    """One replica; every microbatch has a way of its own, which crosses others."""
+    """One replica; every microbatch has its own path, and paths cross."""
     width = workers // STAGES
     held = [[stage * width + place for place in range(width)] for stage in range(STAGES)]
     ways = [
@@ -64,9 +62,7 @@ def on_schedule(workers: int) -> RunStarted:
 
 
 def options(**given: Any) -> dict[str, Any]:
-    """Options of an exchange; an older planaria has them beside its kind."""
-    from planaria.config.schema import ExchangeConfig
-
+    """Return the options of an exchange; older versions have them beside its kind."""
     return {"options": given} if "options" in ExchangeConfig.model_fields else given
 
 
@@ -86,32 +82,24 @@ LAYOUTS: dict[str, Callable[[int], RunStarted]] = {"one replica": on_schedule, "
 
 
 def done() -> Callable[[RunState], RunState]:
-    """What is to be said of a run once nothing more is to be decided; an older planaria does not ask to be told."""
-    from planaria.control import apply_base as fold
-
+    """Return the fold of a run without further decisions; older versions have none."""
     return getattr(fold, "decided", lambda run: run)
 
 
 class Obedient:
-    """The controller's pure half, and workers that do as they are told; what happens is written down."""
+    """The pure part of the controller with simulated workers that obey at once; records all facts."""
 
     def __init__(self, settings: RunStarted) -> None:
-        from planaria.control.state import RunState
-
         self.run = RunState.start(settings)
         self.facts: list[Event | Decision] = []
         self.commits = 0
         self._random, self._done = random.Random(1), done()
         self._reports: list[Event] = []
-        self._members: dict[int, list[dict[str, Any]]] = {}
-        """replica → what its workers say of themselves"""
+        self._members: dict[int, list[dict[str, Any]]] = {}  # replica → what its workers say of themselves
         self.happened(settings)
 
     def happened(self, event: Event) -> None:
-        """What the controller's loop does with an event."""
-        from planaria.control.apply import apply
-        from planaria.control.decide import decide
-
+        """Process an event as the controller's loop does."""
         self.facts.append(event)
         self.run = apply(event, self.run)
         while (decision := decide(self.run)) is not None:
@@ -121,7 +109,7 @@ class Obedient:
         self.run = self._done(self.run)
 
     def work(self, done: Callable[[], bool]) -> list[Event | Decision]:
-        """Reports come in, in random order, until it is done; what was said and decided meanwhile."""
+        """Deliver reports in random order until ``done``; return the new facts."""
         first = len(self.facts)
         while not done():
             place = self._random.randrange(len(self._reports))
@@ -130,14 +118,12 @@ class Obedient:
         return self.facts[first:]
 
     def steps(self, more: int) -> list[Event | Decision]:
-        """Go on until the replicas have committed so many steps more each."""
+        """Continue until each replica has committed ``more`` steps."""
         until = self.commits + more * len(self.run.replicas)
         return self.work(lambda: self.commits >= until)
 
     def loss(self) -> list[Event | Decision]:
-        """A worker in the middle dies; its replica alone reports until it has an order of its new generation."""
-        from planaria.control import events as e
-
+        """Lose a middle worker; only its replica reports until its new generation gets an order."""
         first, replica = len(self.facts), self.run.replicas[len(self.run.replicas) // 2]
         members = self._members[replica.number]
         before, victim, after = members[len(members) // 2 - 1 : len(members) // 2 + 2]
@@ -160,9 +146,6 @@ class Obedient:
         return self.facts[first:]
 
     def _obey(self, decision: Decision) -> None:
-        from planaria.control import decisions as d
-        from planaria.control import events as e
-
         match decision:
             case d.Spawn():
                 joined = e.WorkerJoined(worker=decision.worker, incarnation=decision.incarnation, pid=1)
@@ -190,54 +173,43 @@ class Obedient:
                     self._report(member, e.RoundMade, generation=generation, **what)
 
     def _report(self, number: int, kind: type[Any], **what: Any) -> None:
-        """Each worker of the replica will say this."""
+        """Queue this report from each worker of the replica."""
         for member in self._members[number]:
             known = member.keys() & kind.model_fields.keys()
             self._reports.append(kind(**{name: member[name] for name in known}, **what))
 
 
-class Folded:
-    """Facts that are folded again, under the clock."""
-
-    def __init__(self, before: RunState, facts: Sequence[Event | Decision]) -> None:
-        self._before, self._facts = before, facts
-
-    def __call__(self) -> float:
-        """Seconds of CPU time."""
-        from planaria.control.apply import apply
-        from planaria.control.decide import decide
-
-        run, ended, began = self._before, done(), time.process_time()
-        for fact in self._facts:
-            run = apply(fact, run)
-            if decide(run) is None:
-                run = ended(run)
-        return time.process_time() - began
+def folded(run: RunState, facts: Sequence[Event | Decision]) -> float:
+    """Fold the facts again; return the seconds of CPU time."""
+    ended, began = done(), time.process_time()
+    for fact in facts:
+        run = apply(fact, run)
+        if decide(run) is None:
+            run = ended(run)
+    return time.process_time() - began
 
 
 class Measured:
-    """One layout at one size: what can be folded again."""
+    """One layout at one size, with facts to fold again."""
 
     def __init__(self, layout: str, workers: int, steps: int) -> None:
         self.layout, self.workers, self.steps = layout, workers, steps
-        began = time.process_time()
         fleet = Obedient(LAYOUTS[layout](workers))
         fleet.steps(2)
         before = fleet.run
-        self._step = Folded(before, fleet.steps(steps))
+        self._step = before, fleet.steps(steps)
         before = fleet.run
-        self._loss = Folded(before, fleet.loss())
-        self.made_s = time.process_time() - began
+        self._loss = before, fleet.loss()
 
     def once(self) -> list[float]:
-        """Milliseconds of a step, and of a loss."""
-        return [self._step() / self.steps * 1e3, self._loss() * 1e3]
+        """Return the milliseconds of a step and of a loss."""
+        return [folded(*self._step) / self.steps * 1e3, folded(*self._loss) * 1e3]
 
 
-def measured(given: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Layout and workers → the repeats of a step and of a loss, all taking turns."""
+def measured(given: Namespace) -> dict[str, list[list[float]]]:
+    """Map layout and size to the repeats of a step and of a loss, interleaved."""
     cases = [Measured(layout, workers, given.steps) for layout in LAYOUTS for workers in given.workers]
-    for case in cases:  # what happened stays: the collector need not look at it again and again
+    for case in cases:
         case.once()
     gc.collect()
     gc.freeze()
@@ -248,8 +220,8 @@ def measured(given: argparse.Namespace) -> dict[str, list[list[float]]]:
     }
 
 
-def before(given: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """The same by an older planaria, as far as it gets in time; nothing if none was named."""
+def before(given: Namespace) -> dict[str, list[list[float]]]:
+    """Measure an older version of planaria, as far as it gets in time, if ``--before`` names one."""
     if given.before is None:
         return {}
     found: dict[str, list[list[float]]] = {}
@@ -272,8 +244,7 @@ def before(given: argparse.Namespace) -> dict[str, list[list[float]]]:
     return found
 
 
-def rows(given: argparse.Namespace) -> list[Row]:
-    """Step, loss and share of a worker, by layout and size."""
+def rows(given: Namespace) -> list[Row]:
     now, then = measured(given), before(given)
     found = []
     for part, what, most in ((0, "step", STEP_MS), (1, "loss", LOSS_MS)):
@@ -296,24 +267,24 @@ def rows(given: argparse.Namespace) -> list[Row]:
     return found
 
 
-def run_controller() -> int:
+@benchmark(
+    CONTROLLER_NAME,
+    workers=Flag([16, 64, 256, 512, LARGE], "sizes"),
+    steps=Flag(EVERY, "folded at a time; a round is one of ten"),
+    repeats=9,
+    before=Flag(None, "src of an older planaria, to be measured too", type=Path),
+    patience=Flag(600.0, "seconds for the older one, at each size"),
+    bare=Flag(False, "print the numbers as JSON only"),
+)
+def run_controller(given: Namespace) -> Measurement:
     """Measure the controller's CPU time of ``decide`` and ``apply``, by the number of workers.
 
-    Workers are pretended: they do as they are told at once, and their reports come in random order. What happens is
-    written down first and folded again under the clock, ``decide`` after every fact, as the controller does it. Two
-    layouts: one replica on a schedule, with many nodes for each of eight stages; and replicas of eight workers that
-    meet in pairs every tenth step. The claims, at 1,000 workers: at most 20 ms for a step, at most 0.3 s for a loss
-    (two broken edges, a death notice, until the first order of the new generation), and a worker costs at most 1.25 of
-    what it costs among 16.
+    Simulated workers obey at once; their reports arrive in random order. The facts are recorded first and folded again
+    under the clock, with ``decide`` after every fact. Two layouts: one replica on a schedule, with many nodes per
+    stage; and replicas of eight workers that exchange in pairs every tenth step. Claims at 1,000 workers: at most 20 ms
+    per step and 0.3 s per loss (two broken edges, a death notice, up to the first order of the new generation); a
+    worker costs at most 1.25 of its cost among 16.
     """
-    flags = parser(CONTROLLER_NAME, run_controller.__doc__)
-    flags.add_argument("--workers", type=int, nargs="+", default=[16, 64, 256, 512, LARGE], help="sizes")
-    flags.add_argument("--steps", type=int, default=EVERY, help="folded at a time; a round is one of ten")
-    flags.add_argument("--repeats", type=int, default=9)
-    flags.add_argument("--before", type=Path, help="src of an older planaria, to be measured too")
-    flags.add_argument("--patience", type=float, default=600.0, help="seconds for the older one, at each size")
-    flags.add_argument("--bare", action="store_true", help="print the numbers as JSON only")
-    given = flags.parse_args()
     if given.bare:
         print(json.dumps(measured(given)))
         return 0
@@ -321,7 +292,7 @@ def run_controller() -> int:
         "milliseconds of CPU time of decide and apply; a step: all replicas make one, a tenth of a round included",
         "a loss: two broken edges, a death notice, the new generation, its members' reports, its first order",
     ]
-    return conclude(CONTROLLER_NAME, given, rows(given), notes)
+    return Result(rows(given), notes)
 
 
 LIVE_WATCHERS_NAME = "live_watchers"
@@ -330,7 +301,7 @@ END_S = 30.0
 
 
 def read(url: str, watchers: int) -> None:
-    """So many watchers, who read and forget until the server ends."""
+    """Read the live page with this many watchers until the server ends."""
     parts = urlsplit(url)
     token = parse_qs(parts.query)["token"][0]
     os.nice(19)
@@ -351,7 +322,7 @@ def read(url: str, watchers: int) -> None:
 
 @contextmanager
 def watched(folder: Path, watchers: int, shares: list[float]) -> Iterator[None]:
-    """The page of a run and its watchers; ``shares`` gets what the page took of all cores in the meantime."""
+    """Serve the page of a run to watchers; append the page's share of all cores to ``shares``."""
     from planaria.cli.commands.watch import beside
     from planaria.report.live_page.serving import Address
 
@@ -363,12 +334,12 @@ def watched(folder: Path, watchers: int, shares: list[float]) -> Iterator[None]:
         readers = subprocess.Popen([sys.executable, "-c", script])
         yield
         took, lasted = cpu_seconds([page.pid]) - before, time.monotonic() - began
-        shares.append(took / lasted / len(os.sched_getaffinity(0)))
+        shares.append(took / lasted / CORES)
     readers.wait(END_S)
 
 
 def step_s(config: RunConfig, watchers: int, warm: int, shares: list[float]) -> float:
-    """Seconds of a step, the median; ``shares`` as in :func:`watched`."""
+    """Return the median seconds of a step; ``shares`` as in :func:`watched`."""
     with ExitStack() as beside:
 
         def around(inner: Observer, folder: Path) -> Observer:
@@ -376,29 +347,25 @@ def step_s(config: RunConfig, watchers: int, warm: int, shares: list[float]) -> 
                 beside.enter_context(watched(folder, watchers, shares))
             return inner
 
-        record = run_fleet(config, around=around)
-    require_finished(record)
+        record = finished(config, around=around)
     return statistics.median(step_seconds(record, warm))
 
 
-def run_live_watchers() -> int:
-    """What do watchers of the live page cost a run? Step times with no page, with one watcher, and with twenty.
+@benchmark(
+    LIVE_WATCHERS_NAME,
+    **MODEL_FLAGS,
+    steps=Flag(150, "in one repeat"),
+    warm=Flag(20, "the first of these, which do not count"),
+    repeats=Flag(7, "of each side"),
+    watchers=[1, 20],
+)
+def run_live_watchers(given: Namespace) -> Measurement:
+    """Measure the step time with 0, 1 and 20 watchers of the live page.
 
-    The same small run is trained on the fleet in turns: without a page, and with one that is served by a process of its
-    own, as `planaria train --live` starts it, and read by one or by twenty watchers in another process. Compared are
-    the medians of the steps' times. The claim: at most 1.01 of the time without.
-
-    Steps vary by more than that from run to run, so the processor time that the page took is claimed too: less than a
-    hundredth of all cores' over the run. It is what a machine without an idle core cannot do otherwise meanwhile.
-    Watchers run at the lowest priority, since real ones are on other machines.
+    The same small run is trained in turns without a page, and with one that its own process serves, as `planaria train
+    --live` does, to watchers in another process at the lowest priority. Claims: the median step takes at most 1.01 of
+    that without; because steps vary more than that, also: the page takes at most 1 % of all cores' processor time.
     """
-    flags = parser(LIVE_WATCHERS_NAME, run_live_watchers.__doc__)
-    add_model_flags(flags)
-    flags.add_argument("--steps", type=int, default=150, help="in one repeat")
-    flags.add_argument("--warm", type=int, default=20, help="the first of these, which do not count")
-    flags.add_argument("--repeats", type=int, default=7, help="of each side")
-    flags.add_argument("--watchers", type=int, nargs="+", default=[1, 20])
-    given = flags.parse_args()
     config = real_stages(given, LIVE_WATCHERS_NAME, given.steps, spares=1, save_every=0)
     counts = [0, *given.watchers]
     shares: dict[int, list[float]] = {count: [] for count in counts}
@@ -406,12 +373,11 @@ def run_live_watchers() -> int:
     alone, *others = interleaved(sides, given.repeats)
     rows = []
     for count, found in zip(given.watchers, others, strict=True):
-        ratios = [with_page / without for with_page, without in zip(found, alone, strict=True)]
         beside = {"without": milliseconds(alone), "with": milliseconds(found)}
         who = f"{count} watcher{'s' * (count > 1)}"
-        rows.append(Row(who, ratios, "1", CLAIM, beside))
+        rows.append(Row(who, ratios(found, alone), "1", CLAIM, beside))
         rows.append(Row(f"{who}: processor time of the page, of all cores'", shares[count], "0", SHARE))
-    return conclude(LIVE_WATCHERS_NAME, given, rows, ["measured: median time of a step with the page / without"])
+    return Result(rows, ["measured: median time of a step with the page / without"])
 
 
 TRACKERS_COST_NAME = "trackers_cost"
@@ -420,68 +386,60 @@ SLOW = "benchmarks.controller:Slow"
 
 
 class Slow(Tracker):
-    """Computes for a while in each call."""
+    """A tracker that computes for a while in each call."""
 
     call_ms: float = 20.0
 
-    def open(self, folder: Path) -> None:
-        """It keeps nothing."""
+    def open(self, folder: Path) -> None: ...
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         until = time.thread_time() + self.call_ms / 1e3
         while time.thread_time() < until:
             pass
 
-    def close(self) -> None:
-        """It has nothing left to send."""
+    def close(self) -> None: ...
 
 
-def trackers_cost_step_s(config: RunConfig, tracked: bool, warm: int) -> float:
-    """Seconds of a step, the median."""
-    record = run_fleet(config, tracked=tracked)
-    require_finished(record)
-    return statistics.median(step_seconds(record, warm))
+def tracked_step_s(config: RunConfig, tracked: bool, warm: int) -> float:
+    """Return the median seconds of a step."""
+    return statistics.median(step_seconds(finished(config, tracked=tracked), warm))
 
 
 def observed(config: RunConfig, names: str, call_ms: float) -> RunConfig:
-    """The recipe with these trackers."""
     options = {"call_ms": call_ms} if SLOW in names else {}
     told = config.observe.model_copy(update={"trackers": names, "options": options})
     return config.model_copy(update={"observe": type(told).model_validate(told.model_dump())})
 
 
-def run_trackers_cost() -> int:
-    """What do trackers cost a run? Step times with the recipe's trackers, and without any.
+@benchmark(
+    TRACKERS_COST_NAME,
+    **MODEL_FLAGS,
+    steps=Flag(150, "in one repeat"),
+    warm=Flag(20, "the first of these, which do not count"),
+    repeats=Flag(7, "of each side"),
+    trackers=Flag(["tensorboard"], "sides; 'a, b' is one with both"),
+    slow=Flag(False, "one more side, with the slow tracker"),
+    call_ms=Flag(20.0, "what a call of the slow tracker computes"),
+)
+def run_trackers_cost(given: Namespace) -> Measurement:
+    """Measure the step time with the recipe's trackers and without any.
 
-    The same small run is trained on the fleet in turns: with nobody told of its numbers, and with trackers that are
-    told of every step, each in a thread of its own in the controller's process (``report/live/watch.py``). Compared
-    are the medians of the steps' times, pair by pair. The claim: at most 1.01 of the time without.
-
-    ``slow`` is a tracker that is made here: each of its calls computes for ``--call-ms`` and so holds the interpreter.
-    It is not among the trackers that the claim is made for, since nobody would ship it; it shows what a bad one does.
+    The same small run is trained in turns without trackers, and with trackers that receive every step, each in its own
+    thread of the controller. Claim: the median step takes at most 1.01 of that without. ``--slow`` adds a tracker that
+    computes for ``--call-ms`` in each call, without a claim.
     """
-    flags = parser(TRACKERS_COST_NAME, run_trackers_cost.__doc__)
-    add_model_flags(flags)
-    flags.add_argument("--steps", type=int, default=150, help="in one repeat")
-    flags.add_argument("--warm", type=int, default=20, help="the first of these, which do not count")
-    flags.add_argument("--repeats", type=int, default=7, help="of each side")
-    flags.add_argument("--trackers", nargs="+", default=["tensorboard"], help="sides; 'a, b' is one with both")
-    flags.add_argument("--slow", action="store_true", help="one more side, with the slow tracker")
-    flags.add_argument("--call-ms", type=float, default=20.0, help="what a call of the slow tracker computes")
-    given = flags.parse_args()
     config = real_stages(given, TRACKERS_COST_NAME, given.steps, spares=0, save_every=0)
     names = [*given.trackers, *([SLOW] if given.slow else [])]
     recipes = {name: observed(config, name, given.call_ms) for name in names}
-    sides = [partial(trackers_cost_step_s, config, False, given.warm)]
-    sides += [partial(trackers_cost_step_s, recipe, True, given.warm) for recipe in recipes.values()]
+    sides = [partial(tracked_step_s, config, False, given.warm)]
+    sides += [partial(tracked_step_s, recipe, True, given.warm) for recipe in recipes.values()]
     alone, *others = interleaved(sides, given.repeats)
     rows = []
     for name, found in zip(names, others, strict=True):
-        ratios = [told / without for told, without in zip(found, alone, strict=True)]
         beside = {"without": milliseconds(alone), "with": milliseconds(found)}
         claim = None if name == SLOW else TRACKERS_COST_CLAIM
-        rows.append(Row(name.rpartition(":")[2], ratios, "1", claim, beside))
-    return conclude(TRACKERS_COST_NAME, given, rows, ["measured: median time of a step with trackers / without"])
+        rows.append(Row(name.rpartition(":")[2], ratios(found, alone), "1", claim, beside))
+    return Result(rows, ["measured: median time of a step with trackers / without"])
 
 
 if __name__ == "__main__":

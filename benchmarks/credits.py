@@ -1,25 +1,25 @@
 """Credits settled along a route: all or nothing, without clocks and by deadlines, and over a board.
 
-- Without clocks, simulated: f of 3f+1 members of each committee lie (silent, talking garbage, two stories), or f+1 do.
-- Messages of one order, counted: all to all n²(4h − 2) + n; with one member that relays n(6h − 1).
-- By deadlines, simulated: a party and f members of each committee fail while messages take at most Δ; then nobody
-  fails, and messages take up to 8 Δ.
-- Over a board in a folder: three processes, each the committee of a channel; one is killed before, or after, each of
-  its files in turn, and started again.
+- Without clocks, simulated: f of 3f + 1 members of each committee are Byzantine (silent, garbage, equivocation), or
+  f + 1.
+- Messages of one order, counted: all to all n²(4h − 2) + n; with one relaying member n(6h − 1).
+- By deadlines, simulated: a party and f members of each committee fail with delays up to Δ; nobody fails with delays up
+  to 8 Δ.
+- Over a board in a folder: three processes, each the committee of a channel; one is killed before or after each of its
+  files and restarted.
 
-The claims: with f liars all end, none is paid in part, nothing is lost, and a dry hop drops it for all; with f + 1 none
-is paid in part; within Δ nobody honest loses anything; who was killed goes on, with the same end. No claim where the
-assumptions do not hold: the share that never ends, or loses, is shown.
+Claims: with f Byzantine members all runs end, none is paid in part, nothing is lost, and a dry hop cancels the order;
+with f + 1 none is paid in part; within Δ no honest party loses; a killed process continues to the same end.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import signal
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -27,7 +27,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.common import Claim, Row, conclude, parser, start
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.store import Retry, Store
 from planaria.swarm.credits.messages import Order, PeerSigner, verify_peer
@@ -38,11 +38,11 @@ from planaria.swarm.credits.simulate import Outcome, Scene, SyncScene, expected,
 HOPS, MEMBERS, AMOUNT, EACH = 3, 4, 3, 10
 DEADLINE_S = 60.0
 WRITES = (12, 16, 12)
-"""files that each channel's committee writes for an order that is paid: votes to lock and to settle, and passed on"""
+"""files of each channel's committee for a paid order: votes to lock and to settle, forwarded votes"""
 
 
 class Dying(Store):
-    """Its process is killed before, or after, its so-manieth file."""
+    """A store that kills its process before or after its ``at``-th file."""
 
     def __init__(self, url: str, at: int, after: bool) -> None:
         super().__init__(url, Retry(), time.monotonic, time.sleep)
@@ -60,7 +60,7 @@ class Dying(Store):
 
 @dataclass
 class Route:
-    """Who takes part, with keys."""
+    """The keys of all participants."""
 
     keys: list[list[PeerSigner]]
     operator: PeerSigner
@@ -79,7 +79,7 @@ class Route:
         return Order(parties=parties, channels=channels, numbers=(0,) * HOPS, amount=AMOUNT).signed(self.operator)
 
     def sit(self, hop: int, store: Store, told: Connection) -> None:
-        """In a process: the committee of a channel, to the end."""
+        """Run the committee of a channel to the end."""
         has = (0 if hop == self.dry else EACH, EACH)
         channel = Channel(f"c{hop}", (f"p{hop}", f"p{hop + 1}"), has)
         members = [Member(key, channel, self.committees(), self.operator.name, verify_peer) for key in self.keys[hop]]
@@ -94,7 +94,10 @@ def plain(board: Path) -> Store:
 def settled(
     board: Path, dies: int, at: int, after: bool, dry: int = -1
 ) -> tuple[bool, list[bool], list[tuple[int, int]]]:
-    """One process is killed at its ``at``-th file and started again: (was it?, what members found, what ends have)."""
+    """Kill one process at its ``at``-th file and restart it.
+
+    Return whether it was killed, the members' results, and the final credits.
+    """
     route, fork = Route.fresh(dry), multiprocessing.get_context("fork")
     publish(plain(board), route.order())
     pipes = [fork.Pipe(duplex=False) for _ in range(HOPS)]
@@ -117,7 +120,6 @@ def settled(
     return killed, [paid for paid, _ in told], [has for _, has in told]
 
 
-NAME = "credits"
 ALL, NONE = Claim(low=1.0), Claim(high=0.0)
 
 
@@ -134,7 +136,7 @@ def sound(what: str, found: Sequence[Outcome], paid: int, seeds: str) -> list[Ro
     ]
 
 
-def without_clocks(given: argparse.Namespace) -> list[Row]:
+def without_clocks(given: Namespace) -> list[Row]:
     rows, seeds = [], f"{given.seeds} seeds"
     for scene, what in (
         (Scene(liars=1), "4 hops, 1 of 4 lies"),
@@ -151,7 +153,7 @@ def without_clocks(given: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def counted(given: argparse.Namespace) -> list[Row]:
+def counted(given: Namespace) -> list[Row]:
     rows = []
     for scene in (Scene(), Scene(hops=8), Scene(tolerated=2), Scene(relay=True), Scene(hops=8, relay=True)):
         want, how = expected(scene), "one relays" if scene.relay else "all to all"
@@ -164,7 +166,7 @@ def counted(given: argparse.Namespace) -> list[Row]:
 ENDS = {"least": min, "most": max}
 
 
-def in_time(given: argparse.Namespace) -> list[Row]:
+def in_time(given: Namespace) -> list[Row]:
     seeds, rows = f"{given.seeds} seeds", []
     for what, scene, claim in (
         ("within Δ, nobody fails", SyncScene(faulty=False), NONE),
@@ -173,15 +175,14 @@ def in_time(given: argparse.Namespace) -> list[Row]:
         ("up to 8 Δ, nobody fails", SyncScene(faulty=False, longest=8.0), None),
     ):
         found = [simulate_sync(scene, seed) for seed in range(given.seeds)]
-        rows.append(
-            Row(f"{what}: share where an honest party loses", [fmean(o.losers > 0 for o in found)], seeds, claim)
-        )
+        loses = [fmean(o.losers > 0 for o in found)]
+        rows.append(Row(f"{what}: share where an honest party loses", loses, seeds, claim))
         rows.append(Row(f"{what}: share paid", [fmean(o.paid for o in found)], seeds))
     return rows
 
 
-def over_board(given: argparse.Namespace) -> list[Row]:
-    """Each process is killed before and after each of its files, every ``given.every``-th."""
+def over_board(given: Namespace) -> list[Row]:
+    """Kill each process before and after each of its files, every ``given.every``-th."""
     killed, same = [], []
     points = [(hop, at, after) for hop in range(HOPS) for at in range(1, WRITES[hop] + 1) for after in (False, True)]
     for hop, at, after in points[:: given.every]:
@@ -196,13 +197,14 @@ def over_board(given: argparse.Namespace) -> list[Row]:
     ]
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
-    flags.add_argument("--seeds", type=int, default=200, help="simulated runs of each case")
-    flags.add_argument("--every", type=int, default=1, help="of the places to be killed at, every so-manieth")
-    given = flags.parse_args()
+@benchmark(
+    "credits",
+    seeds=Flag(200, "simulated runs of each case"),
+    every=Flag(1, "of the places to be killed at, every so-manieth"),
+)
+def main(given: Namespace) -> Measurement:
     rows = [*without_clocks(given), *counted(given), *in_time(given), *over_board(given)]
-    return conclude(NAME, given, rows, ["simulated signatures are stand-ins (HMAC); over the board they are Ed25519"])
+    return Result(rows, ["simulated signatures are stand-ins (HMAC); over the board they are Ed25519"])
 
 
 if __name__ == "__main__":

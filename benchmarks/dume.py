@@ -1,49 +1,51 @@
-"""One model instead of an ensemble: DUME and weight averaging; and an ensemble in which the parent chooses who speaks.
+"""One model instead of an ensemble (DUME, weight averaging), and ensembles in which the parent chooses the experts.
 
 Experts of one parent, by the recipe hdee with one size. With the texts of PLANARIA_DATA (see `benchmarks.experts`)
-dialogue, encyclopaedia, law and code have an expert each and five domains none; without them the recipe's own texts are
-used, parts of Python's library. All arms of a seed have the same parent, experts, data order and test text. One value
-for each seed: the geometric mean over domains of perplexity over that of the full ensemble with a uniform prior. "After
-a prompt": the first 32 tokens of a text are given, and only the others count, on both sides of the ratio.
-
-A generalist of equal compute, from the same parent, stands beside. Trained models are kept in runs/benchmarks, so a
-repeat only measures.
+dialogue, encyclopaedia, law and code have an expert each and five domains none; otherwise the recipe's own texts are
+used. All arms of a seed have the same parent, experts, data order and test text. One value per seed: the geometric mean
+over domains of perplexity over that of the full ensemble with a uniform prior. "After a prompt": the first 32 tokens
+are given and do not count. A generalist of equal compute from the same parent is shown. Trained models are kept in
+runs/benchmarks.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import statistics
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
-from benchmarks import common
-from benchmarks.common import RUNS, Claim, Row, start
-from planaria.config import shipped
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from benchmarks.common import DATA, RUNS
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.config import recipe, shipped
+from planaria.config.schema import RunConfig
+from planaria.lab.commands.experts import RESULTS
+from planaria.lab.experts import merge, posterior, ridge, scoring
+from planaria.lab.experts.domains import TRAINED
+from planaria.lab.experts.experts_results import Results
+from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec, load
+from planaria.lab.experts.listening import Listener, heard
+from planaria.lab.experts.reading import Readings, Texts, domain_samples, token_logps
+from planaria.lab.experts.training import Training, configured, train_all
+from planaria.models.huggingface import import_model
+from planaria.models.stages import Llama
+from planaria.report.live.jobs_progress import JobsProgress
 
-    from planaria.config.schema import RunConfig
-    from planaria.lab.experts.experts_spec import ExpertsSpec
-    from planaria.lab.experts.reading import Readings, Texts
-
-
-PROMPT = 32
-"""tokens that are given, where a text has a prompt"""
+PROMPT = 32  # tokens that are given, where a text has a prompt
 
 
 @dataclass
 class Arm:
-    """What one way makes of a seed's texts."""
+    """One arm's log-probabilities of a seed's texts."""
 
-    logps: Mapping[str, Tensor]
-    """domain → [N, T], nats"""
-    passes: float = 1.0
-    """whole models that read each token, the parent's listening among them"""
+    logps: Mapping[str, Tensor]  # domain → [N, T], nats
+    passes: float = 1.0  # complete models per token, including the parent's
 
     def loss(self, domain: str, given: int = 0) -> float:
         return -float(self.logps[domain][:, given:].mean())
@@ -58,9 +60,7 @@ def arms(
     texts: Texts,
     rival: Path | None = None,
 ) -> dict[str, Arm]:
-    """All arms of one seed. ``rival``: one model that had the compute of all experts."""
-    import torch
-
+    """Return all arms of one seed. ``rival``: a model with the compute of all experts."""
     read = [texts.read(expert) for expert in experts]
     logps = {name: torch.stack([one.test[name] for one in read]).double() for name in texts.test}
     found = {"parent": Arm(texts.read(parent).test)}
@@ -74,12 +74,7 @@ def arms(
 
 
 def ensembles(read: Sequence[Readings], logps: Mapping[str, Tensor]) -> dict[str, Arm]:
-    """Who speaks is told by what the experts make of a text."""
-    import torch
-
-    from planaria.lab.experts import posterior, scoring
-    from planaria.lab.experts.experts_spec import MixtureSpec
-
+    """Ensembles weighted by the experts' likelihoods."""
     experts = len(read)
     held_out = {n: torch.stack([one.held_out[n] for one in read]).double() for n in read[0].held_out}
     beliefs = {"uniform": posterior.uniform(experts), "cached": scoring.belief(MixtureSpec(prior="cached"), held_out)}
@@ -99,13 +94,7 @@ def ensembles(read: Sequence[Readings], logps: Mapping[str, Tensor]) -> dict[str
 def ridge_priors(
     given: Any, run: Path, parent: Path, trained: Sequence[str], texts: Texts, logps: Mapping[str, Tensor]
 ) -> dict[str, Arm]:
-    """Who speaks is told by the parent."""
-    from planaria.lab.experts import posterior
-    from planaria.lab.experts.domains import TRAINED
-    from planaria.lab.experts.listening import Listener, heard
-    from planaria.lab.experts.reading import domain_samples
-    from planaria.models.huggingface import import_model
-
+    """Ensembles weighted by the parent."""
     model, found = import_model(parent).eval(), {}
     sizes = model.config.vocab, model.config.context, given.samples
     listener = Listener(model, {name: heard(model, domain_samples(run, [name], TRAINED, *sizes)) for name in trained})
@@ -125,28 +114,19 @@ def ridge_priors(
         for told, own_logps in mixed.items():
             speaking = switches.get(told, [float(told[4]) if told != "all" else float(len(trained))])
             listened = PROMPT / 128 if "prompt" in told else 1.0
-            found[f"ensemble, ridge prior (T = {temperature:g}), {told}"] = Arm(
-                own_logps, statistics.fmean(speaking) + listened
-            )
+            arm = f"ensemble, ridge prior (T = {temperature:g}), {told}"
+            found[arm] = Arm(own_logps, fmean(speaking) + listened)
     return found
 
 
 def kept(log_w: Tensor, prior: Tensor, k: int) -> Tensor:
-    """ln w [E, N, T] of those whom ``prior`` [E, N, T], or [E, N, 1] for all tokens, has among its first k."""
-    import torch
-
+    """Return ln w [E, N, T] of the k experts with the largest ``prior`` [E, N, T] or [E, N, 1]."""
     chosen = torch.zeros_like(prior, dtype=torch.bool).scatter(0, prior.topk(k, 0).indices, True)
     return log_w.masked_fill(~chosen, -torch.inf).log_softmax(0)
 
 
 def merges(given: Any, run: Path, experts: Sequence[Path], trained: Sequence[str], texts: Texts) -> dict[str, Arm]:
-    """One model of all experts."""
-    from planaria.lab.experts import merge
-    from planaria.lab.experts.domains import TRAINED
-    from planaria.lab.experts.reading import domain_samples
-    from planaria.models.huggingface import import_model
-    from planaria.models.stages import Llama
-
+    """Merge all experts into one model."""
     models = [import_model(expert).eval() for expert in experts]
     config, count = models[0].config, len(models)
     mean = Llama(config, initialise=False).eval()
@@ -177,9 +157,7 @@ def routed(
     model: Any, sums: Sequence[Tensor], texts: Texts, k: int, temperature: float = 1.0, lam: float = 1e-2,
     bias: bool = True, unit: bool = True,
 ) -> Arm:  # fmt: skip
-    """The merged model with such routers."""
-    from planaria.lab.experts import ridge
-
+    """Measure the merged model with these routers."""
     for at, layer in enumerate(model.layers):
         found = ridge.router([own[at] for own in sums], lam, bias, unit).float() / temperature
         router, size = layer.mlp.router, model.config.dim
@@ -190,15 +168,12 @@ def routed(
 
 
 def logps_of(model: Any, texts: Texts, names: Sequence[str] = ()) -> dict[str, Tensor]:
-    from planaria.lab.experts.reading import token_logps
-
     return {name: token_logps(model, texts.test[name]) for name in names or texts.test}
 
 
 NAME = "dume"
 SIZE, WIDTH = "M", 256
-ALL = "ensemble, uniform prior"
-"""what everything is compared with"""
+ALL = "ensemble, uniform prior"  # the reference
 
 
 @dataclass
@@ -209,50 +184,36 @@ class Found:
     untrained: list[str] = field(default_factory=list)
     seeds: list[dict[str, Arm]] = field(default_factory=list)
 
-    def add(self, trained: list[str], untrained: list[str], made: dict[str, Arm]) -> None:
-        """One seed more, of the same domains."""
-        self.trained, self.untrained = trained, untrained
-        self.seeds.append(made)
-
     def ratios(self, arm: str, to: str, domains: Sequence[str], given: int = 0) -> list[float]:
-        """One for each seed: geometric mean over the domains that both know."""
+        """Return a ratio per seed: the geometric mean over the domains in both arms."""
         found = []
         for made in self.seeds:
             mine, theirs = made[arm], made[to]
             both = [name for name in domains if name in mine.logps and name in theirs.logps]
-            found.append(math.exp(statistics.fmean(mine.loss(d, given) - theirs.loss(d, given) for d in both)))
+            found.append(math.exp(fmean(mine.loss(d, given) - theirs.loss(d, given) for d in both)))
         return found
 
 
-def main() -> int:
-    flags = common.parser(NAME, __doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--data", type=Path, default=Path(os.environ.get("PLANARIA_DATA", "data")), help="texts")
-    flags.add_argument("--parent-steps", type=int, default=400)
-    flags.add_argument("--steps", type=int, default=200, help="of an expert")
-    flags.add_argument(
-        "--near-steps", type=int, default=50, help="of one that stays near its parent, at a tenth of the rate"
-    )
-    flags.add_argument("--near-seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds that have such experts, too")
-    flags.add_argument("--windows", type=int, default=100, help="test samples of each domain")
-    flags.add_argument("--samples", type=int, default=256, help="of each domain, for routers and the ridge prior")
-    flags.add_argument("--temperatures", type=float, nargs="+", default=[0.03, 0.1, 0.3], help="of the ridge prior")
-    given = flags.parse_args()
+@benchmark(
+    NAME,
+    seeds=[1, 2, 3],
+    data=Flag(DATA, "texts"),
+    parent_steps=400,
+    steps=Flag(200, "of an expert"),
+    near_steps=Flag(50, "of one that stays near its parent, at a tenth of the rate"),
+    near_seeds=Flag([1, 2, 3], "seeds that have such experts, too", nargs="*"),
+    windows=Flag(100, "test samples of each domain"),
+    samples=Flag(256, "of each domain, for routers and the ridge prior"),
+    temperatures=Flag([0.03, 0.1, 0.3], "of the ridge prior"),
+)
+def main(given: Namespace) -> Measurement:
     far, near = measured(given)
     rows = [*table(far), *claims(far, given.temperatures), *by_domain(far), *(nearness(near) if near.seeds else ())]
-    return common.conclude(NAME if _dialogue(given) else f"{NAME}_stdlib", given, rows)
+    return Result(rows, [], NAME if _dialogue(given) else f"{NAME}_stdlib")
 
 
 def measured(given: Any) -> tuple[Found, Found]:
-    """Train what is not trained yet, and measure it: experts as usual, and some that stay near their parent.
-
-    Each seed is a run of its own, so that one can be added.
-    """
-    import torch
-
-    from planaria.lab.experts.experts_spec import load
-    from planaria.lab.experts.reading import Texts
-
+    """Train what is missing and measure: normal experts, and some near their parent. Each seed is a separate run."""
     torch.set_num_threads(1)
     far, near = Found(), Found()
     for seed in given.seeds:
@@ -262,26 +223,25 @@ def measured(given: Any) -> tuple[Found, Found]:
         texts, place = Texts(run, spec, base), run / f"seed-{seed}"
         parent = place / "seeds" / SIZE / "model"
         experts = [place / "experts" / f"{name}-{SIZE}-{given.steps}" / "model" for name in names]
-        far.add(names, list(spec.untrained), arms(given, run, parent, experts, names, texts, generalist(run, place)))
+        far.trained, far.untrained = near.trained, near.untrained = names, list(spec.untrained)
+        far.seeds.append(arms(given, run, parent, experts, names, texts, generalist(run, place)))
         if seed in given.near_seeds:
             experts = near_experts(given, run, seed, parent, names, spec, base)
-            near.add(names, list(spec.untrained), arms(given, run, parent, experts, names, texts))
+            near.seeds.append(arms(given, run, parent, experts, names, texts))
     return far, near
 
 
 def _dialogue(given: Any) -> bool:
-    """Are the benchmark's texts there?"""
+    """Return True if the benchmark's texts exist."""
     return bool((given.data / "dialogue").is_dir())
 
 
 def trained(given: Any, seed: int) -> Path:
-    """The recipe with one seed, carried out as far as it has not been."""
+    """Run what is left of the recipe with one seed."""
     import tomli_w
 
     from benchmarks.experts import texts
-    from planaria.config import recipe
-    from planaria.lab.commands.experts import RESULTS, start
-    from planaria.lab.experts.experts_results import Results
+    from planaria.lab.commands.experts import start
 
     tree = recipe.read(shipped.find("hdee"))
     table: dict[str, Any] = tree["experts"]
@@ -300,10 +260,7 @@ def trained(given: Any, seed: int) -> Path:
 
 
 def generalist(run: Path, place: Path) -> Path:
-    """The model of the seed in ``place`` that had the compute of all its experts."""
-    from planaria.lab.commands.experts import RESULTS
-    from planaria.lab.experts.experts_results import Results
-
+    """Return the model in ``place`` with the compute of all experts."""
     found = Results.model_validate_json((run / RESULTS).read_text())
     (job,) = found.runs[0].arms[found.generalists[0]].experts
     return place / "experts" / job.name / "model"
@@ -312,10 +269,7 @@ def generalist(run: Path, place: Path) -> Path:
 def near_experts(
     given: Any, run: Path, seed: int, parent: Path, names: Sequence[str], spec: ExpertsSpec, base: RunConfig
 ) -> list[Path]:
-    """Experts of the same parent, a quarter of the steps at a tenth of the learning rate."""
-    from planaria.lab.experts.domains import TRAINED
-    from planaria.lab.experts.training import Training, configured, train_all
-    from planaria.report.live.jobs_progress import JobsProgress
+    """Train experts with a quarter of the steps at a tenth of the learning rate."""
 
     def training(name: str) -> Training:
         data = {"source": str(run / TRAINED / f"{name}.jsonl"), "field": "text", "validation": 0.0}
@@ -331,11 +285,11 @@ def near_experts(
 
 
 def spread(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values):.3f} [{min(values):.3f} … {max(values):.3f}]" if values else "–"
+    return f"{fmean(values):.3f} [{min(values):.3f} … {max(values):.3f}]" if values else "–"
 
 
 def table(found: Found) -> Iterator[Row]:
-    """Every arm over the full ensemble: trained domains, and beside them the others."""
+    """Every arm over the full ensemble, on trained and other domains."""
     for arm, own in found.seeds[0].items():
         prompted = PROMPT if "after a prompt" in arm else 0
         domains = [name for name in found.untrained if name in own.logps]
@@ -365,7 +319,7 @@ def by_domain(found: Found) -> Iterator[Row]:
 
 
 def nearness(found: Found) -> Iterator[Row]:
-    """Experts that stay near their parent."""
+    """Experts near their parent."""
     for arm in ("parent", "weight average", *[name for name in found.seeds[0] if name.startswith("DUME")]):
         claim = Claim(high=1.05) if arm.startswith("DUME,") else None
         values = found.ratios(arm, "own expert", found.trained)

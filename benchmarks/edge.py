@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import mmap
 import multiprocessing as mp
 import os
@@ -10,25 +9,31 @@ import socket
 import statistics
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
-from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
+from benchmarks.common import interleaved, ratios
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.memory_pool import MemoryPool
 from planaria.config.schema import ModelConfig
 from planaria.models.stages import BlockStage
+from planaria.runtime.transport import channel
 from planaria.runtime.transport.channel import Closed, Plain
-from planaria.runtime.transport.wire import HEADER_BYTES, as_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from planaria.runtime.transport.edge import Edge, EdgeSpec
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.ring import Ring, Rings
+from planaria.runtime.transport.secure import begin, new_key, prove
+from planaria.runtime.transport.wire import HEADER_BYTES, Content, Ping, as_bytes
 
 _TAG, _TIMEOUT_S = 7, 30.0
 Side = Literal["gloo", "socket", "edge", "ring", "filled ring", "raw tls", "edge tls"]
@@ -38,15 +43,9 @@ SLOTS = 2
 
 
 class End:
-    """One of the two processes. The other end's edges listen at ``there``; empty where they call."""
+    """One of the two processes."""
 
     def __init__(self, folder: Path, rank: int, key: bytes, max_bytes: int, told: Connection) -> None:
-        import torch
-
-        from planaria.runtime.transport.inbox import Inbox
-        from planaria.runtime.transport.port import Port
-        from planaria.runtime.transport.ring import Ring, Rings
-
         torch.set_num_threads(1)
         self._rank, self._other, self._key, self._folder = rank, 1 - rank, key, folder
         self._port, self._inbox, self._ring = Port("127.0.0.1", key), Inbox(), Ring(SLOTS, max_bytes)
@@ -62,7 +61,7 @@ class End:
         self._buffer, self._ack = torch.zeros(max_bytes, dtype=torch.uint8), torch.zeros(ACK_BYTES, dtype=torch.uint8)
 
     def give(self, side: Side, size: int, count: int) -> float:
-        """Send ``size`` bytes and wait for the answer, so many times; mean seconds of one round trip."""
+        """Make ``count`` round trips of ``size`` bytes; return the mean seconds."""
         payload, began = self._buffer[:size], time.monotonic()
         for _ in range(count):
             self._send(side, payload)
@@ -70,14 +69,14 @@ class End:
         return (time.monotonic() - began) / count
 
     def take(self, side: Side, size: int, count: int) -> None:
-        """Be the other end of :meth:`give`."""
+        """Answer :meth:`give`."""
         payload = self._buffer[:size]
         for _ in range(count):
             self._receive(side, payload)
             self._send(side, self._ack)
 
     def link(self, name: str) -> float:
-        """Seconds that a new edge to the other end takes, which must ask for it too."""
+        """Open an edge together with the other end; return the seconds."""
         began = time.monotonic()
         edge = self._edge(name, 1 << 20)
         took = time.monotonic() - began
@@ -85,18 +84,15 @@ class End:
         return took
 
     def prove(self, number: int) -> float:
-        """Seconds that the two ends of a new connection take to prove the run's key to each other."""
+        """Authenticate a new connection; return the seconds."""
         raw = _connected(self._folder / f"proof-{number}", self._rank)
         began = time.monotonic()
         with _proved(raw, self._rank, self._key) as tls:
-            tls.sendall(b"!")  # the calling end is through before the other has judged it
+            tls.sendall(b"!")  # the calling end finishes before the other has verified it
             tls.recv(1)
             return time.monotonic() - began
 
     def _edge(self, name: str, max_bytes: int) -> Any:
-        from planaria.runtime.transport import channel
-        from planaria.runtime.transport.edge import Edge, EdgeSpec
-
         inside = channel.meet_here  # type: ignore[attr-defined]
         channel.meet_here = inside if name != "edge tls" else lambda tls: None  # type: ignore[attr-defined]
         at = self._there if self._rank else ""
@@ -106,8 +102,6 @@ class End:
         return edge
 
     def _send(self, side: Side, payload: Tensor) -> None:
-        from planaria.runtime.transport.wire import Content, Ping
-
         if side == "gloo":
             self._group.send([payload], self._other, _TAG).wait()
         elif side in self._raw:
@@ -115,7 +109,7 @@ class End:
         elif "ring" in side and payload.nbytes > ACK_BYTES:
             room = self._ring.allocate(payload.nbytes)
             if room is None:
-                raise RuntimeError("the other end has not read what it was lent")
+                raise RuntimeError("the other end has not read its slots")
             if side == "filled ring":
                 room.copy_(payload)
             self._edges[side].send(Ping(1, Content.PING), room)
@@ -135,12 +129,10 @@ class End:
     def _expect(self, kind: str) -> None:
         item = self._inbox.get(timeout=_TIMEOUT_S)
         if type(item).__name__ != kind:
-            raise RuntimeError(f"{kind} was expected of the edge, which said {item}")
+            raise RuntimeError(f"expected {kind} from the edge, got {item}")
 
 
 def _gloo(store: Path, rank: int) -> Any:
-    from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
-
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout, options._threads = timedelta(seconds=600), 1
@@ -148,7 +140,7 @@ def _gloo(store: Path, rank: int) -> Any:
 
 
 def _connected(meeting: Path, rank: int) -> socket.socket:
-    """A TCP connection over the loopback; the first end leaves its port in a file."""
+    """Connect over loopback; the first end writes its port to a file."""
     if rank == 0:
         with socket.create_server(("127.0.0.1", 0)) as server:
             unfinished = meeting.with_suffix(".unfinished")
@@ -164,8 +156,6 @@ def _connected(meeting: Path, rank: int) -> socket.socket:
 
 
 def _proved(raw: socket.socket, rank: int, key: bytes) -> socket.socket:
-    from planaria.runtime.transport.secure import begin, prove
-
     tls = begin(raw, key, calling=rank == 1)
     prove(tls, key, _TIMEOUT_S)
     tls.settimeout(None)
@@ -173,39 +163,37 @@ def _proved(raw: socket.socket, rank: int, key: bytes) -> socket.socket:
 
 
 class Pair:
-    """This process's end, and orders to the other."""
+    """This process's end, and the orders to the other."""
 
     def __init__(self, end: End, orders: Connection) -> None:
         self._end, self._orders = end, orders
 
     def transfer(self, side: Side, size: int, count: int) -> float:
-        """Seconds of one round trip, the mean of ``count``: ``size`` bytes there, eight back."""
+        """Return the mean seconds of ``count`` round trips: ``size`` bytes there, eight back."""
         self._orders.send((side, size, count))
         return self._end.give(side, size, count)
 
     def spent(self, side: Side, size: int, count: int) -> float:
-        """As :meth:`transfer`, but the processor seconds that both ends together spend on one."""
+        """As :meth:`transfer`, in processor seconds of both ends."""
         self._orders.send(("spent", side, size, count))
         began = time.process_time()
         self._end.give(side, size, count)
         return (time.process_time() - began + float(self._orders.recv())) / count
 
     def link(self, name: str) -> float:
-        """Seconds that a new edge between the two takes, the proof of the key included."""
+        """Return the seconds to open an edge, including authentication."""
         self._orders.send(("link", name))
         return self._end.link(name)
 
     def prove(self, number: int) -> float:
-        """Seconds that a proof of the key takes, on a new connection."""
+        """Return the seconds to authenticate a new connection."""
         self._orders.send(("prove", number))
         return self._end.prove(number)
 
 
 @contextmanager
 def opened(max_bytes: int) -> Iterator[Pair]:
-    """A pair for messages of at most ``max_bytes``."""
-    from planaria.runtime.transport.secure import new_key
-
+    """A pair of processes for messages of at most ``max_bytes``."""
     context, key = mp.get_context("spawn"), new_key()
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -219,7 +207,7 @@ def opened(max_bytes: int) -> Iterator[Pair]:
 
 
 def _other(folder: Path, key: bytes, max_bytes: int, orders: Connection) -> None:
-    """The other process: does its part of what it is told, until the orders end."""
+    """Run the other process until its orders end."""
     end = End(folder, 1, key, max_bytes, orders)
     while (order := orders.recv()) is not None:
         if order[0] == "link":
@@ -234,14 +222,13 @@ def _other(folder: Path, key: bytes, max_bytes: int, orders: Connection) -> None
             end.take(*order)
 
 
-EDGE_NAME = "edge"
 HERE, BEYOND = Claim(low=0.95), Claim(low=0.8)
 RING, RING_CPU = Claim(low=3.0), Claim(high=0.5)
 KB = 1024
 
 
 def rows(size: int, took: Mapping[Side, Sequence[float]]) -> list[Row]:
-    """The verdicts on messages of ``size`` bytes: seconds of a round trip, by side and repeat."""
+    """Rows for messages of ``size`` bytes, from the seconds of round trips by side."""
     what = f"{size // KB} KB" if size < KB * KB else f"{size // KB // KB} MB"
     usual = {side: statistics.median(times) for side, times in took.items()}
     best: Side = "gloo" if usual["gloo"] < usual["socket"] else "socket"
@@ -251,25 +238,16 @@ def rows(size: int, took: Mapping[Side, Sequence[float]]) -> list[Row]:
         (f"{what}, TLS", "raw tls", "edge tls", BEYOND),
     ]
     for name, raw, edge, claim in compared:
-        found.append(
-            Row(
-                what=name,
-                values=[one / other for one, other in zip(took[raw], took[edge], strict=True)],
-                limit=f"{raw} itself: 1",
-                claim=claim,
-                beside={f"{side} ms": 1000 * usual[side] for side in SIDES if ("tls" in side) == ("tls" in edge)},
-            )
-        )
+        beside = {f"{side} ms": 1000 * usual[side] for side in SIDES if ("tls" in side) == ("tls" in edge)}
+        found.append(Row(name, ratios(took[raw], took[edge]), f"{raw} itself: 1", claim, beside))
     return found
 
 
 def ring_rows(size: int, took: Mapping[Side, Sequence[float]], spent: Sequence[Sequence[float]]) -> list[Row]:
-    """The verdicts on the ring beside the edge's socket: seconds, and processor seconds of socket and ring."""
+    """Rows for the ring over the edge's socket, from seconds and processor seconds."""
     what, socket_cpu, ring_cpu = f"{size // KB // KB} MB, ring / edge", *map(statistics.median, spent)
-    plain, filled = (
-        [edge / ring for edge, ring in zip(took["edge"], took[side], strict=True)] for side in ("ring", "filled ring")
-    )
-    cpu = [ring / edge for edge, ring in zip(*spent, strict=True)]
+    plain, filled = (ratios(took["edge"], took[side]) for side in ("ring", "filled ring"))
+    cpu = ratios(spent[1], spent[0])
     return [
         Row(f"{what}: bandwidth", plain, "none: no copy", RING),
         Row(f"{what}: bandwidth, filled by a processor", filled, "none: one copy"),
@@ -277,27 +255,23 @@ def ring_rows(size: int, took: Mapping[Side, Sequence[float]], spent: Sequence[S
     ]
 
 
-def run_edge() -> int:
-    """An edge's round trips beside the best that the same two processes reach without it, message size by message size.
+@benchmark(
+    "edge",
+    sizes=Flag([64, 1024, 4096, 32768], "message sizes", metavar="KB"),
+    volume=Flag(64, "sent in one repeat; at most 256 messages", metavar="MB"),
+    repeats=Flag(15, "of each side and size"),
+)
+def run_edge(given: Namespace) -> Measurement:
+    """Measure round trips over an edge beside raw connections between the same processes.
 
-    A payload goes there and eight bytes come back: over raw gloo, over a raw Python socket, over an edge; and over the
-    standard library's TLS 1.3 and over an edge between machines, which is inside TLS. The claims: on one machine an
-    edge keeps at least 95 % of the better of gloo and the socket, and between machines 80 % of raw TLS. All sides take
-    turns.
+    A payload is answered by eight bytes, over gloo, a Python socket and an edge, and over TLS 1.3 and an edge between
+    machines (inside TLS), in turns. Claims: an edge keeps at least 95 % of the better of gloo and socket; between
+    machines 80 % of raw TLS.
 
-    Between stages on GPUs a frame is already in host memory when it is sent, because the device has copied it there:
-    into a ring that both ends have mapped (``ring``), in place of memory of the sender (``edge``). From then until the
-    other end has it, a ring carries at least three times what an edge does, with at most half of the processor time of
-    both ends, of the largest message. ``filled ring`` adds what a sender without a device would do: copy it into the
-    ring.
+    GPU stages copy a frame into host memory: into a ring that both ends map (``ring``) or into the sender's own memory
+    (``edge``). Claims for the largest message: a ring carries at least three times an edge's bandwidth with at most
+    half of both ends' processor time. ``filled ring`` adds the copy of a sender without a device.
     """
-    flags = parser(EDGE_NAME, run_edge.__doc__)
-    flags.add_argument(
-        "--sizes", type=int, nargs="+", default=[64, 1024, 4096, 32768], metavar="KB", help="message sizes"
-    )
-    flags.add_argument("--volume", type=int, default=64, metavar="MB", help="sent in one repeat; at most 256 messages")
-    flags.add_argument("--repeats", type=int, default=15, help="of each side and size")
-    given = flags.parse_args()
     found: list[Row] = []
     with opened(max(given.sizes) * KB) as pair:
         for size in (kilobytes * KB for kilobytes in given.sizes):
@@ -309,18 +283,14 @@ def run_edge() -> int:
             if size == max(given.sizes) * KB:
                 both = [lambda n=count, s=size, side=side: pair.spent(side, s, n) for side in ("edge", "ring")]
                 found += ring_rows(size, took, interleaved(both, given.repeats))
-    return conclude(
-        EDGE_NAME, given, found, ["measured: the raw side's round trip over the edge's, in the same repeat"]
-    )
+    return Result(found, ["measured: the raw side's round trip over the edge's, in the same repeat"])
 
 
-SHARED_MEMORY_NAME = "shared_memory"
-SHAPES = {1: (512, 512), 4: (1024, 1024), 32: (2048, 4096)}
-"""MB of a frame → the width of the model, and tokens in a microbatch"""
+SHAPES = {1: (512, 512), 4: (1024, 1024), 32: (2048, 4096)}  # MB of a frame → model width, tokens per microbatch
 
 
 def cpu_s(act: Callable[[], object], times: int) -> float:
-    """Processor seconds of ``act``, the mean after one for warming up."""
+    """Return the mean processor seconds of ``act`` after a warm-up."""
     act()
     began = time.process_time()
     for _ in range(times):
@@ -329,7 +299,7 @@ def cpu_s(act: Callable[[], object], times: int) -> float:
 
 
 def line() -> tuple[Plain, Plain]:
-    """A connection as edges of one machine have it, both ends."""
+    """Return both ends of a connection as used by edges of one machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         calling = socket.create_connection(server.getsockname())
         called, _ = server.accept()
@@ -338,7 +308,7 @@ def line() -> tuple[Plain, Plain]:
 
 
 def carry(ends: tuple[Plain, Plain], header: memoryview, payload: memoryview, into: memoryview) -> None:
-    """Send and receive a frame, by turns."""
+    """Send and receive a frame in turns."""
     sender, receiver = ends
     while into:
         if header or payload:
@@ -374,7 +344,7 @@ def by_memory(size: int, times: int) -> float:
 
 
 def computing(width: int, tokens: int) -> float:
-    """Processor seconds of one layer's forward and backward pass, by which two frames leave."""
+    """Return the processor seconds of one layer's forward and backward pass per frame."""
     torch.set_num_threads(1)
     config = ModelConfig(vocab=8, dim=width, layers=1, heads=8, hidden=width * 11 // 4, context=512)
     stage = BlockStage(config, range(1))
@@ -384,7 +354,7 @@ def computing(width: int, tokens: int) -> float:
     return cpu_s(lambda: stage(x).sum().backward(), 1) / 2
 
 
-def row_of(given: argparse.Namespace, megabytes: int) -> Row:
+def row_of(given: Namespace, megabytes: int) -> Row:
     size, (width, tokens) = megabytes << 20, SHAPES[megabytes]
     times = max(4, given.megabytes // megabytes)
     pairs = [(by_socket(size, times), by_memory(size, times)) for _ in range(given.repeats)]
@@ -399,21 +369,16 @@ def row_of(given: argparse.Namespace, megabytes: int) -> Row:
     return Row(f"{megabytes} MB, width {width}, {tokens} tokens", shares, "0.02, from where it would pay", None, beside)
 
 
-def run_shared_memory() -> int:
-    """Would shared memory between processes of one machine pay? Processor time of a large frame, both ends together.
+@benchmark("shared_memory", megabytes=Flag(1024, "that are moved in one repeat"), repeats=5)
+def run_shared_memory(given: Namespace) -> Measurement:
+    """Measure the processor time that shared memory would save for a large frame, both ends together.
 
-    Today a frame is copied into the kernel and out of it again, into recycled memory. Against that: one copy into a
-    mapped file of /dev/shm, which is recycled too, a short message through the same socket, and a tensor over the
-    receiver's own mapping of it. Beside it what a block stage of one layer computes with such a frame, forward and
-    backward, on one thread. Shared memory would pay where the processor time that it saves is at least 2 % of that;
-    nothing is claimed.
+    An edge copies a frame into the kernel and out again, into recycled memory. The alternative copies once into a
+    mapped, recycled file of /dev/shm, sends a short message and maps a tensor over it. Both are compared with one
+    layer's forward and backward pass on one thread. It would pay from 2 % of a pass; no claim.
     """
-    flags = parser(SHARED_MEMORY_NAME, run_shared_memory.__doc__)
-    flags.add_argument("--megabytes", type=int, default=1024, help="that are moved in one repeat")
-    flags.add_argument("--repeats", type=int, default=5)
-    given = flags.parse_args()
     notes = ["measured: processor time saved by shared memory / that of a pass; one thread"]
-    return conclude(SHARED_MEMORY_NAME, given, [row_of(given, megabytes) for megabytes in SHAPES], notes)
+    return Result([row_of(given, megabytes) for megabytes in SHAPES], notes)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -13,90 +12,76 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-from benchmarks.common import RUNS, Cell, Claim, Row, conclude, parser, start
-from benchmarks.fleet_run import Once, first_step_t, require_finished, run_fleet, thaw_later
+import torch
+from torch import Tensor
+
+from benchmarks.common import RUNS, ratios, run_config
+from benchmarks.fleet_run import Once, finished, first_step_t, require_finished, run_fleet, thaw_later
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.cli.commands.chaos import strike
 from planaria.common.errors import RunStopped, UserError
-from planaria.config.options import Options
-from planaria.config.schema import (
-    CheckpointConfig,
-    DataConfig,
-    ExchangeConfig,
-    FleetConfig,
-    ModelConfig,
-    NetworkConfig,
-    OptimConfig,
-    PipelineConfig,
-    RunConfig,
-    TrainConfig,
-)
+from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.logs import RunRecord
+from planaria.control.protocols import Observer
+from planaria.control.statefile import read_state
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.faults.trace import Fault
+from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.round_history import gatherings, totals
+from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.stage_file import read_stage
+from planaria.runtime.checkpoint.store import CheckpointStore, Saved, replica_folder
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.omission import loss
+from planaria.runtime.engine.samples import batches
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from planaria.control.logs import RunRecord
-    from planaria.control.protocols import Observer
-    from planaria.runtime.checkpoint.store import Saved
-
-
-WORKERS = 2
-"""of a replica: the ends and one block stage"""
-HOPS = 4
-"""of a microbatch between them: there and back, forward and backward"""
-
-
-def add_flags(flags: argparse.ArgumentParser, replicas: int, step_s: float) -> None:
-    """The sizes of :func:`recipe`."""
-    flags.add_argument("--replicas", type=int, default=replicas)
-    flags.add_argument("--step-s", type=float, default=step_s, metavar="S", help="of a step, all of it on the links")
-    flags.add_argument("--every", type=int, default=15, help="steps from one round to the next")
-    flags.add_argument("--dim", type=int, default=64)
-    flags.add_argument("--samples", type=int, default=8, help="of each replica in a step, of 64 bytes each")
+WORKERS = 2  # of a replica: the ends and one block stage
+HOPS = 4  # of a microbatch between them: there and back, forward and backward
 
 
-def recipe(
-    given: argparse.Namespace,
-    name: str,
-    seed: int,
-    steps: int,
-    exchange: ExchangeConfig,
-    fleet: FleetConfig,
-    checkpoint: CheckpointConfig,
-) -> RunConfig:
-    """A small byte model that learns Python; its step takes ``--step-s``, on the way between two processes."""
-    return RunConfig(
-        name=name,
-        out=str(RUNS),
+def sizes(replicas: int, step_s: float) -> dict[str, Flag]:
+    """The flags of :func:`recipe`."""
+    return {
+        "replicas": Flag(replicas),
+        "step_s": Flag(step_s, "of a step, all of it on the links", metavar="S"),
+        "every": Flag(15, "steps from one round to the next"),
+        "dim": Flag(64),
+        "samples": Flag(8, "of each replica in a step, of 64 bytes each"),
+    }
+
+
+def recipe(given: Namespace, name: str, seed: int, steps: int, exchange: dict[str, Any], **sections: Any) -> RunConfig:
+    """A small byte model that learns Python; its step takes ``--step-s``, all of it on the links."""
+    shape = {"vocab": 260, "dim": given.dim, "layers": 1, "heads": 4, "hidden": given.dim * 11 // 4, "context": 64}
+    options = {"every": given.every, "bits": 8}
+    return run_config(
+        name,
         seed=seed,
-        model=ModelConfig(vocab=260, dim=given.dim, layers=1, heads=4, hidden=given.dim * 11 // 4, context=64),
-        pipeline=PipelineConfig(stages=WORKERS - 1, microbatches=1, microbatch_size=given.samples),
-        data=DataConfig(tokenizer="bytes"),
-        optim=OptimConfig(lr=2e-3, warmup=20, schedule="cosine"),
-        train=TrainConfig(steps=steps, eval_every=0, eval_microbatches=32),
-        exchange=exchange,
-        fleet=fleet,
-        checkpoint=checkpoint,
-        network=NetworkConfig(emulate="links", latency_s=given.step_s / HOPS),
+        model=shape,
+        pipeline={"stages": WORKERS - 1, "microbatches": 1, "microbatch_size": given.samples},
+        data={"tokenizer": "bytes"},
+        optim={"lr": 2e-3, "warmup": 20, "schedule": "cosine"},
+        train={"steps": steps, "eval_every": 0, "eval_microbatches": 32},
+        exchange={"replicas": given.replicas, "kind": "noloco", "options": options, **exchange},
+        network={"emulate": "links", "latency_s": given.step_s / HOPS},
+        **sections,
     )
 
 
 def final_loss(record: RunRecord) -> float:
-    """Validation loss in nats of what the run ended with: of several replicas, of the one model that they make."""
-    from planaria.data.shards import prepare
-    from planaria.data.stream import Stream
-    from planaria.runtime.checkpoint.loading import load_model
-    from planaria.runtime.engine import runs
-    from planaria.runtime.engine.omission import loss
-    from planaria.runtime.engine.samples import batches
-
+    """Return the validation loss in nats of the final model, of several replicas of their average."""
     config = record.config
     model = load_model(runs.newest_whole(record.folder), config.pipeline.stages).eval()
     dataset = prepare(config.data, config.model.vocab)
@@ -106,7 +91,7 @@ def final_loss(record: RunRecord) -> float:
 
 
 class Guest:
-    """A machine that has been lent to a run: ``planaria join`` and its workers, a session of their own."""
+    """A machine that joined a run: ``planaria join`` and its workers in their own session."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._told = folder / f"guest-{number}.log"
@@ -127,52 +112,40 @@ class Guest:
         return self._process.poll() is not None
 
     def leave(self) -> None:
-        """Ctrl-C: it leaves once others have taken over what it has."""
+        """Send Ctrl-C; the machine leaves after a handover."""
         self._process.send_signal(signal.SIGINT)
 
     def vanish(self) -> None:
-        """All its processes die at once."""
+        """Kill all its processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def end(self) -> None:
-        """The run is over: it goes by itself, or is made to."""
+        """Wait for its exit after the run; kill it after 20 s."""
         try:
             self._process.wait(20.0)
         except subprocess.TimeoutExpired:
             self.vanish()
 
 
-REJOIN_NAME = "rejoin"
-VICTIM = 1
-"""the replica that dies"""
-ROUNDS = 5
-"""after its return, in which it must have found its place"""
+VICTIM = 1  # the replica that dies
+ROUNDS = 5  # after its return, in which it must have found its place
 
 
-def recipe_of(given: argparse.Namespace, arm: str, seed: int) -> RunConfig:
-    return recipe(
-        given,
-        f"{REJOIN_NAME}-{arm}-{seed}",
-        seed,
-        given.steps,
-        ExchangeConfig(replicas=given.replicas, kind="noloco", options=Options({"every": given.every, "bits": 8})),
-        FleetConfig(spares=0, replace=False),
-        CheckpointConfig(every=max(1, given.every // 4), keep=given.steps if arm == "struck" else 2),
-    )
+def recipe_of(given: Namespace, arm: str, seed: int) -> RunConfig:
+    checkpoint = {"every": max(1, given.every // 4), "keep": given.steps if arm == "struck" else 2}
+    fleet = {"spares": 0, "replace": False}
+    return recipe(given, f"rejoin-{arm}-{seed}", seed, given.steps, {}, fleet=fleet, checkpoint=checkpoint)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the newcomer is in one checkpoint."""
+    """The newcomer in one checkpoint."""
 
-    rounds: int
-    """that it has settled since its return"""
-    distance: float
-    """RMS over parameters, to the mean of the others"""
-    usual: float
-    """of the others, to their own"""
+    rounds: int  # that it has settled since its return
+    distance: float  # RMS over parameters, to the mean of the others
+    usual: float  # of the others, to their own
 
     @property
     def ratio(self) -> float:
@@ -181,22 +154,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Struck:
-    """What became of the run whose replica was killed."""
+    """The run whose replica was killed."""
 
     loss: float
-    away: float
-    """seconds without it"""
-    steps: int
-    """that each of the others made meanwhile"""
-    longest: float
-    """seconds that one of the others waited for anybody in a round while it was away"""
+    away: float  # seconds without it
+    steps: int  # that each of the others made meanwhile
+    longest: float  # seconds that one of the others waited for anybody in a round while it was away
     places: list[Place]
     problems: list[str]
 
 
-def run_struck(given: argparse.Namespace, seed: int) -> Struck:
-    from planaria.faults.trace import Fault
-
+def run_struck(given: Namespace, seed: int) -> Struck:
     faults = tuple(Fault(step=given.steps // 2, stage=VICTIM * WORKERS + n) for n in range(WORKERS))
     guests: list[Guest] = []
     timers: list[threading.Timer] = []
@@ -218,9 +186,6 @@ def run_struck(given: argparse.Namespace, seed: int) -> Struck:
 
 
 def judged(record: RunRecord) -> Struck:
-    from planaria.report.run.ledger import prove_exactly_once
-    from planaria.report.run.round_history import gatherings
-
     gone = next((t for t, fact in record.history if isinstance(fact, d.Disband)), math.inf)
     back = next((t for t, fact in record.history if isinstance(fact, d.Found)), math.inf)
     if math.isinf(back):
@@ -241,12 +206,10 @@ def others(record: RunRecord) -> list[int]:
 
 
 def places(record: RunRecord) -> list[Place]:
-    """The newcomer in all checkpoints that count; all but the newest two are removed then.
+    """Return the newcomer's place in all comparable checkpoints, and remove all but the newest two.
 
-    :raises RunStopped: when the run was over before the fifth round.
+    :raises RunStopped: if the run ended before the fifth round.
     """
-    from planaria.runtime.checkpoint.store import CheckpointStore
-
     returned: int | None = None
     sealed: set[str] = set()
     found = False
@@ -269,16 +232,14 @@ def places(record: RunRecord) -> list[Place]:
 
 
 def comparable(saved: Saved) -> bool:
-    """Is the newcomer there, and is every replica between the same two rounds?"""
+    """Return True if the newcomer is present and all replicas are between the same two rounds."""
     standings = saved.manifest.standings
     same = len({standing.rounds for standing in standings.values()}) == 1
     return VICTIM in standings and same and all(standing.inner > 0 for standing in standings.values())
 
 
 def place(saved: Saved, returned: int) -> Place:
-    """Its distance and the usual one, by the weights of all stages; ``returned`` rounds were settled at its return."""
-    import torch
-
+    """Return the newcomer's distance and the usual one; ``returned`` rounds were settled at its return."""
     weights = {replica: weights_of(saved, replica) for replica in saved.manifest.standings}
     rest = torch.stack([each for replica, each in weights.items() if replica != VICTIM])
     count, mean = len(rest), rest.mean(dim=0)
@@ -288,12 +249,7 @@ def place(saved: Saved, returned: int) -> Place:
 
 
 def weights_of(saved: Saved, replica: int) -> Tensor:
-    """All fast weights of a replica, one after the other; float64."""
-    import torch
-
-    from planaria.runtime.checkpoint.stage_file import read_stage
-    from planaria.runtime.checkpoint.store import replica_folder
-
+    """Return all fast weights of a replica, concatenated, in float64."""
     folder = replica_folder(saved.folder, replica)
     states = [read_stage(folder, stage, saved.step).weights for stage in saved.manifest.stages]
     return torch.cat([tensor.flatten().double() for state in states for _, tensor in sorted(state.items())])
@@ -303,77 +259,62 @@ def rms(of: Tensor) -> float:
     return float(of.square().mean().sqrt())
 
 
-def run_free(given: argparse.Namespace, seed: int) -> float:
-    """The fault-free arm's validation loss."""
-    record = run_fleet(recipe_of(given, "fault-free", seed))
-    require_finished(record)
-    return final_loss(record)
-
-
-def rows_of(given: argparse.Namespace, free: Sequence[float], struck: Sequence[Struck]) -> list[Row]:
-    ratios = [math.exp(one.loss - other) for one, other in zip(struck, free, strict=True)]
+def rows_of(given: Namespace, free: Sequence[float], struck: Sequence[Struck]) -> list[Row]:
+    over = [math.exp(one.loss - other) for one, other in zip(struck, free, strict=True)]
     worst = [max(place.ratio for place in one.places) for one in struck]
     last = [one.places[-1].ratio for one in struck]
     beside: dict[str, Cell] = {
-        "mean": fmean(ratios),
+        "mean": fmean(over),
         "struck": f"{fmean(math.exp(one.loss) for one in struck):.3f}",
         "fault-free": f"{fmean(map(math.exp, free)):.3f}",
     }
     away = f"{fmean(one.away for one in struck):.1f} s, {fmean(one.steps for one in struck):.0f} steps"
     near: dict[str, Cell] = {"mean": fmean(worst), "struck": f"last {fmean(last):.2f}", "fault-free": f"away {away}"}
     waits = [one.longest for one in struck]
-    patience = recipe_of(given, "struck", 0).exchange.patience_s
+    patience = Claim(high=recipe_of(given, "struck", 0).exchange.patience_s)
     problems = [len(one.problems) for one in struck]
-    looked = sum(len(one.places) for one in struck)
+    newcomer, places = (
+        f"newcomer's distance / usual, {ROUNDS} rounds",
+        f"1; {sum(len(one.places) for one in struck)} places",
+    )
     return [
-        Row("perplexity / fault-free", ratios, "1", Claim(high=1.03), beside, "worst"),
-        Row(
-            f"newcomer's distance / usual, {ROUNDS} rounds",
-            worst,
-            f"1; {looked} places",
-            Claim(high=2.0),
-            near,
-            "worst",
-        ),
-        Row("longest wait of the others, s", waits, "0", Claim(high=patience), {"mean": fmean(waits)}, "worst"),
+        Row("perplexity / fault-free", over, "1", Claim(high=1.03), beside, "worst"),
+        Row(newcomer, worst, places, Claim(high=2.0), near, "worst"),
+        Row("longest wait of the others, s", waits, "0", patience, {"mean": fmean(waits)}, "worst"),
         Row("what is wrong with the ledgers", problems, "0", Claim(high=0), {}, "worst"),
     ]
 
 
-def run_rejoin() -> int:
-    """A machine dies with a whole replica on it, and another takes its place: what the model loses by that.
+@benchmark(
+    "rejoin",
+    seeds=3,
+    steps=480,
+    away=Flag(10.0, "from the death to `planaria join`", metavar="S"),
+    **sizes(replicas=4, step_s=0.25),
+)
+def run_rejoin(given: Namespace) -> Measurement:
+    """Measure the loss of a complete replica with its machine, and its replacement by another machine.
 
-    Four replicas of two processes learn Python, with three seeds. In the middle both processes of one replica are
-    killed at once. Nobody replaces them, so that the replica disbands and the others use its samples; some seconds
-    later `planaria join` brings two workers, and the replica begins anew as a copy of another. The fault-free arm has
-    the same seeds, recipe and steps. The claims: the one model's perplexity is at most 1.03 of the fault-free arm's;
-    within five rounds, the newcomer is less than twice as far from the others' mean as they are from one another; while
-    they are one fewer, nobody waits longer than the recipe's patience.
+    Four replicas of two processes learn Python. In the middle both processes of one replica are killed and not
+    replaced, so the replica disbands and the others use its samples; seconds later `planaria join` brings two workers,
+    and the replica restarts as a copy of another. The fault-free arm has the same seeds, recipe and steps. Claims: the
+    averaged model's perplexity is at most 1.03 of the fault-free arm's; within five rounds the newcomer is less than
+    twice as far from the others' mean as they are; while it is away, no replica waits longer than `patience_s`.
 
-    Distances are read from checkpoints, in which each replica's weights are, not from what pairs say of each other when
-    they meet: a pair tells how far its two are apart, and the newcomer's partner may be the one that it is a copy of. A
-    checkpoint counts when all replicas are between the same two rounds. The distance to the mean of n others is divided
-    by √(1 + 1/n), as the mean of few is itself not where that of many would be; the usual spread is that of the others
-    in the same checkpoint. The largest ratio from the return to the fifth round after it is what is judged.
+    Distances come from checkpoints in which all replicas are between the same two rounds; the distance to the mean of n
+    others is divided by √(1 + 1/n). The largest ratio from the return to the fifth round after it is judged.
     """
-    flags = parser(REJOIN_NAME, run_rejoin.__doc__)
-    flags.add_argument("--seeds", type=int, default=3)
-    flags.add_argument("--steps", type=int, default=480)
-    flags.add_argument("--away", type=float, default=10.0, metavar="S", help="from the death to `planaria join`")
-    add_flags(flags, replicas=4, step_s=0.25)
-    given = flags.parse_args()
     free, struck = [], []
     for seed in range(1, given.seeds + 1):
-        free.append(run_free(given, seed))
+        free.append(final_loss(finished(recipe_of(given, "fault-free", seed))))
         struck.append(run_struck(given, seed))
         near = ", ".join(f"{place.rounds}: {place.ratio:.2f}" for place in struck[-1].places)
         print(f"seed {seed}: {struck[-1].loss:.4f} and {free[-1]:.4f} nats; distances by round {near}", flush=True)
         print("\n".join(struck[-1].problems), end="\n" if struck[-1].problems else "", flush=True)
-    return conclude(REJOIN_NAME, given, rows_of(given, free, struck))
+    return rows_of(given, free, struck)
 
 
-GUESTS = 2
-"""machines that are lent at once, at most"""
+GUESTS = 2  # machines that are lent at once, at most
 THAW_S = 3.0
 
 What = Literal["kill", "stop", "join", "leave", "vanish"]
@@ -381,17 +322,14 @@ What = Literal["kill", "stop", "join", "leave", "vanish"]
 
 @dataclass(frozen=True)
 class Deed:
-    """Something that the driver does ``at`` so many seconds after the first step."""
+    """An action of the driver, ``at`` seconds after the first step."""
 
     at: float
     what: What
 
 
 def deeds(seed: int, seconds: float, every: float) -> list[Deed]:
-    """One in every interval of ``seconds``, at a random time of its middle half.
-
-    Of six, two are kills, one a freeze, and three let a machine come or go: which, depends on how many are there.
-    """
+    """Draw one action per interval, in its middle half: 2/6 kills, 1/6 freezes, 3/6 joins or leaves."""
     rng = random.Random(f"elastic {seed}")
     planned, guests = [], 0
     for number in range(int(seconds / every)):
@@ -404,15 +342,14 @@ def deeds(seed: int, seconds: float, every: float) -> list[Deed]:
 
 
 class Driver(threading.Thread):
-    """Does what was planned to a run; begins with its first step."""
+    """Performs the planned actions on a run, from its first step."""
 
     def __init__(self, folder: Path, planned: Sequence[Deed], seed: int) -> None:
         super().__init__(name="driver", daemon=True)
         self._folder, self._planned = folder, planned
         self._random = random.Random(f"elastic {seed} victims")
         self._come: list[Guest] = []
-        self._gone = 0
-        """those of them that have been told to go; who came first goes first"""
+        self._gone = 0  # number of guests already removed, in order of arrival
         self._over = threading.Event()
         self._ticks = busy_ticks()
         self._began = time.monotonic()
@@ -426,7 +363,7 @@ class Driver(threading.Thread):
                 pass
 
     def end(self) -> float:
-        """The run is over: see everybody off. The cores that were busy on average, whoever kept them so."""
+        """Stop, wait for the guests, and return the mean number of busy cores."""
         cores = (busy_ticks() - self._ticks) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - self._began)
         self._over.set()
         if self.is_alive():
@@ -436,7 +373,7 @@ class Driver(threading.Thread):
         return cores
 
     def _done(self, what: What) -> bool:
-        """Do it; False when it cannot be done just now."""
+        """Perform the action; return False if it is impossible at the moment."""
         if what in ("kill", "stop"):
             return self._strike(what)
         if what == "join":
@@ -453,10 +390,7 @@ class Driver(threading.Thread):
         return True
 
     def _strike(self, action: str) -> bool:
-        """A blow at any worker that stands in a replica."""
-        from planaria.cli.commands.chaos import strike
-        from planaria.control.statefile import read_state
-
+        """Hit a random worker of a replica."""
         try:
             held = [worker for worker in read_state(self._folder).workers if worker.node is not None]
             if not held:
@@ -464,66 +398,44 @@ class Driver(threading.Thread):
             victim = self._random.choice(held)
             strike(self._folder, action, f"worker={victim.worker}")
         except UserError:
-            return False  # it has just gone by itself
+            return False  # it has just exited
         if action == "stop":
             thaw_later(victim, THAW_S)
         return True
 
 
 def busy_ticks() -> int:
-    """Clock ticks that the machine's cores have been busy since it started, all together."""
+    """Return the busy clock ticks of all cores since boot."""
     user, nice, system, _idle, _wait, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
     return user + nice + system + irq + softirq
 
 
-ELASTIC_NAME = "elastic"
-STRIKING = 0.85
-"""of the seconds of an arm: with more replicas its steps are done sooner"""
+STRIKING = 0.85  # of the seconds of an arm: with more replicas its steps are done sooner
 
 
-def elastic_recipe_of(given: argparse.Namespace, arm: str, seed: int) -> RunConfig:
-    return recipe(
-        given,
-        f"{ELASTIC_NAME}-{arm}-{seed}",
-        seed,
-        round(given.seconds / given.step_s),
-        ExchangeConfig(
-            replicas=given.replicas,
-            most=given.replicas + GUESTS,
-            kind="noloco",
-            options=Options({"every": given.every, "bits": 8}),
-            patience_s=given.patience,
-        ),
-        FleetConfig(spares=1),
-        CheckpointConfig(every=100),
-    )
+def elastic_recipe_of(given: Namespace, arm: str, seed: int) -> RunConfig:
+    exchange = {"most": given.replicas + GUESTS, "patience_s": given.patience}
+    steps = round(given.seconds / given.step_s)
+    return recipe(given, f"elastic-{arm}-{seed}", seed, steps, exchange, fleet={"spares": 1}, checkpoint={"every": 100})
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one arm came to with one seed."""
+    """One arm with one seed."""
 
     record: RunRecord
     loss: float
     cores: float
-    took: float
-    """seconds from the first step to the last commit"""
-    live: float
-    """seconds that replicas existed in that time, all together"""
+    took: float  # seconds from the first step to the last commit
+    live: float  # seconds that replicas existed in that time, all together
     tokens: int
-    waited: float
-    """seconds that replicas waited in rounds, all together"""
-    alone: float
-    """share of their rounds in which they met nobody"""
-    still: float
-    """seconds that they stood still in recoveries"""
-    idle: float
-    """seconds that they had nothing left to do at the end, while others had"""
-    problems: list[str]
-    """what is wrong with the ledger"""
+    waited: float  # seconds that replicas waited in rounds, all together
+    alone: float  # share of rounds without a partner
+    still: float  # seconds that they stood still in recoveries
+    idle: float  # seconds that they had nothing left to do at the end, while others had
+    problems: list[str]  # what is wrong with the ledger
     events: Counter[str]
-    outcomes: Counter[str]
-    """recoveries by how they ended"""
+    outcomes: Counter[str]  # recoveries by how they ended
 
     @property
     def rate(self) -> float:
@@ -531,11 +443,7 @@ class Outcome:
         return self.tokens / self.live
 
 
-def run_arm(given: argparse.Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> Outcome:
-    from planaria.report.run.ledger import prove_exactly_once, sample_ledger
-    from planaria.report.run.recovery_timeline import recoveries
-    from planaria.report.run.round_history import gatherings, totals
-
+def run_arm(given: Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> Outcome:
     drivers: list[Driver] = []
 
     def around(observer: Observer, folder: Path) -> Observer:
@@ -548,7 +456,7 @@ def run_arm(given: argparse.Namespace, arm: str, seed: int, planned: Sequence[De
     finally:
         cores = sum(driver.end() for driver in drivers)
     require_finished(record)
-    began, ended = first_step_t(record), last_commit_t(record)
+    began, ended = first_step_t(record), max(t for t, fact in record.history if isinstance(fact, d.Commit))
     sums, timings = totals(gatherings(record)), recoveries(record)
     return Outcome(
         record=record,
@@ -567,14 +475,10 @@ def run_arm(given: argparse.Namespace, arm: str, seed: int, planned: Sequence[De
     )
 
 
-def last_commit_t(record: RunRecord) -> float:
-    return max(t for t, fact in record.history if isinstance(fact, d.Commit))
-
-
 def live_seconds(record: RunRecord, began: float, ended: float) -> float:
-    """Replicas' seconds between these moments: each exists from its first formation, or from ``Found``, to ``Disband``.
+    """Return the replica-seconds between two moments, from each formation (or ``Found``) to its ``Disband``.
 
-    So what a joining replica's copy takes, and every recovery, is time in which it could have trained.
+    State transfers of joining replicas and recoveries count as time in which they could have trained.
     """
     since: dict[int, float] = {}
     total = 0.0
@@ -587,7 +491,7 @@ def live_seconds(record: RunRecord, began: float, ended: float) -> float:
 
 
 def idle_seconds(record: RunRecord, ended: float) -> float:
-    """From the last commit of each replica that stays (or its formation, if later) to the last commit of all."""
+    """Return the seconds from each remaining replica's last commit or formation to the last commit of all."""
     since: dict[int, float] = {}
     for t, fact in record.history:
         if isinstance(fact, d.Form | d.Commit):
@@ -598,7 +502,7 @@ def idle_seconds(record: RunRecord, ended: float) -> float:
 
 
 def happened(record: RunRecord, ended: float) -> Counter[str]:
-    """What the log says was done to the run until its last commit. A machine that stays to the end does not leave."""
+    """Count the events in the log up to the last commit."""
     found: Counter[str] = Counter()
     for t, fact in record.history:
         if t > ended:
@@ -613,9 +517,7 @@ def happened(record: RunRecord, ended: float) -> Counter[str]:
 
 
 def least_lost(outcome: Outcome, step_s: float) -> float:
-    """Seconds that the faults must cost their replicas at least: half a step done again, and a freeze's silence."""
-    from planaria.report.run.recovery_timeline import recoveries
-
+    """Return the least seconds that the faults cost: half a step repeated, and a freeze's silence."""
     fleet = outcome.record.config.fleet
     lost = 0.0
     for timing in recoveries(outcome.record):
@@ -623,7 +525,7 @@ def least_lost(outcome: Outcome, step_s: float) -> float:
     return lost
 
 
-def elastic_rows_of(given: argparse.Namespace, free: Sequence[Outcome], struck: Sequence[Outcome]) -> list[Row]:
+def elastic_rows_of(given: Namespace, free: Sequence[Outcome], struck: Sequence[Outcome]) -> list[Row]:
     events = [sum(one.events.values()) for one in struck]
     kinds: Counter[str] = sum((one.events for one in struck), Counter())
     ends: Counter[str] = sum((one.outcomes for one in struck), Counter())
@@ -634,7 +536,6 @@ def elastic_rows_of(given: argparse.Namespace, free: Sequence[Outcome], struck: 
     samples = sum(one.tokens for one in (*free, *struck)) // context
 
     def both(of: str) -> str:
-        """A number of the struck arms beside that of the fault-free ones."""
         return " / ".join(f"{fmean(getattr(one, of) for one in arm):.4g}" for arm in (struck, free))
 
     beside: dict[str, Cell] = {
@@ -646,43 +547,40 @@ def elastic_rows_of(given: argparse.Namespace, free: Sequence[Outcome], struck: 
         "alone": both("alone"),
         "cores busy": both("cores"),
     }
-    rates = [one.rate / other.rate for one, other in zip(struck, free, strict=True)]
-    losses = [one.loss / other.loss for one, other in zip(struck, free, strict=True)]
+    rates = ratios([one.rate for one in struck], [one.rate for one in free])
+    losses = ratios([one.loss for one in struck], [one.loss for one in free])
     return [
         Row("tokens a replica's second / fault-free", rates, f"steps redone: {limit:.3f}", Claim(low=0.97), beside),
         Row("the one model's loss / fault-free", losses, f"1: {both('loss')} nats", Claim(0.97, 1.03)),
         Row("what is wrong with the ledgers", problems, f"0: {samples} samples", Claim(high=0), {}, "worst"),
-        Row("events", events, f"{told(kinds)}; {told(ends)}; {founded} founded", Claim(low=30)),
+        Row("events", events, f"{listed(kinds)}; {listed(ends)}; {founded} founded", Claim(low=30)),
     ]
 
 
-def told(counts: Counter[str]) -> str:
+def listed(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.most_common())
 
 
-def run_elastic() -> int:
-    """A run that is never left alone: eight replicas of a small byte model learn Python while workers and machines go.
+@benchmark(
+    "elastic",
+    seconds=Flag(600.0, "of an arm, as its steps are meant to take"),
+    deed_s=Flag(15.0, "from one event to the next", metavar="S"),
+    patience=Flag(1.0, "exchange.patience_s", metavar="S"),
+    **sizes(replicas=8, step_s=1.0),
+    seeds=1,
+)
+def run_elastic(given: Namespace) -> Measurement:
+    """Measure a run whose workers and machines come and go: eight replicas of a small byte model learn Python.
 
-    Two arms with the same seed, recipe and steps. In one, a driver strikes from outside, at random moments that its
-    seed gives: it kills a worker of any replica (SIGKILL), freezes one (SIGSTOP, thawed later), lets a machine join
-    (`planaria join`, two workers: one replica more), asks one to leave (Ctrl-C), or kills all its processes at once.
-    The claims: for each second that a replica exists it trains at least 0.97 of the fault-free arm's tokens; the one
-    model's validation loss is within 3 %; every sample is used exactly once; at least 30 such events happened.
+    Two arms with the same seed, recipe and steps. In one, a driver acts from outside at seeded random moments: it kills
+    (SIGKILL) or freezes (SIGSTOP, thawed later) a worker, starts `planaria join` with two workers, asks a machine to
+    leave (Ctrl-C), or kills all its processes. Claims: per replica-second it trains at least 0.97 of the fault-free
+    arm's tokens; the averaged model's validation loss is within 3 %; every sample is used once; at least 30 events.
 
-    Steps wait for emulated links and not for the processor, so that a replica that is gone makes no other faster. The
-    share of the machine that was busy stands in the table: where it comes near to all cores, the first number means
-    nothing.
-
-    Whoever is late at a round makes its partner late, which makes the next one late: without end to their patience, all
-    replicas would lose in time what each loses by its own faults. So the recipe's is one second.
+    Steps wait for emulated links, so a missing replica speeds up no other. The table shows the busy cores: near all
+    cores the first number is meaningless. `exchange.patience_s` is 1 s, because a late replica delays its partner,
+    which delays the next.
     """
-    flags = parser(ELASTIC_NAME, run_elastic.__doc__)
-    flags.add_argument("--seconds", type=float, default=600.0, help="of an arm, as its steps are meant to take")
-    flags.add_argument("--deed-s", type=float, default=15.0, metavar="S", help="from one event to the next")
-    flags.add_argument("--patience", type=float, default=1.0, metavar="S", help="exchange.patience_s")
-    add_flags(flags, replicas=8, step_s=1.0)
-    flags.add_argument("--seeds", type=int, default=1)
-    given = flags.parse_args()
     arms: dict[str, list[Outcome]] = {"fault-free": [], "struck": []}
     for seed in range(1, given.seeds + 1):
         for arm, found in arms.items():
@@ -691,7 +589,7 @@ def run_elastic() -> int:
             one = found[-1]
             print(f"seed {seed}, {arm}: {one.rate:.1f} tokens a replica's second, {one.loss:.4f} nats", flush=True)
             print("\n".join(one.problems), end="\n" if one.problems else "", flush=True)
-    return conclude(ELASTIC_NAME, given, elastic_rows_of(given, arms["fault-free"], arms["struck"]), notes(arms))
+    return Result(elastic_rows_of(given, arms["fault-free"], arms["struck"]), notes(arms))
 
 
 def notes(arms: dict[str, list[Outcome]]) -> list[str]:

@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median
+from typing import Any
 
-from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
-from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet
-from planaria.common.errors import RunStopped
-from planaria.config.schema import (
-    ChaosConfig,
-    CheckpointConfig,
-    FleetConfig,
-    ModelConfig,
-    OptimConfig,
-    PipelineConfig,
-    RecoveryConfig,
-    RunConfig,
-    TrainConfig,
-)
-
-if TYPE_CHECKING:
-    from planaria.config.schema import RunConfig
-    from planaria.control.logs import RunRecord
-    from planaria.control.statefile import StateFile
-    from planaria.faults.trace import Trace
-
+from benchmarks.common import RUNS, run_config
+from benchmarks.fleet_run import VOCAB, bytes_data, finished, require_finished
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.common.errors import RunStopped, UserError
+from planaria.config import recipe as recipes
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord, read_run
+from planaria.control.replay import replay
+from planaria.control.statefile import StateFile, read_state
+from planaria.faults.trace import Fault, Trace, write
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.recovery_timeline import recoveries
+from planaria.runtime.checkpoint.stage_file import stage_file
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.fleet.joining import read_door
 
 ENDURANCE_NAME = "endurance"
 STAGES = 3
-LONG = 10_000
-"""steps from which on growth is judged"""
+LONG = 10_000  # steps from which on growth is judged
 CONTROLLER_KB, WORKER_KB, LOG_BYTES = 64.0, 256.0, 500.0
-WARM = 0.2
-"""of the run, before growth is looked for"""
+WARM = 0.2  # of the run, before growth is looked for
 NOT_LOGS = ("checkpoints", "model", "report.html")
 
 
@@ -58,35 +52,31 @@ class Sample:
 
     step: int
     pid: int
-    role: str
-    """controller, worker (of those that the run's state names) or helper (all others below the controller)"""
-    own_kb: float
-    """memory of its own, swapped out or not; what it shares with files comes and goes as the machine likes"""
+    role: str  # controller, worker (of those that the run's state names) or helper (all others below the controller)
+    own_kb: float  # anonymous memory, swapped out or not
     descriptors: int
     threads: int
 
 
-def recipe(given: argparse.Namespace, name: str, trace: Path) -> RunConfig:
+def recipe(given: Namespace, name: str, trace: Path) -> RunConfig:
     """Steps of milliseconds. A lost middle stage is averaged, any other rolls back."""
-    return RunConfig(
-        name=name,
+    return run_config(
+        name,
         out=str(given.out),
-        model=ModelConfig(vocab=VOCAB, dim=32, layers=STAGES, heads=2, hidden=64, context=16),
-        pipeline=PipelineConfig(stages=STAGES, microbatches=2, microbatch_size=1),
+        model={"vocab": VOCAB, "dim": 32, "layers": STAGES, "heads": 2, "hidden": 64, "context": 16},
+        pipeline={"stages": STAGES, "microbatches": 2, "microbatch_size": 1},
         data=bytes_data(folder=given.out),
-        optim=OptimConfig(lr=1e-3),
-        train=TrainConfig(steps=given.steps, eval_every=0),
-        recovery=RecoveryConfig(strategy="checkfree, checkpoint"),
-        fleet=FleetConfig(spares=1, missed=40),
-        checkpoint=CheckpointConfig(every=25),
-        chaos=ChaosConfig(trace=str(trace)),
+        optim={"lr": 1e-3},
+        train={"steps": given.steps, "eval_every": 0},
+        recovery={"strategy": "checkfree, checkpoint"},
+        fleet={"spares": 1, "missed": 40},
+        checkpoint={"every": 25},
+        chaos={"trace": str(trace)},
     )
 
 
 def kills(seed: int, steps: int, number: int) -> Trace:
-    """One in each of so many stretches of the steps, in its middle half: at a random moment, to some block stage."""
-    from planaria.faults.trace import Fault, Trace
-
+    """Draw one kill in the middle half of each of ``number`` intervals, at a random moment and block stage."""
     rng = random.Random(f"{ENDURANCE_NAME} {seed}")
     every = steps / number if number else 0.0
     faults = tuple(
@@ -101,11 +91,8 @@ def kills(seed: int, steps: int, number: int) -> Trace:
     return Trace(faults=faults)
 
 
-def trained(given: argparse.Namespace) -> tuple[Path, list[Sample], list[tuple[int, int]]]:
-    """Train to the end, looking on: the run's folder, samples of its processes, (step, bytes of its logs)."""
-    from planaria.config import recipe as recipes
-    from planaria.faults.trace import write
-
+def trained(given: Namespace) -> tuple[Path, list[Sample], list[tuple[int, int]]]:
+    """Train to the end; return the folder, samples of the processes, and (step, bytes of logs)."""
     given.out.mkdir(parents=True, exist_ok=True)
     name = next(made for n in count(1) if not (given.out / (made := f"{ENDURANCE_NAME}-{n}")).exists())
     trace, file = given.out / f"{name}.trace.json", given.out / f"{name}.toml"
@@ -126,15 +113,12 @@ def trained(given: argparse.Namespace) -> tuple[Path, list[Sample], list[tuple[i
         process.terminate()
         process.wait()
     if process.returncode:
-        raise RunStopped(f"{folder}: the run ended with exit code {process.returncode}; it said why in {out.name}")
+        raise RunStopped(f"{folder}: the run ended with exit code {process.returncode}; its output is in {out.name}")
     return folder, samples, [*logs, (given.steps, log_bytes(folder))]
 
 
 def state_of(folder: Path) -> StateFile | None:
-    """What the run says of itself; None before its first step and after it is over."""
-    from planaria.common.errors import UserError
-    from planaria.control.statefile import read_state
-
+    """Return the state file, or None before the first step and after the end."""
     try:
         state = read_state(folder)
     except UserError:
@@ -143,7 +127,7 @@ def state_of(folder: Path) -> StateFile | None:
 
 
 def looked_at(controller: int, workers: Set[int], step: int) -> Iterator[Sample]:
-    """The controller, and everybody below it."""
+    """Sample the controller and all its descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -169,7 +153,7 @@ def looked_at(controller: int, workers: Set[int], step: int) -> Iterator[Sample]
 
 
 def log_bytes(folder: Path) -> int:
-    """Bytes of everything in the run's folder that grows with its log."""
+    """Return the bytes of the run's folder without checkpoints, model and report."""
     found = 0
     for path, folders, names in os.walk(folder):
         top = Path(path) == folder
@@ -183,13 +167,11 @@ def log_bytes(folder: Path) -> int:
     return found
 
 
-def growth(samples: Iterable[Sample]) -> list[float]:
-    """KB of memory in a thousand steps: the slope over the lives of those that were there for half of the run or more.
+def growth(samples: Sequence[Sample]) -> list[float]:
+    """Return the growth of memory in KB per 1,000 steps: the common slope of processes that lived half of the run.
 
-    Each one's first fifth is left out. Whoever is young, or was a spare until lately, is still growing up. Nothing
-    where nobody lived so long.
+    The first fifth of each life is ignored, because young processes and former spares still grow.
     """
-    samples = list(samples)
     most = max((sample.step for sample in samples), default=0)
     lives: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -199,21 +181,21 @@ def growth(samples: Iterable[Sample]) -> list[float]:
         if life[-1].step - life[0].step < most / 2:
             continue
         life = life[max(2, int(WARM * len(life))) :]
-        step, own = statistics.fmean(s.step for s in life), statistics.fmean(s.own_kb for s in life)
+        step, own = fmean(s.step for s in life), fmean(s.own_kb for s in life)
         above += sum((s.step - step) * (s.own_kb - own) for s in life)
         below += sum((s.step - step) ** 2 for s in life)
     return [1000 * above / below] if below else []
 
 
 def more(numbers: Sequence[float]) -> float:
-    """How much larger a number is at the end than after the beginning: medians of fifths."""
+    """Return the median of the last fifth minus that of the second fifth."""
     fifth = max(1, len(numbers) // 5)
     late = numbers[fifth:]
-    return statistics.median(late[-fifth:]) - statistics.median(late[:fifth]) if late else 0.0
+    return median(late[-fifth:]) - median(late[:fifth]) if late else 0.0
 
 
 def counts(samples: Sequence[Sample], step_order: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
-    """What should stay as it is, moment by moment: of the controller, and of all together per process."""
+    """Yield the counts that should stay constant, by moment: of the controller, and per worker."""
     moments: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         moments[sample.step].append(sample)
@@ -221,92 +203,67 @@ def counts(samples: Sequence[Sample], step_order: Sequence[int]) -> Iterator[tup
     yield "controller: descriptors", [s.descriptors for s in alone if s]
     yield "controller: threads", [s.threads for s in alone if s]
     workers = [[s for s in moments[step] if s.role == "worker"] for step in step_order]
-    yield "workers: descriptors of each", [statistics.fmean(s.descriptors for s in own) for own in workers if own]
-    yield "workers: threads of each", [statistics.fmean(s.threads for s in own) for own in workers if own]
+    yield "workers: descriptors of each", [fmean(s.descriptors for s in own) for own in workers if own]
+    yield "workers: threads of each", [fmean(s.threads for s in own) for own in workers if own]
     yield "processes", [len(moments[step]) for step in step_order if moments[step]]
 
 
-def grown(given: argparse.Namespace, samples: Sequence[Sample], logs: Sequence[tuple[int, int]]) -> Iterator[Row]:
-    """What was counted while the run went on."""
+def grown(given: Namespace, samples: Sequence[Sample], logs: Sequence[tuple[int, int]]) -> Iterator[Row]:
+    """Rows from the samples."""
     long = given.steps >= LONG
     for role, most in (("controller", CONTROLLER_KB), ("worker", WORKER_KB)):
         own = [sample for sample in samples if sample.role == role]
-        peak = max((sample.own_kb for sample in own), default=0.0) / 1024
-        yield Row(
-            what=f"{role}: memory, KB more in 1,000 steps",
-            values=growth(own),
-            limit="0",
-            claim=Claim(high=most) if long else None,
-            beside={"peak": f"{peak:.0f} MB", "samples": len(own)},
-        )
+        beside: dict[str, Cell] = {
+            "peak": f"{max((s.own_kb for s in own), default=0.0) / 1024:.0f} MB",
+            "samples": len(own),
+        }
+        claim = Claim(high=most) if long else None
+        yield Row(f"{role}: memory, KB more in 1,000 steps", growth(own), "0", claim, beside)
     order = list(dict.fromkeys(sample.step for sample in samples))
     for what, numbers in counts(samples, order):
-        least, most = min(numbers, default=0), max(numbers, default=0)
-        yield Row(
-            what=f"{what}, more at the end",
-            values=[more(numbers)] if numbers else [],
-            limit=f"0; there were {least:g} to {most:g}",
-            claim=Claim(high=2.0) if long or what.startswith("controller") else None,
-        )
-    yield Row(
-        what="logs, bytes a step",
-        values=[logs[-1][1] / given.steps],
-        limit="a million steps in 500 MB",
-        claim=Claim(high=LOG_BYTES) if long else None,
-        beside={"peak": f"{max(size for _, size in logs) / 1e6:.1f} MB"},
-    )
+        limit = f"0; there were {min(numbers, default=0):g} to {max(numbers, default=0):g}"
+        claim = Claim(high=2.0) if long or what.startswith("controller") else None
+        yield Row(f"{what}, more at the end", [more(numbers)] if numbers else [], limit, claim)
+    peak = {"peak": f"{max(size for _, size in logs) / 1e6:.1f} MB"}
+    claim = Claim(high=LOG_BYTES) if long else None
+    yield Row("logs, bytes a step", [logs[-1][1] / given.steps], "a million steps in 500 MB", claim, peak)
 
 
-def told(given: argparse.Namespace, record: RunRecord) -> Iterator[Row]:
-    """What the run's log says of it."""
-    from planaria.control.replay import replay
-    from planaria.report.run.ledger import prove_exactly_once
-    from planaria.report.run.recovery_timeline import recoveries
-
+def told(given: Namespace, record: RunRecord) -> Iterator[Row]:
+    """Rows from the run's log."""
     timings = recoveries(record)
     deaths = sum(len(timing.workers) for timing in timings if timing.total is not None)
     totals = [timing.total for timing in timings if timing.total is not None]
     outcomes = sorted({timing.outcome for timing in timings})
-    median = f"median {statistics.median(totals):.2f} s" if totals else "–"
-    yield Row(
-        what="deaths with a recovery that was timed to its end",
-        values=[deaths],
-        limit=f"{given.kills} kills",
-        claim=Claim(low=given.kills, high=given.kills),
-        beside={"recovery": median, "outcomes": ", ".join(outcomes)},
-    )
+    middle = f"median {median(totals):.2f} s" if totals else "–"
+    beside = {"recovery": middle, "outcomes": ", ".join(outcomes)}
+    what, claim = "deaths with a recovery that was timed to its end", Claim(given.kills, given.kills)
+    yield Row(what, [deaths], f"{given.kills} kills", claim, beside)
     yield Row("things wrong with the ledger", [len(prove_exactly_once(record))], "0", Claim(high=0))
     again = replay(fact for _, fact in record.history)
-    yield Row(
-        "decisions that the log does not explain",
-        [len(again.problems)],
-        f"of {again.decisions}",
-        Claim(high=0),
-    )
+    what = "decisions that the log does not explain"
+    yield Row(what, [len(again.problems)], f"of {again.decisions}", Claim(high=0))
 
 
-def run_endurance() -> int:
-    """A long life with many deaths: does anything grow that should not?
+@benchmark(
+    ENDURANCE_NAME,
+    steps=50_000,
+    kills=500,
+    seed=1,
+    every=Flag(2.0, "seconds between two looks at the processes"),
+    out=Flag(RUNS, "folder for the run"),
+)
+def run_endurance(given: Namespace) -> Measurement:
+    """Measure growth over 50,000 steps with 500 kills.
 
-    ``planaria train`` leads a tiny model through its steps while a trace made from a seed kills workers of block
-    stages; the ends are spared, so that one worker lives through all recoveries. Beside it, memory, descriptors,
-    threads and processes of the controller and of everybody that it started are counted, and the bytes of the run's
-    logs (everything in its folder but checkpoints, model and report).
+    ``planaria train`` trains a tiny model while a seeded trace kills workers of block stages. The ends are spared, so
+    one worker lives through all recoveries. Memory, descriptors, threads and processes of the controller and its
+    children are sampled, and the bytes of the run's logs (its folder without checkpoints, model and report).
 
-    The claims: a controller's memory grows by ≤ 64 KB in a thousand steps and a worker's by ≤ 256 KB; descriptors,
-    threads and processes are as many at the end as at the beginning; logs take ≤ 500 bytes a step; every kill is a
-    recovery that the log tells of to its end; each sample was used once; the log explains every decision. Growth, bytes
-    and what workers have are judged from ten thousand steps on: before, beginnings outweigh them.
+    Claims: per 1,000 steps a controller grows by <= 64 KB and a worker by <= 256 KB; descriptors, threads and processes
+    do not grow; logs take <= 500 bytes per step; every kill is a complete recovery in the log; each sample was used
+    once; the log explains every decision. Growth, bytes and workers' counts are judged from 10,000 steps on.
     """
-    flags = parser(ENDURANCE_NAME, run_endurance.__doc__)
-    flags.add_argument("--steps", type=int, default=50_000)
-    flags.add_argument("--kills", type=int, default=500)
-    flags.add_argument("--seed", type=int, default=1)
-    flags.add_argument("--every", type=float, default=2.0, help="seconds between two looks at the processes")
-    flags.add_argument("--out", type=Path, default=RUNS, help="folder for the run")
-    given = flags.parse_args()
-    from planaria.control.logs import read_run
-
     began = time.monotonic()
     folder, samples, logs = trained(given)
     took = time.monotonic() - began
@@ -314,31 +271,27 @@ def run_endurance() -> int:
     require_finished(record)
     rows = [*grown(given, samples, logs), *told(given, record)]
     notes = [f"{given.steps} steps, {given.kills} kills in {took:.0f} s; planaria report {folder.name} tells more."]
-    return conclude(ENDURANCE_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
 class Training:
-    """A run that is trained by a process of its own."""
+    """A run trained by its own process."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process, self.folder = process, folder
 
     def history(self) -> Sequence[tuple[float, Any]]:
         """Events and decisions so far, each with its moment."""
-        from planaria.control.logs import read_run
-
         return read_run(self.folder).history
 
     def facts(self) -> list[Any]:
         return [fact for _, fact in self.history()]
 
     def commits(self) -> int:
-        from planaria.control import decisions as d
-
         return sum(isinstance(fact, d.Commit) for fact in self.facts())
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = 120.0, every: float = 0.2) -> None:
-        """Wait until ``condition``, looking ``every`` so often; RuntimeError after so many seconds, or when it ends."""
+        """Poll ``condition`` every ``every`` s; RuntimeError after ``seconds`` or when the run ends."""
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until or self.process.poll() is not None:
@@ -346,12 +299,12 @@ class Training:
             time.sleep(every)
 
     def steps_more(self, steps: int) -> None:
-        """Wait until so many more steps are committed."""
+        """Wait for this many further commits."""
         wanted = self.commits() + steps
         self.wait(lambda: self.commits() >= wanted, f"{steps} steps")
 
     def pace(self, seconds: float) -> float:
-        """Steps a second, measured over so many seconds."""
+        """Return the steps per second over ``seconds``."""
         before, began = self.commits(), time.monotonic()
         time.sleep(seconds)
         return (self.commits() - before) / (time.monotonic() - began)
@@ -359,9 +312,7 @@ class Training:
 
 @contextmanager
 def training(config: RunConfig) -> Iterator[Training]:
-    """Train until this ends."""
-    from planaria.config import recipe as recipes
-
+    """Train until the block ends."""
     folder = RUNS / config.name
     shutil.rmtree(folder, ignore_errors=True)
     file = RUNS / f"{config.name}.toml"
@@ -389,11 +340,7 @@ NOTICED, REPLACED, NOBODY, PACE = Claim(high=1.0), Claim(high=LIMIT_S + 3.0), Cl
 
 def hardships_recipe(name: str, steps: int, **sections: dict[str, Any]) -> RunConfig:
     """A model of four small block stages; ``sections`` change single fields."""
-    from planaria.config.schema import RunConfig
-
     plain: dict[str, Any] = {
-        "name": name,
-        "out": str(RUNS),
         "model": {"vocab": 512, "dim": 64, "layers": 4, "heads": 4, "hidden": 176, "context": 64},
         "pipeline": {"stages": 4, "microbatches": 4, "microbatch_size": 1},
         "data": bytes_data().model_dump(),
@@ -401,14 +348,11 @@ def hardships_recipe(name: str, steps: int, **sections: dict[str, Any]) -> RunCo
         "recovery": {"strategy": "checkfree, checkpoint"},
         "checkpoint": {"every": 0},
     }
-    return RunConfig.model_validate(plain | {name: plain.get(name, {}) | given for name, given in sections.items()})
+    return run_config(name, **plain | {key: plain.get(key, {}) | given for key, given in sections.items()})
 
 
-def busy(given: argparse.Namespace) -> list[Row]:
+def busy(given: Namespace) -> list[Row]:
     """Stages of the 135M-parameter shape (width 576, 30 layers in 6 stages), two microbatches of 32 tokens."""
-    from planaria.control import events as e
-    from planaria.faults.trace import Fault
-
     shape = {"vocab": 512, "dim": 576, "layers": 30, "heads": 9, "kv_heads": 3, "hidden": 1536, "context": 32}
     config = hardships_recipe(
         f"{HARDSHIPS_NAME}-busy",
@@ -420,8 +364,7 @@ def busy(given: argparse.Namespace) -> list[Row]:
         for _ in range(given.load):
             loop = subprocess.Popen(["sh", "-c", "while :; do :; done"])
             ending.callback(loop.kill)
-        record = run_fleet(config, (Fault(step=given.steps * 3 // 4, stage=3, moment="forward", offset=0.5),))
-    require_finished(record)
+        record = finished(config, (Fault(step=given.steps * 3 // 4, stage=3, moment="forward", offset=0.5),))
     killed = next(fact.worker for _, fact in record.history if isinstance(fact, e.FaultInjected))
     lost = [fact for _, fact in record.history if isinstance(fact, e.WorkerLost)]
     false = [fact for fact in lost if fact.worker != killed]
@@ -433,23 +376,19 @@ def busy(given: argparse.Namespace) -> list[Row]:
     ]
 
 
-def noticed(record: RunRecord) -> list[float]:
-    """Seconds from each fault to the loss of its worker."""
-    from planaria.control import events as e
-
-    struck, found = {}, []
+def noticed(record: RunRecord, stuck: bool = False) -> list[float]:
+    """Return the seconds from each fault to the loss of its worker; with ``stuck``, of stuck main threads only."""
+    injected, found = {}, []
     for t, fact in record.history:
-        if isinstance(fact, e.FaultInjected):
-            struck[fact.worker] = t
-        elif isinstance(fact, e.WorkerLost) and fact.worker in struck:
-            found.append(t - struck.pop(fact.worker))
+        if isinstance(fact, e.FaultInjected) and (not stuck or fact.signal == "stuck"):
+            injected[fact.worker] = t
+        elif isinstance(fact, e.WorkerLost) and fact.worker in injected and (not stuck or fact.cause == "stuck"):
+            found.append(t - injected.pop(fact.worker))
     return found
 
 
-def paused(given: argparse.Namespace) -> list[Row]:
-    """``planaria train`` in a process of its own, stopped again and again."""
-    from planaria.control import events as e
-
+def paused(given: Namespace) -> list[Row]:
+    """Stop the controller of ``planaria train`` repeatedly."""
     found = dict.fromkeys(PAUSES_S, 0)
     with training(hardships_recipe(f"{HARDSHIPS_NAME}-paused", 10**6)) as run:
         for seconds in PAUSES_S:
@@ -466,11 +405,8 @@ def paused(given: argparse.Namespace) -> list[Row]:
     ]
 
 
-def strangers(given: argparse.Namespace) -> list[Row]:
-    """Windows with and without them take turns in one run."""
-    from planaria.control import events as e
-    from planaria.runtime.fleet.joining import read_door
-
+def strangers(given: Namespace) -> list[Row]:
+    """Alternate windows with and without strangers in one run."""
     ratios, lost = [], 0
     with training(hardships_recipe(f"{HARDSHIPS_NAME}-strangers", 10**6)) as run:
         ports = [read_door(run.folder).at, *(f.at for f in run.facts() if isinstance(f, e.WorkerJoined))]
@@ -490,16 +426,14 @@ def strangers(given: argparse.Namespace) -> list[Row]:
     ]
 
 
-def stuck(given: argparse.Namespace) -> list[Row]:
-    """Each place of a main thread, several times in one run."""
-    from planaria.faults.trace import Fault
-
+def stuck(given: Namespace) -> list[Row]:
+    """Let main threads hang at each place, several times per run."""
     rows = []
     for place in PLACES:
         faults = []
         for number in range(given.stuck):
             step = 4 + 6 * number
-            if place in ("transfer", "link"):  # somebody has to die before there is a state to give, a place to take
+            if place in ("transfer", "link"):  # needs a lost stage
                 faults.append(Fault(step=step, stage=3))
             faults.append(Fault.model_validate({"step": step, "stage": 2, "signal": "stuck", "moment": place}))
         config = hardships_recipe(
@@ -509,36 +443,16 @@ def stuck(given: argparse.Namespace) -> list[Row]:
             checkpoint={"every": 3},
             exchange={"replicas": 2, "kind": "noloco", "options": {"every": 3}} if place == "settle" else {},
         )
-        record = run_fleet(config, tuple(faults))
-        require_finished(record)
-        found = noticed_stuck(record)
+        record = finished(config, tuple(faults))
+        found = noticed(record, stuck=True)
         what = f"stuck in {place}, {len(found)} of {given.stuck} replaced: s until lost"
         rows.append(Row(what, found, f"the limit: {LIMIT_S:g} s", REPLACED, judged="worst"))
         rows.append(Row(f"stuck in {place}: replaced", [len(found) / given.stuck], "all: 1", Claim(low=1)))
     return rows
 
 
-def noticed_stuck(record: RunRecord) -> list[float]:
-    """Seconds from each main thread's fault to the loss of its worker."""
-    from planaria.control import events as e
-
-    struck, found = {}, []
-    for t, fact in record.history:
-        if isinstance(fact, e.FaultInjected) and fact.signal == "stuck":
-            struck[fact.worker] = t
-        elif isinstance(fact, e.WorkerLost) and fact.cause == "stuck" and fact.worker in struck:
-            found.append(t - struck.pop(fact.worker))
-    return found
-
-
-def disk(given: argparse.Namespace) -> list[Row]:
-    """The stage file that one worker of a run is about to write is a pipe, again and again."""
-    from planaria.control import decisions as d
-    from planaria.control import events as e
-    from planaria.control.statefile import read_state
-    from planaria.runtime.checkpoint.stage_file import stage_file
-    from planaria.runtime.checkpoint.store import CheckpointStore
-
+def disk(given: Namespace) -> list[Row]:
+    """Replace the stage file that a worker is about to write by a pipe, repeatedly."""
     found: list[float] = []
     fleet = {"timeout_s": LIMIT_S, "disk_timeout_s": LIMIT_S, "spares": 2}
     with training(
@@ -549,9 +463,8 @@ def disk(given: argparse.Namespace) -> list[Row]:
             state = read_state(run.folder)
             holder = next(worker for worker in state.workers if worker.stage == 2)
             before = store.reached()
-            # Sealing a checkpoint tidies up what is left of others.
             run.wait(lambda before=before: store.reached() != before, "a checkpoint", every=0.02)  # type: ignore[misc]
-            time.sleep(0.3)  # it tidies up after the checkpoint has appeared; the next one takes seconds
+            time.sleep(0.3)  # sealing removes leftovers of other checkpoints after the new one has appeared
             step = store.reached() + SAVED_EVERY
             folder = store.unfinished(step, state.generation)
             folder.mkdir(parents=True)
@@ -572,35 +485,33 @@ def disk(given: argparse.Namespace) -> list[Row]:
 
 
 def _is_lost(fact: object, worker: str, incarnation: int) -> bool:
-    from planaria.control import events as e
-
     return isinstance(fact, e.WorkerLost) and (fact.worker, fact.incarnation) == (worker, incarnation)
 
 
-def run_hardships() -> int:
-    """What a run withstands without losing anybody who is well, and how soon it replaces those who are not.
+@benchmark(
+    HARDSHIPS_NAME,
+    parts=Flag(list(PARTS), choices=PARTS),
+    load=Flag(40, "busy loops"),
+    steps=Flag(200, "beside them; the kill comes at three quarters"),
+    pauses=Flag(10, "of each length"),
+    windows=Flag(7, "with strangers, and as many without"),
+    seconds=Flag(10.0, "of a window"),
+    stuck=Flag(5, "main threads that hang at each place"),
+)
+def run_hardships(given: Namespace) -> Measurement:
+    """Measure false alarms under load, pauses and strangers, and the replacement of stuck workers.
 
-    busy: a model with stages of 135M-parameter shapes trains beside 40 busy loops; the claim: no worker counts as dead
-    but the one that is killed, and its death is noticed within 1 s. paused: the controller of a small run is stopped by
-    SIGSTOP for 1, 3 and 8 s; the claim: no worker is lost. strangers: 1,000 idle connections and 100 that send garbage
-    are opened to all ports of a run; the claim: it keeps 95 % of its pace. stuck: main threads hang in a step, a
-    commit, a save, a hand-over, a link and a round between replicas; disk: what a worker saves goes to a pipe that
-    nobody reads, so that its write never ends; the claim for both: each is replaced within its limit and 3 s.
+    busy: stages of 135M-parameter shapes train beside 40 busy loops; only the killed worker is lost, within 1 s.
+    paused: the controller of a small run is stopped (SIGSTOP) for 1, 3 and 8 s; no worker is lost. strangers: 1,000
+    idle connections and 100 that send garbage are opened to all ports; the run keeps 95 % of its pace. stuck: main
+    threads hang in a step, a commit, a save, a transfer, a link and a round between replicas; disk: a worker saves to a
+    pipe that nobody reads; both are replaced within their limit and 3 s.
     """
-    flags = parser(HARDSHIPS_NAME, run_hardships.__doc__)
-    flags.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    flags.add_argument("--load", type=int, default=40, help="busy loops")
-    flags.add_argument("--steps", type=int, default=200, help="beside them; the kill comes at three quarters")
-    flags.add_argument("--pauses", type=int, default=10, help="of each length")
-    flags.add_argument("--windows", type=int, default=7, help="with strangers, and as many without")
-    flags.add_argument("--seconds", type=float, default=10.0, help="of a window")
-    flags.add_argument("--stuck", type=int, default=5, help="main threads that hang at each place")
-    given = flags.parse_args()
     rows: list[Row] = []
     for part in given.parts:
         rows += {"busy": busy, "paused": paused, "strangers": strangers, "stuck": stuck, "disk": disk}[part](given)
     notes = [f"recipe: fleet.timeout_s = fleet.disk_timeout_s = {LIMIT_S:g} where main threads hang, else as usual"]
-    return conclude(HARDSHIPS_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
 if __name__ == "__main__":

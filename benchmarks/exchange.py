@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-import multiprocessing
-import os
+from argparse import Namespace
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise, product, repeat
@@ -17,20 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import IMAGES, RUNS, Claim, Row, conclude, parser, start, write
+from benchmarks.common import CORES, IMAGES, in_processes, run_config, write
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from benchmarks.ladder import engine_for
 from planaria.common.errors import UserError
-from planaria.config.options import Options
-from planaria.config.schema import (
-    DataConfig,
-    ExchangeConfig,
-    ModelConfig,
-    OptimConfig,
-    PipelineConfig,
-    RoutingConfig,
-    RunConfig,
-    TrainConfig,
-)
+from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.exchange.gossip import contraction, largest_gamma, random_groups
 from planaria.exchange.kinds import EXCHANGES
@@ -69,49 +57,47 @@ def arms(every: int) -> dict[str, tuple[str, dict[str, Any]]]:
     }
 
 
-def recipe(given: argparse.Namespace, arm: str, seed: int, optim: OptimConfig) -> RunConfig:
+def recipe(given: Namespace, arm: str, seed: int, **optim: Any) -> RunConfig:
     kind, options = arms(given.every)[arm]
-    return RunConfig(
-        name=EXCHANGE_QUALITY_NAME,
-        out=str(RUNS),
+    return run_config(
+        EXCHANGE_QUALITY_NAME,
         seed=seed,
-        model=ModelConfig(vocab=260, dim=given.dim, layers=2, heads=4, hidden=given.dim * 11 // 4, context=64),
-        pipeline=PipelineConfig(stages=2, microbatches=1, microbatch_size=given.samples),
-        routing=RoutingConfig(mixed=arm == MIXED),
-        data=DataConfig(tokenizer="bytes"),
+        model={"vocab": 260, "dim": given.dim, "layers": 2, "heads": 4, "hidden": given.dim * 11 // 4, "context": 64},
+        pipeline={"stages": 2, "microbatches": 1, "microbatch_size": given.samples},
+        routing={"mixed": arm == MIXED},
+        data={"tokenizer": "bytes"},
         optim=optim,
-        train=TrainConfig(steps=given.steps, eval_microbatches=16),
-        exchange=ExchangeConfig(replicas=given.replicas, kind=kind, options=Options(options)),
+        train={"steps": given.steps, "eval_microbatches": 16},
+        exchange={"replicas": given.replicas, "kind": kind, "options": options},
     )
 
 
-def train(given: argparse.Namespace, arm: str, seed: int) -> Outcome:
-    engine = engine_for(recipe(given, arm, seed, OptimConfig(lr=given.lr, warmup=20, schedule="cosine")))
+def prepared(given: Namespace) -> None:
+    config = recipe(given, LOCAL, 0)
+    prepare(config.data, config.model.vocab, print)
+
+
+def train(given: Namespace, arm: str, seed: int) -> Outcome:
+    engine = engine_for(recipe(given, arm, seed, lr=given.lr, warmup=20, schedule="cosine"))
     while engine.step < given.steps:
         engine.train_step()
     assert engine.replicas is not None
     return Outcome(engine.evaluate(), engine.evaluate_consensus(), engine.replicas.spread())
 
 
-def measure(given: argparse.Namespace) -> dict[str, list[Outcome]]:
+def measure(given: Namespace) -> dict[str, list[Outcome]]:
     found: dict[str, list[Outcome]] = {arm: [] for arm in arms(given.every)}
     jobs = list(product(found, given.seeds))
-    with ProcessPoolExecutor(given.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        outcomes = pool.map(train, repeat(given), [arm for arm, _ in jobs], [seed for _, seed in jobs])
-        for (arm, seed), one in zip(jobs, outcomes, strict=True):
-            found[arm].append(one)
-            print(f"seed {seed}, {arm}: {one.mean:.4f}, the one model {one.consensus:.4f}", flush=True)
+    outcomes = in_processes(given.workers, train, repeat(given), [arm for arm, _ in jobs], [seed for _, seed in jobs])
+    for (arm, seed), one in zip(jobs, outcomes, strict=True):
+        found[arm].append(one)
+        print(f"seed {seed}, {arm}: {one.mean:.4f}, the one model {one.consensus:.4f}", flush=True)
     return found
 
 
 def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
     noloco = found[NOLOCO]
-    claims = {
-        SAME: Claim(high=1.03),
-        HALF: Claim(high=1.01),
-        LOCAL: Claim(high=0.97),
-        NO_PULL: Claim(high=1 / 1.03),
-    }
+    claims = {SAME: Claim(high=1.03), HALF: Claim(high=1.01), LOCAL: Claim(high=0.97), NO_PULL: Claim(high=1 / 1.03)}
     rows = []
     for arm, outcomes in found.items():
         if arm == NOLOCO:
@@ -132,48 +118,41 @@ def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
     return rows
 
 
-def flags_of(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """The sizes of the run, but for its learning rate."""
-    flags = parser(name, doc)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--replicas", type=int, default=8)
-    flags.add_argument("--steps", type=int, default=300)
-    flags.add_argument("--every", type=int, default=15, help="inner steps between rounds")
-    flags.add_argument("--dim", type=int, default=64)
-    flags.add_argument("--samples", type=int, default=8, help="of each replica in a step, of 64 bytes each")
-    flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
-    return flags
+SIZES = {
+    "seeds": Flag([1, 2, 3]),
+    "replicas": Flag(8),
+    "steps": Flag(300),
+    "every": Flag(15, "inner steps between rounds"),
+    "dim": Flag(64),
+    "samples": Flag(8, "of each replica in a step, of 64 bytes each"),
+    "workers": Flag(CORES, "processes at the same time"),
+}
 
 
-def run_exchange_quality() -> int:
-    """Compare exchanges by perplexity: eight replicas of a small byte model learn Python.
+@benchmark(EXCHANGE_QUALITY_NAME, **SIZES, lr=2e-3)
+def run_exchange_quality(given: Namespace) -> Measurement:
+    """Compare exchanges by the perplexity of eight replicas of a small byte model that learn Python.
 
-    All arms start alike, see the same samples and take as many steps; the learning rate falls to a tenth by a cosine.
-    The validation perplexity is the mean over replicas, and that of the mean of their weights: the one model. Rounds
-    come every 15 steps, for DiLoCo also every 30, as its paper's rivals compare it.
+    All arms start alike, read the same samples and take as many steps; the learning rate follows a cosine. The
+    perplexity is the mean over replicas; "the one model" is the mean of their weights. Rounds come every 15 steps, for
+    DiLoCo also every 30.
 
-    The claims, as ratios of mean perplexities: NoLoCo over DiLoCo with as many rounds at most 1.03, with half as many
-    at most 1.01; NoLoCo over no exchange at most 0.97; without the pull to the group's mean (γ near 0) at least 1.03 of
-    NoLoCo. Of the spread between replicas: NoLoCo's at most 0.15 of that without the pull, and 0.10 of that without
-    exchange. The one model is no worse than the mean replica.
+    Claims, as ratios of mean perplexities: NoLoCo over DiLoCo at most 1.03, over half the rounds at most 1.01, over no
+    exchange at most 0.97; without the pull to the group's mean (γ near 0) at least 1.03 of NoLoCo. NoLoCo's spread
+    between replicas is at most 0.15 of that without the pull, and 0.10 of that without exchange. The one model is no
+    worse than the mean replica.
     """
-    flags = flags_of(EXCHANGE_QUALITY_NAME, run_exchange_quality.__doc__)
-    flags.add_argument("--lr", type=float, default=2e-3)
-    given = flags.parse_args()
-    config = recipe(given, LOCAL, 0, OptimConfig())
-    prepare(config.data, config.model.vocab, print)
-    return conclude(
-        EXCHANGE_QUALITY_NAME, given, rows_of(measure(given)), ["measured: ratios of validation perplexities; medians"]
-    )
+    prepared(given)
+    return Result(rows_of(measure(given)), ["measured: ratios of validation perplexities; medians"])
 
 
 EXCHANGE_SPREAD_NAME = "exchange_spread"
 CLAIM = Claim(0.6, 1.1)
 
 
-def exchange_spread_train(given: argparse.Namespace, rate: float, seed: int) -> tuple[float, float]:
+def exchange_spread_train(given: Namespace, rate: float, seed: int) -> tuple[float, float]:
     """The spread between replicas, and the validation loss in nats, mean over replicas."""
-    engine = engine_for(recipe(given, NOLOCO, seed, OptimConfig(lr=rate, warmup=20)))
+    engine = engine_for(recipe(given, NOLOCO, seed, lr=rate, warmup=20))
     assert engine.replicas is not None
     spreads = []
     while engine.step < given.steps:
@@ -183,25 +162,21 @@ def exchange_spread_train(given: argparse.Namespace, rate: float, seed: int) -> 
     return fmean(spreads), engine.evaluate()
 
 
-def exchange_spread_measure(given: argparse.Namespace) -> dict[float, list[tuple[float, float]]]:
+def exchange_spread_measure(given: Namespace) -> dict[float, list[tuple[float, float]]]:
     """Learning rate → what each seed found."""
     found: dict[float, list[tuple[float, float]]] = {rate: [] for rate in given.rates}
     jobs = list(product(given.rates, given.seeds))
-    with ProcessPoolExecutor(given.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        outcomes = pool.map(
-            exchange_spread_train, repeat(given), [rate for rate, _ in jobs], [seed for _, seed in jobs]
-        )
-        for (rate, seed), one in zip(jobs, outcomes, strict=True):
-            found[rate].append(one)
-            print(f"seed {seed}, learning rate {rate:g}: spread {one[0]:.3e}, loss {one[1]:.4f}", flush=True)
+    rates, seeds = [rate for rate, _ in jobs], [seed for _, seed in jobs]
+    outcomes = in_processes(given.workers, exchange_spread_train, repeat(given), rates, seeds)
+    for (rate, seed), one in zip(jobs, outcomes, strict=True):
+        found[rate].append(one)
+        print(f"seed {seed}, learning rate {rate:g}: spread {one[0]:.3e}, loss {one[1]:.4f}", flush=True)
     return found
 
 
-def slope(rates: list[float], spreads: list[float]) -> float:
-    """Of the straight line through the logarithms that has the least squared error."""
-    from numpy import log, polyfit
-
-    return float(polyfit(log(rates), log(spreads), 1)[0])
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the least-squares slope of log y over log x."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def exchange_spread_rows_of(found: dict[float, list[tuple[float, float]]]) -> list[Row]:
@@ -217,27 +192,19 @@ def exchange_spread_rows_of(found: dict[float, list[tuple[float, float]]]) -> li
     return rows
 
 
-def run_exchange_spread() -> int:
-    """How far replicas lie apart at each learning rate: the small byte model of ``exchange_quality``, NoLoCo, AdamW.
+@benchmark(EXCHANGE_SPREAD_NAME, **SIZES, rates=Flag([5e-4, 1e-3, 2e-3, 4e-3], "learning rates"))
+def run_exchange_spread(given: Namespace) -> Measurement:
+    """Measure the spread between replicas by learning rate, for NoLoCo with AdamW on a small byte model.
 
-    arXiv 2506.10911 proves for SGD on a quadratic that the variance between replicas goes with the square of the
-    learning rate, so their spread with the rate itself (``exchange_law`` measures that). Here a language model learns
-    with AdamW at a constant rate after the warm-up. The spread is taken just after a round, as the mean over the rounds
-    of the last quarter of the run.
+    arXiv 2506.10911 proves for SGD on a quadratic that the variance between replicas is proportional to the squared
+    learning rate (`exchange law` measures that). Here a language model learns with AdamW at a constant rate after the
+    warm-up; the spread is taken after each round of the last quarter.
 
-    The claim: the slope of the logarithm of the spread over that of the learning rate is 0.6 to 1.1.
+    Claim: the slope of log spread over log learning rate is 0.6 to 1.1.
     """
-    flags = flags_of(EXCHANGE_SPREAD_NAME, run_exchange_spread.__doc__)
-    flags.add_argument("--rates", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3, 4e-3], help="learning rates")
-    given = flags.parse_args()
-    config = recipe(given, NOLOCO, 0, OptimConfig())
-    prepare(config.data, config.model.vocab, print)
-    return conclude(
-        EXCHANGE_SPREAD_NAME,
-        given,
-        exchange_spread_rows_of(exchange_spread_measure(given)),
-        ["spread: RMS over replicas and weights, after a round"],
-    )
+    prepared(given)
+    notes = ["spread: RMS over replicas and weights, after a round"]
+    return Result(exchange_spread_rows_of(exchange_spread_measure(given)), notes)
 
 
 WIDTH, HEIGHT = 800, 400
@@ -252,8 +219,7 @@ class Line:
     name: str
     values: Sequence[float]
     colour: str
-    dashes: str = ""
-    """as SVG's ``stroke-dasharray``"""
+    dashes: str = ""  # as SVG's ``stroke-dasharray``
 
 
 def svg(title: str, what: str, x: str, y: str, counts: Sequence[int], lines: Sequence[Line]) -> str:
@@ -306,16 +272,12 @@ def _apart(heights: Sequence[float], gap: float = 17.0) -> list[float]:
 
 LAW_NAME = "exchange_law"
 MEMBERS = 64
-EXCHANGE_LAW_WIDTH = 64
-"""numbers in the one parameter of each replica"""
+EXCHANGE_LAW_WIDTH = 64  # numbers in the one parameter of each replica
 MOMENTA = (0.3, 0.5, 0.9)
-RATES = (0.00025, 0.0005, 0.001, 0.002)
-"""learning rates of the inner SGD, whose curvature is 1"""
-SPREADS = (0.1, 0.5, 1.0)
-"""variances of the logarithm of a message's time"""
+RATES = (0.00025, 0.0005, 0.001, 0.002)  # learning rates of the inner SGD, whose curvature is 1
+SPREADS = (0.1, 0.5, 1.0)  # variances of the logarithm of a message's time
 COLOURS = ("#3f7fb5", "#2f9a6c", "#e29a3d")
-COUNTS = (16, 64, 256, 1024)
-"""replicas that an all-reduce is simulated for"""
+COUNTS = (16, 64, 256, 1024)  # replicas that an all-reduce is simulated for
 Collective = Callable[[np.random.Generator, int, float, int], np.ndarray]
 """(times, members, sigma, trials) → until all know the sum, [trials]"""
 
@@ -348,7 +310,7 @@ def growth(made: NoLoCo, seed: int, rounds: int) -> float:
     return float((seen[-1] / seen[first]) ** (1.0 / (rounds - first)))
 
 
-def stability_rows(given: argparse.Namespace) -> list[Row]:
+def stability_rows(given: Namespace) -> list[Row]:
     """Growth at 0.85 and 1.15 of the bound, and a recipe that is refused."""
     rows = []
     for alpha in MOMENTA:
@@ -364,9 +326,8 @@ def stability_rows(given: argparse.Namespace) -> list[Row]:
         EXCHANGES.make("noloco", {"alpha": 0.9, "gamma": 0.7})
     except UserError:
         refused = 1
-    rows.append(
-        Row("a recipe of alpha 0.9, gamma 0.7 is refused", [refused], "1: yes", Claim(low=1.0), {"gamma": "0.7"})
-    )
+    what = "a recipe of alpha 0.9, gamma 0.7 is refused"
+    rows.append(Row(what, [refused], "1: yes", Claim(low=1.0), {"gamma": "0.7"}))
     return rows
 
 
@@ -391,23 +352,19 @@ def noise_factor(made: NoLoCo, members: int) -> float:
     return float(np.linalg.solve(np.eye(3) - moments(made, members), np.full(3, noise))[0])
 
 
-def variance_rows(given: argparse.Namespace) -> list[Row]:
+def variance_rows(given: Namespace) -> list[Row]:
     """The slope over four learning rates, and the variance itself at the smallest."""
     made, members, inner = NoLoCo(), 16, 10
     slopes, factors = [], []
     for seed in range(given.seeds):
         found = [stationary(made, members, rate, inner, seed, given.rounds) for rate in RATES]
-        slopes.append(float(np.polyfit(np.log(RATES), np.log(found), 1)[0]))
+        slopes.append(slope(RATES, found))
         factors.append(found[0] / (inner * RATES[0] ** 2))
     exact = noise_factor(made, members)
+    limit = f"{exact:.3f}: exact without curvature"
     return [
         Row("log variance over log learning rate, slope", slopes, "2: drifts go with the rate", Claim(1.9, 2.1)),
-        Row(
-            "variance between replicas / variance of a drift",
-            factors,
-            f"{exact:.3f}: exact without curvature",
-            Claim(0.9 * exact, 1.1 * exact),
-        ),
+        Row("variance between replicas / variance of a drift", factors, limit, Claim(0.9 * exact, 1.1 * exact)),
     ]
 
 
@@ -453,7 +410,7 @@ def doubling(times: np.random.Generator, members: int, sigma: float, trials: int
 COLLECTIVES: dict[str, Collective] = {"tree": along_a_tree, "recursive doubling": doubling}
 
 
-def latencies(given: argparse.Namespace) -> dict[tuple[str, float, int], list[float]]:
+def latencies(given: Namespace) -> dict[tuple[str, float, int], list[float]]:
     """(collective, variance, members) → how many times as long as a pair's meeting it takes, by seed."""
     found = {}
     for (name, collective), spread, members in product(COLLECTIVES.items(), SPREADS, COUNTS):
@@ -465,7 +422,7 @@ def latencies(given: argparse.Namespace) -> dict[tuple[str, float, int], list[fl
     return found
 
 
-def latency_rows(given: argparse.Namespace, found: dict[tuple[str, float, int], list[float]]) -> list[Row]:
+def latency_rows(given: Namespace, found: dict[tuple[str, float, int], list[float]]) -> list[Row]:
     """The formula against drawn times, and all together against the pair."""
     rows = []
     for spread in SPREADS:
@@ -488,16 +445,10 @@ def latency_rows(given: argparse.Namespace, found: dict[tuple[str, float, int], 
 
 def latency_figure(found: dict[tuple[str, float, int], list[float]]) -> str:
     """Medians over the seeds, as SVG."""
-    lines = [
-        Line(
-            f"{name}, σ² = {spread:g}",
-            [median(found[name, spread, members]) for members in COUNTS],
-            colour,
-            "" if name == "tree" else "7 4",
-        )
-        for name in COLLECTIVES
-        for spread, colour in zip(SPREADS, COLOURS, strict=True)
-    ]
+    lines = []
+    for name, (spread, colour) in product(COLLECTIVES, zip(SPREADS, COLOURS, strict=True)):
+        values = [median(found[name, spread, members]) for members in COUNTS]
+        lines.append(Line(f"{name}, σ² = {spread:g}", values, colour, "" if name == "tree" else "7 4"))
     lines.append(Line("log₂ N", [math.log2(members) for members in COUNTS], RULE, "2 4"))
     return svg(
         "All-reduce over a pair's meeting, log-normal message times",
@@ -524,39 +475,36 @@ def barrier(members: int, inner: int, straggle: float, seed: int, rounds: int) -
     return float(together / pairs.max())
 
 
-def barrier_rows(given: argparse.Namespace) -> list[Row]:
+def barrier_rows(given: Namespace) -> list[Row]:
     """Steady replicas, and some that take five times as long in a twentieth of the rounds."""
     settings: Sequence[tuple[int, int, float, Claim | None]] = (
         (8, 100, 0.0, None), (64, 100, 0.0, None), (64, 1, 0.0, None),
         (8, 100, 0.05, Claim(low=1.1)), (64, 100, 0.05, Claim(low=1.1)),
     )  # fmt: skip
-    return [
-        Row(
-            f"wait for all / for one: N {members}, {inner} steps, {straggle:.0%} are 5 times slower",
-            [barrier(members, inner, straggle, seed, given.barriers) for seed in range(given.seeds)],
-            "1: nobody waits",
-            claim,
-        )
-        for members, inner, straggle, claim in settings
-    ]
+    rows = []
+    for members, inner, straggle, claim in settings:
+        times = [barrier(members, inner, straggle, seed, given.barriers) for seed in range(given.seeds)]
+        what = f"wait for all / for one: N {members}, {inner} steps, {straggle:.0%} are 5 times slower"
+        rows.append(Row(what, times, "1: nobody waits", claim))
+    return rows
 
 
-def run_law() -> int:
-    """The laws of gossip between replicas, by simulation with the functions that training uses (docs/systems.md).
+@benchmark(
+    LAW_NAME,
+    seeds=Flag(3, "repeats of every measurement"),
+    rounds=Flag(150, "of gossip, in each simulation of replicas"),
+    trials=Flag(2000, "trees drawn for each mean"),
+    barriers=Flag(500, "rounds of waiting"),
+)
+def run_law(given: Namespace) -> Measurement:
+    """Simulate the laws of gossip between replicas with the functions that training uses (docs/systems.md).
 
-    Stability: replicas that pull themselves together over momentum stay together below the bound on gamma and drift
-    apart above it; a recipe beyond it is refused. Variance: with SGD on a noisy quadratic, the variance between
-    replicas goes with the square of the learning rate. Latency: a tree of messages between N replicas, drawn with
-    log-normal times, takes as many times as long as a message to and fro in a pair as its exact mean says, ± 2 %
-    (recursive doubling is shown beside it); and waiting for all costs more than for one. With ``--save``, the latencies
-    are also drawn (docs/images/exchange_law.svg).
+    Stability: disagreement shrinks below the bound on gamma and grows above it; a recipe beyond it is refused.
+    Variance: with SGD on a noisy quadratic, the variance between replicas is proportional to the squared learning rate.
+    Latency: a tree over N replicas with log-normal message times takes its exact mean, relative to a pair's exchange,
+    within 2 %; recursive doubling is shown. Waiting for all costs more than for one. ``--save`` also draws
+    docs/images/exchange_law.svg.
     """
-    flags = parser(LAW_NAME, run_law.__doc__)
-    flags.add_argument("--seeds", type=int, default=3, help="repeats of every measurement")
-    flags.add_argument("--rounds", type=int, default=150, help="of gossip, in each simulation of replicas")
-    flags.add_argument("--trials", type=int, default=2000, help="trees drawn for each mean")
-    flags.add_argument("--barriers", type=int, default=500, help="rounds of waiting")
-    given = flags.parse_args()
     torch.set_num_threads(1)
     found = latencies(given)
     rows = [*stability_rows(given), *variance_rows(given), *latency_rows(given, found), *barrier_rows(given)]
@@ -567,7 +515,7 @@ def run_law() -> int:
         "variance: 16 replicas, 10 SGD steps a round on ½x² with unit noise; alpha 0.5, beta = gamma = 0.7;",
         f"  rates {RATES[0]:g} … {RATES[-1]:g}, small against 1 / curvature / steps (beyond, the slope falls below 2)",
     ]
-    return conclude(LAW_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
 if __name__ == "__main__":

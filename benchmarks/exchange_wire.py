@@ -1,37 +1,35 @@
-"""What a meeting of two replicas puts on the wire, and how long they wait for it: two processes, real sockets.
+"""Bytes and waiting time of an exchange between two processes over real sockets.
 
-Each process has one replica's stage, and they meet round after round over a planaria edge on loopback, also with a
-slower link emulated. The exchanges are those that training uses. Beside them stands the form of arXiv 2506.10911's
-released code: two tensors, the slow weights and the drifts, are sent while somebody waits. (That code also gathers them
-at one of the two and sends the mean back; here they are swapped at once, which is kinder to it.) The others send one
-tensor, or the slow weights ahead while the inner steps run and then the drifts, in 32 bits or fewer. All arms see the
-same inner phases, which are random drifts.
+Each process has one replica's stage. They exchange round after round over an edge on loopback, also with emulated
+slower links. The baseline is the released code of arXiv 2506.10911: two tensors, the slow weights and the drifts, are
+sent while a replica waits (here swapped at once instead of gathered). The other arms send one tensor, or the slow
+weights during the inner steps and then the drifts, in 32 bits or fewer. All arms see the same random drifts.
 
-The claims, by the kernel's count: one tensor in place of two sends 0.50 ± 0.02 of all bytes and ends with the same
-weights to 1e-5. With slow weights sent ahead, somebody waits for at most 0.27 (8 bits) and 0.14 (4 bits) of the bytes
-of two tensors in bf16. What exchanges state (``cost``) is what was sent, to 1 %. There is none on time.
+Claims, by the kernel's count: one tensor takes 0.50 ± 0.02 of the bytes of two and ends with the same weights to 1e-5;
+with slow weights sent ahead, a replica waits for at most 0.27 (8 bits) and 0.14 (4 bits) of the bytes of two in bf16;
+an exchange's stated ``cost`` is exact to 1 %. Times have no claim.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import socket
 import struct
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import Cell, Claim, Row, conclude, parser, start
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.exchange import message
@@ -47,18 +45,13 @@ from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.wire import HEADER_BYTES, Content, OfferPart
 
-if TYPE_CHECKING:
-    import torch
-
-
 TIMEOUT_S = 60.0
 
 
 class TwoTensors(NoLoCo):
-    """NoLoCo as released: every member sends φ and Δ when its inner steps are done."""
+    """NoLoCo as released: every member sends φ and Δ after its inner steps."""
 
-    half: bool = False
-    """in bf16, else in fp32"""
+    half: bool = False  # in bf16, else in fp32
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         parts = (message.pack(outer["slow"]), message.pack(pseudo_gradient(outer["slow"], fast)))
@@ -67,7 +60,7 @@ class TwoTensors(NoLoCo):
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        """Equation (1) of docs/systems.md as it is printed, then (2)."""
+        """Apply equations (1) and (2) of docs/systems.md."""
         said = {member: offer.blocking for member, offer in offers.items() if offer.blocking is not None}
         halves = {member: blocking.float().chunk(2) for member, blocking in said.items()}
         slows, drifts = (
@@ -107,31 +100,26 @@ LINKS: dict[str, tuple[float, float | None]] = {
 
 @dataclass(frozen=True)
 class OpenRound:
-    """One round, as one member or both together saw it: bytes sent, by the kernel's count and the edge's; seconds."""
+    """One round of one member or both: bytes by the kernel's and the edge's count, and seconds."""
 
     prefetched: int
     blocking: int
     stated_prefetched: int
     stated_blocking: int
-    ahead_s: float
-    """until the other's prefetched part was in"""
-    waited_s: float
-    """from the last inner step to new weights"""
-    computed_s: float
-    """of these, for making and reading messages"""
+    ahead_s: float  # until the other's prefetched part has arrived
+    waited_s: float  # from the last inner step to new weights
+    computed_s: float  # of these, for encoding and decoding messages
 
     @property
     def sent(self) -> int:
-        """All bytes, by the kernel's count."""
         return self.prefetched + self.blocking
 
     @property
     def payload(self) -> int:
-        """All bytes, by the edges' count."""
         return self.stated_prefetched + self.stated_blocking
 
     def with_other(self, other: OpenRound) -> OpenRound:
-        """Bytes of both; the time of whoever took longer."""
+        """Return the bytes of both, and the longer times."""
         ours, theirs = vars(self), vars(other)
         return OpenRound(**{key: (max if key.endswith("_s") else sum)((ours[key], theirs[key])) for key in ours})
 
@@ -153,9 +141,9 @@ def sent_on_tcp() -> int:
 
 
 class Member:
-    """One of the two processes: a replica for each arm, an edge for each link."""
+    """One of the two processes, with a replica per arm and an edge per link."""
 
-    def __init__(self, given: argparse.Namespace, key: bytes, me: int, other: Connection) -> None:
+    def __init__(self, given: Namespace, key: bytes, me: int, other: Connection) -> None:
         torch.set_num_threads(1)
         self._given, self._me, self._other = given, me, other
         self._inbox = Inbox()
@@ -177,12 +165,12 @@ class Member:
         return edge
 
     def begin(self, link: str) -> None:
-        """All arms start again, over this link."""
+        """Restart all arms over this link."""
         self._edge = self._edges[link]
         self._of = {arm: replicas(made, self._weights, 1)[0] for arm, made in ARMS.items()}
 
     def meet(self, arm: str) -> OpenRound:
-        """An inner phase and the round after it, together with the other process."""
+        """Run an inner phase and its round with the other process."""
         made, replica, clock = ARMS[arm], self._of[arm], time.monotonic
         marks = [self._together()]
         began = clock()
@@ -201,23 +189,22 @@ class Member:
         waited, computed = clock() - began, clock() - arrived + offered - began
         marks.append(self._together())
         tcp, edge = zip(*marks, strict=True)
-        return OpenRound(
-            tcp[1] - tcp[0], tcp[2] - tcp[1], edge[1] - edge[0], edge[2] - edge[1], ahead, waited, computed
-        )
+        sent = tcp[1] - tcp[0], tcp[2] - tcp[1], edge[1] - edge[0], edge[2] - edge[1]
+        return OpenRound(*sent, ahead, waited, computed)
 
     def difference(self, arm: str) -> float:
-        """The largest between a weight of this arm and the same weight of two tensors in fp32."""
+        """Return the largest difference of a weight from that of two tensors in fp32."""
         exact, found = self._of[FULL].fast, self._of[arm].fast
         return max(float((tensor - exact[name]).abs().max()) for name, tensor in found.items())
 
     def _together(self) -> tuple[int, int]:
-        """When both are here and have all that was sent: bytes sent so far, by the kernel's count and the edge's."""
+        """Synchronise; return the bytes sent so far by the kernel's and the edge's count."""
         self._other.send(None)
         self._other.recv()
         return sent_on_tcp(), self._edge.sent_bytes
 
     def _drift(self, replica: Replica) -> None:
-        """The inner phase: the same for every arm, another for every member and round."""
+        """Apply the inner phase, equal for all arms, different by member and round."""
         generator = torch.Generator().manual_seed(2 * replica.outer.rounds + self._me)
         for tensor in replica.fast.values():
             tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=self._given.drift)
@@ -232,12 +219,12 @@ class Member:
     def _expect(self, kind: type) -> Any:
         item = self._inbox.get(timeout=TIMEOUT_S)
         if not isinstance(item, kind):
-            raise RuntimeError(f"{kind.__name__} was expected of the edge, which said {item}")
+            raise RuntimeError(f"expected {kind.__name__} from the edge, got {item}")
         return item
 
 
 class Pair:
-    """This process's member, and the other process, which is told to do the same."""
+    """This process's member and the other process, which follows its orders."""
 
     def __init__(self, member: Member, orders: Connection) -> None:
         self.member, self._orders = member, orders
@@ -257,7 +244,7 @@ class Pair:
 
 
 @contextmanager
-def opened(given: argparse.Namespace) -> Iterator[Pair]:
+def opened(given: Namespace) -> Iterator[Pair]:
     key = new_key()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -270,8 +257,8 @@ def opened(given: argparse.Namespace) -> Iterator[Pair]:
         process.join(5)
 
 
-def _other(given: argparse.Namespace, key: bytes, orders: Connection) -> None:
-    """The other process: does what it is told, and answers, until the orders end."""
+def _other(given: Namespace, key: bytes, orders: Connection) -> None:
+    """Run the other process until its orders end."""
     member = Member(given, key, 1, orders)
     while (order := orders.recv())[0] != "end":
         what, name = order
@@ -281,13 +268,11 @@ def _other(given: argparse.Namespace, key: bytes, orders: Connection) -> None:
             orders.send(member.meet(name) if what == "meet" else member.difference(name))
 
 
-NAME = "exchange_wire"
-Found = dict[str, dict[str, list[OpenRound]]]
-"""link → arm → its rounds"""
+Found = dict[str, dict[str, list[OpenRound]]]  # link → arm → its rounds
 
 
-def measure(given: argparse.Namespace, pair: Pair) -> tuple[Found, dict[str, list[float]]]:
-    """The rounds after a first one, and how far each arm's weights ended from those of two tensors in fp32, by link."""
+def measure(given: Namespace, pair: Pair) -> tuple[Found, dict[str, list[float]]]:
+    """Return the rounds after the first, and the distance of each arm's final weights from two tensors in fp32."""
     found: Found = {}
     apart: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for link in LINKS:
@@ -296,7 +281,7 @@ def measure(given: argparse.Namespace, pair: Pair) -> tuple[Found, dict[str, lis
         for repeat in range(given.repeats + 1):
             for arm in ARMS if repeat % 2 else reversed(ARMS):
                 meeting = pair.meet(arm)
-                if repeat:  # the first touches buffers and sockets
+                if repeat:  # the first round warms up buffers and sockets
                     found[link][arm].append(meeting)
         for arm in ARMS:
             apart[arm].append(pair.difference(arm))
@@ -305,7 +290,7 @@ def measure(given: argparse.Namespace, pair: Pair) -> tuple[Found, dict[str, lis
 
 
 def byte_rows(rounds: Mapping[str, list[OpenRound]], weights: int) -> list[Row]:
-    """Ratios of bytes that the kernel counted; beside them the payload that one member sends."""
+    """Ratios of the kernel's bytes, with the payload of one member."""
     both = zip(rounds[ONE], rounds[FULL], strict=True)
     rows = [Row(f"all bytes: {ONE} / {FULL}", [a.sent / b.sent for a, b in both], "0.5", Claim(0.48, 0.52))]
     claims = {EIGHT: Claim(high=0.27), FOUR: Claim(high=0.14)}
@@ -314,17 +299,17 @@ def byte_rows(rounds: Mapping[str, list[OpenRound]], weights: int) -> list[Row]:
             if arm == HALF:
                 continue
             both = zip(rounds[arm], rounds[HALF], strict=True)
-            ratios = [a.blocking / b.blocking if late else a.sent / b.sent for a, b in both]
+            over = [a.blocking / b.blocking if late else a.sent / b.sent for a, b in both]
             payload, reference = (m.stated_blocking if late else m.payload for m in (rounds[arm][0], rounds[HALF][0]))
             beside: dict[str, Cell] = {"bytes a weight": f"{payload / 2 / weights:.3f}"}
             what = f"{'waited for' if late else 'all bytes'}: {arm} / {HALF}"
             limit = f"{payload / reference:.3f}: payload"
-            rows.append(Row(what, ratios, limit, claims.get(arm) if late else None, beside))
+            rows.append(Row(what, over, limit, claims.get(arm) if late else None, beside))
     return rows
 
 
 def count_rows(rounds: Mapping[str, list[OpenRound]], shapes: Mapping[str, torch.Size]) -> list[Row]:
-    """The kernel's count against the edges', and against what the exchanges state."""
+    """The kernel's count over the edges' count and over the stated costs."""
     meetings = [meeting for arm in ARMS for meeting in rounds[arm]]
     framed = [m.sent / m.payload for m in meetings]
     headers = [(m.sent - m.payload) / (4 if m.prefetched else 2) for m in meetings]
@@ -342,27 +327,19 @@ def count_rows(rounds: Mapping[str, list[OpenRound]], shapes: Mapping[str, torch
 
 
 def weight_rows(apart: Mapping[str, list[float]]) -> list[Row]:
-    """Largest differences of weights, in 1e-5."""
-    return [
-        Row(
-            f"weights: {arm} − {FULL}, in 1e-5",
-            [1e5 * difference for difference in apart[arm]],
-            "0",
-            Claim(high=1.0) if arm == ONE else None,
-            {},
-            "worst",
-        )
-        for arm in ARMS
-        if arm != FULL
-    ]
+    rows = []
+    for arm in (arm for arm in ARMS if arm != FULL):
+        claim = Claim(high=1.0) if arm == ONE else None
+        rows.append(Row(f"weights: {arm} − {FULL}, in 1e-5", [1e5 * x for x in apart[arm]], "0", claim, {}, "worst"))
+    return rows
 
 
 def time_rows(found: Found) -> list[Row]:
-    """Waits as parts of that for one tensor in the same round."""
+    """Waits over that for one tensor in the same round."""
     rows = []
     for link, (latency, bandwidth) in LINKS.items():
         for arm, meetings in found[link].items():
-            ratios = [a.waited_s / b.waited_s for a, b in zip(meetings, found[link][ONE], strict=True)]
+            over = [a.waited_s / b.waited_s for a, b in zip(meetings, found[link][ONE], strict=True)]
             line = meetings[0].stated_blocking / 2 / bandwidth + latency if bandwidth else 0.0
             waits = [1e3 * m.waited_s for m in meetings]
             beside: dict[str, Cell] = {
@@ -371,17 +348,18 @@ def time_rows(found: Found) -> list[Row]:
                 "computing": f"{median(1e3 * m.computed_s for m in meetings):.0f}",
                 "φ ahead": f"{median(1e3 * m.ahead_s for m in meetings):.0f}" if meetings[0].prefetched else "",
             }
-            rows.append(Row(f"{link}: {arm} / {ONE}", ratios, f"the line: {1e3 * line:.0f} ms", None, beside))
+            rows.append(Row(f"{link}: {arm} / {ONE}", over, f"the line: {1e3 * line:.0f} ms", None, beside))
     return rows
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
-    flags.add_argument("--repeats", type=int, default=7, help="rounds of each arm and link, after a first")
-    flags.add_argument("--dim", type=int, default=256, help="width of the stage")
-    flags.add_argument("--layers", type=int, default=4, help="of the stage")
-    flags.add_argument("--drift", type=float, default=1e-3, help="standard deviation of what an inner phase adds")
-    given = flags.parse_args()
+@benchmark(
+    "exchange_wire",
+    repeats=Flag(7, "rounds of each arm and link, after a first"),
+    dim=Flag(256, "width of the stage"),
+    layers=Flag(4, "of the stage"),
+    drift=Flag(1e-3, "standard deviation of what an inner phase adds"),
+)
+def main(given: Namespace) -> Measurement:
     if not hasattr(socket, "TCP_INFO") or not Path("/proc/self/fd").is_dir():
         raise UserError("bytes are counted by Linux' TCP_INFO, which is not here; run this benchmark on Linux")
     with opened(given) as pair:
@@ -397,7 +375,7 @@ def main() -> int:
         "what is beside payload above the median was sent twice by TCP; weights: the largest, of norms, are near 1",
         "φ ahead: ms that the inner steps must last for nobody to wait for it",
     ]
-    return conclude(NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
 if __name__ == "__main__":

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks import common
-from benchmarks.common import RUNS, Cell, Claim, Row, start
-from planaria.config import shipped
+import numpy as np
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from planaria.lab.experts.budget import Spent
-    from planaria.lab.experts.experts_results import ArmResult, Results, SeedResult, Weighing
-    from planaria.lab.experts.worst import Array, Problem, Solver, Weights
-
+from benchmarks.common import DATA, RUNS, gaps, ratios
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.config import recipe, shipped
+from planaria.lab.commands.experts import RESULTS
+from planaria.lab.experts import manifest
+from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED, Spent
+from planaria.lab.experts.experts_results import ArmResult, Results, SeedResult, Weighing
+from planaria.lab.experts.experts_spec import MixtureSpec, load
+from planaria.lab.experts.lineage import called
+from planaria.lab.experts.reading import Texts
+from planaria.lab.experts.scoring import arm_result, weigh
+from planaria.lab.experts.worst import Array, Problem, Solver, Weights, problem, worst_domain
 
 EXPERTS_NAME = "experts"
 RECIPE = shipped.find("hdee")
 HAND = {"dialogue": 0, "encyclopaedia": 1, "law": 1, "code": 2}
-SOURCES = {"code": "stdlib"}
-"""of domains; of the others, the folder of their name"""
+SOURCES = {"code": "stdlib"}  # of domains; of the others, the folder of their name
 BEGINS = {"dialogue": r"(?<=\n\n)User:", "encyclopaedia": "^Background:", "law": "^(FEDERALIST No|LECTURE )"}
-"""where a document begins within a file"""
+"""pattern that starts a document within a file"""
 UNTRAINED = {
     "books": {"source": "books"},
     "shakespeare": {"source": "tinyshakespeare.txt"},
@@ -40,48 +43,42 @@ UNTRAINED = {
 }
 
 
-def run_experts() -> int:
+@benchmark(
+    EXPERTS_NAME,
+    seeds=[1, 2, 3],
+    texts=Flag("data", choices=("data", "stdlib")),
+    data=Flag(DATA, "texts"),
+    parents=Flag(3, "models of each size to branch off, in each seed"),
+    scale=Flag(1.0, "of all steps of the recipe"),
+    by=Flag(["probe", "sizes", "hand", "seed_loss"], "measures of difficulty"),
+    even=Flag(False, "equal experts and the generalist alone, without probes"),
+    rate=Flag(1.0, "of the experts' and the generalist's learning rate"),
+)
+def run_experts(given: Namespace) -> Measurement:
     """Compare experts of unequal size or training with equal ones and with one model of their compute.
 
-    Dialogue, encyclopaedia, Python code and law have an expert each; what nobody is trained on stands beside them. One
-    value for each seed, averaged over its parents, or for each parent where an arm is looked at by itself; all ratios
-    are of perplexities on the same test text. Everything but the texts and the sizes below is from the recipe hdee.
-    With ``--texts stdlib`` the texts are the recipe's too.
+    Dialogue, encyclopaedia, Python code and law have an expert each; other domains are shown. One value per seed,
+    averaged over its parents, or per parent for single arms; ratios of perplexities on the same test text. All but
+    texts and sizes comes from the recipe hdee; with ``--texts stdlib`` the texts too.
 
-    The texts are folders and files below the one in PLANARIA_DATA: dialogue/ (Schema-Guided Dialogue), encyclopaedia/
-    (The World Factbook), law/ (Project Gutenberg 1404 and 2449), books/ (nine novels from there), wikitext2/ and mbpp/
-    (as published), gsm8k/ (.jsonl with "answer"), tinyshakespeare.txt. Code is Python's own library. A dialogue, a
-    country, a paper of the Federalist, a lecture and a file of code are a document each.
+    Texts below PLANARIA_DATA: dialogue/ (Schema-Guided Dialogue), encyclopaedia/ (The World Factbook), law/ (Project
+    Gutenberg 1404 and 2449), books/ (nine novels from there), wikitext2/ and mbpp/ (as published), gsm8k/ (.jsonl with
+    "answer"), tinyshakespeare.txt. Code is Python's library. A dialogue, a country, a paper of the Federalist, a
+    lecture and a file of code are a document each.
     """
-    flags = common.parser(EXPERTS_NAME, run_experts.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--texts", choices=("data", "stdlib"), default="data")
-    flags.add_argument("--data", type=Path, default=Path(os.environ.get("PLANARIA_DATA", "data")), help="texts")
-    flags.add_argument("--parents", type=int, default=3, help="models of each size to branch off, in each seed")
-    flags.add_argument("--scale", type=float, default=1.0, help="of all steps of the recipe")
-    flags.add_argument(
-        "--by", nargs="+", default=["probe", "sizes", "hand", "seed_loss"], help="what difficulty is told by"
-    )
-    flags.add_argument("--even", action="store_true", help="equal experts and the generalist alone, without probes")
-    flags.add_argument("--rate", type=float, default=1.0, help="of the experts' and the generalist's learning rate")
-    given = flags.parse_args()
     name, found = run(given)
     rows = [*budget(found), *ensembles(found), *generalists(found)]
     if not given.even:
         rows += [*unequal(found), *luck(found), *allotted(found)]
         rows += [*beliefs(name, found), *fewer(found), *one_lost(found)]
-    return common.conclude(EXPERTS_NAME if given.texts == "data" else f"{EXPERTS_NAME}_{given.texts}", given, rows)
+    return Result(rows, [], EXPERTS_NAME if given.texts == "data" else f"{EXPERTS_NAME}_{given.texts}")
 
 
-def run(given: argparse.Namespace) -> tuple[str, Results]:
-    """The recipe at this size with these texts, as far as it has not been run: its name, and what came of it.
-
-    Each seed is a run of its own, so that further ones can be added.
-    """
+def run(given: Namespace) -> tuple[str, Results]:
+    """Run what is left of the recipe; return its name and results. Each seed is a separate run."""
     import tomli_w
 
-    from planaria.lab.commands.experts import RESULTS, start
-    from planaria.lab.experts.experts_results import Results
+    from planaria.lab.commands.experts import start
 
     RUNS.mkdir(parents=True, exist_ok=True)
     sizes = [f"{given.scale:g}", f"{given.parents}", f"{given.rate:g}", "even" if given.even else "all"]
@@ -96,10 +93,8 @@ def run(given: argparse.Namespace) -> tuple[str, Results]:
     return name, found[0].model_copy(update={"runs": [run for one in found for run in one.runs]})
 
 
-def asked(given: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """The recipe for one seed."""
-    from planaria.config import recipe
-
+def asked(given: Namespace, seed: int) -> dict[str, Any]:
+    """Return the recipe for one seed."""
     tree = recipe.read(RECIPE)
     table: dict[str, Any] = tree["experts"]
     table |= {"seeds": [seed], "parents": given.parents}
@@ -130,16 +125,14 @@ def row(what: str, values: list[float], claim: Claim | None = None) -> Row:
 
 
 def budget(found: Results) -> Iterator[Row]:
-    """H1: what the arms spent, all parameters and without embeddings."""
+    """H1: the arms' costs, with and without embeddings."""
     for what in ("flops", "parameter_tokens", "inner_parameter_tokens"):
         bills = [[getattr(arm, what) for arm in run.arms.values()] for run in found.runs]
         yield row(f"dearest over cheapest arm, {what}", [max(b) / min(b) for b in bills], Claim(high=1.01))
 
 
 def ensembles(found: Results) -> Iterator[Row]:
-    """H2, H3: equal experts, each by itself and together."""
-    from planaria.lab.experts.budget import SYNCHRONISED
-
+    """H2, H3: equal experts, alone and as an ensemble."""
     runs = [(run, run.arms[SYNCHRONISED]) for run in found.runs]
     over = [
         min(s.averaged - s.loss for arm in found.ensembles for s in run.arms[arm].scores.values()) for run in found.runs
@@ -157,22 +150,21 @@ def ensembles(found: Results) -> Iterator[Row]:
 
 
 def generalists(found: Results) -> Iterator[Row]:
-    """Every ensemble against one model that had the compute of all its experts: what the paper has no arm for."""
+    """Every ensemble against one model with the compute of all its experts, which the paper omits."""
     for rival in found.generalists:
         for arm in found.ensembles:
             if ", by " in arm:
                 continue
             for name in found.domains:
-                yield row(
-                    f"{arm} over {rival}: {name}, a {found.verdict(arm, name, rival)}", found.ratios(arm, name, rival)
-                )
+                what = f"{arm} over {rival}: {name}, a {found.verdict(arm, name, rival)}"
+                yield row(what, found.ratios(arm, name, rival))
             yield row(f"{arm} over {rival}: geometric mean, trained", found.overall(arm, rival, found.trained))
             yield row(f"{arm} over {rival}: geometric mean, all", found.overall(arm, rival), Claim(high=1.0))
             yield row(f"{arm} over {rival}: compute of a token", [found.times(arm, rival)])
 
 
 def luck(found: Results) -> Iterator[Row]:
-    """What the parent alone makes of an arm: one value for each parent, over the mean of its seed's."""
+    """The effect of the parent: one value per parent, over its seed's mean."""
     for arm in found.arms[1:]:
         if ", by " not in arm:
             yield row(f"{arm} over equal experts: by parent, over the seed's mean", found.luck(arm))
@@ -184,9 +176,7 @@ def luck(found: Results) -> Iterator[Row]:
 
 
 def unequal(found: Results) -> Iterator[Row]:
-    """H4: both uneven arms against the even one, by the tier that a domain was put into, by default by the probe."""
-    from planaria.lab.experts.budget import LARGER, LONGER
-
+    """H4: both uneven arms against the even one, by the domains' tiers (by default the probe's)."""
     claims = {0: Claim(high=1.1), 1: Claim(low=0.995, high=1.005), 2: Claim(high=0.97)}
     for arm in (LONGER, LARGER):
         for tier, title in enumerate(("easy", "moderate", "hard")):
@@ -199,13 +189,10 @@ def unequal(found: Results) -> Iterator[Row]:
 
 
 def allotted(found: Results) -> Iterator[Row]:
-    """The uneven arms as what was measured, a person, and the seed model's loss would have them.
+    """The uneven arms with tiers by probe, by hand and by the seed model's loss.
 
-    What more steps bring is measured by the probe, what size brings by seed models of all sizes. The claim is about
-    domains that have experts: neither knows anything of texts that nobody is trained on.
+    The probe measures the gain of steps, seed models of all sizes that of size. The claim covers trained domains only.
     """
-    from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED
-
     if set(found.runs[0].difficulty) != {"probe", "sizes", "hand", "seed_loss"}:
         return
     for arm, measures in ((LONGER, ("probe",)), (LARGER, ("probe", "sizes"))):
@@ -216,24 +203,16 @@ def allotted(found: Results) -> Iterator[Row]:
                 yield row(f"{arm}: by {measure} over by {by}", found.overall(ours, other, found.trained), claim)
                 yield row(f"{arm}: the same, never trained domains too", found.overall(ours, other))
         for by in ("sizes", "hand", "seed_loss"):
-            yield row(
-                f"{arm}, by {by}: over equal experts, trained",
-                found.overall(f"{arm}, by {by}", SYNCHRONISED, found.trained),
-            )
-            yield row(f"{arm}, by {by}: over equal experts, all", found.overall(f"{arm}, by {by}"))
+            ours = f"{arm}, by {by}"
+            yield row(f"{ours}: over equal experts, trained", found.overall(ours, SYNCHRONISED, found.trained))
+            yield row(f"{ours}: over equal experts, all", found.overall(ours))
 
 
 def beliefs(name: str, found: Results) -> Iterator[Row]:
-    """The even arm once more with other priors, all experts speaking and one of them after the prefix."""
-    from planaria.lab.experts.budget import SYNCHRONISED
-    from planaria.lab.experts.experts_spec import MixtureSpec, load
-    from planaria.lab.experts.lineage import called
-    from planaria.lab.experts.reading import Texts
-    from planaria.lab.experts.scoring import arm_result
-
+    """The even arm with other priors, with all experts and with one after the prefix."""
     priors = {"cached": MixtureSpec(prior="cached"), "cached, old times 0.3": MixtureSpec(prior="cached", decay=0.7)}
     for prior, mixture in (priors | {"clusters": MixtureSpec(prior="clusters")}).items():
-        ratios = {"all": list[float](), "top-1": list[float]()}
+        over = {"all": list[float](), "top-1": list[float]()}
         for seed in found.seeds:
             spec, base = load(RUNS / f"{name}-{seed}.toml", {"out": str(RUNS)})
             other = spec.model_copy(update={"mixture": mixture})
@@ -241,18 +220,17 @@ def beliefs(name: str, found: Results) -> Iterator[Row]:
             for run in found.of(seed):
                 arm = run.arms[SYNCHRONISED]
                 readings = {job.name: texts.read(own / called(job.name, run.line) / "model") for job in arm.experts}
-                again = arm_result(arm.experts, _spent(arm), readings, other, texts.places)
+                spent = Spent("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens, arm.token_flops)
+                again = arm_result(arm.experts, spent, readings, other, texts.places)
                 pairs = {"all": (again.scores, arm.scores), "top-1": (again.fewer["top-1"], arm.fewer["top-1"])}
                 for k, (mine, theirs) in pairs.items():
-                    ratios[k].append(math.exp(fmean(mine[d].loss - theirs[d].loss for d in found.domains)))
-        for k, values in ratios.items():
+                    over[k].append(math.exp(fmean(mine[d].loss - theirs[d].loss for d in found.domains)))
+        for k, values in over.items():
             yield row(f"{prior} prior over uniform, {k} speaking", values)
 
 
 def fewer(found: Results) -> Iterator[Row]:
-    """What letting only the strongest go on after the prefix costs, and saves."""
-    from planaria.lab.experts.budget import SYNCHRONISED
-
+    """Cost and savings of only the strongest experts after the prefix."""
     arms = [run.arms[SYNCHRONISED] for run in found.runs]
     for k in arms[0].fewer:
         worse = [math.exp(fmean(a.fewer[k][d].loss - a.scores[d].loss for d in found.domains)) for a in arms]
@@ -261,31 +239,15 @@ def fewer(found: Results) -> Iterator[Row]:
 
 
 def one_lost(found: Results) -> Iterator[Row]:
-    """H5: each expert of the even arm lost in turn; the worst change on any other trained domain."""
-    from planaria.lab.experts.budget import SYNCHRONISED
-
+    """H5: the worst change on another trained domain when each expert is lost in turn."""
     worst = []
     for arm in (run.arms[SYNCHRONISED] for run in found.runs):
-        worst.append(
-            max(
-                math.exp(arm.without[lost.name][job.domain] - arm.scores[job.domain].loss)
-                for lost in arm.experts
-                for job in arm.experts
-                if job != lost
-            )
-        )
+        pairs = [(lost, job) for lost in arm.experts for job in arm.experts if job != lost]
+        worst.append(max(math.exp(arm.without[a.name][b.domain] - arm.scores[b.domain].loss) for a, b in pairs))
     yield row("one expert lost: worst perplexity on another's domain over before", worst, Claim(high=1.01))
 
 
-def _spent(arm: ArmResult) -> Spent:
-    from planaria.lab.experts.budget import Spent
-
-    return Spent("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens, arm.token_flops)
-
-
 def _expert(run: SeedResult, domain: str) -> str:
-    from planaria.lab.experts.budget import SYNCHRONISED
-
     return next(job.name for job in run.arms[SYNCHRONISED].experts if job.domain == domain)
 
 
@@ -294,7 +256,7 @@ def _over_best(arm: ArmResult, domain: str) -> float:
 
 
 def _by_tier(found: Results, arm: str, tier: int) -> list[float]:
-    """The geometric mean over the domains of a tier, seed by seed: the probe may see them otherwise with each seed."""
+    """Return the geometric mean over a tier's domains by seed; tiers may differ by seed."""
     means = []
     for n, seed in enumerate(found.seeds):
         names = [name for name, at in next(iter(found.of(seed)[0].tier.values())).items() if at == tier]
@@ -302,30 +264,25 @@ def _by_tier(found: Results, arm: str, tier: int) -> list[float]:
     return means
 
 
-WORST_DOMAIN_NAME = "worst_domain"
 EXPERTS, DOMAINS, FLOOR, RESIDUAL = 6, 4, 0.01, 3e-3
-FIRST = (4, 8, 32, 128)
-"""tokens of a text"""
+FIRST = (4, 8, 32, 128)  # tokens of a text
 TRAINED = [RUNS / f"experts-data-0.5-3-1-all-{seed}" for seed in (1, 2, 3)]
-NEAR = 1e-4
-"""nats from the best plain mixture"""
+NEAR = 1e-4  # nats from the best plain mixture
 
 
-def run_worst_domain() -> int:
-    """Weights for an ensemble's worst domain: what two solvers need, what the weights gain, and what they cost.
+@benchmark(
+    "worst_domain",
+    seeds=[0, 1, 2, 3],
+    rows=[1024, 4096, 16384],
+    runs=Flag(TRAINED, "folders of planaria experts, same domains", nargs="+"),
+)
+def run_worst_domain(given: Namespace) -> Measurement:
+    """Measure weights for an ensemble's worst domain: the passes of two solvers, and the gain and price of the weights.
 
-    The solvers are compared on made-up rows (6 experts, 4 domains), in passes: evaluations of single rows over their
-    number. The gain is measured with experts: those of runs that are there (``--runs``; by default the ones that
-    ``benchmarks.experts experts --scale 0.5 --parents 3 --by probe`` trains, one for each seed), fitted on held-out
-    texts and shown on test texts, also of domains that nobody was trained on.
+    The solvers run on synthetic rows (6 experts, 4 domains); a pass is an evaluation of every row. The gain uses the
+    experts of finished runs (``--runs``; by default those of ``benchmarks.experts experts --scale 0.5 --parents 3 --by
+    probe``), fitted on held-out texts and shown on test texts, also of untrained domains.
     """
-    flags = common.parser(WORST_DOMAIN_NAME, run_worst_domain.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
-    flags.add_argument("--rows", type=int, nargs="+", default=[1024, 4096, 16384])
-    flags.add_argument(
-        "--runs", type=Path, nargs="+", default=TRAINED, help="folders of planaria experts, same domains"
-    )
-    given = flags.parse_args()
     rows, notes = list(solvers(given.rows, given.seeds)), list[str]()
     rows += plain_mixtures(given.seeds)
     runs = [run for run in given.runs if (run / "experts.json").is_file()]
@@ -334,15 +291,11 @@ def run_worst_domain() -> int:
     ]
     if runs:
         rows += experts(runs)
-    return common.conclude(WORST_DOMAIN_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
 def made(rows: int, domains: int, seed: int) -> Problem:
-    """Texts drawn from normal distributions: each expert better on some domains, and some domains harder for all."""
-    import numpy as np
-
-    from planaria.lab.experts.worst import problem
-
+    """Return random texts: experts differ by domain, and some domains are harder for all."""
     draw = np.random.default_rng(seed)
     hard, skill = draw.uniform(0, 1, domains), draw.normal(0, 1, (domains, EXPERTS))
     texts = {f"d{d}": draw.normal(skill[d] - 2 * hard[d], 1.0, (rows // domains, EXPERTS)) for d in range(domains)}
@@ -350,7 +303,7 @@ def made(rows: int, domains: int, seed: int) -> Problem:
 
 
 def solvers(sizes: list[int], seeds: list[int]) -> Iterator[Row]:
-    """Passes to one residual, whether both find the same weights, and seconds."""
+    """Passes to one residual, distance of the weights found, and seconds."""
     passes: dict[int, list[float]] = {}
     for size in sizes:
         problems = [made(size, DOMAINS, seed) for seed in seeds]
@@ -360,25 +313,21 @@ def solvers(sizes: list[int], seeds: list[int]) -> Iterator[Row]:
         beside: dict[str, Cell] = {"rows": size}
         yield Row("extragradient: passes", [found.evaluations / size for found in slow], "", None, beside)
         yield Row("halpern: passes", passes[size], "", None, beside)
-        ratios = [one.evaluations / other.evaluations for one, other in zip(fast, slow, strict=True)]
-        yield Row("halpern over extragradient, passes", ratios, "", Claim(high=0.25) if size == 4096 else None, beside)
-        times = [one / other for one, other in zip(fast_s, slow_s, strict=True)]
-        yield Row("halpern over extragradient, seconds", times, "", None, beside)
+        over = [one.evaluations / other.evaluations for one, other in zip(fast, slow, strict=True)]
+        yield Row("halpern over extragradient, passes", over, "", Claim(high=0.25) if size == 4096 else None, beside)
+        yield Row("halpern over extragradient, seconds", ratios(fast_s, slow_s), "", None, beside)
         apart = [float(abs(one.w - other.w).max()) for one, other in zip(fast, slow, strict=True)]
         yield Row("weights apart", apart, "", Claim(high=5e-3) if size == 4096 else None, beside, "worst")
-        gaps = [found.proof.gap for found in (*slow, *fast)]
-        yield Row("gap, nats a text", gaps, "0", Claim(low=0.0), beside, "least")
+        open_gaps = [found.proof.gap for found in (*slow, *fast)]
+        yield Row("gap, nats a text", open_gaps, "0", Claim(low=0.0), beside, "least")
         over = [_over_rivals(p, found) for p, found in zip(problems, slow, strict=True)]
-        yield Row(
-            "value over the best of uniform weights and single experts", over, "", Claim(high=0.0), beside, "worst"
-        )
+        what = "value over the best of uniform weights and single experts"
+        yield Row(what, over, "", Claim(high=0.0), beside, "worst")
     falls = statistics.mean(passes[min(sizes)]) / statistics.mean(passes[max(sizes)])
     yield Row(f"halpern: passes at {min(sizes)} rows over those at {max(sizes)}, means", [falls], "", Claim(low=2.0))
 
 
 def _solved(problems: list[Problem], solver: Solver) -> tuple[list[Weights], list[float]]:
-    from planaria.lab.experts.worst import worst_domain
-
     found, seconds = [], []
     for given in problems:
         begun = time.perf_counter()
@@ -390,15 +339,13 @@ def _solved(problems: list[Problem], solver: Solver) -> tuple[list[Weights], lis
 
 
 def _over_rivals(given: Problem, found: Weights) -> float:
-    """What the worst domain loses, over the least that simple weights lose there."""
-    import numpy as np
-
+    """Return the worst domain's loss minus the least that simple weights reach there."""
     rivals = [np.full(EXPERTS, 1 / EXPERTS), *np.eye(EXPERTS)]
     return found.proof.value - min(float(given.losses(v).max()) for v in rivals)
 
 
 def plain_mixtures(seeds: list[int]) -> Iterator[Row]:
-    """One domain, so that its price is fixed: expectation and maximisation against both solvers, passes to ``NEAR``."""
+    """One domain: expectation maximisation against both solvers, in passes to ``NEAR``."""
     problems = [made(4096, 1, seed) for seed in seeds]
     passes: dict[str, list[float]] = {"expectation and maximisation": [], "extragradient": [], "halpern": []}
     for given in problems:
@@ -411,7 +358,7 @@ def plain_mixtures(seeds: list[int]) -> Iterator[Row]:
 
 
 def _climbed(given: Problem) -> tuple[int, float]:
-    """Steps until the loss is within ``NEAR`` of the one after 5,000, and that."""
+    """Return the steps until the loss is within ``NEAR`` of that after 5,000, and that loss."""
     v: Array = given.middle()[: given.experts]
     losses = []
     for _ in range(5000):
@@ -422,9 +369,7 @@ def _climbed(given: Problem) -> tuple[int, float]:
 
 
 def _passes_to(given: Problem, solver: Solver, loss: float) -> float:
-    """Passes with the largest tolerance, of halves, whose weights come to ``loss``."""
-    from planaria.lab.experts.worst import worst_domain
-
+    """Return the passes with the largest tolerance whose weights reach ``loss``."""
     for halves in range(14):
         found = worst_domain(given, 0.1 / 2**halves, solver=solver)
         if found.proof.value <= loss:
@@ -433,7 +378,7 @@ def _passes_to(given: Problem, solver: Solver, loss: float) -> float:
 
 
 def experts(runs: list[Path]) -> Iterator[Row]:
-    """Held-out fit, test text shown, a value for each run; no claim but the one that holds for any prior."""
+    """Fit on held-out text and show test text, one value per run; the only claim holds for any prior."""
     for tokens in FIRST:
         all_found = [_weighed(run, tokens) for run in runs]
         worst = [found.worst("uniform") for found in all_found]
@@ -445,16 +390,9 @@ def experts(runs: list[Path]) -> Iterator[Row]:
         named: dict[str, Cell] = beside | {"worst": ", ".join(worst)}
         yield Row("held out: gain on the worst domain", gains, limit, Claim(high=all_found[0].most), named, "worst")
         yield Row("its price", prices, "1", None, named)
-        yield Row(
-            "test: gain on the worst domain", [one["uniform"] - one["worst"] for one in shown], limit, None, beside
-        )
-        yield Row(
-            "test: worst domain, cached over uniform",
-            [one["cached"] - one["uniform"] for one in shown],
-            "",
-            None,
-            beside,
-        )
+        uniform, best, cached = ([one[prior] for one in shown] for prior in ("uniform", "worst", "cached"))
+        yield Row("test: gain on the worst domain", gaps(uniform, best), limit, None, beside)
+        yield Row("test: worst domain, cached over uniform", gaps(cached, uniform), "", None, beside)
         for other in all_found[0].test["uniform"]:
             costs = [found.test["worst"][other] - found.test["uniform"][other] for found in all_found]
             never = "" if other in all_found[0].prices else ", never trained"
@@ -463,35 +401,26 @@ def experts(runs: list[Path]) -> Iterator[Row]:
 
 
 def _worst_on_test(found: Weighing) -> dict[str, float]:
-    """By prior, of the domains that have an expert."""
+    """Return the worst trained domain's loss by prior."""
     return {prior: max(losses[name] for name in found.prices) for prior, losses in found.test.items()}
 
 
 def _weighed(run: Path, tokens: int) -> Weighing:
-    """What the run's experts made of its texts when they were trained, weighed."""
+    """Weigh the run's experts by their saved log-probabilities."""
     from safetensors.torch import load_file
-
-    from planaria.lab.experts import manifest
-    from planaria.lab.experts.scoring import weigh
 
     known = manifest.read(run)
     read = [load_file((run / member.model).with_name("readings.safetensors")) for member in known.members]
     held_out, test = (
-        {name: logps(read, part, name) for name in worst_domain_texts(read[0], part)} for part in ("held_out", "test")
+        {key.partition(".")[2]: logps(read, key) for key in read[0] if key.startswith(f"{part}.")}
+        for part in ("held_out", "test")
     )
     return weigh([member.name for member in known.members], held_out, test, known.mixture, tokens)
 
 
-def worst_domain_texts(read: dict[str, Tensor], part: str) -> list[str]:
-    """The domains of which there is text of that part."""
-    return [key.partition(".")[2] for key in read if key.startswith(f"{part}.")]
-
-
-def logps(read: list[dict[str, Tensor]], part: str, name: str) -> Tensor:
-    """What each expert makes of a domain's texts, [E, N, T]."""
-    import torch
-
-    return torch.stack([one[f"{part}.{name}"] for one in read]).double()
+def logps(read: list[dict[str, Tensor]], key: str) -> Tensor:
+    """Return the log-probabilities of each expert on a domain's texts, [E, N, T]."""
+    return torch.stack([one[key] for one in read]).double()
 
 
 if __name__ == "__main__":

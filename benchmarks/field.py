@@ -1,22 +1,20 @@
-"""Beside the field: planaria, torchft and torchrun train the same model while their processes are killed.
+"""Compare planaria, torchft and torchrun, which train the same model while their processes are killed.
 
-All start from planaria's weights (a LLaMA of some million parameters that learns the bytes of Python's own library) and
-read planaria's samples in planaria's order, handed over as files; batch, AdamW and clipping are the same, and nothing
-is measured unless the first losses agree within 1e-4. Each system has four processes that train, one thread each. A
-SIGKILL strikes one of them in every interval, at a time and place that the seed draws, the same for all systems;
-coordinators (planaria's controller, torch's agents, torchft's lighthouse) are spared. The arms:
+All start from planaria's weights (a LLaMA of some million parameters on the bytes of Python's library) and read its
+samples in order, from files; batch, AdamW and clipping are equal, and the first losses must agree within 1e-4. Each
+system has four single-threaded training processes. In every interval a SIGKILL hits one of them at a seeded time and
+place, equal for all systems; coordinators (planaria's controller, torch's agents, torchft's lighthouse) are spared.
 
     pipeline   planaria: ends and three block stages, each with a twin at its neighbour, and a spare
     replicas   planaria: two replicas of two processes that average gradients in every step, and a spare
-    torchft    four replicas of the whole model; lighthouse, limits and samples as its own pages have them
-    tuned      the same with shorter limits, and samples given out so that none is passed over
-    torchrun   DistributedDataParallel, all started again from the newest checkpoint; Daly's best interval
+    torchft    four replicas of the complete model; lighthouse, limits and samples as in its documentation
+    tuned      the same with shorter limits, and samples assigned so that none is skipped
+    torchrun   DistributedDataParallel, all restarted from the newest checkpoint; Daly's best interval
 
-The time to the next step is from a kill to the first new update that began after it. The claims: planaria's is at most
-a fifth of torchft's, tuned or not, and planaria loses no sample. What else differs is shown: throughput, memory, idle
-processes. The trainers are field_peer.py (torchrun) and field_torchft.py. torchft lives in an environment of its own,
-and is never imported here; it is a nightly build, as its DistributedDataParallel of 0.2.0 takes all replicas down
-with one. To make it, in the repository's root:
+The time to the next step is from a kill to the first new update that began after it. Claims: planaria's is at most 1/5
+of torchft's, tuned or not, and planaria loses no sample. Throughput, memory and idle processes are shown. The trainers
+are field_peer.py (torchrun) and field_torchft.py. torchft has its own environment and is never imported here; it is a
+nightly build, because DistributedDataParallel of 0.2.0 takes all replicas down with one. To create it:
 
     python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft-nightly safetensors
 """
@@ -27,13 +25,14 @@ import argparse
 import itertools
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start
+from benchmarks.common import ROOT, RUNS, ratios
 from benchmarks.field_runs import NAME, Ran, folder_of, ran
 from benchmarks.field_systems import (
     Planaria,
@@ -52,22 +51,10 @@ from benchmarks.field_systems import (
     versions,
     whole_lines,
 )
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, parser, start
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.signals import interrupted
-from planaria.config.options import Options
-from planaria.config.schema import (
-    CheckpointConfig,
-    DataConfig,
-    ExchangeConfig,
-    FleetConfig,
-    ModelConfig,
-    ObserveConfig,
-    OptimConfig,
-    PipelineConfig,
-    RecoveryConfig,
-    RunConfig,
-    TrainConfig,
-)
+from planaria.config.schema import RunConfig
 
 if TYPE_CHECKING:
     from benchmarks.field_peer import Job
@@ -78,52 +65,42 @@ TORCHFT, TUNED, TORCHRUN = "torchft", "torchft, tuned", "torchrun"
 ARMS = {"pipeline": PIPELINE, "replicas": REPLICAS, "torchft": TORCHFT, "tuned": TUNED, "torchrun": TORCHRUN}
 """flag → name"""
 OURS, THEIRS = (PIPELINE, REPLICAS), (TORCHFT, TUNED)
-PLACES = 4
-"""processes that train, in each of them; planaria has a spare beside"""
-MICROBATCHES = 4
-"""of planaria's step, all replicas together"""
+PLACES = 4  # training processes of each system; planaria also has a spare
+MICROBATCHES = 4  # per step of planaria, over all replicas
 ENDLESS = 1_000_000
-MOST_RATE = 25
-"""updates a second for which samples are laid out"""
+MOST_RATE = 25  # updates per second for which samples are prepared
 DOCUMENTED = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000")
-"""as torchft's own page starts its lighthouse; who is silent for 5 s is dead"""
+"""flags of torchft's documentation; silence of 5 s means dead"""
 SHORT = ("--min_replicas", "1", "--quorum_tick_ms", "10")
 PROBE_S = 10.0
 
 
-def recipe(given: argparse.Namespace, seed: int, arm: str) -> RunConfig:
+def recipe(given: Namespace, seed: int, arm: str) -> RunConfig:
     """Ends and three block stages with twins, or two replicas of ends and one block stage; the same model."""
     replicas = 2 if arm == REPLICAS else 1
-    twins = RecoveryConfig(strategy="redundant, checkpoint", options=Options({"forward": False}))
-    return RunConfig(
-        name=NAME,
-        seed=seed,
-        model=ModelConfig(
-            vocab=260,
-            dim=given.dim,
-            layers=given.layers,
-            hidden=given.dim * 11 // 4,
-            context=given.context,
-            tied=False,
-        ),
-        pipeline=PipelineConfig(
-            stages=PLACES // replicas - 1,
-            microbatches=MICROBATCHES // replicas,
-            microbatch_size=given.batch // MICROBATCHES,
-        ),
-        data=DataConfig(source=given.source, tokenizer="bytes"),
-        optim=OptimConfig(lr=given.lr, clip_by="layer"),
-        train=TrainConfig(steps=ENDLESS, eval_every=0),
-        recovery=RecoveryConfig(strategy="checkpoint") if arm == REPLICAS else twins,
-        exchange=ExchangeConfig(replicas=replicas),
-        fleet=FleetConfig(spares=1),
-        checkpoint=CheckpointConfig(every=given.save_every),
-        observe=ObserveConfig(trackers=""),
+    shape = {"vocab": 260, "dim": given.dim, "layers": given.layers, "hidden": given.dim * 11 // 4}
+    microbatches = {"microbatches": MICROBATCHES // replicas, "microbatch_size": given.batch // MICROBATCHES}
+    twins = {"strategy": "redundant, checkpoint", "options": {"forward": False}}
+    return RunConfig.model_validate(
+        {
+            "name": NAME,
+            "seed": seed,
+            "model": {**shape, "context": given.context, "tied": False},
+            "pipeline": {"stages": PLACES // replicas - 1, **microbatches},
+            "data": {"source": given.source, "tokenizer": "bytes"},
+            "optim": {"lr": given.lr, "clip_by": "layer"},
+            "train": {"steps": ENDLESS, "eval_every": 0},
+            "recovery": {"strategy": "checkpoint"} if arm == REPLICAS else twins,
+            "exchange": {"replicas": replicas},
+            "fleet": {"spares": 1},
+            "checkpoint": {"every": given.save_every},
+            "observe": {"trackers": ""},
+        }
     )
 
 
-def job(given: argparse.Namespace, seed: int) -> Job:
-    """What the peers are told: planaria's start and samples as files, and the recipe's numbers."""
+def job(given: Namespace, seed: int) -> Job:
+    """Return the peers' job: planaria's start weights and samples as files, and the recipe's numbers."""
     from benchmarks.field_peer import Job, Sizes
 
     config = recipe(given, seed, PIPELINE)
@@ -133,16 +110,7 @@ def job(given: argparse.Namespace, seed: int) -> Job:
         folder="",
         weights=str(weights),
         samples=str(samples),
-        sizes=Sizes(
-            model.vocab,
-            model.dim,
-            model.layers,
-            model.heads,
-            model.hidden,
-            model.context,
-            model.rope_theta,
-            model.norm_eps,
-        ),
+        sizes=Sizes(**{field.name: getattr(model, field.name) for field in fields(Sizes)}),
         batch=given.batch,
         groups=groups(model.layers, weights),
         clip=optim.clip,
@@ -154,8 +122,8 @@ def job(given: argparse.Namespace, seed: int) -> Job:
     )
 
 
-def laid_out(given: argparse.Namespace, config: RunConfig) -> tuple[Path, Path]:
-    """Files of the weights that planaria starts from, and of its samples in their order."""
+def laid_out(given: Namespace, config: RunConfig) -> tuple[Path, Path]:
+    """Write planaria's start weights and its samples in order."""
     import torch
     from safetensors.torch import save_file
 
@@ -174,7 +142,7 @@ def laid_out(given: argparse.Namespace, config: RunConfig) -> tuple[Path, Path]:
 
 
 def groups(layers: int, weights: Path) -> list[list[str]]:
-    """Names of parameters that are clipped together, as ``optim.clip_by = "layer"`` says."""
+    """Return the parameters clipped together under ``optim.clip_by = "layer"``."""
     from safetensors import safe_open
 
     with safe_open(weights, "pt") as file:
@@ -183,8 +151,8 @@ def groups(layers: int, weights: Path) -> list[list[str]]:
     return within + [[name] for name in names if not name.startswith("model.layers.")]
 
 
-def systems(given: argparse.Namespace, seed: int) -> dict[str, System]:
-    """The arms that are asked for, by name."""
+def systems(given: Namespace, seed: int) -> dict[str, System]:
+    """Return the chosen arms by name."""
     told = job(given, seed)
     tuned = (*SHORT, "--join_timeout_ms", str(given.join_ms), "--heartbeat_timeout_ms", str(given.heartbeat_ms))
     short = replace(told, tuned=True, limits=(given.gloo_s, told.limits[1]))
@@ -198,8 +166,8 @@ def systems(given: argparse.Namespace, seed: int) -> dict[str, System]:
     return {name: made[name] for flag, name in ARMS.items() if flag in given.arms}
 
 
-def best_interval(given: argparse.Namespace, seed: int) -> tuple[int, float]:
-    """Updates between torchrun's checkpoints that lose least (Daly), and the seconds that one takes: by a short run."""
+def best_interval(given: Namespace, seed: int) -> tuple[int, float]:
+    """Return torchrun's best checkpoint interval (Daly) in updates, and the seconds of a save, from a short run."""
     from planaria.recovery.checkpoint import best_interval as daly
 
     probe = Torchrun(TORCHRUN, PLACES, replace(job(given, seed), save_every=5), given.torchrun)
@@ -211,8 +179,7 @@ def best_interval(given: argparse.Namespace, seed: int) -> tuple[int, float]:
 
 
 SOONER, NONE, EXACT = Claim(high=0.2), Claim(0, 0), Claim(high=1e-6)
-AT = 0.8
-"""the target is the loss at this share of the updates that the slowest arm made"""
+AT = 0.8  # the target is the loss at this share of the slowest arm's updates
 
 
 @dataclass(frozen=True)
@@ -227,16 +194,15 @@ class Pair:
         return next_steps(self.struck.updates, self.struck.kills)
 
 
-ByArm = Mapping[str, Sequence[Pair]]
-"""arm → seed by seed"""
+ByArm = Mapping[str, Sequence[Pair]]  # arm → seed by seed
 
 
 def paces(runs: Iterable[Ran], batch: int) -> list[float]:
-    """Useful updates a second."""
+    """Return the useful updates per second."""
     return [rate(one.updates, one.begin, one.end, batch) for one in runs]
 
 
-def rows_of(given: argparse.Namespace, found: ByArm) -> list[Row]:
+def rows_of(given: Namespace, found: ByArm) -> list[Row]:
     free = {arm: paces((pair.free for pair in pairs), given.batch) for arm, pairs in found.items()}
     return [
         *next_rows(found, free),
@@ -257,9 +223,9 @@ def next_rows(found: ByArm, free: Mapping[str, Sequence[float]]) -> list[Row]:
     for ours in [arm for arm in OURS if arm in found]:
         for theirs in [arm for arm in found if arm not in OURS]:
             pairs_ = zip(found[ours], found[theirs], strict=True)
-            ratios = [median(a.nexts) / median(b.nexts) for a, b in pairs_]
+            over = [median(a.nexts) / median(b.nexts) for a, b in pairs_]
             claim = SOONER if theirs in THEIRS else None
-            rows.append(Row(f"  {ours} over {theirs}, medians", ratios, "equal: 1", claim))
+            rows.append(Row(f"  {ours} over {theirs}, medians", over, "equal: 1", claim))
     return rows
 
 
@@ -268,11 +234,10 @@ def goodput_rows(batch: int, found: ByArm, free: Mapping[str, Sequence[float]]) 
     struck = {arm: paces((pair.struck for pair in pairs), batch) for arm, pairs in found.items()}
     against = PIPELINE if PIPELINE in found else next(iter(found))
     for arm in found:
-        own = [a / b for a, b in zip(struck[arm], free[arm], strict=True)]
+        own = ratios(struck[arm], free[arm])
         rows.append(Row(f"useful steps a second over the same without kills: {arm}", own, "no time lost: 1"))
     for arm in found:
-        ratios = [a / b for a, b in zip(struck[arm], free[against], strict=True)]
-        rows.append(Row(f"  over {against} without kills: {arm}", ratios, "unknown"))
+        rows.append(Row(f"  over {against} without kills: {arm}", ratios(struck[arm], free[against]), "unknown"))
     return rows
 
 
@@ -295,7 +260,7 @@ def sample_rows(batch: int, found: ByArm) -> list[Row]:
 
 
 def target_rows(found: ByArm) -> list[Row]:
-    """Updates carried out, and seconds, until the loss that the first arm has at an update that all came to."""
+    """Updates and seconds to the first arm's loss at an update that all reached."""
     reached: dict[str, list[tuple[int, float]]] = {arm: [] for arm in found}
     for runs in zip(*found.values(), strict=True):
         least = min(pair.struck.updates[-1].step for pair in runs)
@@ -311,7 +276,7 @@ def target_rows(found: ByArm) -> list[Row]:
 
 
 def same_rows(found: ByArm) -> list[Row]:
-    """How far the losses of a run that is struck are from those of the same run that is not."""
+    """The difference of losses with and without kills."""
     rows = []
     for arm, pairs in found.items():
         gaps = [apart(pair.free.updates, pair.struck.updates) for pair in pairs]
@@ -322,29 +287,28 @@ def same_rows(found: ByArm) -> list[Row]:
 
 
 def price_rows(found: ByArm, free: Mapping[str, Sequence[float]]) -> list[Row]:
-    """What each system costs when nothing fails."""
-    kinds = [
-        ("steps a second without kills", free),
-        ("GB of memory, all processes", {a: [median(p.free.memory) / 1e9 for p in ps] for a, ps in found.items()}),
-        (
-            "processor seconds of a step",
-            {
-                arm: [p.free.cpu / (p.free.end - p.free.begin) / pace for p, pace in zip(pairs, free[arm], strict=True)]
-                for arm, pairs in found.items()
-            },
-        ),
-        ("s from the command to the first step", {a: [p.free.started for p in ps] for a, ps in found.items()}),
-    ]
-    return [Row(f"{what}: {arm}", values, "unknown") for what, each in kinds for arm, values in each.items()]
+    """The cost of each system without failures."""
+    memory = {arm: [median(p.free.memory) / 1e9 for p in pairs] for arm, pairs in found.items()}
+    begun = {arm: [p.free.started for p in pairs] for arm, pairs in found.items()}
+    cpu = {
+        arm: [p.free.cpu / (p.free.end - p.free.begin) / pace for p, pace in zip(pairs, free[arm], strict=True)]
+        for arm, pairs in found.items()
+    }
+    kinds = {
+        "steps a second without kills": free,
+        "GB of memory, all processes": memory,
+        "processor seconds of a step": cpu,
+        "s from the command to the first step": begun,
+    }
+    return [Row(f"{what}: {arm}", values, "unknown") for what, each in kinds.items() for arm, values in each.items()]
 
 
 INSTALL = "python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft-nightly safetensors"
-FIRST, APART = 3, 1e-4
-"""the updates whose losses say whether all do the same work, and by how many nats sums in another order may differ"""
+FIRST, APART = 3, 1e-4  # updates whose losses are compared, and the tolerance in nats for sums in another order
 
 
 def first_losses(updates: Sequence[Update], batch: int) -> list[float]:
-    """Losses of the first updates, as far as all processes took part in them and told of them."""
+    """Return the losses of the first updates that all processes reported."""
     stand, _ = standing(updates)
     most = max(update.by for update in updates)
     early = itertools.takewhile(lambda update: (update.used, update.by) == (batch, most), stand[:FIRST])
@@ -352,7 +316,7 @@ def first_losses(updates: Sequence[Update], batch: int) -> list[float]:
 
 
 def require_alike(found: Mapping[str, Ran], batch: int) -> None:
-    """:raises RunStopped: when an arm's first losses are not those of another: they do not do the same work."""
+    """:raises RunStopped: if the arms' first losses differ."""
     first = {arm: first_losses(one.updates, batch) for arm, one in found.items()}
     of, against = next(iter(first.items()))
     for arm, losses in first.items():
@@ -363,35 +327,35 @@ def require_alike(found: Mapping[str, Ran], batch: int) -> None:
             raise RunStopped(f"{arm}: its first losses are up to {apart:.2g} nats from {of}'s; nothing is measured")
 
 
-def measured(given: argparse.Namespace, seed: int) -> dict[str, Pair]:
-    """Every arm with one seed, without kills and with them."""
+def measured(given: Namespace, seed: int) -> dict[str, Pair]:
+    """Measure every arm with one seed, without and with kills."""
     free: dict[str, Ran] = {}
     struck: dict[str, Ran] = {}
     arms = systems(given, seed)
     for name, system in arms.items():
         free[name] = ran(system, f"free-{seed}", (), given.free)
-        print(f"seed {seed}, {name}: {told(free[name])}", flush=True)
+        print(f"seed {seed}, {name}: {summary(free[name])}", flush=True)
     require_alike(free, given.batch)
     planned = strikes(seed, given.kills, given.every)
     for name, system in arms.items():
         struck[name] = ran(system, f"struck-{seed}", planned, (given.kills + 1) * given.every)
-        print(f"seed {seed}, {name}: {told(struck[name])}", flush=True)
+        print(f"seed {seed}, {name}: {summary(struck[name])}", flush=True)
     return {name: Pair(free[name], struck[name]) for name in free}
 
 
-def told(one: Ran) -> str:
+def summary(one: Ran) -> str:
     stand, undone = standing(update for update in one.updates if update.t <= one.end)
     return f"{len(stand)} updates in {one.end - one.begin:.0f} s, {len(undone)} undone, {len(one.kills)} kills"
 
 
-def missing(given: argparse.Namespace) -> list[str]:
-    """Arms that cannot be run here."""
+def missing(given: Namespace) -> list[str]:
+    """Return the arms that cannot run here."""
     asked = [name for flag, name in ARMS.items() if flag in given.arms and name in THEIRS]
     return asked if asked and versions(given.python) is None else []
 
 
-def refuse_senseless(given: argparse.Namespace) -> None:
-    """:raises UserError: when nothing could be measured like that."""
+def refuse_senseless(given: Namespace) -> None:
+    """:raises UserError: for flags that cannot be measured."""
     if lacking := missing(given):
         rest = " ".join(flag for flag, name in ARMS.items() if flag in given.arms and name not in lacking)
         raise UserError(
@@ -405,38 +369,40 @@ def refuse_senseless(given: argparse.Namespace) -> None:
         )
 
 
-def left_out(given: argparse.Namespace) -> list[Row]:
-    """A line for each arm that was not asked for."""
+def left_out(given: Namespace) -> list[Row]:
+    """Return a row for each omitted arm."""
     how = dict.fromkeys(THEIRS, f"not measured; its environment: {INSTALL}")
     absent = [name for flag, name in ARMS.items() if flag not in given.arms]
     return [Row(name, [], how.get(name, "not measured: not among --arms")) for name in absent]
 
 
+FLAGS = {
+    "python": Flag(ROOT.parent / "venv-torchft/bin/python", "that has torchft", type=Path),
+    "torchrun": Flag(Path(sys.executable), "that runs the arm torchrun", type=Path),
+    "arms": Flag(list(ARMS), choices=ARMS),
+    "seeds": Flag([1, 2, 3], "of weights, samples and kills"),
+    "kills": Flag(10, "of each run with faults"),
+    "every": Flag(15.0, "seconds from one kill to the next", metavar="S"),
+    "free": Flag(30.0, "seconds of a run without kills", metavar="S"),
+    "heartbeat_ms": Flag(500, "tuned: silence after which a replica is dead"),
+    "join_ms": Flag(1000, "tuned: how long a quorum waits for its former members"),
+    "gloo_s": Flag(0.3, "tuned: time limit of an average", metavar="S"),
+    "save_every": Flag(100, "planaria: steps between checkpoints"),
+    "source": Flag("stdlib", "training text, as data.source of a recipe"),
+    "dim": Flag(256, "width of the model"),
+    "layers": Flag(3),
+    "context": Flag(64, "tokens of a sample"),
+    "batch": Flag(16, "samples of an update, in all processes together"),
+    "lr": Flag(1e-3),
+}
+
+
 def command_line() -> argparse.ArgumentParser:
-    """Every flag that the arms read."""
-    flags = parser(NAME, __doc__)
-    flags.add_argument("--python", type=Path, default=ROOT.parent / "venv-torchft/bin/python", help="that has torchft")
-    flags.add_argument("--torchrun", type=Path, default=Path(sys.executable), help="that runs the arm torchrun")
-    flags.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of weights, samples and kills")
-    flags.add_argument("--kills", type=int, default=10, help="of each run that is struck")
-    flags.add_argument("--every", type=float, default=15.0, metavar="S", help="seconds from one kill to the next")
-    flags.add_argument("--free", type=float, default=30.0, metavar="S", help="seconds of a run without kills")
-    flags.add_argument("--heartbeat-ms", type=int, default=500, help="tuned: who is silent for so long is dead")
-    flags.add_argument("--join-ms", type=int, default=1000, help="tuned: how long a quorum waits for who was there")
-    flags.add_argument("--gloo-s", type=float, default=0.3, metavar="S", help="tuned: in which an average must be done")
-    flags.add_argument("--save-every", type=int, default=100, help="planaria: steps between checkpoints")
-    flags.add_argument("--source", default="stdlib", help="what is learned, as data.source of a recipe")
-    flags.add_argument("--dim", type=int, default=256, help="width of the model")
-    flags.add_argument("--layers", type=int, default=3)
-    flags.add_argument("--context", type=int, default=64, help="tokens of a sample")
-    flags.add_argument("--batch", type=int, default=16, help="samples of an update, in all processes together")
-    flags.add_argument("--lr", type=float, default=1e-3)
-    return flags
+    return parser(NAME, __doc__, FLAGS)
 
 
-def main() -> int:
-    given = command_line().parse_args()
+@benchmark(NAME, **FLAGS)
+def main(given: Namespace) -> Measurement:
     refuse_senseless(given)
     import torch
 
@@ -446,10 +412,10 @@ def main() -> int:
     if "torchrun" in given.arms:
         given.interval, save_s = best_interval(given, given.seeds[0])
         notes.append(f"{TORCHRUN} saves every {given.interval} updates; a save takes {save_s * 1e3:.0f} ms")
-    with interrupted():  # or what was started would outlive this process
+    with interrupted():  # otherwise started processes would outlive this one
         pairs = [measured(given, seed) for seed in given.seeds]
     by_arm = {name: [found[name] for found in pairs] for name in pairs[0]}
-    return conclude(NAME, given, [*rows_of(given, by_arm), *left_out(given)], [", ".join(notes)])
+    return Result([*rows_of(given, by_arm), *left_out(given)], [", ".join(notes)])
 
 
 if __name__ == "__main__":

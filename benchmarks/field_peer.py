@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass(frozen=True)
 class Sizes:
-    """As planaria's ``ModelConfig`` names them."""
+    """The sizes of the model, named as in planaria's ``ModelConfig``."""
 
     vocab: int
     dim: int
@@ -40,31 +40,23 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Job:
-    """What a peer's process is told."""
+    """The job of a peer's process."""
 
-    folder: str
-    """for its lines and checkpoints"""
-    weights: str
-    """safetensors that training starts from"""
-    samples: str
-    """safetensors with ``samples`` [N, context + 1]: sample n of the run, in planaria's order"""
+    folder: str  # for its lines and checkpoints
+    weights: str  # safetensors that training starts from
+    samples: str  # safetensors with ``samples`` [N, context + 1]: sample n of the run, in planaria's order
     sizes: Sizes
-    batch: int
-    """samples of one update, of all ranks together"""
-    groups: list[list[str]]
-    """names of the parameters whose gradients are clipped together"""
+    batch: int  # samples of one update, of all ranks together
+    groups: list[list[str]]  # names of the parameters whose gradients are clipped together
     clip: float
     lr: float
     betas: tuple[float, float]
     eps: float
-    save_every: int = 0
-    """torchrun: updates between checkpoints"""
-    ranks: int = 1
-    """torchft: replicas that there may be"""
+    save_every: int = 0  # torchrun: updates between checkpoints
+    ranks: int = 1  # torchft: maximum number of replicas
     limits: tuple[float, float] = (5.0, 30.0)
-    """torchft: seconds in which an average over gloo, and all else that its manager waits for, must be done"""
-    tuned: bool = False
-    """torchft: one tensor is averaged, and samples follow from the batches committed so far"""
+    """torchft: time limits in seconds for an average over gloo, and for other waits of its manager"""
+    tuned: bool = False  # torchft: one tensor is averaged, and samples follow from the batches committed so far
 
 
 def job_of(path: str) -> Job:
@@ -74,7 +66,7 @@ def job_of(path: str) -> Job:
 
 
 class Block(nn.Module):
-    """Attention, then SwiGLU, each behind its RMSNorm and added to what came in."""
+    """Attention, then SwiGLU, each after an RMSNorm with a residual connection."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -142,7 +134,7 @@ class Llama(nn.Module):
 
 
 class Trainer:
-    """A process's model, optimizer and samples, and the file of lines that say what it did."""
+    """A process's model, optimizer, samples and report file."""
 
     def __init__(self, job: Job, place: int) -> None:
         torch.set_num_threads(1)
@@ -158,21 +150,21 @@ class Trainer:
         self.say(pid=os.getpid())
 
     def windows(self, first: int, count: int) -> Tensor:
-        """Samples ``first`` and those after it, int64 [count, context + 1].
+        """Return ``count`` samples from ``first``, int64 [count, context + 1].
 
-        :raises IndexError: when the run goes on for longer than there are samples.
+        :raises IndexError: if the samples are exhausted.
         """
         if first + count > len(self._samples):
             raise IndexError(f"sample {first + count} of {len(self._samples)}: the run has more steps than samples")
         return self._samples[first : first + count].long()
 
     def clip(self) -> None:
-        """Each group of gradients to its largest norm."""
+        """Clip each group of gradients."""
         for group in self._groups:
             nn.utils.clip_grad_norm_(group, self.job.clip)
 
     def say(self, **told: Any) -> None:
-        """A line, with the time."""
+        """Write a report with the time."""
         self._lines.write(json.dumps({"t": time.monotonic(), **told}) + "\n")
 
 
@@ -201,7 +193,7 @@ def file_of(trainer: Trainer) -> Path:
 
 
 def restored(trainer: Trainer) -> int:
-    """Take up the newest checkpoint, if there is one; the number of updates in it."""
+    """Load the newest checkpoint, if any; return its number of updates."""
     if not (file := file_of(trainer)).exists():
         return 0
     saved = torch.load(file, weights_only=True)

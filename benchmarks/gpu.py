@@ -7,6 +7,7 @@ import gc
 import os
 import statistics
 import time
+from argparse import Namespace
 from functools import partial
 from unittest.mock import patch
 
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, parser, start
-from benchmarks.fleet_run import bytes_data, require_finished, run_fleet, step_seconds
-from benchmarks.recovery_time import beside, kills, totals
+from benchmarks.common import RUNS, interleaved, ratios
+from benchmarks.fleet_run import bytes_data, finished, step_seconds
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, parser, start
+from benchmarks.recovery_time import beside as recovery_parts
+from benchmarks.recovery_time import kills, totals
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
@@ -90,7 +93,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class PlainGpuLoop:
-    """One update at a time of a recipe's model, from the samples that planaria would take."""
+    """A plain training loop over the samples that planaria would read."""
 
     def __init__(self, config: RunConfig, stream: Stream) -> None:
         self.config, self.stream, self.step = config, stream, 0
@@ -108,7 +111,7 @@ class PlainGpuLoop:
         )
 
     def train_step(self) -> float:
-        """One update; the mean loss of its microbatches in nats."""
+        """Make one update; return the mean loss of its microbatches in nats."""
         pipeline, device = self.config.pipeline, self.config.train.device
         total = torch.zeros((), device=device)
         for microbatch in range(pipeline.microbatches):
@@ -126,27 +129,23 @@ class PlainGpuLoop:
         return float(total)
 
 
-GPU_NAME = "gpu"
 PLAIN, READY = Claim(low=0.97), Claim(high=1.02)
 ROUTES = {"swapped": Claim(low=0.98, high=1.02), "skipping": Claim(low=0.67, high=0.80)}
-STAGES = 6
-"""of the pipeline whose routes are compared; a third of them is skipped"""
+STAGES = 6  # of the pipeline whose routes are compared; a third of them is skipped
 MFU = {"llama_124m": Claim(low=0.33), "llama_500m": Claim(low=0.45)}
-KERNELS = {"llama_124m": Claim(high=600)}
-"""for each microbatch"""
-WARM_UP = 3
-"""steps of each side that compile, choose kernels and are not counted"""
+KERNELS = {"llama_124m": Claim(high=600)}  # for each microbatch
+WARM_UP = 3  # steps of each side that compile, choose kernels and are not counted
 
 
 def clip_only(runner: StageRunner) -> float | None:
-    """``StageRunner.finish`` for a stage that nobody will ever ask for its gradient's norm."""
+    """``StageRunner.finish`` without reading back the gradient norm."""
     runner.clip()
     runner._pending = (0.0, 0.0)
     return None
 
 
 def step_s(engine: InlineEngine | PlainGpuLoop) -> float:
-    """Seconds of one step, all of its kernels included."""
+    """Return the seconds of one step with all its kernels."""
     torch.cuda.synchronize()
     began = time.monotonic()
     engine.train_step()
@@ -161,7 +160,7 @@ def unready_step_s(engine: InlineEngine) -> float:
 
 
 def kernels(engine: InlineEngine | PlainGpuLoop) -> int:
-    """Kernels that one step launches; copies and fills of memory are none."""
+    """Return the kernels that one step launches, without copies and fills of memory."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         step_s(engine)
     on_device = [event.name for event in seen.events() or () if event.device_type.name == "CUDA"]
@@ -169,7 +168,7 @@ def kernels(engine: InlineEngine | PlainGpuLoop) -> int:
 
 
 def preset(name: str, microbatches: int | None, stages: int | None = None) -> RunConfig:
-    """A recipe of the repository over a corpus that needs no download; its ids are bytes, its vocabulary stays."""
+    """Return a shipped recipe with its vocabulary over the synthetic byte corpus."""
     data = bytes_data()
     flags = {
         f"data.{key}": str(value) for key, value in data.model_dump(include={"source", "tokenizer", "cache"}).items()
@@ -177,13 +176,13 @@ def preset(name: str, microbatches: int | None, stages: int | None = None) -> Ru
     flags |= {"train.eval_every": "0", "train.compile": "true"}
     if microbatches is not None:
         flags["pipeline.microbatches"] = str(microbatches)
-    if stages is not None:  # what the recipe's own stages cost is not for them
+    if stages is not None:  # drop the costs of the recipe's own stages
         flags |= {"pipeline.stages": str(stages), "network.forward_s": "[]", "network.backward_s": "[]"}
     return recipe.load(shipped.find(name), flags)
 
 
 def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
-    """The verdicts on one preset; ``peak`` is the GPU's FLOP/s."""
+    """Measure one preset; ``peak`` is the GPU's FLOP/s."""
     stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
     engine, plain = InlineEngine(config, stream), PlainGpuLoop(config, stream)
     sides = [partial(step_s, plain), partial(step_s, engine), partial(unready_step_s, engine)]
@@ -193,46 +192,32 @@ def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
     flops = flops_per_token(config.model) * tokens
     median, called = statistics.median(ready), f"{config.name} ({parameter_count(config.model) / 1e6:.0f} M)"
     launched, theirs = (kernels(one) / config.pipeline.microbatches for one in (engine, plain))
+    bare_s, memory = statistics.median(bare), torch.cuda.max_memory_allocated() / 1e9
+    speed = {
+        "step s": median,
+        "plain s": bare_s,
+        "scatter": (max(ready) - min(ready)) / median,
+        "plain's scatter": (max(bare) - min(bare)) / bare_s,
+        "tokens/s": round(tokens / median),
+        "memory GB, both": memory,
+    }
+    use = {"plain's": flops / bare_s / peak, "TFLOP/s": flops / median / 1e12}
+    limit, plain_kernels = (
+        f"1: {peak / 1e12:.0f} TFLOP/s, {flops / peak:.3f} s a step",
+        f"the plain loop has {theirs:.0f}",
+    )
+    shares = [flops / seconds / peak for seconds in ready]
+    unready_s = {"step s": statistics.median(unready)}
     return [
-        Row(
-            what=f"{called}: speed, inline / plain loop",
-            values=[a / b for a, b in zip(bare, ready, strict=True)],
-            limit="1: the same arithmetic",
-            claim=PLAIN,
-            beside={
-                "step s": median,
-                "plain s": statistics.median(bare),
-                "scatter": (max(ready) - min(ready)) / median,
-                "plain's scatter": (max(bare) - min(bare)) / statistics.median(bare),
-                "tokens/s": round(tokens / median),
-                "memory GB, both": torch.cuda.max_memory_allocated() / 1e9,
-            },
-        ),
-        Row(
-            what=f"{called}: MFU",
-            values=[flops / seconds / peak for seconds in ready],
-            limit=f"1: {peak / 1e12:.0f} TFLOP/s, {flops / peak:.3f} s a step",
-            claim=MFU.get(config.name),
-            beside={"plain's": flops / statistics.median(bare) / peak, "TFLOP/s": flops / median / 1e12},
-        ),
-        Row(
-            what=f"{called}: kernels for each microbatch",
-            values=[launched],
-            limit=f"the plain loop has {theirs:.0f}",
-            claim=KERNELS.get(config.name),
-        ),
-        Row(
-            what=f"{called}: ready for recovery / not",
-            values=[a / b for a, b in zip(ready, unready, strict=True)],
-            limit="1",
-            claim=READY,
-            beside={"step s": statistics.median(unready)},
-        ),
+        Row(f"{called}: speed, inline / plain loop", ratios(bare, ready), "1: the same arithmetic", PLAIN, speed),
+        Row(f"{called}: MFU", shares, limit, MFU.get(config.name), use),
+        Row(f"{called}: kernels for each microbatch", [launched], plain_kernels, KERNELS.get(config.name)),
+        Row(f"{called}: ready for recovery / not", ratios(ready, unready), "1", READY, unready_s),
     ]
 
 
 def routed(name: str, microbatches: int | None, repeats: int) -> list[Row]:
-    """Steps on other routes over steps on full ones, each on an engine of its own, in turn."""
+    """Measure steps on other routes over full ones, in turn, each with its own engine."""
     config = preset(name, microbatches, STAGES)
     stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
     engines = []
@@ -244,40 +229,35 @@ def routed(name: str, microbatches: int | None, repeats: int) -> list[Row]:
     full, *others = interleaved(sides, repeats)
     fewer = config.model.model_copy(update={"layers": config.model.layers * 2 // 3})
     floor = flops_per_token(fewer) / flops_per_token(config.model)
-    return [
-        Row(
-            what=f"{config.name}, {STAGES} stages: a step {kind} / full",
-            values=[a / b for a, b in zip(seconds, full, strict=True)],
-            limit=f"{floor:.3f}: FLOPs" if kind == "skipping" else "1",
-            claim=claim,
-            beside={"step s": statistics.median(seconds)},
+    rows = []
+    for (kind, claim), seconds in zip(ROUTES.items(), others, strict=True):
+        limit = f"{floor:.3f}: FLOPs" if kind == "skipping" else "1"
+        beside = {"step s": statistics.median(seconds)}
+        rows.append(
+            Row(f"{config.name}, {STAGES} stages: a step {kind} / full", ratios(seconds, full), limit, claim, beside)
         )
-        for (kind, claim), seconds in zip(ROUTES.items(), others, strict=True)
-    ]
+    return rows
 
 
-def run_gpu() -> int:
-    """The inline engine on one GPU beside a plain loop, and what readiness for recovery and other routes cost there.
+@benchmark(
+    "gpu",
+    presets=Flag(["llama_124m", "llama_500m"], "recipes", metavar="NAME"),
+    repeats=Flag(10, "steps of each side, warm-up apart"),
+    microbatches=Flag(None, "in a step; the preset's unless given", type=int),
+    peak=Flag(989.0, "dense bf16 peak; 989 on H100 and H200", metavar="TFLOP/S"),
+)
+def run_gpu(given: Namespace) -> Measurement:
+    """Compare the inline engine on one GPU with a plain loop; measure the cost of readiness and of other routes.
 
-    CheckFree's presets train in bf16, compiled, on a made-up corpus; the plain loop (``plain_loop.py``) trains a model
-    of the same shapes on the same samples in the same process, in turn. Utilisation is the FLOPs that the model needs
-    (6 N + 12 L D T a token) over what the GPU could do in the time. Kernels are those of one step, counted by torch's
-    profiler, copies and fills apart. Readiness is what CheckFree adds to a step: every stage's gradient norm is read
-    back, checked, and kept for a neighbour's rebirth. Routes: the first preset, in six stages, with the order of two
-    stages swapped in half of the microbatches, and with a third of the stages left out.
+    CheckFree's presets train in bf16, compiled, on a synthetic corpus. The plain loop trains a model of the same shapes
+    on the same samples in the same process, in turn. Utilisation (MFU) is the model's FLOPs (6 N + 12 L D T per token)
+    over the GPU's peak. Kernels are counted by torch's profiler, without copies and fills. Readiness: every stage's
+    gradient norm is read back, checked and kept for a neighbour's recovery. Routes: the first preset in six stages,
+    with two stages swapped in half of the microbatches, and with a third of the stages skipped.
 
-    The claims: at least 0.97 of the plain loop's speed; at least 33 % with 124M and 45 % with 500M; at most 600 kernels
-    for each microbatch of 124M; a step with readiness takes at most 1.02 of a step without, swapping 1.00 ± 0.02 of one
-    without, and skipping a third of the stages 0.67 to 0.80 of a whole one.
+    Claims: at least 0.97 of the plain loop's speed; MFU at least 33 % (124M) and 45 % (500M); at most 600 kernels per
+    microbatch of 124M; readiness at most 1.02; swapping 1.00 ± 0.02; skipping 0.67 to 0.80 of a full step.
     """
-    flags = parser(GPU_NAME, run_gpu.__doc__)
-    flags.add_argument("--presets", nargs="+", default=["llama_124m", "llama_500m"], metavar="NAME", help="recipes")
-    flags.add_argument("--repeats", type=int, default=10, help="steps of each side, warm-up apart")
-    flags.add_argument("--microbatches", type=int, help="in a step; the preset's unless given")
-    flags.add_argument(
-        "--peak", type=float, default=989.0, metavar="TFLOP/S", help="dense bf16 peak; 989 on H100 and H200"
-    )
-    given = flags.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks.gpu: needs a CUDA device")
         return 2
@@ -288,19 +268,15 @@ def run_gpu() -> int:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     rows += routed(given.presets[0], given.microbatches, given.repeats)
-    return conclude(
-        GPU_NAME, given, rows, ["published: torchtitan 33 to 39 % for Llama 3.1 8B in bf16 on 8 to 128 H100"]
-    )
+    return Result(rows, ["published: torchtitan 33 to 39 % for Llama 3.1 8B in bf16 on 8 to 128 H100"])
 
 
 FLEET_NAME = "gpu_fleet"
 SPEED, BACK = Claim(low=0.85), Claim(high=1.0)
-FLEET_WARM_UP = 4
-"""steps that compile and are not counted"""
+FLEET_WARM_UP = 4  # steps that compile and are not counted
 
 
 def arm(config: RunConfig, name: str, steps: int) -> RunConfig:
-    """The preset as a run of so many steps."""
     train = config.train.model_copy(update={"steps": steps})
     fleet = config.fleet.model_copy(update={"spares": 1, "missed": 40})
     checkpoint = config.checkpoint.model_copy(update={"every": 0})
@@ -313,10 +289,8 @@ def called(config: RunConfig) -> str:
 
 
 def speed(config: RunConfig, steps: int) -> Row:
-    """Steps of the fleet, then of inline: both at once would not fit the device."""
-    record = run_fleet(arm(config, "speed", FLEET_WARM_UP + steps))
-    require_finished(record)
-    fleet = step_seconds(record, FLEET_WARM_UP)
+    """Measure the fleet, then inline: both at once would not fit the device."""
+    fleet = step_seconds(finished(arm(config, "speed", FLEET_WARM_UP + steps)), FLEET_WARM_UP)
     stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
     engine = InlineEngine(config, stream)
     inline = [step_s(engine) for _ in range(FLEET_WARM_UP + steps)][FLEET_WARM_UP:]
@@ -333,40 +307,36 @@ def speed(config: RunConfig, steps: int) -> Row:
 def recovery(config: RunConfig, incidents: int, gap: int) -> list[Row]:
     """Kills in the forward pass, the backward pass and the commit in turn."""
     faults = kills(incidents, gap, config.pipeline.stages, ("forward", "backward", "commit"))
-    record = run_fleet(arm(config, "recovery", gap * (incidents + 2)), faults)
-    require_finished(record)
-    timings = recoveries(record)
+    timings = recoveries(finished(arm(config, "recovery", gap * (incidents + 2)), faults))
     back, name = totals(timings), called(config)
     return [
-        Row(f"{name}: a killed stage is back, s", back, "> 0", BACK, beside(timings), judged="worst"),
+        Row(f"{name}: a killed stage is back, s", back, "> 0", BACK, recovery_parts(timings), judged="worst"),
         Row(f"{name}: kills after which it went on", [len(back)], f"{incidents}", Claim(low=incidents)),
     ]
 
 
-def run_gpu_fleet() -> int:
+@benchmark(
+    FLEET_NAME,
+    preset=Flag("llama_124m", "recipe", metavar="NAME"),
+    stages=Flag(3, "block stages; the ends come on top"),
+    steps=Flag(20, "counted steps of each engine"),
+    kills=20,
+    gap=Flag(26, "steps from one kill to the next; a new worker is a spare after some 8 s"),
+    microbatches=Flag(None, "in a step; the preset's unless given", type=int),
+)
+def run_gpu_fleet(given: Namespace) -> Measurement:
     """Compare the fleet on one GPU with the inline engine, and time the recovery of a killed stage.
 
-    CheckFree's smallest preset, in bf16 and compiled, as a pipeline of four processes that share the first device: the
-    ends and three block stages. The claims: the fleet makes at least 0.85 of inline's steps in the same time, and a
-    killed middle stage, with a spare at hand, is back within a second, the worst of all.
+    CheckFree's smallest preset, bf16 and compiled, as four processes that share the first device. Claims: at least 0.85
+    of inline's steps per second; a killed middle stage, with a spare, is back within 1 s in every case.
     """
-    flags = parser(FLEET_NAME, run_gpu_fleet.__doc__)
-    flags.add_argument("--preset", default="llama_124m", metavar="NAME", help="recipe")
-    flags.add_argument("--stages", type=int, default=3, help="block stages; the ends come on top")
-    flags.add_argument("--steps", type=int, default=20, help="counted steps of each engine")
-    flags.add_argument("--kills", type=int, default=20)
-    flags.add_argument(
-        "--gap", type=int, default=26, help="steps from one kill to the next; a new worker is a spare after some 8 s"
-    )
-    flags.add_argument("--microbatches", type=int, help="in a step; the preset's unless given")
-    given = flags.parse_args()
     found = inventory()
     if not found.devices:
         raise UserError(f"benchmarks.gpu fleet: this machine has no CUDA device: {found.lacks}")
     torch.set_num_threads(1)  # as in workers
     os.environ[VISIBLE] = found.devices[0].name
     config = preset(given.preset, given.microbatches, given.stages)
-    return conclude(FLEET_NAME, given, [speed(config, given.steps), *recovery(config, given.kills, given.gap)])
+    return [speed(config, given.steps), *recovery(config, given.kills, given.gap)]
 
 
 PREDICTED_NAME = "gpu_predicted"
@@ -377,7 +347,7 @@ NOTES = ("predicted, not measured: no GPU has been used",)
 
 
 class OneDevice(Clock):
-    """All nodes share a device: it computes for one at a time, and makes one copy each way."""
+    """All nodes share a device that computes for one at a time, with one copy each way."""
 
     def _choose(self) -> None:
         for node in self.ready:
@@ -396,10 +366,10 @@ def stage_flops(model: ModelConfig, stages: int) -> list[float]:
     return [count * (whole - bare) / model.layers + (0.0 if stage else bare) for stage, count in enumerate(counts)]
 
 
-def predicted_preset(name: str, given: argparse.Namespace) -> RunConfig:
-    """A recipe of the repository as four processes, with what passes, copies and links take.
+def predicted_preset(name: str, given: Namespace) -> RunConfig:
+    """Return a shipped recipe as four processes with the seconds of passes, copies and links.
 
-    A forward pass is a third of the FLOPs. An optimizer's share is in the utilisation.
+    A forward pass is a third of the FLOPs; the utilisation includes the optimizer.
     """
     flags = {"pipeline.stages": str(BLOCKS), "network.forward_s": "[]", "network.backward_s": "[]"}
     flags |= {} if given.wire is None else {"pipeline.wire": given.wire}
@@ -411,20 +381,17 @@ def predicted_preset(name: str, given: argparse.Namespace) -> RunConfig:
     return config.model_copy(update={"network": config.network.model_copy(update={**costs, **links})})
 
 
-def rate(given: argparse.Namespace) -> float:
-    """FLOP/s at which passes run."""
+def rate(given: Namespace) -> float:
     return float(given.mfu * given.peak * 1e12)
 
 
 def predicted_step_s(config: RunConfig, clock: type[Clock], overlap: bool) -> float:
-    """Seconds of a simulated step."""
     network = config.network.model_copy(update={"overlap": overlap})
     itinerary = ResolvedRun(config.model_copy(update={"network": network}))
     return Prices.seconds(clock(itinerary.training(0), itinerary.prices).run())
 
 
-def predicted_rows_of(name: str, given: argparse.Namespace) -> list[Row]:
-    """The predictions for one preset."""
+def predicted_rows_of(name: str, given: Namespace) -> list[Row]:
     config = predicted_preset(name, given)
     per_token = flops_per_token(config.model)
     inline_s = per_token * config.pipeline.samples * config.model.context / rate(given)
@@ -448,35 +415,34 @@ def predicted_rows_of(name: str, given: argparse.Namespace) -> list[Row]:
     return rows
 
 
+PREDICTED_FLAGS = {
+    "presets": Flag(list(PRESETS), "recipes", metavar="NAME"),
+    "peak": Flag(989.0, "dense bf16, as published for H200", metavar="TFLOP/S"),
+    "mfu": Flag(0.45, "model FLOPs utilisation of all passes", metavar="SHARE"),
+    "staging": Flag(50.0, "between device and host, each way", metavar="GB/S"),
+    "link": Flag(10.0, "between processes of one host", metavar="GB/S"),
+    "wire": Flag(None, "format of activations; the recipe's unless given", choices=("fp32", "bf16")),
+}
+
+
 def flags() -> argparse.ArgumentParser:
-    made = parser(PREDICTED_NAME, run_predicted.__doc__)
-    made.add_argument("--presets", nargs="+", default=list(PRESETS), metavar="NAME", help="recipes")
-    made.add_argument("--peak", type=float, default=989.0, metavar="TFLOP/S", help="dense bf16, as published for H200")
-    made.add_argument("--mfu", type=float, default=0.45, metavar="SHARE", help="model FLOPs utilisation of all passes")
-    made.add_argument("--staging", type=float, default=50.0, metavar="GB/S", help="between device and host, each way")
-    made.add_argument("--link", type=float, default=10.0, metavar="GB/S", help="between processes of one host")
-    made.add_argument(
-        "--wire", choices=("fp32", "bf16"), help="how activations travel; as the recipe says unless given"
-    )
-    return made
+    return parser(PREDICTED_NAME, run_predicted.__doc__, PREDICTED_FLAGS)
 
 
-def run_predicted() -> int:
-    """What GPUs would come to, by formula and by the simulator: PREDICTED, NOT MEASURED. It runs on any machine.
+@benchmark(PREDICTED_NAME, **PREDICTED_FLAGS)
+def run_predicted(given: Namespace) -> Measurement:
+    """Predict the speed of GPUs by formula and simulator: PREDICTED, NOT MEASURED. It runs on any machine.
 
-    CheckFree's presets as four processes, the ends and three block stages, if every pass ran at the FLOPs utilisation
-    that `benchmarks.gpu gpu` is to find (--mfu of --peak). Assumed, not measured: how fast a device copies to and from
-    its host's memory (--staging; 50 GB/s is about what PCIe of generation 5 gives), and how fast processes of one host
-    hand over frames (--link; 10 GB/s is what 32 MB frames had in `benchmarks.edge edge` on two idle cores).
+    CheckFree's presets as four processes, if every pass ran at the utilisation --mfu of --peak. Assumed: the bandwidth
+    between device and host memory (--staging; PCIe 5 gives about 50 GB/s) and between processes of one host (--link;
+    `benchmarks.edge edge` measured 10 GB/s for 32 MB frames on two idle cores).
 
-    With a device each, by the simulator of all plans. On one device, it computes for one process at a time, and makes
-    one copy each way at a time. The control beside both: a device computes nothing while it copies. Not in any of it:
-    what it costs a device to change between processes, kernels that small passes make less efficient, devices that
-    share a bus, and waits for a host's cores.
+    With a device each, the plans' simulator predicts the step. One device computes for one process at a time, with one
+    copy each way at a time; the control does not compute while it copies. Not included: switches between processes,
+    inefficient kernels of small passes, shared buses, and waits for a host's cores.
     """
-    given = flags().parse_args()
     rows = [row for name in given.presets for row in predicted_rows_of(name, given)]
-    return conclude(PREDICTED_NAME, given, rows, NOTES, column="predicted")
+    return Result(rows, NOTES, column="predicted")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import multiprocessing
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -19,21 +19,15 @@ from greenlet import greenlet
 from torch import Tensor
 from torch.nn import Parameter
 
-from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, milliseconds, parser, start
-from benchmarks.fleet_run import VOCAB, Relay, bytes_data, require_finished, run_fleet
+from benchmarks.common import interleaved, milliseconds, ratios, run_config
+from benchmarks.fleet_run import VOCAB, Relay, bytes_data, finished, run_fleet
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from benchmarks.ladder import engine_for
 from planaria.common.errors import RunStopped, UserError
-from planaria.config.schema import (
-    CheckpointConfig,
-    FleetConfig,
-    ModelConfig,
-    OptimConfig,
-    PipelineConfig,
-    RunConfig,
-    TrainConfig,
-)
+from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.models.hf_config import to_config
 from planaria.models.optimizers.adamw import adamw
@@ -45,10 +39,7 @@ if TYPE_CHECKING:
 
 
 class PlainLoop:
-    """Trains the whole model as a script would: the same weights, microbatches, clipping and AdamW as the engine.
-
-    Like the engine it clips stage by stage, so that both compute the same numbers.
-    """
+    """Trains the complete model with the engine's weights, microbatches, clipping by stage and AdamW."""
 
     def __init__(self, config: RunConfig, stream: Stream) -> None:
         self.config, self.step = config, 0
@@ -59,11 +50,11 @@ class PlainLoop:
         self._optimizer = adamw([p for group in self._groups for p in group], config.optim)
 
     def module_of(self, model: Llama) -> Any:
-        """What is trained: it has the weights of ``model``."""
+        """Return the module to train, with the weights of ``model``."""
         return model
 
     def groups_of(self, model: Llama) -> list[list[Parameter]]:
-        """Its parameters, those of each stage of ``model`` together."""
+        """Return its parameters, grouped by stage of ``model``."""
         return [list(part.parameters()) for part in (model.ends, *model.stages)]
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -72,11 +63,11 @@ class PlainLoop:
         return found
 
     def fold(self) -> None:
-        """All gradients of a step are there."""
+        """Complete the gradients of a step."""
         self._module.ends.fold_gradients()
 
     def train_step(self) -> float:
-        """One update; the mean loss of its microbatches in nats."""
+        """Make one update; return the mean loss of its microbatches in nats."""
         pipeline = self.config.pipeline
         losses = []
         for microbatch in range(pipeline.microbatches):
@@ -96,7 +87,7 @@ class PlainLoop:
 
 
 class TransformersLoop(PlainLoop):
-    """The same with the Llama of ``transformers``, and its own loss."""
+    """The same loop with the Llama and the loss of ``transformers``."""
 
     def __init__(self, config: RunConfig, stream: Stream, attention: str) -> None:
         """``attention``: "sdpa" or "eager"."""
@@ -126,32 +117,29 @@ class TransformersLoop(PlainLoop):
         return found
 
     def fold(self) -> None:
-        """Nothing: it has one gradient for a tied table."""
+        """A tied table has one gradient already."""
 
 
-INLINE_NAME = "inline"
 PLAIN, SMALL, TRANSFORMERS, SAME = Claim(high=1.02), Claim(high=1.05), Claim(high=1.0), Claim(high=0.0)
 ENGINE, OWN = "engine", "plain loop"
 ATTENTIONS = {"transformers, sdpa": "sdpa", "transformers, eager": "eager"}
-FIRST, APART = 3, 1e-4
-"""the steps whose losses say whether all do the same work, and by how many nats sums in another order may differ"""
+FIRST, APART = 3, 1e-4  # steps whose losses are compared, and the tolerance in nats for sums in another order
 
-_step: Callable[[], float]
-"""of the one side that a process has: trains a step, and says its loss"""
+_step: Callable[[], float]  # the process's only side: trains a step and returns its loss
 
 
 class PausedRun(Relay):
     """A run of ``planaria train --engine inline`` that pauses after each step."""
 
     def __init__(self, config: RunConfig) -> None:
-        train = config.train.model_copy(update={"steps": config.train.steps + 1})  # it never ends
+        train = config.train.model_copy(update={"steps": config.train.steps + 1})  # the run never ends
         inline = config.model_copy(update={"engine": "inline", "train": train})
         self._run = greenlet(lambda: run_fleet(inline, around=self._around))
         self._loss = 0.0
         self._run.switch()
 
     def train_step(self) -> float:
-        """Train until the next step is ordered; the loss of the one before."""
+        """Train until the next step is ordered; return the loss of the one before."""
         found: float = self._run.switch()
         return found
 
@@ -171,12 +159,7 @@ class PausedRun(Relay):
 
 
 def begin(side: str, config: RunConfig) -> None:
-    """Make a side, in a new process."""
-    import torch
-
-    from planaria.data.shards import prepare
-    from planaria.data.stream import Stream
-
+    """Create a side in a new process."""
     global _step
     torch.set_num_threads(1)
     stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
@@ -189,14 +172,14 @@ def begin(side: str, config: RunConfig) -> None:
 
 
 def take(steps: int) -> tuple[float, list[float]]:
-    """Processor seconds of so many steps, and their losses."""
+    """Train; return the processor seconds and the losses."""
     began = time.process_time()
     losses = [_step() for _ in range(steps)]
     return time.process_time() - began, losses
 
 
 class Side:
-    """One way to train, in its process: no side works in memory, or beside modules, that another has left."""
+    """One way to train, in its own process."""
 
     def __init__(self, name: str, config: RunConfig, stack: ExitStack) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -204,23 +187,23 @@ class Side:
         self.losses: list[float] = []
 
     def train(self, steps: int) -> float:
-        """Processor seconds of so many more steps."""
+        """Train further steps; return the processor seconds."""
         seconds, losses = self._process.submit(take, steps).result()
         self.losses += losses
         return seconds
 
 
 def require_alike(sides: Mapping[str, Side]) -> None:
-    """:raises RunStopped: when a side has other losses than the engine: it does not do the same work."""
+    """:raises RunStopped: if a side's losses differ from the engine's."""
     for name, side in sides.items():
         apart = max(abs(a - b) for a, b in zip(side.losses, sides[ENGINE].losses, strict=True))
         if not apart <= APART:
             raise RunStopped(f"{name}: its losses are up to {apart:.2g} nats from the engine's; nothing is measured")
 
 
-def compare(given: argparse.Namespace, dim: int) -> Iterator[Row]:
-    """Time and loss of all sides at one width."""
-    config = recipe(given, dim)
+def compare(given: Namespace, dim: int) -> Iterator[Row]:
+    """Compare time and loss of all sides at one width."""
+    config = recipe(given, dim, "inline", given.steps * given.repeats + FIRST)
     names = [ENGINE, *([OWN] if "plain" in given.against else [])]
     names += ATTENTIONS if "transformers" in given.against else []
     with ExitStack() as stack:
@@ -232,76 +215,70 @@ def compare(given: argparse.Namespace, dim: int) -> Iterator[Row]:
     what = f"width {dim}, {parameter_count(config.model) / 1e6:.2f} M parameters: engine / "
     if "plain" in given.against:
         yield ratio(what + OWN, config, seconds, OWN, SMALL if dim < 256 else PLAIN)
-        gaps = [abs(a - b) for a, b in zip(sides[ENGINE].losses, sides[OWN].losses, strict=True)]
-        apart = f"|loss - plain loss|, worst of {len(gaps)} steps, nats"
-        yield Row(apart, gaps, "0: the same sums", SAME, judged="worst")
+        apart = [abs(a - b) for a, b in zip(sides[ENGINE].losses, sides[OWN].losses, strict=True)]
+        title = f"|loss - plain loss|, worst of {len(apart)} steps, nats"
+        yield Row(title, apart, "0: the same sums", SAME, judged="worst")
     if "transformers" in given.against:
         fastest = min(ATTENTIONS, key=lambda name: median(seconds[name]))
         yield ratio(what + fastest, config, seconds, fastest, TRANSFORMERS)
 
 
 def ratio(what: str, config: RunConfig, seconds: Mapping[str, list[float]], other: str, claim: Claim) -> Row:
-    """The engine's time over another's, repeat by repeat; beside it a step of every side."""
+    """The engine's time over another's, with each side's step."""
     steps = (config.train.steps - FIRST) // len(seconds[ENGINE])
     flops = flops_per_token(config.model) * config.pipeline.samples * config.model.context * steps
-    return Row(
-        what=what,
-        values=[a / b for a, b in zip(seconds[ENGINE], seconds[other], strict=True)],
-        limit=f"1 ({flops / min(seconds[other]) / 1e9:.0f} GFLOP/s at best)",
-        claim=claim,
-        beside={name: milliseconds([s / steps for s in found]) for name, found in seconds.items()},
-    )
+    limit = f"1 ({flops / min(seconds[other]) / 1e9:.0f} GFLOP/s at best)"
+    beside = {name: milliseconds([s / steps for s in found]) for name, found in seconds.items()}
+    return Row(what, ratios(seconds[ENGINE], seconds[other]), limit, claim, beside)
 
 
-def recipe(given: argparse.Namespace, dim: int) -> RunConfig:
-    return RunConfig(
-        name=INLINE_NAME,
-        out=str(RUNS),
-        model=ModelConfig(vocab=VOCAB, dim=dim, layers=given.stages, hidden=dim * 11 // 4),
-        pipeline=PipelineConfig(
-            stages=given.stages, microbatches=given.microbatches, microbatch_size=given.microbatch_size
-        ),
+def recipe(given: Namespace, dim: int, name: str, steps: int, **sections: Any) -> RunConfig:
+    sizes = {"microbatches": given.microbatches, "microbatch_size": given.microbatch_size}
+    return run_config(
+        name,
+        model={"vocab": VOCAB, "dim": dim, "layers": given.stages, "hidden": dim * 11 // 4},
+        pipeline={"stages": given.stages, **sizes},
         data=bytes_data(),
-        train=TrainConfig(steps=given.steps * given.repeats + FIRST, eval_every=0),
+        train={"steps": steps, "eval_every": 0},
+        **sections,
     )
 
 
-def run_inline() -> int:
-    """What stages, their workers and their controller cost one process: an inline run against loops over one module.
+@benchmark(
+    "inline",
+    against=Flag(["plain", "transformers"], choices=["plain", "transformers"]),
+    dims=Flag([128, 256, 512], "widths of the model"),
+    steps=Flag(2, "in one repeat"),
+    repeats=Flag(15, "of each side"),
+    stages=Flag(4, "block stages of one layer each"),
+    microbatches=8,
+    microbatch_size=4,
+)
+def run_inline(given: Namespace) -> Measurement:
+    """Measure the processor time of an inline run over plain loops.
 
-    The run is what ``planaria train --engine inline`` makes, its log included. All train the same weights on the same
-    microbatches with the same AdamW and clipping, each in a process of its own with one thread, and take turns;
-    processor time is compared. The loops train planaria's own model, and the Llama of transformers with either of its
-    kinds of attention, sdpa and eager, of which the faster one counts. The claims: the
-    engine takes at most 1.02 of the plain loop's time (1.05 at a width of 128), with exactly its losses, and at most
-    the time of transformers, whose losses in the first steps must be the same within 1e-4, or nothing is measured.
+    The run is that of ``planaria train --engine inline`` with its log. All sides train the same weights on the same
+    microbatches with the same AdamW and clipping, each in its own single-threaded process, in turns. The loops train
+    planaria's model, and transformers' Llama with sdpa and eager attention, of which the faster counts. Claims: at most
+    1.02 of the plain loop's time (1.05 at width 128) with exactly its losses; at most the time of transformers, whose
+    first losses must agree within 1e-4.
     """
-    flags = parser(INLINE_NAME, run_inline.__doc__)
-    flags.add_argument("--against", nargs="+", choices=["plain", "transformers"], default=["plain", "transformers"])
-    flags.add_argument("--dims", type=int, nargs="+", default=[128, 256, 512], help="widths of the model")
-    flags.add_argument("--steps", type=int, default=2, help="in one repeat")
-    flags.add_argument("--repeats", type=int, default=15, help="of each side")
-    flags.add_argument("--stages", type=int, default=4, help="block stages of one layer each")
-    flags.add_argument("--microbatches", type=int, default=8)
-    flags.add_argument("--microbatch-size", type=int, default=4)
-    given = flags.parse_args()
     if "transformers" in given.against and importlib.util.find_spec("transformers") is None:
         raise UserError("--against transformers: it is not installed; pip install 'planaria[hf]', or --against plain")
     rows = [row for dim in given.dims for row in compare(given, dim)]
-    return conclude(INLINE_NAME, given, rows, ["measured: processor time of the engine / of a loop, one process each"])
+    return Result(rows, ["measured: processor time of the engine / of a loop, one process each"])
 
 
-WORKER_CPU_NAME = "worker_cpu"
 CLAIMS = {128: Claim(high=1.25), 256: Claim(high=1.08), 512: Claim(high=1.04)}
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """Processor time that these live processes have used, all threads."""
-    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)  # how Linux names another process's clock
+    """Return the processor time of live processes, all threads."""
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)  # Linux's id of another process's clock
 
 
 class Metered(Relay):
-    """Notes what the workers have used when a step is ordered."""
+    """Records the workers' processor time at each step's order."""
 
     def __init__(self, inner: Observer) -> None:
         super().__init__(inner)
@@ -320,20 +297,20 @@ class Metered(Relay):
 
 
 def fleet_s(config: RunConfig, warm: int) -> float:
-    """Processor seconds of a step of all workers."""
+    """Return the processor seconds of a step of all workers."""
     metered: list[Metered] = []
 
     def around(inner: Observer, folder: Path) -> Observer:
         metered.append(Metered(inner))
         return metered[0]
 
-    require_finished(run_fleet(config, around=around))
+    finished(config, around=around)
     used, last = metered[0].used, config.train.steps - 1
     return (used[last] - used[warm]) / (last - warm)
 
 
 def inline_s(config: RunConfig, warm: int, at_once: int = 1) -> float:
-    """The same of one process, which has nothing else to do; the mean of so many ``at_once``."""
+    """Return the processor seconds of a step in one process, the mean of ``at_once`` concurrent ones."""
     with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn")) as fresh:
         return fmean(fresh.map(_inline_s, repeat(config, at_once), repeat(warm, at_once)))
 
@@ -348,24 +325,10 @@ def _inline_s(config: RunConfig, warm: int) -> float:
     return (time.process_time() - began) / (config.train.steps - warm)
 
 
-def worker_cpu_recipe(given: argparse.Namespace, dim: int) -> RunConfig:
-    return RunConfig(
-        name=f"{WORKER_CPU_NAME}-{dim}",
-        out=str(RUNS),
-        model=ModelConfig(vocab=VOCAB, dim=dim, layers=given.stages, hidden=dim * 11 // 4),
-        pipeline=PipelineConfig(
-            stages=given.stages, microbatches=given.microbatches, microbatch_size=given.microbatch_size
-        ),
-        optim=OptimConfig(lr=1e-4),
-        data=bytes_data(),
-        train=TrainConfig(steps=given.steps, eval_every=0),
-        fleet=FleetConfig(spares=0),
-        checkpoint=CheckpointConfig(every=0),
+def row_of(given: Namespace, dim: int) -> Row:
+    config = recipe(
+        given, dim, f"worker_cpu-{dim}", given.steps, optim={"lr": 1e-4}, fleet={"spares": 0}, checkpoint={"every": 0}
     )
-
-
-def row_of(given: argparse.Namespace, dim: int) -> Row:
-    config = worker_cpu_recipe(given, dim)
     workers = given.stages + 1
     sides = [
         lambda: fleet_s(config, given.warm),
@@ -375,31 +338,29 @@ def row_of(given: argparse.Namespace, dim: int) -> Row:
     fleet, inline, crowd = interleaved(sides, given.repeats)
     limit = f"{median(crowd) / median(inline):.3f}: {workers} such processes at once"
     beside = {"fleet": milliseconds(fleet), "inline": milliseconds(inline)}
-    ratios = [a / b for a, b in zip(fleet, inline, strict=True)]
-    return Row(f"width {dim}", ratios, limit, CLAIMS.get(dim), beside)
+    return Row(f"width {dim}", ratios(fleet, inline), limit, CLAIMS.get(dim), beside)
 
 
-def run_worker_cpu() -> int:
-    """What does training cost in workers' processor time, over one process that does the same?
+@benchmark(
+    "worker_cpu",
+    dims=Flag(list(CLAIMS), "widths of the model", type=int),
+    steps=Flag(40, "in one repeat"),
+    warm=Flag(10, "the first of these, which do not count"),
+    repeats=Flag(5, "of each side"),
+    stages=Flag(4, "block stages of one layer each"),
+    microbatches=8,
+    microbatch_size=4,
+)
+def run_worker_cpu(given: Namespace) -> Measurement:
+    """Measure the processor time of a fleet's workers over that of one process.
 
-    The fleet's workers and the inline engine train the same small model on the same microbatches, one thread each, and
-    take turns. Compared is processor time per step: of all workers together, their waiting, frames, heartbeats and
-    reports included, and of the one process. The claims: at most 1.25, 1.08 and 1.04 at widths of 128, 256 and 512.
-
-    The limit is what each of several such processes uses, as many as there are workers, that train at once and have
-    nothing to do with each other: they take turns at the cores, and find caches that others have used since.
+    The fleet's workers and the inline engine train the same small model on the same microbatches, one thread each, in
+    turns. Compared is the processor time per step of all workers, including waiting, frames, heartbeats and reports.
+    Claims: at most 1.25, 1.08 and 1.04 at widths 128, 256 and 512. The limit is the time of as many unrelated
+    processes that share cores and caches.
     """
-    flags = parser(WORKER_CPU_NAME, run_worker_cpu.__doc__)
-    flags.add_argument("--dims", type=int, nargs="+", default=list(CLAIMS), help="widths of the model")
-    flags.add_argument("--steps", type=int, default=40, help="in one repeat")
-    flags.add_argument("--warm", type=int, default=10, help="the first of these, which do not count")
-    flags.add_argument("--repeats", type=int, default=5, help="of each side")
-    flags.add_argument("--stages", type=int, default=4, help="block stages of one layer each")
-    flags.add_argument("--microbatches", type=int, default=8)
-    flags.add_argument("--microbatch-size", type=int, default=4)
-    given = flags.parse_args()
     rows = [row_of(given, dim) for dim in given.dims]
-    return conclude(WORKER_CPU_NAME, given, rows, ["measured: processor time of all workers / of the one process"])
+    return Result(rows, ["measured: processor time of all workers / of the one process"])
 
 
 if __name__ == "__main__":

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
-import multiprocessing
-import os
 import shutil
-import statistics
 import sysconfig
 import time
-from concurrent.futures import ProcessPoolExecutor
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product, repeat
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
+import planaria
+from benchmarks.common import CORES, DATA, RUNS, gaps, in_processes, ratios, run_config
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import RunStopped, UserError
-from planaria.config.options import Options
-from planaria.config.schema import (
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    PipelineConfig,
-    RecoveryConfig,
-    RoutingConfig,
-    RunConfig,
-    TrainConfig,
-)
+from planaria.config.schema import ModelConfig, RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.lab.compare.race import Point
@@ -45,52 +35,16 @@ from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.engine.omission import omissions
 from planaria.runtime.engine.samples import batches
 
-LADDER_NAME = "ladder"
-ORDER, LATER = Claim(high=0.95), Claim(high=0.05)
-AVERAGES = ("checkfree", "checkfree as in its code", "uniform")
-# Twins are as exact without their forward passes, and half as slow.
-RULES = {
-    "checkfree": RecoveryConfig(),
-    "checkfree as in its code": RecoveryConfig(options=Options({"omega": "l2", "measured": "postclip"})),
-    "uniform": RecoveryConfig(strategy="uniform"),
-    "copy": RecoveryConfig(strategy="copy"),
-    "random": RecoveryConfig(strategy="random"),
-    "identity": RecoveryConfig(strategy="identity"),
-    "echo, 8 bits": RecoveryConfig(strategy="echo", options=Options({"bits": 8})),
-    "echo, 4 bits": RecoveryConfig(strategy="echo", options=Options({"bits": 4})),
-    "echo, 2 bits": RecoveryConfig(strategy="echo", options=Options({"bits": 2})),
-    "redundant": RecoveryConfig(strategy="redundant", options=Options({"forward": False})),
-}
-WARM = Echo().every
-"""steps after which every copy is whole"""
+WORKERS = Flag(CORES, "processes at the same time")
+VOCAB = 260  # ids of bytes
 
 
-@dataclass(frozen=True)
-class Harm:
-    """Validation losses above the run's that lost nothing, in nats, for each middle stage."""
-
-    at_once: list[float]
-    later: list[float]
-
-
-def recipe(given: argparse.Namespace, seed: int, recovery: RecoveryConfig) -> RunConfig:
-    """One layer a stage; the corpus and its tokenizer come from the user's cache if they are there."""
-    return RunConfig(
-        name=LADDER_NAME,
-        out=str(RUNS),
-        seed=seed,
-        model=ModelConfig(
-            vocab=given.vocab, dim=given.dim, layers=given.stages, hidden=given.dim * 11 // 4, context=64
-        ),
-        pipeline=PipelineConfig(stages=given.stages, microbatches=2, microbatch_size=given.samples // 2),
-        optim=OptimConfig(lr=2e-3, warmup=20),
-        train=TrainConfig(eval_microbatches=16),
-        recovery=recovery,
-    )
+def shape(vocab: int, dim: int, layers: int, context: int = 64, **more: Any) -> dict[str, Any]:
+    return {"vocab": vocab, "dim": dim, "layers": layers, "hidden": dim * 11 // 4, "context": context, **more}
 
 
 def engine_for(config: RunConfig) -> InlineEngine:
-    """An engine on one thread, with the corpus' two streams."""
+    """Return an engine on one thread with the training and validation streams of the corpus."""
     torch.set_num_threads(1)
     dataset = prepare(config.data, config.model.vocab)
     context = config.model.context
@@ -99,23 +53,60 @@ def engine_for(config: RunConfig) -> InlineEngine:
     )
 
 
+def lose(engine: InlineEngine, stage: int) -> None:
+    if (plan := engine.lose([stage])).reason:
+        raise RunStopped(plan.reason)
+
+
+# ---- a lost middle stage
+
+AVERAGES = ("checkfree", "checkfree as in its code", "uniform")
+RULES: dict[str, dict[str, Any]] = {
+    "checkfree": {},
+    "checkfree as in its code": {"options": {"omega": "l2", "measured": "postclip"}},
+    "uniform": {"strategy": "uniform"},
+    "copy": {"strategy": "copy"},
+    "random": {"strategy": "random"},
+    "identity": {"strategy": "identity"},
+    "echo, 8 bits": {"strategy": "echo", "options": {"bits": 8}},
+    "echo, 4 bits": {"strategy": "echo", "options": {"bits": 4}},
+    "echo, 2 bits": {"strategy": "echo", "options": {"bits": 2}},
+    # Twins are as exact without their forward passes, and half as slow.
+    "redundant": {"strategy": "redundant", "options": {"forward": False}},
+}
+WARM = Echo().every  # steps after which every copy is complete
+Losses = list[tuple[float, float]]  # at once and later, by lost stage
+
+
+def ladder_recipe(given: Namespace, seed: int, rule: str | None = None) -> RunConfig:
+    """One layer per stage; the corpus and its tokenizer are read from the user's cache if present."""
+    return run_config(
+        "ladder",
+        seed=seed,
+        model=shape(given.vocab, given.dim, given.stages),
+        pipeline={"stages": given.stages, "microbatches": 2, "microbatch_size": given.samples // 2},
+        optim={"lr": 2e-3, "warmup": 20},
+        train={"eval_microbatches": 16},
+        recovery=RULES[rule] if rule else {},
+    )
+
+
 def trained(seed: int) -> Path:
-    """Where the state lies that all rules start from."""
-    return RUNS / LADDER_NAME / f"seed-{seed}"
+    return RUNS / "ladder" / f"seed-{seed}"
 
 
-def train(given: argparse.Namespace, seed: int) -> None:
-    """Train up to the steps that strategies with copies take themselves."""
-    engine = engine_for(recipe(given, seed, RecoveryConfig()))
+def ladder_train(given: Namespace, seed: int) -> None:
+    """Train up to the steps that strategies with copies take themselves, and write every stage."""
+    engine = engine_for(ladder_recipe(given, seed))
     for _ in range(given.steps - WARM):
         engine.train_step()
     for stage, runner in engine.runners.items():
         write_stage(trained(seed), stage, engine.step, runner.state())
 
 
-def losses_of(given: argparse.Namespace, seed: int, rule: str | None) -> list[tuple[float, float]]:
-    """Validation losses (at once, later) for each middle stage that is lost; with no rule, once, losing nothing."""
-    engine = engine_for(recipe(given, seed, RULES[rule] if rule else RecoveryConfig()))
+def losses_of(given: Namespace, seed: int, rule: str | None) -> Losses:
+    """Return the validation losses for each lost middle stage; without a rule, of the run that loses nothing."""
+    engine = engine_for(ladder_recipe(given, seed, rule))
     state = {stage: read_stage(trained(seed), stage, given.steps - WARM) for stage in engine.runners}
     found = []
     for stage in range(2, given.stages) if rule else [None]:
@@ -123,8 +114,8 @@ def losses_of(given: argparse.Namespace, seed: int, rule: str | None) -> list[tu
         engine.become(state)
         for _ in range(WARM):
             engine.train_step()
-        if stage is not None and (plan := engine.lose([stage])).reason:
-            raise RunStopped(f"{rule}: {plan.reason}")
+        if stage is not None:
+            lose(engine, stage)
         at_once = engine.evaluate()
         for _ in range(given.after):
             engine.train_step()
@@ -132,135 +123,96 @@ def losses_of(given: argparse.Namespace, seed: int, rule: str | None) -> list[tu
     return found
 
 
-def measure(given: argparse.Namespace) -> tuple[dict[int, tuple[float, float]], dict[str, dict[int, Harm]]]:
-    """The losses of the run that lost nothing, by seed, and each rule's harm, by seed."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(given.workers, mp_context=spawn) as pool:
-        list(pool.map(train, repeat(given), given.seeds))
-        print(f"trained {len(given.seeds)} seeds for {given.steps - WARM} steps", flush=True)
-        arms = list(product([None, *RULES], given.seeds))
-        rules, seeds = [rule for rule, _ in arms], [seed for _, seed in arms]
-        losses: dict[tuple[str | None, int], list[tuple[float, float]]] = {}
-        for (rule, seed), found in zip(arms, pool.map(losses_of, repeat(given), seeds, rules), strict=True):
-            losses[rule, seed] = found
-            print(f"seed {seed}, {rule or 'nothing lost'}: {shown(found)}", flush=True)
-    free = {seed: losses[None, seed][0] for seed in given.seeds}
-    harm = {
-        rule: {
-            seed: Harm(
-                [now - free[seed][0] for now, _ in losses[rule, seed]],
-                [later - free[seed][1] for _, later in losses[rule, seed]],
-            )
-            for seed in given.seeds
-        }
-        for rule in RULES
-    }
-    return free, harm
+def ladder_rows(losses: dict[tuple[str | None, int], Losses], seeds: Sequence[int]) -> Iterator[Row]:
+    means: dict[str, list[float]] = {}
+    for rule in RULES:
+        base = {seed: losses[None, seed][0] for seed in seeds}
+        at_once = [[now - base[seed][0] for now, _ in losses[rule, seed]] for seed in seeds]
+        later = [[after - base[seed][1] for _, after in losses[rule, seed]] for seed in seeds]
+        means[rule] = [fmean(each) for each in at_once]
+        beside: dict[str, Cell] = {}
+        for what, by_seed in (("at once", at_once), ("later", later)):
+            flat = [x for each in by_seed for x in each]
+            beside |= {what: f"{fmean(flat):+.3f}", f"{what}, each": f"{min(flat):+.3f} … {max(flat):+.3f}"}
+        claim = Claim(high=0.05) if rule in AVERAGES else None
+        yield Row(rule, [fmean(each) for each in later], "nothing lost: 0", claim, beside, judged="worst")
+    over = ratios(means["uniform"], means["copy"])
+    yield Row("at once: uniform / copy", over, "none known", Claim(high=0.95), judged="worst")
 
 
-def shown(losses: list[tuple[float, float]]) -> str:
-    return ", ".join(f"{now:.3f} → {later:.3f}" for now, later in losses)
+@benchmark(
+    "ladder",
+    seeds=[1, 2, 3],
+    steps=Flag(300, "before the loss"),
+    after=Flag(50, "steps after the loss"),
+    stages=Flag(6, "block stages of one layer each"),
+    dim=Flag(96, "width of the model; 96 is 0.8 million parameters"),
+    vocab=Flag(1024, "that of the recipe recovery, whose tokenizer may be in the cache"),
+    samples=Flag(10, "in one step, of 64 tokens each"),
+    workers=WORKERS,
+)
+def run_ladder(given: Namespace) -> Measurement:
+    """Measure the harm of losing a middle stage under each recovery rule, at once and 50 steps later.
 
+    A small model learns Python's standard library. From the same trained state and with the same data, each middle
+    stage in turn is lost and rebuilt by each rule. The base is a run that loses nothing. Strategies that keep copies
+    train the last steps before the loss themselves, so that their copies are complete; so does the base.
 
-def rows_of(harm: dict[str, dict[int, Harm]]) -> list[Row]:
-    """A row for each rule, and the order of the two simplest."""
-    rows = []
-    for rule, by_seed in harm.items():
-        at_once = [x for each in by_seed.values() for x in each.at_once]
-        later = [x for each in by_seed.values() for x in each.later]
-        rows.append(
-            Row(
-                what=rule,
-                values=[statistics.mean(each.later) for each in by_seed.values()],
-                limit="nothing lost: 0",
-                claim=LATER if rule in AVERAGES else None,
-                beside={
-                    "at once": f"{statistics.mean(at_once):+.3f}",
-                    "at once, each": f"{min(at_once):+.3f} … {max(at_once):+.3f}",
-                    "later": f"{statistics.mean(later):+.3f}",
-                    "later, each": f"{min(later):+.3f} … {max(later):+.3f}",
-                },
-                judged="worst",
-            )
-        )
-    means = {rule: [statistics.mean(each.at_once) for each in harm[rule].values()] for rule in ("uniform", "copy")}
-    ratios = [uniform / copy for uniform, copy in zip(means["uniform"], means["copy"], strict=True)]
-    return [*rows, Row("at once: uniform / copy", ratios, "none known", ORDER, judged="worst")]
-
-
-def run_ladder() -> int:
-    """What each rule makes of a lost middle stage: how much worse the model is at once, and 50 steps later.
-
-    A small model learns Python from Python's own standard library, once for each seed. From the same trained state,
-    with the same data to come, each middle stage in turn is lost and brought back by each rule: CheckFree's average,
-    the same as its published code weighs it, the plain average, a neighbour's copy, new random weights, nothing at all
-    (identity), and the strategies that keep copies. These train the last few steps before the loss themselves, so that
-    their copies are whole; so does the run that loses nothing, which all are held against.
-
-    The claims, as means over the middle stages and in every seed: the plain average does at most 0.95 of the harm at
-    once that a neighbour's copy does, and 50 steps after the loss averages leave at most 0.05 nats. There is none on
-    random weights: at a million parameters a fresh residual stage is nearly the identity, in large models it is said to
-    be far worse than anything here.
+    Claims, for means over the middle stages, in every seed: the plain average does at most 0.95 of a copy's harm at
+    once; averages leave at most 0.05 nats 50 steps later. Random weights have no claim: at this size a fresh residual
+    stage is nearly the identity.
     """
-    flags = parser(LADDER_NAME, run_ladder.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--steps", type=int, default=300, help="before the loss")
-    flags.add_argument("--after", type=int, default=50, help="steps after the loss")
-    flags.add_argument("--stages", type=int, default=6, help="block stages of one layer each")
-    flags.add_argument("--dim", type=int, default=96, help="width of the model; 96 is 0.8 million parameters")
-    flags.add_argument(
-        "--vocab", type=int, default=1024, help="that of the recipe recovery, whose tokenizer may be in the cache"
-    )
-    flags.add_argument("--samples", type=int, default=10, help="in one step, of 64 tokens each")
-    flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
-    given = flags.parse_args()
     if given.steps < WARM:
-        raise UserError(f"--steps {given.steps}: copies are whole after {WARM} steps; give {WARM} or more")
-    prepare(recipe(given, 0, RecoveryConfig()).data, given.vocab, print)
-    free, harm = measure(given)
+        raise UserError(f"--steps {given.steps}: copies are complete after {WARM} steps; give {WARM} or more")
+    prepare(ladder_recipe(given, 0).data, given.vocab, print)
+    list(in_processes(given.workers, ladder_train, repeat(given), given.seeds))
+    print(f"trained {len(given.seeds)} seeds for {given.steps - WARM} steps", flush=True)
+    arms = list(product([None, *RULES], given.seeds))
+    results = in_processes(given.workers, losses_of, repeat(given), [s for _, s in arms], [rule for rule, _ in arms])
+    losses = {}
+    for (rule, seed), found in zip(arms, results, strict=True):
+        losses[rule, seed] = found
+        shown = ", ".join(f"{now:.3f} → {later:.3f}" for now, later in found)
+        print(f"seed {seed}, {rule or 'nothing lost'}: {shown}", flush=True)
+    free = [(seed, *losses[None, seed][0]) for seed in given.seeds]
     notes = [
         f"measured: validation loss {given.after} steps after the loss of a stage, minus that of the run that lost "
         "nothing; nats per token, mean over the middle stages, worst seed",
         "the run that lost nothing: "
-        + ", ".join(f"seed {seed} {now:.3f}, then {later:.3f}" for seed, (now, later) in free.items()),
+        + ", ".join(f"seed {seed} {now:.3f}, then {later:.3f}" for seed, now, later in free),
     ]
-    return conclude(LADDER_NAME, given, rows_of(harm), notes)
+    return Result(list(ladder_rows(losses, given.seeds)), notes)
 
 
-EDGES_NAME = "edges"
-FIRST, LAST, STEPS = Claim(high=0.2), Claim(high=0.5), Claim(high=1.35)
-VOCAB = 260
-"""ids of bytes, and some"""
-ROUTINGS = ("full", "swapped")
+# ---- a lost outer stage
 
 
 @dataclass(frozen=True)
 class Course:
-    """One model: its validations, and how much worse it is at once without its first and its last block stage."""
+    """One model: its validations, and the harm of losing its first and its last block stage, in nats."""
 
     points: list[Point]
     first: float
     last: float
 
 
-def edges_recipe(given: argparse.Namespace, seed: int, routing: str) -> RunConfig:
-    """Two layers a stage; half of the microbatches are one of two."""
-    return RunConfig(
-        name=EDGES_NAME,
-        out=str(RUNS),
+def edges_recipe(given: Namespace, seed: int, routing: str) -> RunConfig:
+    """Two layers per stage; half of the microbatches are one of two."""
+    return run_config(
+        "edges",
         seed=seed,
-        model=ModelConfig(vocab=VOCAB, dim=given.dim, layers=2 * given.stages, hidden=given.dim * 11 // 4, context=96),
-        data=DataConfig(tokenizer="bytes"),
-        pipeline=PipelineConfig(stages=given.stages, microbatches=2, microbatch_size=given.samples // 2),
-        routing=RoutingConfig(kind=routing),
-        optim=OptimConfig(lr=2e-3, warmup=20),
-        train=TrainConfig(steps=given.steps),
-        recovery=RecoveryConfig(strategy="copy"),
+        model=shape(VOCAB, given.dim, 2 * given.stages, 96),
+        data={"tokenizer": "bytes"},
+        pipeline={"stages": given.stages, "microbatches": 2, "microbatch_size": given.samples // 2},
+        routing={"kind": routing},
+        optim={"lr": 2e-3, "warmup": 20},
+        train={"steps": given.steps},
+        recovery={"strategy": "copy"},
     )
 
 
-def edges_train(given: argparse.Namespace, seed: int, routing: str) -> Course:
-    """Train one model, then lose either edge of it."""
+def edges_train(given: Namespace, seed: int, routing: str) -> Course:
+    """Train one model, then lose either outer stage."""
     engine = engine_for(edges_recipe(given, seed, routing))
     points = []
     for step in range(1, given.steps + 1):
@@ -271,99 +223,77 @@ def edges_train(given: argparse.Namespace, seed: int, routing: str) -> Course:
     harm = []
     for stage in (1, given.stages):
         engine.become(state)
-        if (plan := engine.lose([stage])).reason:
-            raise RunStopped(plan.reason)
+        lose(engine, stage)
         harm.append(engine.evaluate() - whole)
     return Course(points, *harm)
 
 
 def steps_ratio(full: list[Point], swapped: list[Point]) -> float:
-    """Steps to equal loss, swapped over full: to the best loss that both reach."""
+    """Return the steps to the best loss that both reach, swapped over full."""
     target = max(min(loss for _, loss in smoothed(points)) for points in (full, swapped))
     ticks = [ticks_to(points, target) for points in (full, swapped)]
     assert ticks[0] is not None and ticks[1] is not None, "both reach the worse of their best losses"
     return ticks[1] / ticks[0]
 
 
-def edges_rows_of(pairs: list[tuple[Course, Course]], stages: int) -> list[Row]:
-    """The three claims, a value for each seed; ``pairs`` are (full, swapped)."""
-    rows = []
-    for what, claim, side in (("stage 1", FIRST, "first"), (f"stage {stages}", LAST, "last")):
-        harms = [(getattr(full, side), getattr(swapped, side)) for full, swapped in pairs]
-        rows.append(
-            Row(
-                what=f"{what} lost, copied from its partner",
-                values=[swapped / full for full, swapped in harms],
-                limit="no harm: 0",
-                claim=claim,
-                beside={
-                    "full": f"{statistics.mean(full for full, _ in harms):+.3f}",
-                    "swapped": f"{statistics.mean(swapped for _, swapped in harms):+.3f}",
-                },
-            )
-        )
-    finals = [statistics.mean(smoothed(each[side].points)[-1][1] for each in pairs) for side in (0, 1)]
-    ratios = [steps_ratio(full.points, swapped.points) for full, swapped in pairs]
-    beside = {"full": f"loss {finals[0]:.3f}", "swapped": f"loss {finals[1]:.3f}"}
-    return [*rows, Row("steps to equal loss", ratios, "none known", STEPS, beside)]
-
-
-def edges_measure(given: argparse.Namespace) -> list[tuple[Course, Course]]:
-    """Both models of every seed."""
-    arms = list(product(given.seeds, ROUTINGS))
-    seeds, routings = [seed for seed, _ in arms], [routing for _, routing in arms]
-    courses: list[Course] = []
-    with ProcessPoolExecutor(given.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for arm, course in zip(arms, pool.map(edges_train, repeat(given), seeds, routings), strict=True):
-            courses.append(course)
-            loss = course.points[-1].loss
-            print(
-                f"seed {arm[0]}, {arm[1]}: loss {loss:.3f}, stage 1 lost {course.first:+.3f}, "
-                f"stage {given.stages} lost {course.last:+.3f}",
-                flush=True,
-            )
-    return list(zip(courses[::2], courses[1::2], strict=True))
-
-
-def run_edges() -> int:
+@benchmark(
+    "edges",
+    seeds=[1, 2, 3],
+    steps=500,
+    every=Flag(25, f"steps between validations; {SMOOTHED} make one loss"),
+    stages=Flag(6, "block stages of two layers each"),
+    dim=Flag(64, "width of the model; 64 is 0.6 million parameters"),
+    samples=Flag(20, "in one step, of 96 bytes each"),
+    workers=WORKERS,
+)
+def run_edges(given: Namespace) -> Measurement:
     """Measure swapped routing (CheckFree+): harm of losing an outer stage, and steps to equal loss.
 
-    Two models start from the same weights and read the same data; one is trained in natural order, in the other half of
-    the microbatches meet the two outer stages at either end in swapped order. Then the first block stage becomes a copy
-    of the second, or the last one a copy of the last but one. The claims: in the swapped model the first stage's loss
-    does at most 0.2 of the harm at once that it does in the other, the last stage's at most 0.5; and without any loss
-    the swapped model takes at most 1.35 times as many steps to the same validation loss.
+    Two models start from the same weights and read the same data, one in natural order, the other with the outer two
+    stages at either end swapped for half of the microbatches. Then the first block stage becomes a copy of the second,
+    or the last one a copy of the last but one. Claims: the harm of losing the first stage is at most 0.2 of that under
+    full routing, of the last at most 0.5; without a loss, swapped routing takes at most 1.35 of the steps.
 
-    The models read bytes, of which they learn enough in so few steps for the last stage to matter at all. Its claim is
-    the doubtful one: trials at other sizes, seeds and learning rates gave 0.37 to 1.06, since losing it does little
-    harm (0.1 to 0.3 nats) under either routing. The first stage's needs two layers a stage: with one, trials gave 0.15
-    to 0.54.
+    The last stage's claim is doubtful: other sizes, seeds and rates gave 0.37 to 1.06, because losing it does little
+    harm (0.1 to 0.3 nats). The first stage's claim needs two layers per stage: with one, trials gave 0.15 to 0.54.
     """
-    flags = parser(EDGES_NAME, run_edges.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--steps", type=int, default=500)
-    flags.add_argument("--every", type=int, default=25, help=f"steps between validations; {SMOOTHED} make one loss")
-    flags.add_argument("--stages", type=int, default=6, help="block stages of two layers each")
-    flags.add_argument("--dim", type=int, default=64, help="width of the model; 64 is 0.6 million parameters")
-    flags.add_argument("--samples", type=int, default=20, help="in one step, of 96 bytes each")
-    flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
-    given = flags.parse_args()
     if given.steps < SMOOTHED * given.every:
         raise UserError(
-            f"--steps {given.steps}: a loss is the mean of {SMOOTHED} validations; lower --every or train on"
+            f"--steps {given.steps}: a loss is the mean of {SMOOTHED} validations; lower --every or raise --steps"
         )
     prepare(edges_recipe(given, 0, "full").data, VOCAB, print)
+    arms = list(product(given.seeds, ("full", "swapped")))
+    courses: list[Course] = []
+    results = in_processes(given.workers, edges_train, repeat(given), [s for s, _ in arms], [kind for _, kind in arms])
+    for (seed, routing), course in zip(arms, results, strict=True):
+        courses.append(course)
+        print(
+            f"seed {seed}, {routing}: loss {course.points[-1].loss:.3f}, stage 1 lost {course.first:+.3f}, "
+            f"stage {given.stages} lost {course.last:+.3f}",
+            flush=True,
+        )
+    full, swapped = courses[::2], courses[1::2]
+    rows = []
+    for stage, high, side in ((1, 0.2, "first"), (given.stages, 0.5, "last")):
+        harms = [[getattr(course, side) for course in arm] for arm in (full, swapped)]
+        beside = {"full": f"{fmean(harms[0]):+.3f}", "swapped": f"{fmean(harms[1]):+.3f}"}
+        what = f"stage {stage} lost, copied from its partner"
+        rows.append(Row(what, ratios(harms[1], harms[0]), "no harm: 0", Claim(high=high), beside))
+    finals = [fmean(smoothed(course.points)[-1][1] for course in arm) for arm in (full, swapped)]
+    steps = [steps_ratio(a.points, b.points) for a, b in zip(full, swapped, strict=True)]
+    beside = {"full": f"loss {finals[0]:.3f}", "swapped": f"loss {finals[1]:.3f}"}
     notes = [
         "measured: swapped / full, the median seed",
         "full, swapped: validation loss minus that of the same model at the same step with all its stages, nats per "
         "byte, mean of the seeds; in the last row validation losses at the end",
     ]
-    return conclude(EDGES_NAME, given, edges_rows_of(edges_measure(given), given.stages), notes)
+    return Result([*rows, Row("steps to equal loss", steps, "none known", Claim(high=1.35), beside)], notes)
 
 
-SKIPPING_NAME = "skipping"
-FULL, QUARTER, THIRD, SHALLOW = "full", "a quarter skipped", "a third skipped", "a third shallower"
-SKIP = {FULL: 0.0, QUARTER: 0.25, THIRD: 0.33, SHALLOW: 0.0}
+# ---- skipped stages
+
+FULL, THIRD, SHALLOW = "full", "a third skipped", "a third shallower"
+SKIP = {FULL: 0.0, "a quarter skipped": 0.25, THIRD: 0.33, SHALLOW: 0.0}
 OMITTED = (0.25, 0.5)
 SUBSETS = 24
 
@@ -372,40 +302,32 @@ SUBSETS = 24
 class Outcome:
     """One arm with one seed."""
 
-    at_steps: float
-    """validation loss in nats after as many steps as the full arm took"""
-    at_compute: float
-    """validation loss in nats after as much computing"""
-    omitted: dict[float, float]
-    """share of the stages left out → perplexity over that of the whole model, at equal steps"""
+    at_steps: float  # validation loss in nats after the full arm's steps
+    at_compute: float  # validation loss in nats after the full arm's compute
+    omitted: dict[float, float]  # share of omitted stages → perplexity over the complete model's, at equal steps
 
 
-def skipping_recipe(given: argparse.Namespace, arm: str, seed: int) -> RunConfig:
+def skipping_recipe(given: Namespace, arm: str, seed: int) -> RunConfig:
     layers = given.layers - round(given.layers / 3) if arm == SHALLOW else given.layers
-    return RunConfig(
-        name=SKIPPING_NAME,
-        out=str(RUNS),
+    return run_config(
+        "skipping",
         seed=seed,
-        model=ModelConfig(
-            vocab=given.vocab, dim=given.dim, layers=layers, ends_layers=1, hidden=given.dim * 11 // 4, context=64
-        ),
-        pipeline=PipelineConfig(stages=layers - 1, microbatches=6, microbatch_size=given.samples // 6),
-        routing=RoutingConfig(kind="skipping", skip=SKIP[arm]) if SKIP[arm] else RoutingConfig(),
-        optim=OptimConfig(lr=given.lr, warmup=20),
-        train=TrainConfig(eval_microbatches=24),
+        model=shape(given.vocab, given.dim, layers, ends_layers=1),
+        pipeline={"stages": layers - 1, "microbatches": 6, "microbatch_size": given.samples // 6},
+        routing={"kind": "skipping", "skip": SKIP[arm]} if SKIP[arm] else {},
+        optim={"lr": given.lr, "warmup": 20},
+        train={"eval_microbatches": 24},
     )
 
 
 def compute(config: RunConfig) -> float:
-    """Parameters that one token meets in a step of training: its layers and the head."""
+    """Return the parameters that one token uses in a training step: its layers and the head."""
     model, stages = config.model, config.pipeline.stages
-    layer = parameter_count(model.model_copy(update={"layers": 2})) - parameter_count(
-        model.model_copy(update={"layers": 1})
-    )
-    return model.vocab * model.dim + layer * (1 + visits(stages, config.routing.skip))
+    two, one = (parameter_count(model.model_copy(update={"layers": layers})) for layers in (2, 1))
+    return model.vocab * model.dim + (two - one) * (1 + visits(stages, config.routing.skip))
 
 
-def skipping_train(given: argparse.Namespace, arm: str, seed: int) -> Outcome:
+def skipping_train(given: Namespace, arm: str, seed: int) -> Outcome:
     config = skipping_recipe(given, arm, seed)
     engine = engine_for(config)
     budget = round(given.steps * compute(skipping_recipe(given, FULL, seed)) / compute(config))
@@ -429,98 +351,81 @@ def left_out(engine: InlineEngine) -> dict[float, float]:
     model = Llama(config.model, stages, initialise=False)
     model.load_global_state(weights)
     stream = Stream(prepare(config.data, config.model.vocab), "validation", config.model.context, config.seed)
-    size = config.pipeline.microbatch_size
     with torch.inference_mode():
-        found = omissions(model, batches(stream, 0, size), 24, OMITTED, SUBSETS, config.seed)
+        samples = batches(stream, 0, config.pipeline.microbatch_size)
+        found = omissions(model, samples, 24, OMITTED, SUBSETS, config.seed)
     return {one.share: one.over_full for one in found if one.stages}
 
 
-def skipping_measure(given: argparse.Namespace) -> dict[str, list[Outcome]]:
-    spawn = multiprocessing.get_context("spawn")
-    arms = list(product(given.arms, given.seeds))
-    found: dict[str, list[Outcome]] = {arm: [] for arm in given.arms}
-    with ProcessPoolExecutor(given.workers, mp_context=spawn) as pool:
-        outcomes = pool.map(skipping_train, repeat(given), [arm for arm, _ in arms], [seed for _, seed in arms])
-        for (arm, seed), one in zip(arms, outcomes, strict=True):
-            found[arm].append(one)
-            print(
-                f"seed {seed}, {arm}: {one.at_steps:.3f} at equal steps, {one.at_compute:.3f} at equal compute",
-                flush=True,
-            )
-    return found
-
-
-def skipping_rows_of(given: argparse.Namespace, found: dict[str, list[Outcome]]) -> list[Row]:
-    rows = []
-    claims = {THIRD: (Claim(high=1.12), Claim(high=1.0))}
+def skipping_rows(given: Namespace, found: dict[str, list[Outcome]]) -> Iterator[Row]:
+    full = compute(skipping_recipe(given, FULL, 0))
+    base = [outcome.at_steps for outcome in found[FULL]]
     for arm, outcomes in found.items():
-        config, full = skipping_recipe(given, arm, 0), compute(skipping_recipe(given, FULL, 0))
-        beside: dict[str, float | int | str] = {
-            "steps": f"{given.steps}, {round(given.steps * full / compute(config))}",
-            "perplexity": _perplexities([o.at_steps for o in outcomes], [o.at_compute for o in outcomes]),
+        losses = [o.at_steps for o in outcomes], [o.at_compute for o in outcomes]
+        beside: dict[str, Cell] = {
+            "steps": f"{given.steps}, {round(given.steps * full / compute(skipping_recipe(given, arm, 0)))}",
+            "perplexity": ", ".join(f"{math.exp(fmean(each)):.2f}" for each in losses),
         }
-        steps = [math.exp(o.at_steps - f.at_steps) for o, f in zip(outcomes, found[FULL], strict=True)]
-        cost = [math.exp(o.at_compute - f.at_steps) for o, f in zip(outcomes, found[FULL], strict=True)]
-        at_steps, at_compute = claims.get(arm, (None, None))
-        rows.append(Row(f"{arm} ÷ full, equal steps", steps, "1", at_steps, beside, "worst"))
-        rows.append(Row(f"{arm} ÷ full, equal compute", cost, "1", at_compute, {}, "worst"))
-    bears = {(THIRD, 0.5): Claim(high=1.1), (THIRD, 0.25): Claim(high=1.03), (FULL, 0.5): Claim(low=1.4)}
+        claims = (Claim(high=1.12), Claim(high=1.0)) if arm == THIRD else (None, None)
+        steps, cost = ([math.exp(gap) for gap in gaps(each, base)] for each in losses)
+        yield Row(f"{arm} ÷ full, equal steps", steps, "1", claims[0], beside, "worst")
+        yield Row(f"{arm} ÷ full, equal compute", cost, "1", claims[1], {}, "worst")
+    bounds = {(THIRD, 0.5): Claim(high=1.1), (THIRD, 0.25): Claim(high=1.03), (FULL, 0.5): Claim(low=1.4)}
     for arm, share in product(found, OMITTED):
-        ratios = [outcome.omitted[share] for outcome in found[arm]]
-        rows.append(
-            Row(f"{arm}: {share:.0%} of the stages left out", ratios, "1", bears.get((arm, share)), {}, "worst")
-        )
-    return rows
+        over = [outcome.omitted[share] for outcome in found[arm]]
+        yield Row(f"{arm}: {share:.0%} of the stages left out", over, "1", bounds.get((arm, share)), {}, "worst")
 
 
-def _perplexities(*losses: list[float]) -> str:
-    return ", ".join(f"{math.exp(statistics.mean(each)):.2f}" for each in losses)
-
-
-def run_skipping() -> int:
+@benchmark(
+    "skipping",
+    seeds=[1, 2, 3],
+    arms=Flag(list(SKIP), "full must be among them", choices=list(SKIP)),
+    steps=Flag(500, "of the full arm"),
+    layers=Flag(12, "one of them at the ends"),
+    dim=Flag(96, "width; with 12 layers, 96 is 1.4 million parameters"),
+    vocab=1024,
+    lr=Flag(1e-3, "of all arms: full's best of 5e-4, 1e-3, 2e-3, 4e-3"),
+    samples=Flag(18, "in one step, of 64 tokens each"),
+    workers=WORKERS,
+)
+def run_skipping(given: Namespace) -> Measurement:
     """Measure perplexity with a quarter or a third of the stages skipped, or a shallower model.
 
-    A small model learns Python from Python's own standard library, three seeds an arm, all on the same samples. The
-    first of its layers stays with the ends, the others are stages of one layer each; a quarter and a third are shares
-    of all of them, as SkipPipe counts. The shallow arm simply has a third fewer layers. All arms are validated whole,
-    in natural order, after as many steps as the full arm (equal steps) and after as much computing, counted in
-    floating-point operations of layers and head (equal compute). Then stages are left out of the trained models: a
-    quarter and a half of them, over subsets drawn alike for all arms.
+    A small model learns Python's standard library; all arms read the same samples. The first layer stays with the ends,
+    the others are stages of one layer each; shares count all layers, as in SkipPipe. The shallow arm has a third fewer
+    layers. All arms are validated complete, in natural order, after the full arm's steps and after its compute (FLOPs
+    of layers and head). Then a quarter and a half of the stages are left out, over the same subsets for all arms.
 
-    The claims, as ratios of perplexities: a third skipped over full at most 1.12 at equal steps and 1.00 at equal
-    compute; with half of the stages left out, at most 1.10 of the whole model's for the arm that skipped a third, and
-    at least 1.40 for the full one; with a quarter left out, at most 1.03 for the arm that skipped.
+    Claims, as ratios of perplexities: a third skipped over full at most 1.12 at equal steps and 1.00 at equal compute;
+    with half of the stages left out, over the complete model, at most 1.10 for that arm and at least 1.40 for the full
+    one; with a quarter left out at most 1.03 for the arm that skipped.
     """
-    flags = parser(SKIPPING_NAME, run_skipping.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--arms", nargs="+", default=list(SKIP), choices=list(SKIP), help="full must be among them")
-    flags.add_argument("--steps", type=int, default=500, help="of the full arm")
-    flags.add_argument("--layers", type=int, default=12, help="one of them at the ends")
-    flags.add_argument("--dim", type=int, default=96, help="width; with 12 layers, 96 is 1.4 million parameters")
-    flags.add_argument("--vocab", type=int, default=1024)
-    flags.add_argument("--lr", type=float, default=1e-3, help="of all arms: full's best of 5e-4, 1e-3, 2e-3, 4e-3")
-    flags.add_argument("--samples", type=int, default=18, help="in one step, of 64 tokens each")
-    flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
-    given = flags.parse_args()
     prepare(skipping_recipe(given, FULL, 0).data, given.vocab, print)
-    notes = ["measured: perplexity over the full arm's after its steps, or over the whole model's; the worst seed"]
-    return conclude(SKIPPING_NAME, given, skipping_rows_of(given, skipping_measure(given)), notes)
+    arms = list(product(given.arms, given.seeds))
+    found: dict[str, list[Outcome]] = {arm: [] for arm in given.arms}
+    results = in_processes(given.workers, skipping_train, repeat(given), [arm for arm, _ in arms], [s for _, s in arms])
+    for (arm, seed), one in zip(arms, results, strict=True):
+        found[arm].append(one)
+        losses = f"{one.at_steps:.3f} at equal steps, {one.at_compute:.3f} at equal compute"
+        print(f"seed {seed}, {arm}: {losses}", flush=True)
+    note = "measured: perplexity over the full arm's after its steps, or over the whole model's; the worst seed"
+    return Result(list(skipping_rows(given, found)), [note])
 
 
-SHARING_NAME = "sharing"
-SHAPE = {"vocab": 260, "dim": 64, "layers": 4, "heads": 4, "hidden": 176, "context": 128}
-SMALL = {**SHAPE, "dim": 28, "hidden": 66, "heads": 2}
-"""dense, and of as many numbers as the models of an eighth, tables included"""
+# ---- shared layers
+
+SHAPE = {"vocab": VOCAB, "dim": 64, "layers": 4, "heads": 4, "hidden": 176, "context": 128}
 ARMS: dict[str, dict[str, Any]] = {
     "dense": SHAPE,
     "an eighth, by layer": {**SHAPE, "share": 8},
     "an eighth, one array": {**SHAPE, "share": 8, "share_over": "model"},
-    "dense, as many numbers": SMALL,
+    # stores as many numbers as the models of an eighth, tables included
+    "dense, as many numbers": {**SHAPE, "dim": 28, "hidden": 66, "heads": 2},
 }
 
 
 def sources(megabytes: float = 4.0) -> Path:
-    """Python's library, one file after the other."""
+    """Return a file with the sources of Python's standard library."""
     RUNS.mkdir(parents=True, exist_ok=True)
     path = RUNS / "python.txt"
     if not path.exists():
@@ -530,25 +435,19 @@ def sources(megabytes: float = 4.0) -> Path:
     return path
 
 
-def sharing_train(arm: str, seed: int, given: argparse.Namespace) -> tuple[float, float]:
-    """The last validation loss, in nats a byte; seconds of processor time."""
-    import planaria
-    from planaria.config.schema import RunConfig
-
-    config = RunConfig.model_validate(
-        {
-            "name": f"{SHARING_NAME}-{arm.replace(' ', '-').replace(',', '')}-{seed}",
-            "out": str(RUNS),
-            "engine": "inline",
-            "seed": seed,
-            "model": ARMS[arm],
-            "pipeline": {"stages": 4, "microbatches": 2, "microbatch_size": 4},
-            "data": {"source": str(sources()), "tokenizer": "bytes", "cache": str(RUNS / "cache"), "validation": 0.05},
-            "optim": {"lr": 2e-3, "warmup": 50},
-            "train": {"steps": given.steps, "eval_every": given.steps, "eval_microbatches": 32},
-            "recovery": {"strategy": "checkpoint"},
-            "checkpoint": {"every": 0},
-        }
+def sharing_train(arm: str, seed: int, steps: int) -> tuple[float, float]:
+    """Return the last validation loss, in nats per byte, and seconds of processor time."""
+    config = run_config(
+        f"sharing-{arm.replace(' ', '-').replace(',', '')}-{seed}",
+        engine="inline",
+        seed=seed,
+        model=ARMS[arm],
+        pipeline={"stages": 4, "microbatches": 2, "microbatch_size": 4},
+        data={"source": str(sources()), "tokenizer": "bytes", "cache": str(RUNS / "cache"), "validation": 0.05},
+        optim={"lr": 2e-3, "warmup": 50},
+        train={"steps": steps, "eval_every": steps, "eval_microbatches": 32},
+        recovery={"strategy": "checkpoint"},
+        checkpoint={"every": 0},
     )
     began = time.process_time()
     shutil.rmtree(RUNS / config.name, ignore_errors=True)
@@ -556,102 +455,78 @@ def sharing_train(arm: str, seed: int, given: argparse.Namespace) -> tuple[float
     return list(run.validations.values())[-1], time.process_time() - began
 
 
-def run_sharing() -> int:
+@benchmark("sharing", steps=600, seeds=3)
+def run_sharing(given: Namespace) -> Measurement:
     """Compare shared weights with dense models of one shape and of one stored size.
 
     One process trains all arms on the same samples: the dense model of the shape; the same with an eighth of its
-    layers' numbers, an array for each layer or one for all; and a dense model that stores as many numbers. The claim:
-    with an array for each layer the last validation loss is at least 0.03 nats below that of the dense model of as many
+    layers' numbers, an array for each layer or one for all; and a dense model that stores as many numbers. Claim: with
+    an array for each layer the last validation loss is at least 0.03 nats below that of the dense model of as many
     numbers, with every seed.
     """
-    from planaria.config.schema import ModelConfig
-    from planaria.models.stages import parameter_count
-
-    flags = parser(SHARING_NAME, run_sharing.__doc__)
-    flags.add_argument("--steps", type=int, default=600)
-    flags.add_argument("--seeds", type=int, default=3)
-    given = flags.parse_args()
-    sharing_train("dense", 0, argparse.Namespace(steps=2))  # what is loaded for the first run is no arm's
-    found = {arm: [sharing_train(arm, seed, given) for seed in range(1, given.seeds + 1)] for arm in ARMS}
+    sharing_train("dense", 0, 2)  # loads modules that would count for the first arm
+    found = {arm: [sharing_train(arm, seed, given.steps) for seed in range(1, given.seeds + 1)] for arm in ARMS}
     loss = {arm: [one for one, _ in values] for arm, values in found.items()}
-
-    def less(arm: str) -> list[float]:
-        return [small - own for small, own in zip(loss["dense, as many numbers"], loss[arm], strict=True)]
-
+    spent = {arm: [seconds for _, seconds in values] for arm, values in found.items()}
+    layer, array, small = "an eighth, by layer", "an eighth, one array", loss["dense, as many numbers"]
+    claim = Claim(low=0.03)
+    by_layer = "nats below a dense model of as many numbers: by layer"
     rows = [
-        Row("nats below a dense model of as many numbers: by layer", less("an eighth, by layer"), "", Claim(low=0.03),
-            judged="least"),
-        Row("the same, one array for all stages", less("an eighth, one array"), ""),
-        Row("the same, dense model of the shape", less("dense"), "the most there is to gain"),
-    ]  # fmt: skip
-    for arm in ARMS:
-        stored = {"stored": parameter_count(ModelConfig.model_validate(ARMS[arm]))}
+        Row(by_layer, gaps(small, loss[layer]), "", claim, judged="least"),
+        Row("the same, one array for all stages", gaps(small, loss[array]), ""),
+        Row("the same, dense model of the shape", gaps(small, loss["dense"]), "the most there is to gain"),
+    ]
+    for arm, made in ARMS.items():
+        stored = {"stored": parameter_count(ModelConfig.model_validate(made))}
         rows.append(Row(f"validation loss, {arm}", loss[arm], "", beside=stored))
-    for arm in ("an eighth, by layer", "an eighth, one array"):
-        ratio = [own / dense for (_, own), (_, dense) in zip(found[arm], found["dense"], strict=True)]
-        rows.append(Row(f"processor time over dense: {arm}", ratio, "1"))
-    return conclude(SHARING_NAME, given, rows)
+    for arm in (layer, array):
+        rows.append(Row(f"processor time over dense: {arm}", ratios(spent[arm], spent["dense"]), "1"))
+    return rows
 
 
-WIRE_NAME = "wire"
-CLAIM = Claim(high=0.01)
+# ---- bf16 on the wire
 
 
-def wire_recipe(given: argparse.Namespace, wire: str, seed: int, rate: float = 2e-3) -> RunConfig:
-    return RunConfig(
-        name=WIRE_NAME,
-        out=str(RUNS),
+def wire_loss(given: Namespace, wire: str, seed: int, rate: float = 2e-3) -> float:
+    """Return the validation loss at the end of training, in nats."""
+    config = run_config(
+        "wire",
         seed=seed,
-        model=ModelConfig(
-            vocab=257, dim=given.dim, layers=given.stages, heads=4, hidden=given.dim * 11 // 4, context=64
-        ),
-        pipeline=PipelineConfig.model_validate(
-            {"stages": given.stages, "microbatches": 4, "microbatch_size": 8, "wire": wire}
-        ),
-        data=DataConfig(source=str(given.text), tokenizer="bytes", cache=str(RUNS / "cache")),
-        optim=OptimConfig(lr=rate, warmup=20, schedule="cosine"),
-        train=TrainConfig(steps=given.steps, eval_every=0, eval_microbatches=32),
+        model=shape(257, given.dim, given.stages, heads=4),
+        pipeline={"stages": given.stages, "microbatches": 4, "microbatch_size": 8, "wire": wire},
+        data={"source": str(given.text), "tokenizer": "bytes", "cache": str(RUNS / "cache")},
+        optim={"lr": rate, "warmup": 20, "schedule": "cosine"},
+        train={"steps": given.steps, "eval_every": 0, "eval_microbatches": 32},
     )
-
-
-def validated(config: RunConfig) -> float:
-    """The validation loss at the end of training, in nats."""
     engine = engine_for(config)
     for _ in range(config.train.steps):
         engine.train_step()
     return engine.evaluate()
 
 
-def wire_rows_of(given: argparse.Namespace) -> list[Row]:
-    whole = [validated(wire_recipe(given, "fp32", seed)) for seed in given.seeds]
-    limit = f"0; fp32 by seed: {', '.join(f'{loss:.4f}' for loss in whole)}"
+@benchmark(
+    "wire",
+    text=DATA / "tinyshakespeare.txt",
+    seeds=[0, 1, 2],
+    steps=400,
+    dim=Flag(64, "width of the model"),
+    stages=Flag(4, "block stages of one layer each"),
+)
+def run_wire(given: Namespace) -> Measurement:
+    """Measure the effect of bf16 activations and gradients on the wire on the loss of a small byte model.
 
-    def gaps(*arm: Any) -> list[float]:
-        others = [validated(wire_recipe(given, arm[0], seed, *arm[1:])) for seed in given.seeds]
-        return [other - loss for other, loss in zip(others, whole, strict=True)]
-
-    return [
-        Row("validation loss, bf16 - fp32, nats", gaps("bf16"), limit, CLAIM),
-        Row("control: fp32 at another rate - fp32", gaps("fp32", 2e-3 * (1 + 1e-6)), limit),
-    ]
-
-
-def run_wire() -> int:
-    """What does rounding to bf16 on the wire do to training? A small byte model on real text, with and without.
-
-    Both arms of a seed start alike and see the same samples; the fleet's workers round in the same places, so one
-    process is enough. The claim: with bf16 activations and gradients on the wire, the median over seeds of the
-    validation loss at the end is at most 0.01 nats above that of fp32. Beside it a control: fp32 again, with the
-    learning rate a millionth higher. So far apart come two runs between which no rounding matters.
+    Both arms of a seed start alike and read the same samples; one process rounds where the fleet's workers round.
+    Claim: the median over seeds of the final validation loss is at most 0.01 nats above fp32's. The control is fp32
+    with a learning rate higher by a millionth: the difference of two runs without any rounding.
     """
-    flags = parser(WIRE_NAME, run_wire.__doc__)
-    text = Path(os.environ.get("PLANARIA_DATA", "data")) / "tinyshakespeare.txt"
-    flags.add_argument("--text", type=Path, default=text)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    flags.add_argument("--steps", type=int, default=400)
-    flags.add_argument("--dim", type=int, default=64, help="width of the model")
-    flags.add_argument("--stages", type=int, default=4, help="block stages of one layer each")
-    return conclude(WIRE_NAME, given := flags.parse_args(), wire_rows_of(given))
+    base = [wire_loss(given, "fp32", seed) for seed in given.seeds]
+    limit = f"0; fp32 by seed: {', '.join(f'{loss:.4f}' for loss in base)}"
+    bf16 = [wire_loss(given, "bf16", seed) for seed in given.seeds]
+    control = [wire_loss(given, "fp32", seed, 2e-3 * (1 + 1e-6)) for seed in given.seeds]
+    return [
+        Row("validation loss, bf16 - fp32, nats", gaps(bf16, base), limit, Claim(high=0.01)),
+        Row("control: fp32 at another rate - fp32", gaps(control, base), limit),
+    ]
 
 
 if __name__ == "__main__":

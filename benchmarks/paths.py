@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import secrets
@@ -12,29 +11,28 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-from benchmarks.common import RUNS, Cell, Claim, Row, conclude, interleaved, parser, start
-from benchmarks.fleet_run import Relay, add_model_flags, real_stages, require_finished, run_fleet
+from benchmarks.common import RUNS, interleaved
+from benchmarks.fleet_run import MODEL_FLAGS, Relay, finished, real_stages
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.config.fleet_config import RelayConfig
 from planaria.config.schema import FleetConfig
 from planaria.control import decisions as d
+from planaria.control.protocols import Observer
+from planaria.control.run_record import RunRecord
 from planaria.pipeline.network.multipath import Path as NetworkPath
 from planaria.pipeline.network.multipath import Ways, completion_times, max_min_rates
 from planaria.planner.paths import Assignment, Flow, better_of_two, hashed, in_turn, largest_load, plan, tightest_cut
 
-if TYPE_CHECKING:
-    from planaria.control.protocols import Observer
-    from planaria.control.run_record import RunRecord
-
 
 def leaf_spine(leaves: int, spines: int, link: float) -> Ways:
-    """Between any two leaves a path over each spine; all links of one capacity, each direction by itself."""
+    """A network with a path over each spine between any two leaves, equal capacity per link and direction."""
     names = [f"leaf {n}" for n in range(leaves)]
     paths = {
         (a, b): tuple(NetworkPath(f"spine {s}", a, b, (f"{a} → spine {s}", f"spine {s} → {b}")) for s in range(spines))
@@ -47,9 +45,7 @@ def leaf_spine(leaves: int, spines: int, link: float) -> Ways:
 
 def ring(leaves: int, each: int, size: int) -> list[Flow]:
     """``each`` flows from every leaf to the next."""
-    return [
-        Flow(f"leaf {n}", f"leaf {(n + 1) % leaves}", size) for n in range(leaves) for _ in range(each)
-    ]  # fmt: skip
+    return [Flow(f"leaf {n}", f"leaf {(n + 1) % leaves}", size) for n in range(leaves) for _ in range(each)]
 
 
 def with_dead(ways: Ways, *links: str) -> Ways:
@@ -57,7 +53,7 @@ def with_dead(ways: Ways, *links: str) -> Ways:
 
 
 def small_instance(chance: random.Random, most_flows: int = 8, most_paths: int = 4) -> tuple[list[Flow], Ways]:
-    """Two to four sites, flows of sizes up to tenfold apart, paths of one to three links that others may have too."""
+    """Draw two to four sites, flows of sizes 1 to 10, and paths of one to three shared links."""
     sites = [f"site {n}" for n in range(chance.randint(2, 4))]
     capacity = {f"link {n}": float(chance.randint(1, 10)) for n in range(chance.randint(2, 8))}
     pairs = [(a, b) for a in sites for b in sites if a != b]
@@ -73,7 +69,7 @@ def small_instance(chance: random.Random, most_flows: int = 8, most_paths: int =
 
 
 def optimum(flows: Sequence[Flow], ways: Ways) -> float:
-    """The least largest load of any choice of paths, by trying all that could be better than the best so far."""
+    """Return the minimal largest load over all choices of paths, by branch and bound."""
     order = sorted(flows, key=lambda flow: -flow.size)
     carried: Counter[str] = Counter()
     best = float("inf")
@@ -96,15 +92,13 @@ def optimum(flows: Sequence[Flow], ways: Ways) -> float:
     return best
 
 
-PIECE = 16 << 10
-"""bytes that a relay carries for one connection before the next has its turn"""
-WINDOW = 64 << 10
-"""bytes that may wait in a socket: little, so that what is sent has gone over the relay"""
+PIECE = 16 << 10  # bytes per turn of a connection
+WINDOW = 64 << 10  # small socket buffers, so that sent bytes have passed the relay
 LONGEST_S = 60.0
 
 
 class LimitedRelay:
-    """Carries connections to ``target``, all together at ``rate`` bytes per second, taking turns."""
+    """Relays connections to ``target`` in turns, at ``rate`` bytes per second in total."""
 
     def __init__(self, target: tuple[str, int], rate: float) -> None:
         self._target, self._rate = target, rate
@@ -152,7 +146,7 @@ def _narrow(end: socket.socket) -> None:
 
 
 def completion(chosen: Sequence[int], relays: int, size: int, rate: float) -> float:
-    """Seconds until the last of equal flows of ``size`` bytes has arrived; flow n goes over relay ``chosen[n]``."""
+    """Return the seconds until all flows of ``size`` bytes have arrived; flow n uses relay ``chosen[n]``."""
     with ExitStack() as open_:
         sink = open_.enter_context(socket.create_server(("127.0.0.1", 0)))
         sink.settimeout(LONGEST_S)
@@ -178,7 +172,7 @@ def _send(end: socket.socket, size: int) -> None:
 
 
 def _receive(sink: socket.socket, size: int, count: int) -> None:
-    """Take in ``count`` connections with ``size`` bytes each, or raise."""
+    """Receive ``size`` bytes on each of ``count`` connections."""
     left = 0
     with selectors.DefaultSelector() as selector:
         for _ in range(count):
@@ -196,18 +190,15 @@ def _receive(sink: socket.socket, size: int, count: int) -> None:
             key.fileobj.close()  # type: ignore[union-attr]
 
 
-PATHS_NAME = "paths"
 LEAVES = SPINES = FLOWS = 8
 LINK = 200.0
-SLOWEST, MEAN = 2.780, 1.523
-"""planned / hashed as it is expected of n flows thrown on n links: see docs/plan.md"""
+SLOWEST, MEAN = 2.780, 1.523  # expected planned / hashed for n flows on n links: see docs/plan.md
 PILOT = 40
-RELAYS, MEGABYTES, RATE = 4, 1, 4e6
-"""of the flows over real connections: MB each, and bytes per second of a relay"""
+RELAYS, MEGABYTES, RATE = 4, 1, 4e6  # flows over real connections: MB each, bytes per second of a relay
 
 
 def of_leaves(flows: Sequence[Flow], ways: Ways, chosen: Assignment) -> tuple[float, float]:
-    """(mean over leaves of the slowest flow that each sends or receives, mean rate of all flows)."""
+    """Return the mean over leaves of their slowest flow, and the mean rate of all flows."""
     rates = max_min_rates([path.links for path in chosen], ways.capacity)
     slowest: dict[str, float] = {}
     for flow, rate in zip(flows, rates, strict=True):
@@ -221,7 +212,7 @@ def mean_of(flows: Sequence[Flow], ways: Ways, choose: Callable[..., Assignment]
     return fmean(slowest for slowest, _ in found), fmean(mean for _, mean in found)
 
 
-def simulated(given: argparse.Namespace) -> list[Row]:
+def simulated(given: Namespace) -> list[Row]:
     flows, whole = ring(LEAVES, FLOWS, 1), leaf_spine(LEAVES, SPINES, LINK)
     cases = {
         "all alive": whole,
@@ -253,8 +244,8 @@ def simulated(given: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def unlike(given: argparse.Namespace) -> list[Row]:
-    """Flows of 1 to 8 units to random leaves: how long until the last is through, over the plan's."""
+def unlike(given: Namespace) -> list[Row]:
+    """Flows of 1 to 8 units to random leaves: time until the last has arrived, over the plan's."""
     ways, ratios, gaps = leaf_spine(LEAVES, SPINES, LINK), dict[str, list[float]](), []
     for seed in range(given.networks):
         chance = random.Random(seed)
@@ -283,8 +274,8 @@ def over_relays() -> tuple[list[Flow], Ways]:
     return [Flow("a", "b", size)] * FLOWS, Ways({("a", "b"): relays}, {f"relay {n}": RATE for n in range(RELAYS)})
 
 
-def connected(given: argparse.Namespace) -> list[Row]:
-    """Real connections, in turn: every draw of the hash beside a run of the plan."""
+def connected(given: Namespace) -> list[Row]:
+    """Real connections: every draw of the hash in turn with the plan."""
     flows, ways = over_relays()
     ratios: dict[str, list[float]] = {}
     planned_s: list[float] = []
@@ -313,7 +304,7 @@ def _seconds(flows: Sequence[Flow], chosen: Assignment) -> float:
     return completion([int(path.id) for path in chosen], RELAYS, flows[0].size, RATE)
 
 
-def searched(given: argparse.Namespace) -> list[Row]:
+def searched(given: Namespace) -> list[Row]:
     ratios, bounds = [], []
     for seed in range(given.instances):
         flows, ways = small_instance(random.Random(seed))
@@ -329,39 +320,38 @@ def searched(given: argparse.Namespace) -> list[Row]:
     ]
 
 
-def run_paths() -> int:
-    """What choosing paths by a plan gains over choosing them by a hash; rivals beside.
+@benchmark(
+    "paths",
+    seeds=Flag(1000, "hashings of each simulated network"),
+    networks=Flag(20, "sets of unlike flows"),
+    draws=Flag(40, "hashings over real connections"),
+    instances=Flag(200, "that are searched exhaustively"),
+)
+def run_paths(given: Namespace) -> Measurement:
+    """Compare planned paths with hashed ones and other rivals.
 
-    - Simulated: 8 leaves, 8 spines, links of 200, 8 flows from every leaf to the next, max-min fair rates. A leaf's
-      slowest flow is the slowest that it sends or receives. All links alive; uplinks of half the rate (2 : 1); one
-      uplink dead. Hashing is a draw, so what is expected of it is computed, and many draws must come within 2 % of
-      that.
-    - The same network with flows of unlike sizes to leaves at random: here taking turns is not a plan.
-    - By real TCP connections: 8 equal flows over 4 relays of a limited rate; seconds until the last is through.
-    - Against an exhaustive search: 200 random instances of at most 8 flows and 4 paths; and what the lower bound says.
+    - Simulated: 8 leaves, 8 spines, links of 200, 8 flows from every leaf to the next, max-min fair rates; all links
+      alive, uplinks of half the rate (2 : 1), one uplink dead. A leaf's slowest flow is the slowest it sends or
+      receives.
+    - The same network with flows of unlike sizes to random leaves.
+    - Real TCP connections: 8 equal flows over 4 relays of limited rate; seconds until the last has arrived.
+    - Exhaustive search of 200 random instances of at most 8 flows and 4 paths, and the lower bound.
 
-    The claims: slowest flow of a leaf planned / hashed within 2 % of 2.78, mean rate of 1.52; with a dead uplink 175
-    and 196.9 planned; completion hashed / planned 1.5 to 2.0 (1.769 is expected); the largest load ≤ 1.10 of the
-    optimum in all instances and equal in ≥ 90 %, the bound never above it.
+    Claims: slowest flow of a leaf planned / hashed within 2 % of 2.78, mean rate of 1.52; with a dead uplink 175 and
+    196.9; completion hashed / planned 1.5 to 2.0 (1.769 expected); largest load <= 1.10 of the optimum in all instances
+    and equal in >= 90 %; the bound never exceeds it.
     """
-    flags = parser(PATHS_NAME, run_paths.__doc__)
-    flags.add_argument("--seeds", type=int, default=1000, help="hashings of each simulated network")
-    flags.add_argument("--networks", type=int, default=20, help="sets of unlike flows")
-    flags.add_argument("--draws", type=int, default=40, help="hashings over real connections")
-    flags.add_argument("--instances", type=int, default=200, help="that are searched exhaustively")
-    given = flags.parse_args()
     rows = [*simulated(given), *unlike(given), *searched(given), *connected(given)]
-    return conclude(PATHS_NAME, given, rows, ["rates are in the unit of the links: 200"])
+    return Result(rows, ["rates are in the unit of the links: 200"])
 
 
 RELAYS_NAME = "relays"
 RELAYS_RELAYS = ("a", "b", "c")
-FIRST = 4
-"""step in which the first is killed"""
+FIRST = 4  # step of the first kill
 
 
 class Carriers:
-    """The relays as processes, by name."""
+    """The relay processes by name."""
 
     def __init__(self, key: Path) -> None:
         self._key = key
@@ -377,7 +367,7 @@ class Carriers:
             process.wait()
 
     def kill(self, name: str) -> None:
-        """It dies; another will listen where it did."""
+        """Kill a relay and start another at its port."""
         self._process[name].kill()
         self._process[name].wait()
         self._process[name] = self._start(int(self.at[name].rpartition(":")[2]))
@@ -392,7 +382,7 @@ class Carriers:
 
 
 class Killer(Relay):
-    """Observes for another, and kills the relay with the most edges when a step begins, every ``gap`` steps."""
+    """Kills the relay with most edges at the start of every ``gap``-th step."""
 
     def __init__(self, inner: Observer, carriers: Carriers, gap: int, deaths: int) -> None:
         super().__init__(inner)
@@ -411,8 +401,7 @@ class Killer(Relay):
 
 
 def moved(record: RunRecord, killed: list[str]) -> tuple[list[float], int, int]:
-    """Seconds until training went on, death by death; edges that moved and were not over the relay that was killed, or
-    stayed and were; steps lost beyond that under way."""
+    """Return the seconds until training continued, by death; edges moved or kept wrongly; additional lost steps."""
     seconds, wrong, lost = [], 0, 0
     form: d.Form | None = None
     order: tuple[float, d.RunStep] | None = None
@@ -434,23 +423,14 @@ def moved(record: RunRecord, killed: list[str]) -> tuple[list[float], int, int]:
     return seconds, wrong, lost
 
 
-def run_relays() -> int:
-    """Edges over three relays, one of which is killed again and again while a fleet trains.
+@benchmark(RELAYS_NAME, **MODEL_FLAGS, deaths=9, gap=Flag(20, "steps between two deaths"))
+def run_relays(given: Namespace) -> Measurement:
+    """Kill relays under a training fleet whose edges use three relays.
 
-    A killed relay is started again at its port, so that there are three when the next dies. Measured from SIGKILL until
-    the step that was under way begins again, which includes the half second that the controller waits for news of a
-    dead worker. The claims: at most 1 s in every case; no edge moves that was not over the dead relay; no step is lost
-    but the one under way.
+    A killed relay is restarted at its port before the next kill. Measured: from SIGKILL until the interrupted step
+    restarts, including the half second in which the controller waits for news of a dead worker. Claims: at most 1 s in
+    every case; only edges over the dead relay move; only the step under way is lost.
     """
-    flags = parser(RELAYS_NAME, run_relays.__doc__)
-    add_model_flags(flags)
-    flags.add_argument("--deaths", type=int, default=9)
-    flags.add_argument("--gap", type=int, default=20, help="steps between two deaths")
-    given = flags.parse_args()
-    return conclude(RELAYS_NAME, given, rows_of(given))
-
-
-def rows_of(given: argparse.Namespace) -> list[Row]:
     RUNS.mkdir(parents=True, exist_ok=True)
     key = RUNS / f"relays-{os.getpid()}-{secrets.token_hex(4)}.key"
     with ExitStack() as open_:
@@ -465,8 +445,7 @@ def rows_of(given: argparse.Namespace) -> list[Row]:
             killers.append(Killer(inner, carriers, given.gap, given.deaths))
             return killers[0]
 
-        record = run_fleet(config, around=around)
-    require_finished(record)
+        record = finished(config, around=around)
     seconds, wrong, lost = moved(record, killers[0].killed)
     what, limit = "relay killed, until training goes on, s", "0.5 s for news of a dead worker"
     return [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations, product
@@ -12,7 +12,8 @@ from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks.common import Cell, Claim, Row, conclude, parser, start
+from benchmarks.common import ratios
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.config import recipe, shipped
 from planaria.pipeline.network.topology import read
 from planaria.pipeline.routing.skipping import disorder
@@ -24,9 +25,7 @@ from planaria.planner.problem import ROLES, Problem, Solution, problem_of
 from planaria.planner.search import Budget, Found, search, step_ns
 from planaria.planner.tables import NO_SUMS
 
-PLANNER_NAME = "planner"
-PUBLISHED_FULL_S = 82.8
-"""the full pipeline over all five data nodes on the published arrangement"""
+PUBLISHED_FULL_S = 82.8  # the full pipeline over all five data nodes on the published arrangement
 PUBLISHED_DATA = (0, 3, 4, 10, 11)
 
 
@@ -43,7 +42,7 @@ def with_data(problem: Problem, data: tuple[int, ...]) -> Problem:
 def generated(
     seed: int, nodes: int, sites: int, stages: int, data: int, speeds: tuple[float, ...], slots: tuple[int, ...]
 ) -> Problem:
-    """Sites at random in a square; latency grows with distance, bandwidth falls with its square; 33 % skipped."""
+    """Return a problem with random sites; latency grows with distance, bandwidth falls quadratically; 33 % skipped."""
     rng = random.Random(seed)
     places = [(rng.random(), rng.random()) for _ in range(sites)]
     size, link = 33.5e6, np.zeros((sites, sites))
@@ -72,7 +71,13 @@ def generated(
     )
 
 
-def city_rows(given: argparse.Namespace) -> list[Row]:
+def fresh(n: int, networks: int) -> Problem:
+    """Return the n-th generated network, of 10 to 50 nodes."""
+    nodes = 10 + 40 * n // max(1, networks - 1)
+    return generated(n, nodes, 4 + n % 9, 3 + n % 4, max(1, nodes // 5), (1.0, 2.0), (2, 3, 4))
+
+
+def city_rows(given: Namespace) -> list[Row]:
     rows = []
     for what, problem, gap in (
         ("data nodes as published", with_data(published(), PUBLISHED_DATA), 0.05),
@@ -102,26 +107,24 @@ def city_rows(given: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def fresh_rows(given: argparse.Namespace) -> list[Row]:
-    """Twenty networks; ratios of the plan over the better of the two others."""
-    ratios, faults, gaps = [], 0, []
+def fresh_rows(given: Namespace) -> list[Row]:
+    """Plans of generated networks over the better of two baselines."""
+    over, faults, gaps = [], 0, []
     for n in range(given.networks):
-        nodes = 10 + 40 * n // max(1, given.networks - 1)
-        stages = 3 + n % 4
-        problem = generated(n, nodes, 4 + n % 9, stages, max(1, nodes // 5), (1.0, 2.0), (2, 3, 4))
+        problem = fresh(n, given.networks)
         found = search(problem, n, Budget(moves=given.moves))
         compared = baselines(problem, found.solution, n, Budget(moves=given.moves))
         faults += bool(broken(problem, found.solution))
-        ratios.append(found.step_s / min(compared.values()))
+        over.append(found.step_s / min(compared.values()))
         gaps.append(certificate(problem).gap(found.step_s))
     beside = {"gap, mean": f"{fmean(gaps):.1%}"}
     return [
         Row(f"{given.networks} networks: plans that break a guideline", [faults], "0", Claim(high=0.0)),
-        Row("over the best of random skipping and full pipelines", ratios, "1", Claim(high=1.0), beside, "worst"),
+        Row("over the best of random skipping and full pipelines", over, "1", Claim(high=1.0), beside, "worst"),
     ]
 
 
-def large_rows(given: argparse.Namespace) -> list[Row]:
+def large_rows(given: Namespace) -> list[Row]:
     problem = generated(1, 1000, 20, 7, 200, (1.0,), (3,))
     found = search(problem, given.seed, Budget(seconds=given.large_seconds))
     bound = certificate(problem)
@@ -134,9 +137,9 @@ def large_rows(given: argparse.Namespace) -> list[Row]:
     ]
 
 
-def unequal_row(given: argparse.Namespace) -> Row:
-    """Both plans are run on the nodes as they are; one was made as if all had the mean speed and the mean memory."""
-    ratios, stuck = [], 0
+def unequal_row(given: Namespace) -> Row:
+    """Compare a plan for unequal nodes with one made for mean speed and memory, both on the unequal nodes."""
+    over, stuck = [], 0
     for seed in range(given.seed, given.seed + 3):
         real = generated(100 + seed, 24, 6, 5, 4, (1.0, 2.0, 4.0), (1, 2, 4))
         mean_speed = fmean(0.44e9 / work for work in real.forward[1])
@@ -152,43 +155,39 @@ def unequal_row(given: argparse.Namespace) -> Row:
         if unknown == NEVER:
             stuck += 1
         else:
-            ratios.append(aware.step_s / (unknown / 1e9))
+            over.append(aware.step_s / (unknown / 1e9))
     beside = {"unknown memory deadlocks": f"{stuck} of 3"}
-    return Row("speeds 1, 2, 4 and memories 1, 2, 4: known over unknown", ratios, "1", Claim(high=0.9), beside, "worst")
+    return Row("speeds 1, 2, 4 and memories 1, 2, 4: known over unknown", over, "1", Claim(high=0.9), beside, "worst")
 
 
-def run_planner() -> int:
-    """How good are the plans of ``planaria plan``, and how soon?
+@benchmark(
+    "planner",
+    seed=0,
+    seconds=Flag(600, "for each search of the published instance", type=float),
+    networks=20,
+    moves=Flag(300_000, "for each search of the other networks"),
+    large_seconds=Flag(280, type=float),
+)
+def run_planner(given: Namespace) -> Measurement:
+    """Measure the plans of ``planaria plan`` and the time to find them.
 
-    - The published instance (twenty nodes in twelve cities, a third skipped): as published, with its five data nodes
-      given, and with the planner free to choose them; over the published full pipeline (82.8 s), which used them all.
-    - Networks nobody has seen: random sites and links, 10 to 50 nodes. Every plan is checked by every guideline, and
-      held against random skipping on its own arrangement and the planner's own full pipeline.
+    - The published instance (twenty nodes in twelve cities, a third skipped), with its data nodes given or free, over
+      the published full pipeline (82.8 s).
+    - Generated networks of 10 to 50 nodes, checked by every guideline, against random skipping and the planner's own
+      full pipeline.
     - A thousand nodes at twenty sites.
-    - Nodes of unequal speed (1, 2 and 4) and memory: the plan made for them over the plan made as if they were equal,
-      both on the unequal nodes.
+    - Nodes of unequal speed and memory: the plan made for them over one made for equal nodes.
 
-    The claims: given data nodes ≤ 0.40 within 120 s and below 0.397 within the whole budget; ≤ 0.68 of random skipping;
-    no guideline broken, never slower than random skipping or the full pipeline; a valid plan of a thousand nodes in 300
-    s; unequal nodes ≤ 0.9. Certified gaps (1 − bound / step): ≤ 5 % with given data nodes, ≤ 15 % free, ≤ 25 % with a
-    thousand nodes.
+    Claims: given data nodes <= 0.40 within 120 s and < 0.397 in the whole budget; <= 0.68 of random skipping; no
+    guideline broken; never slower than the baselines; a valid plan of 1,000 nodes in 300 s; unequal nodes <= 0.9.
+    Certified gaps (1 - bound / step): <= 5 % with given data nodes, <= 15 % free, <= 25 % with 1,000 nodes.
     """
-    flags = parser(PLANNER_NAME, run_planner.__doc__)
-    flags.add_argument("--seed", type=int, default=0)
-    flags.add_argument("--seconds", type=float, default=600, help="for each search of the published instance")
-    flags.add_argument("--networks", type=int, default=20)
-    flags.add_argument("--moves", type=int, default=300_000, help="for each search of the other networks")
-    flags.add_argument("--large-seconds", type=float, default=280)
-    given = flags.parse_args()
     rows = [*city_rows(given), *fresh_rows(given), *large_rows(given), unequal_row(given)]
-    return conclude(PLANNER_NAME, given, rows, ["seconds are of the simulated step; a gap is 1 − bound / step"])
-
-
-BOUND_NAME = "planner_bound"
+    return Result(rows, ["seconds are of the simulated step; a gap is 1 − bound / step"])
 
 
 def gap_row(what: str, problem: Problem, seed: int, moves: int, most: float) -> Row:
-    """One search and its gap; an invalid plan fails."""
+    """One search and its certified gap; an invalid plan fails."""
     found, bound = search(problem, seed, Budget(moves=moves)), certificate(problem)
     sound = not broken(problem, found.solution)
     beside: dict[str, float | int | str] = {
@@ -201,14 +200,13 @@ def gap_row(what: str, problem: Problem, seed: int, moves: int, most: float) -> 
 def fresh_row(networks: int, moves: int) -> Row:
     gaps = []
     for n in range(networks):
-        nodes = 10 + 40 * n // max(1, networks - 1)
-        problem = generated(n, nodes, 4 + n % 9, 3 + n % 4, max(1, nodes // 5), (1.0, 2.0), (2, 3, 4))
+        problem = fresh(n, networks)
         gaps.append(certificate(problem).gap(search(problem, n, Budget(moves=moves)).step_s))
     return Row(f"{networks} networks of 10 to 50 nodes", gaps, "0", None, {"moves": moves})
 
 
 def tiny(seed: int) -> Problem:
-    """One or two data nodes and three workers at three sites; times are a few nanoseconds."""
+    """One or two data nodes and three workers at three sites."""
     rng = np.random.default_rng(seed)
     data = 1 + seed % 2
     nodes, transmit = data + 3, rng.integers(0, 9, (3, 3))
@@ -222,7 +220,7 @@ def tiny(seed: int) -> Problem:
 
 
 def plans(problem: Problem) -> Iterator[Solution]:
-    """Every arrangement and every set of routes that obeys the rules."""
+    """Yield every arrangement and set of routes that obeys the rules."""
     for order in permutations(range(problem.nodes)):
         stage = np.empty(problem.nodes, np.int64)
         stage[list(order)] = np.repeat(np.arange(len(problem.sizes)), problem.sizes)
@@ -253,7 +251,7 @@ def tiny_rows(count: int) -> list[Row]:
     return found
 
 
-def rows(given: argparse.Namespace) -> Iterator[Row]:
+def rows(given: Namespace) -> Iterator[Row]:
     seed, moves = given.seed, given.moves
     yield gap_row("published, data nodes given", with_data(published(), PUBLISHED_DATA), seed, moves, 0.05)
     yield gap_row("published, data nodes free", published(), seed, 2 * moves, 0.15)
@@ -263,50 +261,31 @@ def rows(given: argparse.Namespace) -> Iterator[Row]:
     yield from tiny_rows(given.tiny)
 
 
-def run_bound() -> int:
-    """How much could be left to gain? The certified gap, 1 − bound / step, of plans found with so many moves.
+@benchmark(
+    "planner_bound",
+    seed=0,
+    moves=Flag(1_000_000, "for the published instance; twice for free nodes"),
+    large_moves=3_000_000,
+    networks=20,
+    network_moves=20_000,
+    tiny=60,
+)
+def run_bound(given: Namespace) -> Measurement:
+    """Measure the certified gap, 1 - bound / step, of plans found with a fixed number of moves, equal on any machine.
 
-    Searches end by moves, not by the clock: the same plans and gaps on any machine, busy or idle.
-
-    - The published instance, with its data nodes given and with the planner free to choose them.
-    - A thousand nodes at twenty sites, by cells.
-    - The networks of the first case: 10 to 50 nodes, speeds 1 and 2.
-    - Tiny problems of one or two data nodes, all of whose plans are tried here, by a program of its own: how far below
-      the best the bound is, and how far it would be if it did not try them all itself.
-
-    The claims: ≤ 5 % with data nodes given, ≤ 15 % free, ≤ 25 % with 1,000 nodes; the bound of a tiny problem is the
-    best of its plans, and no plan at all beats what the bound would be otherwise.
+    The published instance with data nodes given or free; 1,000 nodes at twenty sites; generated networks of 10 to 50
+    nodes; tiny problems whose plans are all enumerated here. Claims: <= 5 % with data nodes given, <= 15 % free,
+    <= 25 % with 1,000 nodes; the bound of a tiny problem is its optimum, and without enumeration never above it.
     """
-    flags = parser(BOUND_NAME, run_bound.__doc__)
-    flags.add_argument("--seed", type=int, default=0)
-    flags.add_argument("--moves", type=int, default=1_000_000, help="for the published instance; twice for free nodes")
-    flags.add_argument("--large-moves", type=int, default=3_000_000)
-    flags.add_argument("--networks", type=int, default=20)
-    flags.add_argument("--network-moves", type=int, default=20_000)
-    flags.add_argument("--tiny", type=int, default=60)
-    given = flags.parse_args()
-    return conclude(
-        BOUND_NAME, given, list(rows(given)), ["a gap is 1 − bound / step; no time of this machine is in it"]
-    )
+    return Result(list(rows(given)), ["a gap is 1 − bound / step; no time of this machine is in it"])
 
 
-SUMS_NAME = "planner_sums"
 FLAGS = {"model.layers": "5", "model.hidden": "14336", "routing.sums": "true"}
 """five stages of one layer of width 4,096: 1.48 billion parameters with the ends"""
 
 
-def sums_published() -> Problem:
-    topology = read(shipped.FOLDER / "topologies" / "twelve_cities.toml")
-    return problem_of(recipe.load(shipped.find("twelve_cities"), FLAGS), topology)
-
-
-def with_bits(problem: Problem, bits: int) -> Problem:
-    """Messages of gradients that are so much shorter. Latency shrinks with them; beside their seconds it is nothing."""
-    return replace(problem, sums=problem.sums * bits // 32)
-
-
-def sums_plans(given: argparse.Namespace, problem: Problem) -> list[tuple[Solution, Solution]]:
-    """For each seed, a plan for the passes alone, and one for the sums too."""
+def sums_plans(given: Namespace, problem: Problem) -> list[tuple[Solution, Solution]]:
+    """Return for each seed a plan for the passes alone, and one for the sums too."""
     alone = replace(problem, sums=NO_SUMS)
     found = [
         tuple(search(asked, seed, Budget(moves=given.moves)).solution for asked in (alone, problem))
@@ -316,10 +295,11 @@ def sums_plans(given: argparse.Namespace, problem: Problem) -> list[tuple[Soluti
     return [(without, knowing) for without, knowing in found]
 
 
-def sums_rows(given: argparse.Namespace) -> Iterator[Row]:
-    whole = sums_published()
+def sums_rows(given: Namespace) -> Iterator[Row]:
+    topology = read(shipped.FOLDER / "topologies" / "twelve_cities.toml")
+    whole = problem_of(recipe.load(shipped.find("twelve_cities"), FLAGS), topology)
     for bits, most in ((32, 0.5), (8, 1.0)):
-        problem = with_bits(whole, bits)
+        problem = replace(whole, sums=whole.sums * bits // 32)  # a latency of shorter messages is negligible
         found = sums_plans(given, problem)
         alone, with_sums = replace(problem, sums=NO_SUMS), []
         for what, pair in (("for its passes alone", 0), ("for its sums too", 1)):
@@ -328,38 +308,34 @@ def sums_rows(given: argparse.Namespace) -> Iterator[Row]:
             beside: dict[str, Cell] = {"of it passes": f"{median(passes):.1f} s"}
             yield Row(f"{bits} bits: s of a step planned {what}", seconds, "see the bound", None, beside)
             with_sums.append(seconds)
-        ratios = [knowing / without for without, knowing in zip(*with_sums, strict=True)]
-        yield Row(f"{bits} bits: planned for its sums over not", ratios, "unknown", Claim(high=most))
+        yield Row(
+            f"{bits} bits: planned for its sums over not",
+            ratios(with_sums[1], with_sums[0]),
+            "unknown",
+            Claim(high=most),
+        )
         bound = certificate(problem)
         gaps = [bound.gap(seconds) for seconds in with_sums[1]]
         beside = {"bound": f"{bound.step_s:.2f} s", "binds": bound.binds}
         yield Row(f"{bits} bits: certified gap", gaps, "0", None, beside)
 
 
-def run_sums() -> int:
-    """What if a step is over only when all gradients are summed, not when all passes are done?
+@benchmark("planner_sums", seeds=[0, 1, 2], moves=2_000_000)
+def run_sums(given: Namespace) -> Measurement:
+    """Measure plans for steps that end with the sums of all gradients.
 
-    The published instance (twenty nodes in twelve cities, five of them data nodes, a third of the stages skipped) with
-    a model of about 1.5 billion parameters, whose gradients are sent in 32 bits. A plan made for its passes alone is
-    timed with the sums, and held against a plan whose search knew them; then with gradients of 8 bits, and with what a
-    single link of the network would allow at least: the certified bound. Searches end by moves: the same on any
-    machine.
-
-    The claim: knowing the sums, a step takes at most half of what it does without.
+    The published instance with a model of 1.48 billion parameters and gradients of 32 or 8 bits. A plan made for its
+    passes alone is timed with the sums, against one whose search includes them, beside the certified bound. Searches
+    end by moves. Claim: a step of the latter takes at most half of the former.
     """
-    flags = parser(SUMS_NAME, run_sums.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    flags.add_argument("--moves", type=int, default=2_000_000)
-    given = flags.parse_args()
-    return conclude(SUMS_NAME, given, list(sums_rows(given)), ["no time of this machine is in it"])
+    return Result(list(sums_rows(given)), ["no time of this machine is in it"])
 
 
-UNIFORM_NAME = "uniform"
 LINKS_S = {"links of the published mean": None, "links of 0.35 s": 0.35, "free links": 0.0}
 FULL = 5
 
 
-def rows_of(given: argparse.Namespace) -> list[Row]:
+def rows_of(given: Namespace) -> list[Row]:
     base = with_data(published(), PUBLISHED_DATA)
     mean_s = float(base.link.mean()) / 1e9
     rows = []
@@ -370,26 +346,19 @@ def rows_of(given: argparse.Namespace) -> list[Row]:
             full = replace(alike, visits=FULL)
             steps = [[search(p, seed, Budget(moves=given.moves)).step_s for seed in given.seeds] for p in (alike, full)]
             beside = {"skipping": f"{min(steps[0]):.2f} s", "full": f"{min(steps[1]):.2f} s"}
-            ratios = [one / other for one, other in zip(*steps, strict=True)]
-            rows.append(Row(f"{what}, {slots} slots a node", ratios, "0.60 to 0.67", claim, beside))
+            rows.append(Row(f"{what}, {slots} slots a node", ratios(*steps), "0.60 to 0.67", claim, beside))
     return rows
 
 
-def run_uniform() -> int:
-    """Separate skipping from planning: the published instance with all links alike.
+@benchmark("uniform", seeds=[0, 1, 2], moves=Flag(150_000, "of each search"))
+def run_uniform(given: Namespace) -> Measurement:
+    """Separate skipping from planning: the published instance with equal links.
 
-    Three of five stages visited: nodes have 0.6 of the work, ways 0.67 of the length, so skipping alone should leave
-    about that much of a step. Both arms are planned alike. The claim, where memory is ample: 0.58 to 0.72. With the
-    three slots of the published nodes no claim is made: a full route holds more slots for longer, and memory limits the
-    full pipeline first.
+    Three of five stages are visited: 0.6 of the work, 0.67 of the path length. Both arms are planned alike. Claim with
+    ample memory: a step takes 0.58 to 0.72. With three slots per node there is no claim, because memory limits the full
+    pipeline first.
     """
-    flags = parser(UNIFORM_NAME, run_uniform.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    flags.add_argument("--moves", type=int, default=150_000, help="of each search")
-    given = flags.parse_args()
-    return conclude(
-        UNIFORM_NAME, given, rows_of(given), ["measured: step with a third skipped ÷ step with nothing skipped"]
-    )
+    return Result(rows_of(given), ["measured: step with a third skipped ÷ step with nothing skipped"])
 
 
 if __name__ == "__main__":

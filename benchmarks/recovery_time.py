@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import threading
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count, cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from benchmarks.common import Claim, Row, conclude, parser, start
+from benchmarks.common import ratios
 from benchmarks.edge import opened
 from benchmarks.fleet_run import (
+    MODEL_FLAGS,
     StopAfter,
-    add_model_flags,
     ending,
     first_step_t,
     real_stages,
@@ -25,24 +25,26 @@ from benchmarks.fleet_run import (
     step_seconds,
     thaw_later,
 )
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.cli.commands.chaos import strike
 from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-
-if TYPE_CHECKING:
-    from planaria.config.schema import RunConfig
-    from planaria.control.logs import RunRecord
-    from planaria.control.protocols import Observer
-    from planaria.faults.trace import Fault
-    from planaria.report.run.recovery_timeline import RecoveryTiming
-    from planaria.runtime.fleet.base import ControlLine
-
+from planaria.control.logs import RunRecord
+from planaria.control.protocols import Observer
+from planaria.control.statefile import read_state
+from planaria.faults.trace import Fault
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
+from planaria.runtime.fleet.base import ControlLine, Gone, Said
+from planaria.runtime.fleet.local import LocalFleet
 
 _PASSES = 5
 
 
 def parts(record: RunRecord, state_bytes: int) -> dict[str, float]:
-    """Seconds of each part, for stages of ``state_bytes`` in a run like ``record``'s."""
+    """Return the seconds of each part of the physical limit, for stages of ``state_bytes``."""
     with opened(state_bytes) as pair:
         relink = min(pair.link(f"again {n}") for n in range(_PASSES))
         pair.transfer("gloo", state_bytes, 1)  # first touches
@@ -51,13 +53,13 @@ def parts(record: RunRecord, state_bytes: int) -> dict[str, float]:
 
 
 def proof_s() -> float:
-    """The two ends of a new edge prove the run's key to each other; a part of relink."""
+    """Return the seconds in which both ends of a new edge authenticate; part of relink."""
     with opened(1) as pair:
         return min(pair.prove(number) for number in range(_PASSES))
 
 
 def redo_s(record: RunRecord) -> float:
-    """One microbatch through all stages and back, every pass at its fastest."""
+    """Return the seconds of one microbatch through all stages and back, each pass at its fastest."""
     fastest: dict[tuple[int, str, int], float] = {}
     for _, work in record.worked:
         for span in work.spans:
@@ -68,7 +70,7 @@ def redo_s(record: RunRecord) -> float:
 
 
 def birth_s(record: RunRecord) -> float:
-    """The fastest birth of a worker after the run had begun: from the decision to spawn it until it reported in."""
+    """Return the fastest start of a worker during the run, from its Spawn decision to its WorkerJoined event."""
     asked: dict[str, float] = {}
     took: list[float] = []
     begun = False
@@ -85,13 +87,11 @@ def birth_s(record: RunRecord) -> float:
 # detect: until an idle, killed worker is reported; decide: arithmetic, taken as 0; relink: one new edge; 2 S / B: both
 # donors' state through one gloo pair; redo: each pass of one microbatch at the fastest that the run did it.
 def detect_s() -> float:
-    """From SIGKILL to an idle worker until its fleet's death notice; the least of a few."""
+    """Return the minimum time from SIGKILL of an idle worker to its fleet's notice."""
     import signal
 
-    from benchmarks.recovery_time import idle  # not of __main__, so that workers can import it
+    from benchmarks.recovery_time import idle
     from planaria.runtime.engine import worker
-    from planaria.runtime.fleet.base import Gone, Said
-    from planaria.runtime.fleet.local import LocalFleet
 
     fleet = LocalFleet(idle, [worker.__name__], heartbeat_s=10.0, missed=6)
     took = []
@@ -109,17 +109,15 @@ def detect_s() -> float:
 
 
 def idle(connection: ControlLine, worker: str, incarnation: int) -> None:
-    """A worker that says it is there, and nothing more."""
+    """A worker that only announces itself."""
     connection.send_bytes(b"here")
     time.sleep(60.0)
 
 
 RECOVERY_TIME_NAME = "recovery_time"
-FIRST = 4
-"""step of the first fault: a checkpoint has been made by then"""
+FIRST = 4  # step of the first fault: a checkpoint has been made by then
 THAW_S = 1.5
-NEW_EDGES = 4
-"""of the worker that takes a lost middle stage's place: to two neighbours, and from two donors"""
+NEW_EDGES = 4  # of the worker that takes a lost middle stage's place: to two neighbours, and from two donors
 PARTS = ("notice", "decide", "relink", "transfer", "rebuild", "redo")
 
 Moment = Literal["forward", "backward", "commit", "transfer"]
@@ -127,12 +125,10 @@ MOMENTS: tuple[Moment, ...] = ("forward", "backward", "commit", "transfer")
 
 
 def kills(incidents: int, gap: int, stages: int, moments: Sequence[Moment]) -> tuple[Fault, ...]:
-    """One incident every ``gap`` steps, its middle stage and moment taken in turn.
+    """Return one incident every ``gap`` steps, with middle stages and moments in turn.
 
-    An incident of moment 'transfer' is two kills: of a stage, and of one of its donors while that donates.
+    Moment 'transfer' means two kills: of a stage, and of one of its donors during the transfer.
     """
-    from planaria.faults.trace import Fault
-
     faults: list[Fault] = []
     middle = cycle(range(2, stages))
     for number, step in zip(range(incidents), count(FIRST, gap), strict=False):
@@ -148,9 +144,7 @@ def kills(incidents: int, gap: int, stages: int, moments: Sequence[Moment]) -> t
 
 
 def freezes(incidents: int, gap: int, stages: int) -> tuple[Fault, ...]:
-    """Like :func:`kills`, with SIGSTOP at any time of the step, and SIGCONT later."""
-    from planaria.faults.trace import Fault
-
+    """Like :func:`kills`, with SIGSTOP at any time of the step and SIGCONT later."""
     middle = cycle(range(2, stages))
     return tuple(
         Fault(step=step, stage=next(middle), signal="stop", offset=(n * 0.37) % 1.0, resume_after_s=THAW_S)
@@ -158,11 +152,10 @@ def freezes(incidents: int, gap: int, stages: int) -> tuple[Fault, ...]:
     )
 
 
-def recipe(given: argparse.Namespace, arm: str, incidents: int, spares: int) -> RunConfig:
-    """A run that is long enough for all its incidents, and for the last thaw."""
-    return real_stages(
-        given, f"{RECOVERY_TIME_NAME}-{arm}", FIRST + (incidents + 1) * given.gap, spares, save_every=FIRST - 1
-    )
+def recipe(given: Namespace, arm: str, incidents: int, spares: int) -> RunConfig:
+    """A run long enough for all incidents and the last thaw."""
+    steps = FIRST + (incidents + 1) * given.gap
+    return real_stages(given, f"{RECOVERY_TIME_NAME}-{arm}", steps, spares, save_every=FIRST - 1)
 
 
 def totals(timings: Sequence[RecoveryTiming]) -> list[float]:
@@ -170,7 +163,7 @@ def totals(timings: Sequence[RecoveryTiming]) -> list[float]:
 
 
 def beside(timings: Sequence[RecoveryTiming]) -> dict[str, int | str]:
-    """Median milliseconds of every part of the recoveries."""
+    """Return the median milliseconds of every part of the recoveries."""
     cells: dict[str, int | str] = {}
     for part in PARTS:
         seconds = [s for timing in timings if (s := getattr(timing, part)) is not None]
@@ -179,19 +172,16 @@ def beside(timings: Sequence[RecoveryTiming]) -> dict[str, int | str]:
 
 
 def went_on(what: str, incidents: int, timings: Sequence[RecoveryTiming], record: RunRecord) -> Row:
-    """How many incidents training survived, as a fraction."""
+    """The share of incidents that training survived."""
     good = [t for t in timings if t.outcome in ("recovered", "rolled back", "relinked") and t.total is not None]
     asked = max(incidents, len(timings))
     outcomes = ", ".join(f"{number} {outcome}" for outcome, number in Counter(t.outcome for t in timings).items())
-    return Row(
-        f"{what}: {len(good)}/{asked} go on", [len(good) / asked], f"{outcomes}; run {ending(record)}", Claim(low=1)
-    )
+    limit = f"{outcomes}; run {ending(record)}"
+    return Row(f"{what}: {len(good)}/{asked} go on", [len(good) / asked], limit, Claim(low=1))
 
 
-def hot(given: argparse.Namespace) -> tuple[list[Row], dict[str, float]]:
-    """Kills with spares at hand (two: an incident may take two lives); also the parts of the physical bound."""
-    from planaria.report.run.recovery_timeline import recoveries
-
+def hot(given: Namespace) -> tuple[list[Row], dict[str, float]]:
+    """Measure kills with two spares; also return the parts of the physical limit."""
     config = recipe(given, "hot", given.kills, spares=2)
     record = run_fleet(config, kills(given.kills, given.gap, given.stages, MOMENTS))
     timings = recoveries(record)
@@ -210,7 +200,7 @@ def hot(given: argparse.Namespace) -> tuple[list[Row], dict[str, float]]:
 
 
 def by_moment(record: RunRecord, timings: Sequence[RecoveryTiming], limit: str) -> list[Row]:
-    """The recoveries sorted by what the first victim was doing."""
+    """Group the recoveries by the moment of the first kill."""
     moments = {t: fact.moment for t, fact in record.history if fact.kind == "fault_injected"}
     groups: dict[str, list[RecoveryTiming]] = {}
     for timing in timings:
@@ -220,10 +210,8 @@ def by_moment(record: RunRecord, timings: Sequence[RecoveryTiming], limit: str) 
     return [Row(what, totals(group), limit, None, beside(group)) for what, group in groups.items()]
 
 
-def cold(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
-    """Kills without a spare: a worker must be born first."""
-    from planaria.report.run.recovery_timeline import recoveries
-
+def cold(given: Namespace, bound: dict[str, float]) -> list[Row]:
+    """Measure kills without a spare: a worker must start first."""
     faults = kills(given.cold, given.gap, given.stages, MOMENTS[:3])
     record = run_fleet(recipe(given, "cold", given.cold, spares=0), faults)
     timings, birth = recoveries(record), birth_s(record)
@@ -234,10 +222,8 @@ def cold(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
     ]
 
 
-def frozen(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
-    """Workers that freeze, are given up, and come back."""
-    from planaria.report.run.recovery_timeline import faults_summary, recoveries
-
+def frozen(given: Namespace, bound: dict[str, float]) -> list[Row]:
+    """Measure workers that freeze, are declared lost, and return."""
     config = recipe(given, "frozen", given.freezes, spares=1)
     record = run_fleet(config, freezes(given.freezes, given.gap, given.stages))
     timings, zombies = recoveries(record), faults_summary(record).zombies
@@ -251,29 +237,28 @@ def frozen(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
 
 
 def proofs(recovered: Sequence[float]) -> Row:
-    """Upper bound of what TLS takes of a recovery: as if the heir's new edges were opened one after the other."""
-
+    """The share of TLS in a recovery, at most: the new worker's edges opened in sequence."""
     proof = proof_s()
     shares = [NEW_EDGES * proof / seconds for seconds in recovered]
     return Row(f"proofs of the key, as a part: {NEW_EDGES} edges", shares, f"one proof: {proof * 1e3:.1f} ms")
 
 
-def run_recovery_time() -> int:
-    """How long training stands still when a worker dies: from the signal to the next microbatch that is through.
+@benchmark(
+    RECOVERY_TIME_NAME,
+    kills=Flag(24, "incidents with spares at hand, a quarter of each moment"),
+    cold=Flag(6, "kills without a spare"),
+    freezes=6,
+    gap=Flag(12, "steps from one incident to the next"),
+    **MODEL_FLAGS,
+)
+def run_recovery_time(given: Namespace) -> Measurement:
+    """Measure the time from a fault to the end of the next microbatch.
 
-    SIGKILLs strike middle stages in their forward pass, their backward pass, during a commit, and strike a donor while
-    it gives its state to a stage that is being rebuilt (what is lost then is adjacent, which CheckFree cannot repair,
-    so the run rolls back to its last checkpoint). The claims, with a spare at hand: median at most 0.2 s and at most 5
-    times the physical limit that the same run measures; worst at most 3 s; and every one of them goes on. Without a
-    spare: at most 6 s. Frozen by SIGSTOP and thawed later: at most 2.5 s, and what the zombie says is ignored.
+    SIGKILLs hit middle stages in forward, backward and commit, and a donor while it transfers its state to a rebuilt
+    stage (the two lost stages are adjacent, which CheckFree cannot rebuild: the run rolls back). Claims with a spare:
+    median at most 0.2 s and at most 5 times the physical limit measured in the same run; maximum 3 s; every run
+    continues. Without a spare: at most 6 s. Frozen (SIGSTOP) and thawed later: at most 2.5 s; the zombie is ignored.
     """
-    flags = parser(RECOVERY_TIME_NAME, run_recovery_time.__doc__)
-    flags.add_argument("--kills", type=int, default=24, help="incidents with spares at hand, a quarter of each moment")
-    flags.add_argument("--cold", type=int, default=6, help="kills without a spare")
-    flags.add_argument("--freezes", type=int, default=6)
-    flags.add_argument("--gap", type=int, default=12, help="steps from one incident to the next")
-    add_model_flags(flags)
-    given = flags.parse_args()
     rows, bound = hot(given)
     rows += cold(given, bound) + frozen(given, bound)
     rows.append(proofs(rows[0].values))
@@ -282,7 +267,7 @@ def run_recovery_time() -> int:
         "seconds from the signal to the end of the next microbatch; columns of parts: median milliseconds",
         f"physical limit with a spare: {least} = {sum(bound.values()) * 1e3:.1f} ms, each part measured by itself",
     ]
-    return conclude(RECOVERY_TIME_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
 GOODPUT_NAME = "goodput"
@@ -293,7 +278,7 @@ ENDLESS = 1_000_000
 
 
 class Striker(threading.Thread):
-    """Strikes a random middle stage once in every interval, at a random time of the interval's middle half."""
+    """Hits a random middle stage once per interval, at a random time of its middle half."""
 
     def __init__(self, folder: Path, actions: Sequence[str], stages: int, seconds: float, every: float) -> None:
         super().__init__(name="striker", daemon=True)
@@ -302,7 +287,6 @@ class Striker(threading.Thread):
         self._random = random.Random(f"{GOODPUT_NAME} {'/'.join(actions)}")
 
     def run(self) -> None:
-        """Strike until the time is up; called when the first step begins."""
         began = time.monotonic()
         for number in range(int(self._seconds / self._every) if self._actions else 0):
             due = began + (number + self._random.uniform(0.25, 0.75)) * self._every
@@ -312,10 +296,7 @@ class Striker(threading.Thread):
                 time.sleep(0.2)
 
     def _strike(self, action: str, stage: int) -> bool:
-        """One blow; False when nobody holds the stage just now."""
-        from planaria.cli.commands.chaos import strike
-        from planaria.control.statefile import read_state
-
+        """Inject one fault; return False if no worker holds the stage."""
         held = next((w for w in read_state(self._folder).workers if w.stage == stage), None)
         try:
             strike(self._folder, action, f"stage={stage}")
@@ -326,8 +307,8 @@ class Striker(threading.Thread):
         return True
 
 
-def run_arm(arm: str, given: argparse.Namespace) -> RunRecord:
-    """One arm's run, stopped when its time is up."""
+def run_arm(arm: str, given: Namespace) -> RunRecord:
+    """Train one arm for its time."""
     seconds = given.minutes * 60
 
     def around(observer: Observer, folder: Path) -> Observer:
@@ -338,52 +319,38 @@ def run_arm(arm: str, given: argparse.Namespace) -> RunRecord:
 
 
 def steps_in(record: RunRecord, seconds: float) -> int:
-    """Steps committed within ``seconds`` of the first step's order."""
+    """Return the steps committed within ``seconds`` of the first step's order."""
     end = first_step_t(record) + seconds
     return max((f.step + 1 for t, f in record.history if isinstance(f, d.Commit) and t <= end), default=0)
 
 
-def rows_of(arm: str, given: argparse.Namespace, records: Sequence[RunRecord], free: Sequence[int]) -> list[Row]:
-    """The verdicts on one arm: its steps beside the fault-free arm's ``free``, and its ledger."""
-    from planaria.report.run.ledger import prove_exactly_once
-    from planaria.report.run.recovery_timeline import faults_summary, recoveries
-
+def rows_of(arm: str, given: Namespace, records: Sequence[RunRecord], free: Sequence[int]) -> list[Row]:
     seconds, record = given.minutes * 60, records[-1]
     steps = [steps_in(r, seconds) for r in records]
     timings, summary = recoveries(record), faults_summary(record)
     stood_still = [t.total for t in timings if t.total is not None]
     problems = [problem for r in records for problem in prove_exactly_once(r)]
     samples = sum(1 for _, f in record.history if isinstance(f, d.Commit)) * record.config.pipeline.samples
+    beside: dict[str, Cell] = {
+        "steps": steps[-1],
+        "faults": summary.injected,
+        "outcomes": ", ".join(f"{n} {outcome}" for outcome, n in summary.outcomes.items()),
+        "zombies": summary.zombies,
+        "stood still s": sum(stood_still),
+    }
+    limit = f"1 - time lost = {1 - least_lost(arm, given, record) / seconds:.3f}"
+    ledger = f"0: {samples} samples, run {ending(record)}"
     return [
-        Row(
-            what=f"{arm}: steps / fault-free steps",
-            values=[mine / other for mine, other in zip(steps, free, strict=True)],
-            limit=f"1 - time lost = {1 - least_lost(arm, given, record) / seconds:.3f}",
-            claim=CLAIMS.get(arm),
-            beside={
-                "steps": steps[-1],
-                "faults": summary.injected,
-                "outcomes": ", ".join(f"{n} {outcome}" for outcome, n in summary.outcomes.items()),
-                "zombies": summary.zombies,
-                "stood still s": sum(stood_still),
-            },
-        ),
-        Row(
-            f"{arm}: what is wrong with its ledger",
-            [len(problems)],
-            f"0: {samples} samples, run {ending(record)}",
-            Claim(high=0),
-        ),
+        Row(f"{arm}: steps / fault-free steps", ratios(steps, free), limit, CLAIMS.get(arm), beside),
+        Row(f"{arm}: what is wrong with its ledger", [len(problems)], ledger, Claim(high=0)),
     ]
 
 
-def least_lost(arm: str, given: argparse.Namespace, record: RunRecord) -> float:
-    """Seconds that an arm's faults must cost at least: each a recovery's physical limit, and half a step done again.
+def least_lost(arm: str, given: Namespace, record: RunRecord) -> float:
+    """Return the least seconds that an arm's faults cost: physical limits, and half a step repeated per fault.
 
-    A freeze costs the heartbeats that have to be missed instead of the notice of a death.
+    A freeze costs the missed heartbeats instead of the detection of a death.
     """
-    from planaria.report.run.recovery_timeline import recoveries
-
     timings = recoveries(record)
     if not timings:
         return 0.0
@@ -394,20 +361,20 @@ def least_lost(arm: str, given: argparse.Namespace, record: RunRecord) -> float:
     return len(timings) * each + frozen * (silence - bound["detect"])
 
 
-def run_goodput() -> int:
-    """How much training is left when workers keep failing: steps done in the same wall time, with faults and without.
+@benchmark(
+    GOODPUT_NAME,
+    minutes=Flag(10.0, "of each arm, from its first step"),
+    every=Flag(20.0, "seconds from fault to fault", metavar="S"),
+    repeats=Flag(1, "of the three arms"),
+    **MODEL_FLAGS,
+)
+def run_goodput(given: Namespace) -> Measurement:
+    """Measure the steps made under regular faults over those without, in the same wall time.
 
-    Three arms, one after the other: no faults; a SIGKILL every so often; SIGKILL and SIGSTOP in turn (the frozen worker
-    is thawed later and must be ignored). Victims are random middle stages at random moments, one at a time, struck from
-    outside the run as ``planaria chaos`` does. Time counts from the first step. The claims: at least 95 % and 90 % of
-    the fault-free arm's steps, and every sample used exactly once.
+    Three arms in sequence: no faults; regular SIGKILLs; SIGKILL and SIGSTOP in turn, with the frozen worker thawed
+    later. Victims are random middle stages at random moments, hit from outside as by ``planaria chaos``. Time counts
+    from the first step. Claims: at least 95 % and 90 % of the fault-free steps; every sample used exactly once.
     """
-    flags = parser(GOODPUT_NAME, run_goodput.__doc__)
-    flags.add_argument("--minutes", type=float, default=10.0, help="of each arm, from its first step")
-    flags.add_argument("--every", type=float, default=20.0, metavar="S", help="seconds from fault to fault")
-    flags.add_argument("--repeats", type=int, default=1, help="of the three arms")
-    add_model_flags(flags)
-    given = flags.parse_args()
     records: dict[str, list[RunRecord]] = {arm: [] for arm in ARMS}
     for _ in range(given.repeats):
         for arm in ARMS:
@@ -415,7 +382,7 @@ def run_goodput() -> int:
             print(f"{arm}: {steps_in(records[arm][-1], given.minutes * 60)} steps", flush=True)
     free = [steps_in(record, given.minutes * 60) for record in records["fault-free"]]
     rows = [row for arm in ARMS for row in rows_of(arm, given, records[arm], free)]
-    return conclude(GOODPUT_NAME, given, rows, [f"{given.minutes:g} minutes an arm, a fault every {given.every:g} s"])
+    return Result(rows, [f"{given.minutes:g} minutes an arm, a fault every {given.every:g} s"])
 
 
 if __name__ == "__main__":

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import random
 import shutil
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.common import Cell, Claim, Row, conclude, parser, start
+import planaria
+from benchmarks.common import gaps, run_config
 from benchmarks.fleet_run import bytes_data
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.common.errors import RunStopped
+from planaria.config.schema import RunConfig
+from planaria.control.logs import read_run
+from planaria.report.live.progress import Quiet
+from planaria.report.live.watch import Watch
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.checkpoint.loading import atoms_of, cut_of
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine import fleet, runs
+from planaria.runtime.engine.prepare import prepare
+from planaria.runtime.engine.resumption import take_up
+from planaria.runtime.engine.runner import StageRunner
 
-if TYPE_CHECKING:
-    from planaria.config.schema import RunConfig
+ARMS = {"averaged": 3, "fresh": 3, "undisturbed": 4}  # replicas after the change
 
 
-MOMENTS_NAME = "moments"
-ARMS = {"averaged": 3, "fresh": 3, "undisturbed": 4}
-"""replicas that go on"""
-
-
-def begin(given: argparse.Namespace, seed: int, place: Path) -> Path:
-    """The run that all arms go on with; its folder."""
-    import planaria
-    from planaria.config.schema import RunConfig
-
+def begin(given: Namespace, seed: int, place: Path) -> Path:
+    """Train the run that all arms continue; return its folder."""
     model = {"vocab": 260, "dim": given.dim, "layers": 4, "heads": 4, "hidden": given.dim * 11 // 4, "context": 64}
-    made = {
-        "name": f"seed-{seed}",
+    made: dict[str, Any] = {
         "out": str(place),
         "engine": "inline",
         "seed": seed,
@@ -46,15 +50,13 @@ def begin(given: argparse.Namespace, seed: int, place: Path) -> Path:
         "exchange": {"kind": "noloco", "replicas": ARMS["undisturbed"], "options": {"every": given.every}},
         "observe": {"trackers": ""},
     }
-    planaria.train(RunConfig.model_validate(made), progress=False)
+    planaria.train(run_config(f"seed-{seed}", **made), progress=False)
     return place / f"seed-{seed}"
 
 
 @contextmanager
 def fresh_moments() -> Iterator[None]:
-    """Stages that are loaded begin without moments, as after an exchange of weights alone."""
-    from planaria.runtime.engine.runner import StageRunner
-
+    """Load stages without moments, as after an exchange of weights alone."""
     real = StageRunner.load
 
     def bare(self: StageRunner, state: Any) -> None:
@@ -67,37 +69,32 @@ def fresh_moments() -> Iterator[None]:
         StageRunner.load = real  # type: ignore[method-assign]
 
 
-def go_on(given: argparse.Namespace, source: Path, arm: str) -> float:
-    """The validation loss of the one model, in nats."""
-    import planaria
-    from planaria.control.logs import read_run
-
+def go_on(given: Namespace, source: Path, arm: str) -> float:
+    """Continue; return the validation loss of the averaged model, in nats."""
     folder = Path(shutil.copytree(source, source.with_name(f"{source.name}-{arm}")))
     settings: Mapping[str, object] = {"train.steps": given.before + given.after, "exchange.replicas": ARMS[arm]}
-    if arm == "fresh":
-        with fresh_moments():
-            planaria.train(folder, resume=True, settings=settings, progress=False)
-    else:
+    with fresh_moments() if arm == "fresh" else nullcontext():
         planaria.train(folder, resume=True, settings=settings, progress=False)
     return list(read_run(folder).validated)[-1].val_loss
 
 
-def run_moments() -> int:
-    """Do moments matter when a run goes on with another number of replicas?
+@benchmark(
+    "moments",
+    seeds=[1, 2, 3],
+    before=Flag(150, "steps of the four"),
+    after=Flag(20, "steps until the validation"),
+    every=Flag(10, "steps between rounds"),
+    dim=64,
+    samples=Flag(8, "of a replica's step"),
+    lr=3e-3,
+)
+def run_moments(given: Namespace) -> Measurement:
+    """Compare averaged with fresh moments when a run continues with fewer replicas.
 
-    Four replicas that gossip learn for a while; then three go on, with the mean of the moments, or with fresh ones, and
-    the four themselves, undisturbed. A few steps later each arm's one model is validated. The claim: with averaged
-    moments the loss is at most 0.01 nats above that with fresh ones, in each of three seeds.
+    Four replicas with gossip train; then three use averaged or with fresh moments, and four undisturbed. A few
+    steps later the averaged model is validated. Claim: with averaged moments the loss is at most 0.01 nats above that
+    with fresh ones, with every seed.
     """
-    flags = parser(MOMENTS_NAME, run_moments.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--before", type=int, default=150, help="steps of the four")
-    flags.add_argument("--after", type=int, default=20, help="steps until the validation")
-    flags.add_argument("--every", type=int, default=10, help="steps between rounds")
-    flags.add_argument("--dim", type=int, default=64)
-    flags.add_argument("--samples", type=int, default=8, help="of a replica's step")
-    flags.add_argument("--lr", type=float, default=3e-3)
-    given = flags.parse_args()
     found: dict[str, list[float]] = {arm: [] for arm in ARMS}
     with tempfile.TemporaryDirectory(prefix="planaria-") as place:
         for seed in given.seeds:
@@ -105,15 +102,14 @@ def run_moments() -> int:
             for arm, losses in found.items():
                 losses.append(go_on(given, source, arm))
             print(f"seed {seed}: " + ", ".join(f"{arm} {losses[-1]:.4f}" for arm, losses in found.items()), flush=True)
-    apart = [own - other for own, other in zip(found["averaged"], found["fresh"], strict=True)]
-    rows = [Row("averaged − fresh, nats", apart, "", Claim(high=0.01), judged="worst")]
+    rows = [
+        Row("averaged − fresh, nats", gaps(found["averaged"], found["fresh"]), "", Claim(high=0.01), judged="worst")
+    ]
     rows += [Row(f"{arm} ({count} replicas), nats", found[arm], "") for arm, count in ARMS.items()]
-    return conclude(MOMENTS_NAME, given, rows)
+    return rows
 
 
-RECUT_NAME = "recut"
-SAMPLES = 6
-"""of a step, which 1, 2 and 3 replicas share"""
+SAMPLES = 6  # per step, divisible by 1, 2 and 3 replicas
 MILLIONTH = 1e-6
 NONE = Claim(high=0.0)
 Losses = Mapping[int, float]
@@ -142,9 +138,8 @@ class Shape(NamedTuple):
 SHAPES = [Shape(*given) for given in product((1, 2, 4, 7), (1, 2, 3), ("inline", "fleet"))]
 
 
-@dataclass(frozen=True)
-class Unbroken:
-    """A run of one shape from the first step to the last; its checkpoints are in ``folder``."""
+class Unbroken(NamedTuple):
+    """An uninterrupted run of one shape; its checkpoints are in ``folder``."""
 
     folder: Path
     losses: Losses
@@ -152,58 +147,50 @@ class Unbroken:
 
 @dataclass(frozen=True)
 class Pair:
-    """What one shape made of another's state."""
+    """One shape continued from another's state."""
 
     source: Shape
     target: Shape
     atoms: int
-    loaded: int
-    """tensors that were not what the source had saved"""
-    ended: int
-    """tensors that were not the source's at the end"""
-    apart: float
-    """largest relative difference of a loss from the source's"""
-    control: float
-    """the same of the target's unbroken run"""
-    wrong: int
-    """sentences of the ledger on samples that were not used once"""
+    loaded: int  # tensors that differ from the saved ones
+    ended: int  # tensors that differ from the source's at the end
+    apart: float  # largest relative difference of a loss from the source's
+    control: float  # the same for the target's uninterrupted run
+    wrong: int  # problems of the ledger
 
     @property
     def same(self) -> bool:
-        """Is the arithmetic the same?"""
+        """Return True if the arithmetic is the same."""
         return self.source.replicas == self.target.replicas
 
 
-def run_recut() -> int:
-    """Runs of {1, 2, 4, 7} stages x {1, 2, 3} replicas x {inline, fleet} go on in each other's shape.
+@benchmark(
+    "recut",
+    pairs=Flag(len(SHAPES), "of the ring, for a short look"),
+    seed=Flag(34107, "of the ring"),
+    before=Flag(10, "steps of the source"),
+    after=Flag(50, "steps of the target"),
+)
+def run_recut(given: Namespace) -> Measurement:
+    """Continue runs of {1, 2, 4, 7} stages x {1, 2, 3} replicas x {inline, fleet} in another of these shapes.
 
-    The 24 shapes stand in a ring, drawn by ``--seed``; a pair leads from each to the next, so each is left once and
-    come to once. All runs are real, those of the fleet with a process for every stage of every replica. Of each shape
-    there is a run that is never broken. The state that it saves on its way is taken up at the next shape, by that one's
-    engine:
+    ``--seed`` orders the 24 shapes in a ring; a pair leads from each to the next. All runs are real. The state saved by
+    an uninterrupted run of each shape is loaded in the next shape, by that one's engine:
 
-    - Saved again before any step, it is what it was: weights, both moments, clocks and learning-rate scales, byte for
-      byte.
-    - With as many replicas as before, the losses of all steps that follow are those of the unbroken run, to the last
-      bit, and so is the state at the end. With others, gradients are added up in another order; losses may differ by
-      that.
+    - Saved again at once, weights, moments, clocks and learning-rate scales are equal byte for byte.
+    - With as many replicas, all further losses and the final state equal the uninterrupted run's to the last bit; with
+      others, gradients are summed in another order.
 
-    The controls: how far apart two unbroken runs are that have these two shapes, which is what rounding does; and how
-    far apart it gets when moments begin anew, which is what a mistake would do. Replicas exchange gradients and nothing
-    is clipped, so every shape takes the same samples in a step, and makes the same of them.
+    Controls: the difference of two uninterrupted runs of both shapes (rounding), and that with fresh moments (a
+    mistake). Replicas exchange gradients without clipping, so all shapes use the same samples per step.
     """
-    flags = parser(RECUT_NAME, run_recut.__doc__)
-    flags.add_argument("--pairs", type=int, default=len(SHAPES), help="of the ring, for a short look")
-    flags.add_argument("--seed", type=int, default=34107, help="of the ring")
-    flags.add_argument("--before", type=int, default=10, help="steps of the source")
-    flags.add_argument("--after", type=int, default=50, help="steps of the target")
-    given = flags.parse_args()
     ring = random.Random(given.seed).sample(SHAPES, len(SHAPES))
     chosen = list(zip(ring, ring[1:] + ring[:1], strict=True))[: given.pairs]
     with tempfile.TemporaryDirectory(prefix="planaria-") as place:
         unbroken = {}
         for shape in dict.fromkeys(shape for pair in chosen for shape in pair):
-            unbroken[shape] = train(given, shape, Path(place))
+            run = planaria.train(recipe(given, shape, Path(place)), progress=False)
+            unbroken[shape] = Unbroken(run.folder, losses(run.folder))
             print(f"unbroken {shape}: loss {unbroken[shape].losses[given.before + given.after - 1]:.6f}", flush=True)
         pairs = []
         for source, target in chosen:
@@ -211,21 +198,11 @@ def run_recut() -> int:
             print(_told(pairs[-1]), flush=True)
         first = chosen[0][0]
         anew = forgotten(given, first, unbroken[first])
-    return conclude(RECUT_NAME, given, list(_rows(pairs, anew)), [_told(pair) for pair in pairs])
+    return Result(list(_rows(pairs, anew)), [_told(pair) for pair in pairs])
 
 
-def train(given: argparse.Namespace, shape: Shape, place: Path) -> Unbroken:
-    import planaria
-
-    run = planaria.train(recipe(given, shape, place), progress=False)
-    return Unbroken(run.folder, losses(run.folder))
-
-
-def recipe(given: argparse.Namespace, shape: Shape, place: Path) -> RunConfig:
-    """28 layers, which 1, 2, 4 and 7 stages share. Time limits are wide: few cores have many processes."""
-    import planaria
-    from planaria.config.schema import RunConfig
-
+def recipe(given: Namespace, shape: Shape, place: Path) -> RunConfig:
+    """28 layers, divisible by 1, 2, 4 and 7 stages, with long time limits for many processes on few cores."""
     steps = given.before + given.after
     made = {
         "name": str(shape).replace(" ", "-"),
@@ -242,11 +219,8 @@ def recipe(given: argparse.Namespace, shape: Shape, place: Path) -> RunConfig:
     return planaria.configure(RunConfig.model_validate(made), settings=shape.settings)
 
 
-def cross(given: argparse.Namespace, source: Shape, target: Shape, unbroken: Mapping[Shape, Unbroken]) -> Pair:
-    """Take the source's state up at the target's shape: once to save it at once, and once to train on."""
-    from planaria.control.logs import read_run
-    from planaria.report.run.ledger import prove_exactly_once
-
+def cross(given: Namespace, source: Shape, target: Shape, unbroken: Mapping[Shape, Unbroken]) -> Pair:
+    """Load the source's state in the target's shape: once to save it at once, once to continue training."""
     was, last = unbroken[source], given.before + given.after
     saved = atoms(was.folder, given.before, source)
     with copied(was.folder) as folder:
@@ -267,20 +241,11 @@ def cross(given: argparse.Namespace, source: Shape, target: Shape, unbroken: Map
 
 
 def recut_go_on(folder: Path, step: int, shape: Shape) -> None:
-    import planaria
-
     planaria.train(folder, resume=True, checkpoint=_name(step), settings=shape.settings, progress=False)
 
 
 def save_at_once(folder: Path, step: int, shape: Shape) -> None:
-    """Go on in that shape, and stop before the first step. What is loaded counts as unsaved, so it must be saved."""
-    from planaria.common.errors import RunStopped
-    from planaria.report.live.progress import Quiet
-    from planaria.report.live.watch import Watch
-    from planaria.runtime.engine import fleet, runs
-    from planaria.runtime.engine.prepare import prepare
-    from planaria.runtime.engine.resumption import take_up
-
+    """Load in that shape, save, and stop before the first step."""
     saved = folder / "checkpoints" / _name(step)
     before = saved.stat().st_ino
     there = take_up(folder, shape.settings, _name(step), lambda line: None)
@@ -297,11 +262,10 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
 
 
 def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
-    """All that a run of that shape has saved of its one model; RunStopped when the checkpoint is of another shape."""
-    from planaria.common.errors import RunStopped
-    from planaria.runtime.checkpoint.loading import atoms_of, cut_of
-    from planaria.runtime.checkpoint.store import CheckpointStore
+    """Return all saved tensors of a run.
 
+    :raises RunStopped: if the checkpoint has another shape.
+    """
     saved = next(s for s in CheckpointStore(folder / "checkpoints").list() if s.folder.name == _name(step))
     cut = cut_of(saved.manifest)
     if (cut.stages, cut.replicas) != shape[:2]:
@@ -314,14 +278,12 @@ def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
 
 
 def losses(folder: Path) -> Losses:
-    """By step; of a step that was done again, the last one."""
-    from planaria.control.logs import read_run
-
+    """Return the losses by step, the last one of repeated steps."""
     return {metric.step: metric.loss for metric in read_run(folder).trained}
 
 
-def forgotten(given: argparse.Namespace, shape: Shape, was: Unbroken) -> float:
-    """How far losses get apart when moments begin anew. Inline, where this process can leave them out."""
+def forgotten(given: Namespace, shape: Shape, was: Unbroken) -> float:
+    """Return the difference of losses with fresh moments, on the inline engine."""
     with copied(was.folder) as folder, fresh_moments():
         recut_go_on(folder, given.before, shape._replace(engine="inline"))
         return apart(losses(folder), was.losses, given.before)
@@ -329,7 +291,7 @@ def forgotten(given: argparse.Namespace, shape: Shape, was: Unbroken) -> float:
 
 @contextmanager
 def copied(folder: Path) -> Iterator[Path]:
-    """A copy of a run that goes another way."""
+    """A temporary copy of a run."""
     copy = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-goes-on")))
     try:
         yield copy
@@ -338,7 +300,7 @@ def copied(folder: Path) -> Iterator[Path]:
 
 
 def apart(found: Losses, expected: Losses, first: int) -> float:
-    """Largest relative difference of two runs' losses from a step on; infinite where one has steps fewer."""
+    """Return the largest relative difference of losses from a step on, or infinity for different steps."""
     if found.keys() != expected.keys():
         return math.inf
     return max(abs(found[step] - loss) / abs(loss) for step, loss in expected.items() if step >= first)

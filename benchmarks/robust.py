@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-import multiprocessing
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.common import Claim, Row, conclude, parser, start
+import numpy as np
+import torch
+
+from benchmarks.common import in_processes, one_thread, ratios
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.exchange.attacks import attack_of
+from planaria.exchange.attacks.base import Scene, VectorAttack
+from planaria.exchange.base import Offer
+from planaria.exchange.lab import Replica
+from planaria.exchange.monna import MoNNA, nearest
+from planaria.exchange.robust.combining import combine
+from planaria.exchange.robust.products import NotFinite
+from planaria.exchange.robust.rules import robust_of
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    Attack = Callable[[Tensor, int, Generator], Tensor]
-    "honest vectors [n − f, d], f → what liars say [f, d]"
+    Attack = Callable[[Tensor, int, Generator], Tensor]  # honest vectors [n − f, d], f → Byzantine vectors [f, d]
 
 
 ROBUST_NAME = "robust"
-Result = TypeVar("Result")
 RULES: dict[str, dict[str, Any] | None] = {
     "mean": None,
     "median": {"rule": "median"},
@@ -42,14 +50,9 @@ MAY_FAIL = {"mean", "Krum"}
 
 
 def shipped(name: str, strength: float) -> Attack:
-    """An attack of planaria's, by liars who know what all others say; the own vector of each is that of another."""
+    """Return an attack of planaria whose Byzantine workers know all honest vectors."""
 
     def attack(x: Tensor, f: int, generator: Generator) -> Tensor:
-        import torch
-
-        from planaria.exchange.attacks import attack_of
-        from planaria.exchange.attacks.base import Scene, VectorAttack
-
         chosen, known = attack_of(name, strength), dict(enumerate(x))
         assert isinstance(chosen, VectorAttack)
         scenes = [Scene(own, known, len(x) + f, f, 0, generator) for own in x[:f]]
@@ -59,8 +62,7 @@ def shipped(name: str, strength: float) -> Attack:
 
 
 def attacks() -> Mapping[str, Attack | None]:
-    """What liars say. The first two are drawn for all of them at once."""
-    import torch
+    """The vectors of Byzantine workers; the first two attacks are drawn for all at once."""
 
     def gaussian(x: Tensor, f: int, generator: Generator) -> Tensor:
         noise = torch.randn(f, x.shape[1], generator=generator)
@@ -80,31 +82,27 @@ def attacks() -> Mapping[str, Attack | None]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the workers learn from, and how."""
+    """The data and training of the workers."""
 
     workers: int
     liars: int
     steps: int
     lr: float = 0.2
-    momentum: float = 0.0
-    """β of each worker's own: m ← βm + (1 − β)g; it says m"""
-    spread: float | None = None
-    """α of the Dirichlet distribution by which each worker has images of some digits more than of others; none: all
-    have the same data"""
+    momentum: float = 0.0  # β of each worker: m ← βm + (1 − β)g; it sends m
+    spread: float | None = None  # α of the Dirichlet distribution of digits over workers; None: equal data
 
 
 class Outcome(NamedTuple):
-    """On images that nobody trained on."""
+    """Results on held-out images."""
 
     accuracy: float
     loss: float
 
 
 class Digits:
-    """Images that are shared out, and a net of 64-64-10 that learns them."""
+    """Images distributed over workers, and a net of 64-64-10."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
-        import torch
         from sklearn.datasets import load_digits
 
         found = load_digits()
@@ -121,10 +119,9 @@ class Digits:
         self.weights = torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
     def gradients(self, weights: Tensor, workers: Sequence[int], size: int = 32, flipped: int = 0) -> Tensor:
-        """Of a batch of each of these ``workers`` at its weights [n, d]: [n, d]. The first so many are ``flipped``:
-        they take each digit y for 9 − y. By hand, for all at once: a fraction of the time."""
-        import torch
+        """Return the gradients [n, d] of a batch per worker at its weights [n, d], for all workers at once.
 
+        The first ``flipped`` workers see 9 − y for each digit y."""
         mine = [self.of[worker] for worker in workers]
         batch = torch.stack([own[torch.randint(len(own), (size,), generator=self.generator)] for own in mine])
         labels = self.digits[batch]
@@ -138,9 +135,7 @@ class Digits:
         return torch.cat([part.flatten(1) for part in parts], dim=1)
 
     def outcome(self, weights: Tensor) -> Outcome:
-        """Of one model [d]."""
-        import torch
-
+        """Evaluate one model [d]."""
         w1, b1, w2, b2 = (part[0] for part in _layers(weights.unsqueeze(0)))
         logits, wanted = (self.images[self.test] @ w1.T + b1).relu() @ w2.T + b2, self.digits[self.test]
         loss = torch.nn.functional.cross_entropy(logits, wanted)
@@ -154,10 +149,7 @@ def _layers(weights: Tensor) -> tuple[Tensor, ...]:
 
 
 def shared_out(train: Tensor, digits: Tensor, workers: int, alpha: float, seed: int) -> list[Tensor]:
-    """Images by worker: of each digit, shares that are drawn from a symmetric Dirichlet distribution."""
-    import numpy as np
-    import torch
-
+    """Return images by worker, with shares of each digit from a symmetric Dirichlet distribution."""
     draw = np.random.default_rng(seed)
     of: list[list[Tensor]] = [[] for _ in range(workers)]
     for digit in range(10):
@@ -170,13 +162,7 @@ def shared_out(train: Tensor, digits: Tensor, workers: int, alpha: float, seed: 
 
 
 def learnt(setting: Setting, seed: int, rule: Mapping[str, Any] | None, attack: Attack | str | None) -> Outcome:
-    """What the net has learnt after all steps; with "label flip" liars compute honestly, on flipped labels."""
-    import torch
-
-    from planaria.exchange.robust.combining import combine
-    from planaria.exchange.robust.products import NotFinite
-    from planaria.exchange.robust.rules import robust_of
-
+    """Train and evaluate; with "label flip", Byzantine workers compute honestly on flipped labels."""
     digits, liars = Digits(setting, seed), setting.liars if attack else 0
     made = None if rule is None else robust_of({"liars": setting.liars, **rule}, setting.workers)
     flipped = liars if attack == "label flip" else 0
@@ -189,43 +175,32 @@ def learnt(setting: Setting, seed: int, rule: Mapping[str, Any] | None, attack: 
         said = torch.cat([attack(momenta, liars, digits.generator), momenta]) if callable(attack) else momenta
         try:
             last = said.mean(0) if made is None else combine(made.rule, list(said), made.mix, step, last).value
-        except NotFinite:  # the weights have grown beyond all numbers
+        except NotFinite:  # the weights have diverged
             digits.weights = digits.weights * math.nan
             break
         digits.weights = digits.weights - setting.lr * last
     return digits.outcome(digits.weights)
 
 
-def each(job: Callable[..., Result], *given: Sequence[object], processes: int) -> list[Result]:
-    """What ``job`` makes of the first of all given, of the second, and so on, in processes beside one another."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _by_itself) as pool:
-        return list(pool.map(job, *given))
-
-
-def _by_itself() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-
-
 def _accuracy(setting: Setting, seed: int, rule: str, what: str) -> float:
     return learnt(setting, seed, RULES[rule], attacks()[what]).accuracy
 
 
-def run_robust() -> int:
-    """Robust rules against liars: fifteen workers learn handwritten digits, three of them lie in every step.
+SIZES = {"seeds": Flag([1, 2, 3]), "steps": Flag(300), "workers": Flag(15), "liars": Flag(3), "processes": Flag(2)}
 
-    A net of 64-64-10, batches of 32, SGD at 0.2 without momentum, the same data for all, 300 steps; the share of 397
-    images that were kept apart which is named right. Where the mean ends at 0.80 or less, every rule within its limit
-    ends at 0.90 or more; Krum may fail and is shown. Without liars no rule costs more than 0.02. No rule is claimed to
-    be the best. Needs the extra experts (scikit-learn's digits come with it).
+
+@benchmark(ROBUST_NAME, **SIZES)
+def run_robust(given: Namespace) -> Measurement:
+    """Measure robust rules on handwritten digits: three of fifteen workers are Byzantine in every step.
+
+    A net of 64-64-10, batches of 32, SGD at 0.2, equal data, 300 steps; accuracy on 397 held-out images. Claims: where
+    the mean ends at 0.80 or less, every rule within its limit ends at 0.90 or more (Krum may fail); without attack no
+    rule costs more than 0.02. Needs the extra experts (scikit-learn's digits).
     """
-    given = arguments(parser(ROBUST_NAME, run_robust.__doc__))
     setting = Setting(given.workers, given.liars, given.steps)
     runs = list(product(attacks(), RULES, given.seeds))
     whats, rules, seeds = zip(*runs, strict=True)
-    found = each(_accuracy, [setting] * len(runs), seeds, rules, whats, processes=given.processes)
+    found = in_processes(given.processes, _accuracy, [setting] * len(runs), seeds, rules, whats, begin=one_thread)
     values = dict(zip(runs, found, strict=True))
     rows: list[Row] = []
     for what, name in product(attacks(), RULES):
@@ -236,17 +211,7 @@ def run_robust() -> int:
         elif mean <= 0.80 and name not in MAY_FAIL:
             claim = Claim(low=0.90)
         rows.append(Row(f"{what}: {name}", own, f"mean {mean:.3f}", claim, judged="median"))
-    return conclude(ROBUST_NAME, given, rows)
-
-
-def arguments(flags: argparse.ArgumentParser) -> argparse.Namespace:
-    """What all benchmarks of this kind are told."""
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--steps", type=int, default=300)
-    flags.add_argument("--workers", type=int, default=15)
-    flags.add_argument("--liars", type=int, default=3)
-    flags.add_argument("--processes", type=int, default=2)
-    return flags.parse_args()
+    return rows
 
 
 DATA_NAME = "robust_data"
@@ -254,8 +219,8 @@ SHOWN = [rule for rule in RULES if rule != "Flag, 1 round"]
 
 
 class Mimic:
-    """All liars say what one honest worker says: the one that lies furthest along the principal direction of what was
-    said in the first steps (arXiv 2006.09365, section 3)."""
+    """All Byzantine workers copy the honest worker furthest along the principal direction of the first steps' vectors
+    (arXiv 2006.09365, section 3)."""
 
     FIRST = 10
 
@@ -264,8 +229,6 @@ class Mimic:
         self._whom = 0
 
     def __call__(self, x: Tensor, f: int, generator: Generator) -> Tensor:
-        import torch
-
         if len(self._said) < self.FIRST:
             self._said.append(x)
             if len(self._said) == self.FIRST:
@@ -276,12 +239,12 @@ class Mimic:
 
 
 def alie(x: Tensor, f: int, _: Generator) -> Tensor:
-    """What stays so near to the mean that nobody can tell."""
+    """Vectors close to the mean."""
     return (x.mean(0) - 0.3 * x.std(0)).expand(f, -1)
 
 
 def lies() -> Mapping[str, Callable[[], Attack | str | None]]:
-    """What liars say, begun anew in each run."""
+    """Attacks, created anew for each run."""
     known = attacks()
     return {
         "none": lambda: None,
@@ -298,51 +261,39 @@ def _learnt(setting: Setting, seed: int, rule: str, what: str) -> Outcome:
 
 
 def differing(found: Mapping[tuple[str, str], list[Outcome]]) -> list[Row]:
-    """Accuracies where data differ, attack by attack."""
+    """Accuracies with unlike data, by attack."""
     values = {run: [outcome.accuracy for outcome in outcomes] for run, outcomes in found.items()}
     least = {
         ("none", "NNM, median"): median(values["none", "median"]) + 0.10,
         ("none", "bucketing, geometric median"): median(values["none", "geometric median"]) - 0.01,
     }
-    return [
-        Row(
-            f"{what}: {name}",
-            own,
-            f"mean {median(values[what, 'mean']):.3f}",
-            Claim(low=round(least[what, name], 4)) if (what, name) in least else None,
-        )
-        for (what, name), own in values.items()
-    ]
+    rows = []
+    for (what, name), own in values.items():
+        claim = Claim(low=round(least[what, name], 4)) if (what, name) in least else None
+        rows.append(Row(f"{what}: {name}", own, f"mean {median(values[what, 'mean']):.3f}", claim))
+    return rows
 
 
 def honest(found: Mapping[str, list[Outcome]]) -> list[Row]:
-    """Losses over the mean's, where all are honest and have the same data."""
-    return [
-        Row(
-            f"nobody lies: loss of {name}, over the mean's",
-            [own.loss / mean.loss for own, mean in zip(outcomes, found["mean"], strict=True)],
-            "1",
-            Claim(high=1.02),
-            {"accuracy": round(median(own.accuracy for own in outcomes), 3)},
-        )
-        for name, outcomes in found.items()
-        if name != "mean"
-    ]
+    """Losses over the mean's, with honest workers and equal data."""
+    rows, base = [], [mean.loss for mean in found["mean"]]
+    for name, outcomes in found.items():
+        if name != "mean":
+            over = ratios([own.loss for own in outcomes], base)
+            beside = {"accuracy": round(median(own.accuracy for own in outcomes), 3)}
+            rows.append(Row(f"nobody lies: loss of {name}, over the mean's", over, "1", Claim(high=1.02), beside))
+    return rows
 
 
-def run_data() -> int:
-    """Robust rules where workers' data differ, and what rules cost where nobody lies.
+@benchmark(DATA_NAME, honest_steps=1000, **SIZES)
+def run_data(given: Namespace) -> Measurement:
+    """Measure robust rules on unlike data, and their cost without attack.
 
-    Fifteen workers learn handwritten digits as in the first case, but each has images of some digits more than
-    of others (Dirichlet, α = 0.1), says a momentum of 0.9, and the rate is 1; three of them lie in every step. Shown is
-    the share of unseen images that is named right. Without liars, averaging over nearest neighbours (NNM) lifts the
-    median by 0.10 or more, and buckets of two cost the geometric median no more than 0.01. Then, with the same data for
-    all and nobody lying, 1,000 steps: a rule's loss on unseen images is at most 1.02 of the mean's. Needs the extra
-    experts.
+    As in `digits`, but with unequal digits per worker (Dirichlet, α = 0.1), momentum 0.9 and rate 1. Claims without
+    attack: nearest-neighbour mixing (NNM) raises the median by 0.10 or more; buckets of two cost the geometric median
+    at most 0.01. Then equal data, no attack, 1,000 steps: a rule's held-out loss is at most 1.02 of the mean's. Needs
+    the extra experts.
     """
-    flags = parser(DATA_NAME, run_data.__doc__)
-    flags.add_argument("--honest-steps", type=int, default=1000)
-    given = arguments(flags)
     unlike = Setting(given.workers, given.liars, given.steps, lr=1.0, momentum=0.9, spread=0.1)
     alike = Setting(given.workers, given.liars, given.honest_steps)
     first = [(unlike, what, name) for what, name in product(lies(), SHOWN)]
@@ -350,7 +301,7 @@ def run_data() -> int:
         (*run, seed) for run in [*first, *((alike, "none", name) for name in SHOWN)] for seed in given.seeds
     ]
     settings, whats, names, seeds = zip(*runs, strict=True)
-    found = each(_learnt, settings, seeds, names, whats, processes=given.processes)
+    found = in_processes(given.processes, _learnt, settings, seeds, names, whats, begin=one_thread)
     by_run: dict[tuple[Setting, str, str], list[Outcome]] = {}
     for (setting, what, name, _), outcome in zip(runs, found, strict=True):
         by_run.setdefault((setting, what, name), []).append(outcome)
@@ -362,16 +313,14 @@ def run_data() -> int:
         "A member is left out of a round only for numbers that are not finite; a rule lowers coefficients and accuses "
         f"nobody. In {given.honest_steps * len(given.seeds) * len(SHOWN)} honest rounds nobody was left out."
     ]
-    return conclude(DATA_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
-MONNA_NAME = "robust_monna"
 BATCH, CLIP, MOMENTUM = 25, 2.0, 0.99
 
 
 def monna_lies() -> Mapping[str, Attack | None]:
-    """What liars say for models, of those [n − f, d] that the honest ones send."""
-    import torch
+    """The models of Byzantine replicas, given the honest ones [n − f, d]."""
 
     def noise(x: Tensor, f: int, generator: Generator) -> Tensor:
         return 100 * x.square().mean().sqrt() * torch.randn(f, x.shape[1], generator=generator)
@@ -385,14 +334,8 @@ def monna_lies() -> Mapping[str, Attack | None]:
     }
 
 
-def worst(given: argparse.Namespace, seed: int, believed: int, attack: Attack | None, momentum: float) -> float:
-    """The accuracy of the worst honest replica, if so many liars are reckoned with: 0 is the mean of all."""
-    import torch
-
-    from planaria.exchange.base import Offer
-    from planaria.exchange.lab import Replica
-    from planaria.exchange.monna import MoNNA
-
+def worst(given: Namespace, seed: int, believed: int, attack: Attack | None, momentum: float) -> float:
+    """Return the accuracy of the worst honest replica for ``believed`` Byzantine ones; 0 means the plain mean."""
     made = MoNNA(every=1, liars=believed, alpha=momentum)
     setting = Setting(given.replicas, given.liars, given.steps, spread=1.0)
     digits, liars = Digits(setting, seed), range(given.liars if attack else 0)
@@ -416,28 +359,24 @@ def worst(given: argparse.Namespace, seed: int, believed: int, attack: Attack | 
 
 
 def reduction(f: int, seed: int) -> tuple[float, float]:
-    """(α, λ) of one round: the honest ones' spread after it over that before, and how far their mean has moved,
-    squared, over the spread before. Spread: the mean squared distance from their mean."""
-    import torch
-
-    from planaria.exchange.monna import nearest
-
+    """Return (α, λ) of one round: the honest spread after over before, and the squared shift of the honest mean over
+    the spread before. Spread: mean squared distance from the mean."""
     draw = torch.Generator().manual_seed(seed)
     n, d = 11 * f + 1, [1, 2, 10, 100][seed % 4]
     honest = torch.randn(n - f, d, generator=draw)
     shape = seed // 4 % 4
-    if shape == 1:  # two camps
+    if shape == 1:  # two groups
         honest[: (n - f) // 2] += 10.0
-    elif shape == 2:  # f that lie apart
+    elif shape == 2:  # f outliers
         honest[:f] += 10.0
-    elif shape == 3:  # unequally far out
+    elif shape == 3:  # unequal distances
         honest *= torch.linspace(0, 1, n - f).square().unsqueeze(1)
     away = honest - honest.mean(0)
     after = []
     for me in range(n - f):
         order = (honest - honest[me]).norm(dim=1).argsort()
-        # Those who come too late are the nearest, the farthest, or any. Liars stand where they are just believed: in
-        # one direction from me, as far as the last of those whom I would keep, and a little more or less.
+        # Late models are the nearest, the farthest, or random ones. Byzantine models are near the limit of acceptance:
+        # in one direction, at about the distance of the last model that would be kept.
         late = [order[1 : 1 + f], order[-f:], order[1 + torch.randperm(n - f - 1, generator=draw)[:f]]][seed // 16 % 3]
         heard = {i + f: honest[i] for i in range(n - f) if i == me or i not in late.tolist()}
         reach = (honest[order[n - 3 * f]] - honest[me]).norm()
@@ -454,27 +393,16 @@ def reduction(f: int, seed: int) -> tuple[float, float]:
     return float((new - new.mean(0)).square().sum(1).mean()) / before, moved / before
 
 
-def run_monna() -> int:
-    """MoNNA: replicas with models of their own keep the models nearest to theirs, while some lie about what they have.
+@benchmark("robust_monna", seeds=[1, 2, 3], steps=300, replicas=12, liars=2, placements=1000)
+def run_monna(given: Namespace) -> Measurement:
+    """Measure MoNNA, by which replicas average the models nearest to their own.
 
-    Twelve replicas learn handwritten digits, two of them lie in every step; each has images of some digits more than of
-    others (Dirichlet, α = 1), momentum 0.99, rate 0.75/(⌊t/50⌋ + 1), batches of 25, gradients clipped to 2, 300 steps.
-    Liars know all honest models and send: noise of a hundred times a weight's size; the mean, turned round; −0.1 of it;
-    ALIE 1.5. Where the worst replica ends at 0.15 or less by the mean, the worst honest one of MoNNA ends at 0.90 or
-    more.
-
-    Then its theory: of n = 11f + 1 models in 1,000 placements with as much lying as could be thought of, every one
-    hears n − f and keeps n − 2f. The honest ones' spread is smaller after one round, in all. Needs the extra experts.
+    Twelve replicas learn handwritten digits, two are Byzantine; Dirichlet α = 1, momentum 0.99, rate 0.75/(⌊t/50⌋ + 1),
+    batches of 25, gradients clipped to 2, 300 steps. Byzantine replicas know all honest models and send noise of 100
+    times a weight's size, the negated mean, −0.1 of it, or ALIE 1.5. Claim: where the mean's worst replica ends at 0.15
+    or less, MoNNA's worst honest one ends at 0.90 or more. Theory: of n = 11f + 1 models in 1,000 adverse placements,
+    each receives n − f and keeps n − 2f; the honest spread shrinks in one round in all. Needs the extra experts.
     """
-    flags = parser(MONNA_NAME, run_monna.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--steps", type=int, default=300)
-    flags.add_argument("--replicas", type=int, default=12)
-    flags.add_argument("--liars", type=int, default=2)
-    flags.add_argument("--placements", type=int, default=1000)
-    given = flags.parse_args()
-    import torch
-
     torch.set_num_threads(1)
     rows: list[Row] = []
     for what, attack in monna_lies().items():
@@ -489,7 +417,7 @@ def run_monna() -> int:
         alphas, lambdas = zip(*(reduction(f, seed) for seed in range(given.placements)), strict=True)
         rows.append(Row(f"n = {11 * f + 1}: spread over before", alphas, "0", Claim(high=1.0), judged="worst"))
         rows.append(Row(f"n = {11 * f + 1}: mean moved, over spread", lambdas, "0", judged="worst"))
-    return conclude(MONNA_NAME, given, rows)
+    return rows
 
 
 if __name__ == "__main__":

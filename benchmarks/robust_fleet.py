@@ -2,58 +2,59 @@
 
 from __future__ import annotations
 
-import argparse
+import gc
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from benchmarks.checkpoints import peak
-from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, parser, start
+from benchmarks.common import interleaved, ratios, run_config
+from benchmarks.fleet_run import VOCAB, bytes_data, finished
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.config.bounds import Natural
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.exchange.aggregate import Averaging
+from planaria.exchange.attacks import ATTACKS
+from planaria.exchange.base import Offer, Outer, Weights
+from planaria.exchange.kinds import exchange
 from planaria.exchange.monna import MoNNA
+from planaria.exchange.robust.combining import weighted
+from planaria.exchange.robust.products import chunks
+from planaria.faults.trace import Fault
+from planaria.runtime.engine.position import Position
+from planaria.runtime.transport.edge import Edge
+from planaria.runtime.transport.wire import Label, OfferPart
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from planaria.exchange.base import Offer, Outer, Weights
-
-
-ROBUST_FLEET_NAME = "robust_fleet"
 REPLICAS, LIAR, BEGINS, EVERY = 6, 1, 50, 10
 RULE = "multikrum"
-MEANS = ("own_flip", "random", "alie", "ipm")
-"""attacks that are shown with the mean"""
-UNHEARD = "wrong_size"
-"""an attack that every honest replica refuses, whatever the rule"""
+MEANS = ("own_flip", "random", "alie", "ipm")  # attacks shown with the mean
+UNHEARD = "wrong_size"  # an attack that every honest replica rejects under any rule
 
 
-def recipe(given: argparse.Namespace, name: str, seed: int, robust: str, stages: int = 1) -> Any:
-    from benchmarks.fleet_run import VOCAB, bytes_data
-    from planaria.config.schema import RunConfig
-
-    return RunConfig.model_validate(
-        {
-            "name": f"{ROBUST_FLEET_NAME}-{name}-{seed}",
-            "out": str(RUNS),
-            "seed": seed,
-            "data": bytes_data(),
-            "model": {"vocab": VOCAB, "dim": 32, "layers": 2 * stages, "heads": 4, "hidden": 88, "context": 32},
-            "pipeline": {"stages": stages, "microbatches": 1, "microbatch_size": 4},
-            "optim": {"lr": 3e-3, "warmup": 10, "schedule": "constant"},
-            "train": {"steps": given.steps, "eval_every": given.steps, "eval_microbatches": 16},
-            "exchange": {"replicas": REPLICAS, "kind": "diloco", "robust": robust, "options": {"every": EVERY}},
-            "fleet": {"spares": 0, "missed": 40},
-            "checkpoint": {"every": 0},
-        }
+def recipe(given: Namespace, name: str, seed: int, robust: str, stages: int = 1) -> Any:
+    return run_config(
+        f"robust_fleet-{name}-{seed}",
+        seed=seed,
+        data=bytes_data(),
+        model={"vocab": VOCAB, "dim": 32, "layers": 2 * stages, "heads": 4, "hidden": 88, "context": 32},
+        pipeline={"stages": stages, "microbatches": 1, "microbatch_size": 4},
+        optim={"lr": 3e-3, "warmup": 10, "schedule": "constant"},
+        train={"steps": given.steps, "eval_every": given.steps, "eval_microbatches": 16},
+        exchange={"replicas": REPLICAS, "kind": "diloco", "robust": robust, "options": {"every": EVERY}},
+        fleet={"spares": 0, "missed": 40},
+        checkpoint={"every": 0},
     )
 
 
 def lies(attack: str, nodes: Sequence[int], last: int, strength: float | None = None) -> tuple[Any, ...]:
-    from planaria.faults.trace import Fault
-
     ends = nodes[:1] if attack == "label_flip" else nodes
     return tuple(
         Fault(step=BEGINS, stage=node, signal="lie", attack=attack, strength=strength, until=last) for node in ends
@@ -61,25 +62,18 @@ def lies(attack: str, nodes: Sequence[int], last: int, strength: float | None = 
 
 
 class Ended(NamedTuple):
-    """What a run came to, at the replicas that never lie."""
+    """The result of a run at its honest replicas."""
 
-    loss: float
-    """of validation, their mean"""
-    samples: Mapping[tuple[int, int], int]
-    """(replica, step) → its block"""
+    loss: float  # mean validation loss
+    samples: Mapping[tuple[int, int], int]  # (replica, step) → its block
 
 
 def ended(config: Any, faults: tuple[Any, ...]) -> Ended:
-    """The run, to its end.
+    """Train to the end.
 
-    :raises AssertionError: when a worker has failed, or another than the liar was refused.
+    :raises AssertionError: if a worker failed or an honest replica was rejected.
     """
-    from benchmarks.fleet_run import require_finished, run_fleet
-    from planaria.control import decisions as d
-    from planaria.control import events as e
-
-    record = run_fleet(config, faults)
-    require_finished(record)
+    record = finished(config, faults)
     facts = [fact for _, fact in record.history]
     failed = [fact for fact in facts if isinstance(fact, e.WorkerFailed)]
     refused = {fact.replica for fact in facts if isinstance(fact, e.OfferRefused)}
@@ -90,9 +84,7 @@ def ended(config: Any, faults: tuple[Any, ...]) -> Ended:
     return Ended(fmean(loss for replica, loss in last.items() if replica != LIAR), samples)
 
 
-def whole_replicas(given: argparse.Namespace) -> list[Row]:
-    from planaria.exchange.attacks import ATTACKS
-
+def whole_replicas(given: Namespace) -> list[Row]:
     def run(seed: int, rule: str, attack: str) -> Ended:
         faults = lies(attack, (2 * LIAR, 2 * LIAR + 1), given.steps) if attack else ()
         return ended(recipe(given, f"{rule or 'mean'}-{attack or 'honest'}", seed, rule), faults)
@@ -100,10 +92,10 @@ def whole_replicas(given: argparse.Namespace) -> list[Row]:
     honest = {rule: {seed: run(seed, rule, "") for seed in given.seeds} for rule in ("", RULE)}
 
     def row(name: str, runs: Mapping[int, Ended], over: str, claim: Claim | None = None) -> Row:
-        ratios = [run.loss / honest[over][seed].loss for seed, run in runs.items()]
+        losses = [run.loss / honest[over][seed].loss for seed, run in runs.items()]
         others = sum(len(run.samples.items() ^ honest[over][seed].samples.items()) for seed, run in runs.items())
         limit = f"1; {over or 'mean'}: {median(run.loss for run in honest[over].values()):.3f} nats"
-        return Row(name, ratios, limit, claim, {"steps on other samples": others}, judged="worst")
+        return Row(name, losses, limit, claim, {"steps on other samples": others}, judged="worst")
 
     def lied(rule: str, attack: str, claim: Claim | None = None) -> Row:
         runs = {seed: run(seed, rule, attack) for seed in given.seeds}
@@ -115,45 +107,31 @@ def whole_replicas(given: argparse.Namespace) -> list[Row]:
     return rows + [lied("", attack) for attack in (UNHEARD, *MEANS) if attack in (UNHEARD, *named)]
 
 
-def run_robust_fleet() -> int:
-    """Train replicas as processes with one Byzantine replica of each kind; the loss must not change.
+@benchmark("robust_fleet", seeds=[1, 2, 3], steps=120, attacks=Flag(None, "all that ship unless named", nargs="*"))
+def run_robust_fleet(given: Namespace) -> Measurement:
+    """Train replicas as processes with one Byzantine replica under every shipped attack; the loss must not change.
 
-    Six replicas of two stages train a small LLaMA of bytes and agree by DiLoCo every tenth step. From step 50 on one of
-    them lies in every round, in each of the ways that ship. The rule is multi-Krum with one liar; the mean is shown for
-    the attacks that are sound messages.
+    Six replicas of two stages train a small byte LLaMA with DiLoCo rounds every tenth step. From step 50 one of them is
+    Byzantine in every round. The rule is multi-Krum for one; the mean is shown for attacks that are valid messages. The
+    cost of an attack is the loss over that of the same run and rule without it, as the mean of the five honest
+    replicas; all runs of a seed share start, steps, rounds and samples. The rule's own cost and the sixth replica's
+    contribution are shown separately.
 
-    What a lie costs is the loss over that of the same run, by the same rule, in which nobody lies. Multi-Krum goes by
-    five of six either way: five honest ones, or the five that do not lie (by four where an offer is refused). All runs
-    of a seed have the same beginning, steps and rounds, and the same samples at each honest replica (steps on others
-    are counted). The loss is the mean of the five that never lie. What the rule itself costs is told apart from that:
-    its run without lies over the mean's. So is what the sixth contributes: by the mean, the run in which it says
-    nothing of use.
-
-    Claims: every run ends by itself, no worker fails, only the liar is refused; a lie costs at most 3 % of the loss.
+    Claims: every run ends by itself, no worker fails, only the Byzantine replica is rejected; an attack costs at most
+    3 % of the loss.
     """
-    flags = parser(ROBUST_FLEET_NAME, run_robust_fleet.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--steps", type=int, default=120)
-    flags.add_argument("--attacks", nargs="*", help="all that ship unless named")
-    given = flags.parse_args()
-    return conclude(ROBUST_FLEET_NAME, given, whole_replicas(given))
+    return whole_replicas(given)
 
 
-ROBUST_SILENT_NAME = "robust_silent"
 ROBUST_SILENT_REPLICAS, LIARS, ROBUST_SILENT_EVERY, PATIENCE_S = 7, 1, 10, 10.0
 
 
 class Mute(MoNNA):
-    """MoNNA, some of whose replicas say nothing."""
+    """MoNNA with silent replicas."""
 
-    mute: Natural = 0
-    """replicas, from number 1 on, whose workers send no offers"""
+    mute: Natural = 0  # replicas, from number 1 on, whose workers send no offers
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        import gc
-
-        from planaria.runtime.engine.position import Position
-
         here = next((found.replica for found in gc.get_objects() if type(found) is Position), 0)
         if 0 < here <= self.mute:
             silence()
@@ -161,10 +139,7 @@ class Mute(MoNNA):
 
 
 def silence() -> None:
-    """From now on this process sends no offers."""
-    from planaria.runtime.transport.edge import Edge
-    from planaria.runtime.transport.wire import Label, OfferPart
-
+    """Stop this process from sending updates."""
     if hasattr(Edge, "speak"):
         return
     speak, spoiled = Edge.send, Edge  # type: Any, Any
@@ -177,38 +152,26 @@ def silence() -> None:
 
 
 def robust_silent_recipe(name: str, seed: int, rounds: int, mute: int, pass_s: float) -> Any:
-    from benchmarks.fleet_run import VOCAB, bytes_data
-    from planaria.config.schema import RunConfig
-
     options = {"every": ROBUST_SILENT_EVERY, "liars": LIARS, "mute": mute}
-    return RunConfig.model_validate(
-        {
-            "name": f"{ROBUST_SILENT_NAME}-{name}-{seed}",
-            "out": str(RUNS),
-            "seed": seed,
-            "model": {"vocab": VOCAB, "dim": 32, "layers": 1, "heads": 2, "hidden": 64, "context": 16},
-            "pipeline": {"stages": 1, "microbatches": 1, "microbatch_size": 1},
-            "data": bytes_data(),
-            "optim": {"lr": 1e-3},
-            "train": {"steps": rounds * ROBUST_SILENT_EVERY, "eval_every": 0},
-            "exchange": {
-                "replicas": ROBUST_SILENT_REPLICAS, "kind": "benchmarks.robust_fleet:Mute",
-                "options": options, "patience_s": PATIENCE_S
-            },
-            "fleet": {"spares": 0, "missed": 40, "replace": False},
-            "checkpoint": {"every": 0},
-            "network": {"emulate": True, "forward_s": [pass_s], "backward_s": [2 * pass_s]},
-        }
-    )  # fmt: skip
+    exchange = {"kind": "benchmarks.robust_fleet:Mute", "options": options, "patience_s": PATIENCE_S}
+    return run_config(
+        f"robust_silent-{name}-{seed}",
+        seed=seed,
+        model={"vocab": VOCAB, "dim": 32, "layers": 1, "heads": 2, "hidden": 64, "context": 16},
+        pipeline={"stages": 1, "microbatches": 1, "microbatch_size": 1},
+        data=bytes_data(),
+        optim={"lr": 1e-3},
+        train={"steps": rounds * ROBUST_SILENT_EVERY, "eval_every": 0},
+        exchange={"replicas": ROBUST_SILENT_REPLICAS, **exchange},
+        fleet={"spares": 0, "missed": 40, "replace": False},
+        checkpoint={"every": 0},
+        network={"emulate": True, "forward_s": [pass_s], "backward_s": [2 * pass_s]},
+    )
 
 
 def settled(config: Any, faults: Sequence[Any] = ()) -> tuple[dict[int, float], Sequence[tuple[float, Any]]]:
-    """(round → when the last of the replicas that speak and live had settled it; the run's history), by its clock."""
-    from benchmarks.fleet_run import require_finished, run_fleet
-    from planaria.control import decisions as d
-
-    record = run_fleet(config, tuple(faults))
-    require_finished(record)
+    """Return when each round was settled by the last live replica that sends, and the run's history."""
+    record = finished(config, tuple(faults))
     found: dict[int, float] = {}
     for t, fact in record.history:
         if isinstance(fact, d.Settle) and set(fact.members) != {1}:
@@ -217,17 +180,13 @@ def settled(config: Any, faults: Sequence[Any] = ()) -> tuple[dict[int, float], 
 
 
 def round_s(config: Any) -> float:
-    """Seconds from one round to the next, from the first to the last."""
+    """Return the mean seconds between rounds."""
     at, _ = settled(config)
     return (at[max(at)] - at[min(at)]) / (max(at) - min(at))
 
 
 def after_deaths(config: Any, dead: int) -> tuple[float, list[str]]:
-    """Seconds from the last of the deaths to the end of the next round, and the lines that name who is gone."""
-    from planaria.control import decisions as d
-    from planaria.control import events as e
-    from planaria.faults.trace import Fault
-
+    """Return the seconds from the last death to the end of the next round, and the lines that name lost replicas."""
     faults = [
         Fault(step=2 * ROBUST_SILENT_EVERY + 2, stage=2 * (1 + k) + stage) for k in range(dead) for stage in (0, 1)
     ]
@@ -238,29 +197,24 @@ def after_deaths(config: Any, dead: int) -> tuple[float, list[str]]:
     return min(t for t in at.values() if t > last) - last, [f"replica {n}: {reason}" for n, reason in gone.items()]
 
 
-def run_robust_silent() -> int:
-    """Replicas that say nothing, or are gone, among those that agree by MoNNA: how long the others wait for them.
+@benchmark("robust_silent", seeds=[1, 2, 3], rounds=8, pass_ms=Flag(20.0, "of a forward at each of the two stages"))
+def run_robust_silent(given: Namespace) -> Measurement:
+    """Measure how long MoNNA's replicas wait for silent or lost ones.
 
-    Seven replicas as fourteen processes, whose stages sleep what the recipe says, meet every tenth step; one may lie (f
-    = 1). In one arm all speak; in the other one says nothing in any round, and takes part otherwise. Then all workers
-    of f of them are killed in the middle, and of f + 1, without replacement.
-
-    Claims: a round takes at most 1.1 times as long beside f silent replicas as without; after f or f + 1 deaths the
-    next round is settled within exchange.patience_s, and a line names each replica that is gone. Every run ends by
-    itself.
+    Seven replicas as fourteen processes with sleeping stages exchange every tenth step, f = 1. In one arm all send; in
+    the other one replica sends no updates. Then all workers of f, and of f + 1, replicas are killed without
+    replacement. Claims: a round beside f silent replicas takes at most 1.1 times as long; after the deaths the next
+    round is settled within exchange.patience_s and a line names each lost replica; every run ends by itself.
     """
-    flags = parser(ROBUST_SILENT_NAME, run_robust_silent.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--rounds", type=int, default=8)
-    flags.add_argument("--pass-ms", type=float, default=20.0, help="of a forward at each of the two stages")
-    given = flags.parse_args()
     pass_s, rows, notes = given.pass_ms / 1e3, list[Row](), list[str]()
-    ratios, usual = list[float](), list[float]()
+    muted, usual = list[float](), list[float]()
     for seed in given.seeds:
         usual.append(round_s(robust_silent_recipe("speak", seed, given.rounds, 0, pass_s)))
-        ratios.append(round_s(robust_silent_recipe("mute", seed, given.rounds, LIARS, pass_s)) / usual[-1])
+        muted.append(round_s(robust_silent_recipe("mute", seed, given.rounds, LIARS, pass_s)))
     limit = f"1; {fmean(usual):.2f} s a round, of which steps {ROBUST_SILENT_EVERY * 6 * pass_s:.2f} s"
-    rows.append(Row("round beside a silent replica / without", ratios, limit, Claim(high=1.1), judged="worst"))
+    rows.append(
+        Row("round beside a silent replica / without", ratios(muted, usual), limit, Claim(high=1.1), judged="worst")
+    )
     for dead in (LIARS, LIARS + 1):
         took = []
         for seed in given.seeds:
@@ -269,10 +223,9 @@ def run_robust_silent() -> int:
         notes += lines
         what = f"{dead} of {ROBUST_SILENT_REPLICAS} replicas killed: seconds to the end of the next round"
         rows.append(Row(what, took, f"{PATIENCE_S:g} s", Claim(high=PATIENCE_S), judged="worst"))
-    return conclude(ROBUST_SILENT_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
-ROBUST_SPEED_NAME = "robust_speed"
 PIECES = 10
 RULES: Mapping[str, tuple[dict[str, Any], float | None]] = {
     "median": ({"rule": "median"}, 2.0),
@@ -284,20 +237,11 @@ RULES: Mapping[str, tuple[dict[str, Any], float | None]] = {
     "bucketing, geometric median": ({"rule": "geometric_median", "rounds": 8, "mix": "bucketing"}, 1.3),
     "NNM, median": ({"rule": "median", "mix": "nnm"}, None),
 }
-"""exchange.robust, and how often as long as the mean it may take"""
+"""exchange.robust, and the limit of its time over the mean's"""
 
 
-def sides(given: argparse.Namespace) -> dict[str, Callable[[], object]]:
-    """By name, what each makes of the same values."""
-    import torch
-
-    from planaria.config.options import Options
-    from planaria.config.schema import ExchangeConfig
-    from planaria.exchange.aggregate import Averaging
-    from planaria.exchange.base import Outer
-    from planaria.exchange.kinds import exchange
-    from planaria.exchange.robust.combining import weighted
-
+def sides(given: Namespace) -> dict[str, Callable[[], object]]:
+    """Return each rule's computation on the same values."""
     draw, size = torch.Generator().manual_seed(1), given.values // PIECES
     said = {
         member: {f"w{piece}": torch.randn(size, generator=draw) for piece in range(PIECES)}
@@ -311,8 +255,6 @@ def sides(given: argparse.Namespace) -> dict[str, Callable[[], object]]:
         return lambda: made.joined(Outer(), said)
 
     def read() -> None:
-        from planaria.exchange.robust.products import chunks
-
         for _, rows in chunks([list(weights.values()) for weights in said.values()]):
             weighted(rows, [1.0] * len(rows))
 
@@ -320,35 +262,26 @@ def sides(given: argparse.Namespace) -> dict[str, Callable[[], object]]:
 
 
 def seconds(side: Callable[[], object]) -> float:
-    """Processor time, all threads of this process together."""
+    """Return the processor time of a side, all threads."""
     begin = time.process_time()
     side()
     return time.process_time() - begin
 
 
-def run_robust_speed() -> int:
-    """What robust rules cost beside the mean: sixteen replicas, ten million values each, of whom three may lie.
+@benchmark("robust_speed", values=Flag(10_000_000, "of one replica"), replicas=16, liars=3, repeats=7)
+def run_robust_speed(given: Namespace) -> Measurement:
+    """Measure the time and memory of robust rules over the mean: sixteen replicas of ten million values, f = 3.
 
-    Both sides of a ratio are measured in the same run, in turns: the processor time of this process with one thread,
-    and its peak of memory above the values that are given. The mean is the one that replicas go by. Median and trimmed
-    mean take at most 2 times as long (with numba; torch, which does the same without it, takes longer), rules that go
-    by inner products at most 1.3 times; none makes a copy of all vectors. A rule of the second kind has to read all
-    vectors twice; what that takes by itself is shown beside it.
+    Both sides of a ratio are measured in turns in one process with one thread. Claims: median and trimmed mean take at
+    most 2 times as long (with numba), rules by inner products at most 1.3 times. The latter must read all vectors
+    twice; the time of that is shown. Memory is the peak above the given values.
     """
-    flags = parser(ROBUST_SPEED_NAME, run_robust_speed.__doc__)
-    flags.add_argument("--values", type=int, default=10_000_000, help="of one replica")
-    flags.add_argument("--replicas", type=int, default=16)
-    flags.add_argument("--liars", type=int, default=3)
-    flags.add_argument("--repeats", type=int, default=7)
-    given = flags.parse_args()
-    import torch
-
     torch.set_num_threads(1)
     all_sides = sides(given)
     used: dict[str, float] = {}
     for name, side in all_sides.items():
         found: list[float] = []
-        side()  # what is compiled is compiled, or read, now
+        side()  # compile, or load compiled code
         with peak(found):
             side()
         used[name] = found[0] / (4 * given.values)
@@ -356,14 +289,14 @@ def run_robust_speed() -> int:
     by_name = dict(zip(all_sides, took, strict=True))
     rows = []
     for name in [*RULES, "read once"]:
-        ratios = [own / mean for own, mean in zip(by_name[name], by_name["mean"], strict=True)]
+        over = ratios(by_name[name], by_name["mean"])
         most = RULES[name][1] if name in RULES else None
         beside = {"seconds": round(median(by_name[name]), 3), "peak, values": round(used[name], 2)}
         twice = 2 * median(by_name["read once"]) / median(by_name["mean"])
         limit = f"reading twice: {twice:.2f}" if most == 1.3 else "1"
-        rows.append(Row(f"{name}: time over the mean's", ratios, limit, Claim(high=most) if most else None, beside))
+        rows.append(Row(f"{name}: time over the mean's", over, limit, Claim(high=most) if most else None, beside))
     notes = [f"mean: {median(by_name['mean']):.3f} s, peak {used['mean']:.2f} of one replica's values"]
-    return conclude(ROBUST_SPEED_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
 if __name__ == "__main__":

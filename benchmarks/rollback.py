@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
-import statistics
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
-from benchmarks.common import RUNS, Cell, Claim, Row, conclude, parser, start
+from benchmarks.common import run_config
 from benchmarks.fleet_run import VOCAB, bytes_data
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import UserError
-from planaria.config.schema import CheckpointConfig, ModelConfig, PipelineConfig, RecoveryConfig, RunConfig, TrainConfig
+from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.faults.generating import generate, per_step_probability
 from planaria.lab.compare.race import race
 from planaria.recovery.checkpoint import Rollback, best_steps, rollback, rollback_mean
 
-ROLLBACK_NAME = "rollback"
 STAGES = 6
 NEEDED = {
     100: {0.0009: 1.31, 0.002: 1.74, 0.004: 2.64},
     10: {0.0009: 1.03, 0.002: 1.06, 0.004: 1.11},
 }
-"""steps between checkpoints → failures per stage and step → steps that are carried out for each useful one"""
+"""steps between checkpoints → failures per stage and step → steps per useful one"""
 REAL = Claim(low=0.98, high=1.02)
-TRACE = 10
-"""length of a trace, in useful steps: twice what the highest of the rates needs at the longest interval"""
+TRACE = 10  # length of a trace in useful steps: twice the need of the highest rate and longest interval
 
 
 def lost_stages(p: float, seed: int, ticks: int, stages: int = STAGES) -> dict[int, list[int]]:
-    """Tick → the block stages that fail before it, each with probability ``p``."""
+    """Map ticks to the block stages that fail before them, each with probability ``p``."""
     lost: dict[int, list[int]] = defaultdict(list)
     for fault in generate(seed, p, 3600.0, stages, ticks, exempt=set(), forbid_adjacent=False).faults:
         lost[fault.step].append(fault.stage)
@@ -39,14 +38,14 @@ def lost_stages(p: float, seed: int, ticks: int, stages: int = STAGES) -> dict[i
 
 
 def struck(p: float, seed: int, useful: int, stages: int = STAGES) -> frozenset[int]:
-    """Ticks before which a stage fails, far enough into the future for :func:`simulated`."""
+    """Return the ticks before which a stage fails, long enough for :func:`simulated`."""
     return frozenset(lost_stages(p, seed, TRACE * useful, stages))
 
 
 def simulated(useful: int, every: int, faults: frozenset[int], by_steps: bool = False) -> Rollback:
-    """Rollback on a trace; checkpoints count steps that were carried out, or committed ones ``by_steps``.
+    """Simulate rollback on a trace; checkpoints count executed steps, or committed ones ``by_steps``.
 
-    :raises UserError: when the trace ends before the work does, and the rest would look free of failures.
+    :raises UserError: if the trace ends before the work.
     """
     outcome = rollback(useful, every, faults, "steps" if by_steps else "ticks")
     if outcome.ticks > TRACE * useful:
@@ -54,45 +53,40 @@ def simulated(useful: int, every: int, faults: frozenset[int], by_steps: bool = 
     return outcome
 
 
-def simulated_row(given: argparse.Namespace, every: int, p: float, needed: float) -> Row:
-    """One interval and rate."""
+def simulated_row(given: Namespace, every: int, p: float, needed: float) -> Row:
     traces = [struck(p, seed, given.useful) for seed in range(1, given.traces + 1)]
-    ratios, by_steps = (
+    over, by_steps = (
         [simulated(given.useful, every, faults, committed).ticks / given.useful for faults in traces]
         for committed in (False, True)
     )
     any_stage = 1.0 - (1.0 - p) ** STAGES
-    return Row(
-        what=f"every {every}, p = {p:g}",
-        values=[statistics.mean(ratios)],
-        limit=f"{rollback_mean(every, any_stage, 'ticks'):.3f} expected",
-        claim=Claim(low=round(0.95 * needed, 4), high=round(1.05 * needed, 4)),
-        beside={
-            "known": needed,
-            "each trace": f"{min(ratios):.2f} … {max(ratios):.2f} of {len(ratios)}",
-            "by committed steps": f"{statistics.mean(by_steps):.2f}",
-            "expected so": f"{rollback_mean(every, any_stage):.2f}",
-        },
-    )
+    limit = f"{rollback_mean(every, any_stage, 'ticks'):.3f} expected"
+    beside: dict[str, Cell] = {
+        "known": needed,
+        "each trace": f"{min(over):.2f} … {max(over):.2f} of {len(over)}",
+        "by committed steps": f"{fmean(by_steps):.2f}",
+        "expected so": f"{rollback_mean(every, any_stage):.2f}",
+    }
+    claim = Claim(low=round(0.95 * needed, 4), high=round(1.05 * needed, 4))
+    return Row(f"every {every}, p = {p:g}", [fmean(over)], limit, claim, beside)
 
 
 def recipe(every: int, seed: int, useful: int, ticks: int) -> RunConfig:
-    """A model of a few thousand parameters; the only validation is after ``useful`` steps, and tells the tick."""
-    return RunConfig(
-        name=ROLLBACK_NAME,
-        out=str(RUNS),
+    """A tiny model; its only validation, after ``useful`` steps, gives the tick."""
+    return run_config(
+        "rollback",
         seed=seed,
-        model=ModelConfig(vocab=VOCAB, dim=8, layers=STAGES, heads=2, hidden=16, context=8),
-        pipeline=PipelineConfig(stages=STAGES, microbatches=1, microbatch_size=1),
+        model={"vocab": VOCAB, "dim": 8, "layers": STAGES, "heads": 2, "hidden": 16, "context": 8},
+        pipeline={"stages": STAGES, "microbatches": 1, "microbatch_size": 1},
         data=bytes_data(64),
-        train=TrainConfig(steps=ticks, eval_every=useful, eval_microbatches=1),
-        recovery=RecoveryConfig(strategy="checkpoint"),
-        checkpoint=CheckpointConfig(every=every),
+        train={"steps": ticks, "eval_every": useful, "eval_microbatches": 1},
+        recovery={"strategy": "checkpoint"},
+        checkpoint={"every": every},
     )
 
 
-def real_row(given: argparse.Namespace, every: int, seed: int) -> Row:
-    """Train until ``given.real`` steps have lasted, or for as long as the claim allows."""
+def real_row(given: Namespace, every: int, seed: int) -> Row:
+    """Train until ``given.real`` steps are final, or as long as the claim allows."""
     lost = lost_stages(given.real_p, seed, TRACE * given.real)
     foreseen = simulated(given.real, every, frozenset(lost), by_steps=True)
     config = recipe(every, seed, given.real, int(foreseen.ticks * (REAL.high or 1.0)) + 1)
@@ -100,32 +94,28 @@ def real_row(given: argparse.Namespace, every: int, seed: int) -> Row:
     ticks = [point.tick for point in course.points if point.step == given.real][:1]
     print(f"every {every}, seed {seed}: {ticks or 'not'} of {foreseen.ticks} foreseen ticks", flush=True)
     met = [met for met in course.met if met.tick < foreseen.ticks]
-    return Row(
-        what=f"trained, every {every}, seed {seed}",
-        values=[tick / foreseen.ticks for tick in ticks],
-        limit="the simulation: 1",
-        claim=REAL,
-        beside={"each trace": f"rollbacks {len(met)}, steps lost {sum(m.steps_lost for m in met)}"},
-    )
+    beside = {"each trace": f"rollbacks {len(met)}, steps lost {sum(m.steps_lost for m in met)}"}
+    over = [tick / foreseen.ticks for tick in ticks]
+    return Row(f"trained, every {every}, seed {seed}", over, "the simulation: 1", REAL, beside)
 
 
-def run_rollback() -> int:
-    """What rolling back costs: steps that must be carried out for each one that lasts, by failure rate and interval.
+@benchmark(
+    "rollback",
+    useful=Flag(10_000, "steps that must last, simulated"),
+    traces=Flag(12, "simulated for each interval and rate"),
+    real=Flag(1000, "steps that must last, really trained"),
+    real_p=Flag(0.004, "failures per stage and step in training"),
+    real_every=Flag([10, 40], "steps between checkpoints there"),
+    seeds=Flag([1, 2, 3], "of the model and the trace there"),
+)
+def run_rollback(given: Namespace) -> Measurement:
+    """Measure the steps executed per useful step with rollbacks, by failure rate and checkpoint interval.
 
-    Whenever one of six stages fails, all go back to the last checkpoint. The claims, over 10,000 useful steps and
-    twelve traces: with a checkpoint every 100 steps 1.31, 1.74 and 2.64 times as many are needed at 0.0009, 0.002 and
-    0.004 failures per stage and step (CheckFree's rates, arXiv 2506.15461), and with one every 10 steps 1.03, 1.06 and
-    1.11, each within 5 %; and a small model that really trains and rolls back needs what the simulation says of its
-    trace, within 2 %.
+    Whenever one of six stages fails, all return to the last checkpoint. Claims, over 10,000 useful steps and twelve
+    traces, within 5 %: with a checkpoint every 100 steps 1.31, 1.74 and 2.64 at 0.0009, 0.002 and 0.004 failures per
+    stage and step (CheckFree's rates, arXiv 2506.15461), every 10 steps 1.03, 1.06 and 1.11; a small model that really
+    trains and rolls back needs the simulated steps within 2 %.
     """
-    flags = parser(ROLLBACK_NAME, run_rollback.__doc__)
-    flags.add_argument("--useful", type=int, default=10_000, help="steps that must last, simulated")
-    flags.add_argument("--traces", type=int, default=12, help="simulated for each interval and rate")
-    flags.add_argument("--real", type=int, default=1000, help="steps that must last, really trained")
-    flags.add_argument("--real-p", type=float, default=0.004, help="failures per stage and step in training")
-    flags.add_argument("--real-every", type=int, nargs="+", default=[10, 40], help="steps between checkpoints there")
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the model and the trace there")
-    given = flags.parse_args()
     rows = [simulated_row(given, every, p, x) for every, by_rate in NEEDED.items() for p, x in by_rate.items()]
     rows += [real_row(given, every, seed) for every in given.real_every for seed in given.seeds]
     notes = [
@@ -133,46 +123,39 @@ def run_rollback() -> int:
         f"trained: steps carried out / simulated ones, until {given.real} have lasted, p = {given.real_p:g}",
         "a checkpoint every so many steps that were carried out; planaria counts committed ones (two columns)",
     ]
-    return conclude(ROLLBACK_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
-TABLE2_NAME = "table2"
 HOUR = 3600.0
-USEFUL = 10_000
-"""iterations without failures to the loss of 2.85: those of redundancy, 419.56 h at 151.04 s"""
+USEFUL = 10_000  # iterations to a loss of 2.85 without failures: redundancy's, 419.56 h at 151.04 s
 REDUNDANT_S, REDUNDANT_H = 151.04, 419.56
-SAVED_EVERY = 100
-"""iterations between checkpoints, as published for this size"""
+SAVED_EVERY = 100  # iterations between checkpoints, as published for this size
 CUTS = (STAGES, 2 * STAGES)
-"""block stages of the paper, of four layers each, and of the published configuration now, of two"""
-VALIDATED = 500
-"""iterations between validations, so what the loss of 2.85 is known to"""
+"""block stages of the paper (four layers each) and of the present published configuration (two)"""
+VALIDATED = 500  # iterations between validations, the resolution of the published iterations
 
 
 @dataclass(frozen=True)
 class Rate:
-    """One rate of the table, as published. Times of an iteration in seconds, of training in hours."""
+    """One published rate of the table; seconds per iteration, hours of training."""
 
     hourly: float
-    p: float
-    """failures per stage and iteration that the training was given"""
+    p: float  # failures per stage and iteration in the paper's training
     checkpoint_s: float
     checkpoint_h: float
-    checkfree_s: float
-    """CheckFree's and CheckFree+'s alike"""
-    checkfree: int
-    """iterations"""
+    checkfree_s: float  # CheckFree and CheckFree+
+    checkfree: int  # iterations
     checkfree_h: float
     plus: int
     plus_h: float
 
     @property
     def formula_p(self) -> float:
-        """What the hourly rate comes to in one iteration."""
+        """Return the hourly rate per iteration."""
         return per_step_probability(self.hourly, self.checkpoint_s)
 
     def break_even(self, hours: float) -> float:
-        """Redundancy takes fewer than ``hours`` while its iteration takes less than so many plain ones."""
+        """Return the cost of redundancy's iteration, in plain ones, below which it takes fewer than ``hours``."""
         return hours * HOUR / (USEFUL * self.checkfree_s)
 
 
@@ -185,85 +168,70 @@ RATES = (
 
 @dataclass(frozen=True)
 class Policy:
-    """How often a checkpoint is made, and the seconds that uploading it stops training for, as reading it back does.
-
-    ``every`` None is the best interval for the rate and the upload.
-    """
+    """The interval of checkpoints (None: the best) and the seconds of an upload or download, which stop training."""
 
     every: int | None
-    upload_s: float
-    """of a stage, where there are six; smaller ones take as much less"""
+    upload_s: float  # of one of six stages; proportional to the stage's size
     stages: int
 
     @property
     def stands_s(self) -> float:
-        """Seconds of one upload: all stages at the same time, each its own."""
+        """Return the seconds of one upload, all stages at once."""
         return self.upload_s * STAGES / self.stages
 
     def interval(self, rate: Rate, p: float) -> int:
-        """Iterations between checkpoints."""
+        """Return the iterations between checkpoints."""
         hourly = 1.0 - (1.0 - p) ** (HOUR / rate.checkpoint_s)
         return self.every or best_steps(hourly, self.stages, rate.checkpoint_s, self.stands_s)
 
     def hours(self, rate: Rate, p: float, traces: Sequence[frozenset[int]], by_steps: bool = False) -> list[float]:
-        """Of training, for each trace drawn with ``p``."""
+        """Return the hours of training for each trace."""
         outcomes = [simulated(USEFUL, self.interval(rate, p), trace, by_steps) for trace in traces]
         return [(o.ticks * rate.checkpoint_s + (o.saves + o.rollbacks) * self.stands_s) / HOUR for o in outcomes]
 
     def expected(self, rate: Rate, counted: Literal["steps", "ticks"]) -> float:
-        """Mean hours in closed form, without uploads and downloads."""
+        """Return the mean hours in closed form, without transfers."""
         any_stage = 1.0 - (1.0 - rate.p) ** self.stages
         return USEFUL * rollback_mean(self.interval(rate, rate.p), any_stage, counted) * rate.checkpoint_s / HOUR
 
     def committed(self, rate: Rate, traces: Sequence[frozenset[int]]) -> str:
-        """Hours when checkpoints count iterations that lasted; what to expect where that would outlast the traces."""
+        """Return the hours with checkpoints by committed iterations, or the expectation if traces are too short."""
         if self.expected(rate, "steps") > TRACE / 2 * USEFUL * rate.checkpoint_s / HOUR:
             return f"{self.expected(rate, 'steps'):.0f} expected"
-        return f"{statistics.mean(self.hours(rate, rate.p, traces, by_steps=True)):.1f}"
+        return f"{fmean(self.hours(rate, rate.p, traces, by_steps=True)):.1f}"
 
     def row(self, rate: Rate, traces: Sequence[frozenset[int]], by_formula: Sequence[frozenset[int]]) -> Row:
-        """This policy at this rate, with both failure probabilities."""
         hours = self.hours(rate, rate.p, traces)
         formula = self.hours(rate, rate.formula_p, by_formula)
         published = rate.checkpoint_h if self.every == SAVED_EVERY else None
         intervals = dict.fromkeys(str(self.interval(rate, p)) for p in (rate.p, rate.formula_p))
         name = f"saved every {self.every}" if self.every else f"saved best: {' or '.join(intervals)}"
         claimed = self.every is None or self.every <= 10
-        return Row(
-            what=f"{rate.hourly:.0%} {self.stages} stages, {name}, {self.stands_s:g} s",
-            values=[statistics.mean(hours)],
-            limit=f"{USEFUL * rate.checkpoint_s / HOUR:.0f}: no failure",
-            claim=Claim(high=rate.plus_h) if claimed else None,
-            beside=_beside(rate, statistics.mean(hours), published)
-            | {
-                "without uploads": f"{self.expected(rate, 'ticks'):.0f}",
-                "p by formula": f"{statistics.mean(formula):.1f}",
-                "committed": self.committed(rate, traces),
-            },
-        )
+        what = f"{rate.hourly:.0%} {self.stages} stages, {name}, {self.stands_s:g} s"
+        beside = _beside(rate, fmean(hours), published) | {
+            "without uploads": f"{self.expected(rate, 'ticks'):.0f}",
+            "p by formula": f"{fmean(formula):.1f}",
+            "committed": self.committed(rate, traces),
+        }
+        limit = f"{USEFUL * rate.checkpoint_s / HOUR:.0f}: no failure"
+        return Row(what, [fmean(hours)], limit, Claim(high=rate.plus_h) if claimed else None, beside)
 
 
 def _beside(rate: Rate, hours: float, published: float | None) -> dict[str, Cell]:
-    """The published hours, how far the recomputed ones are from them, and what redundancy may cost to beat them."""
+    """Return columns: published hours, deviation, and redundancy's break-even cost."""
     parted = "" if published is None else f"{hours / published - 1.0:+z.1%}"
     shown = "" if published is None else f"{published:.2f}"
     return {"published": shown, "parts by": parted, "break-even": f"{rate.break_even(hours):.2f}"}
 
 
 def redundant_row() -> Row:
-    """The same at every rate: nothing is lost."""
     hours = USEFUL * REDUNDANT_S / HOUR
-    return Row(
-        what="any  redundant",
-        values=[hours],
-        limit="",
-        claim=Claim(low=REDUNDANT_H - 0.01, high=REDUNDANT_H + 0.01),
-        beside=_beside(RATES[0], hours, REDUNDANT_H) | {"break-even": ""},
-    )
+    claim = Claim(low=REDUNDANT_H - 0.01, high=REDUNDANT_H + 0.01)
+    beside = _beside(RATES[0], hours, REDUNDANT_H) | {"break-even": ""}
+    return Row("any  redundant", [hours], "", claim, beside)
 
 
-def rate_rows(given: argparse.Namespace, rate: Rate) -> list[Row]:
-    """Every arm at one rate."""
+def rate_rows(given: Namespace, rate: Rate) -> list[Row]:
     seeds, rows = range(1, given.traces + 1), list[Row]()
     for stages in CUTS:
         traces, by_formula = ([struck(p, seed, USEFUL, stages) for seed in seeds] for p in (rate.p, rate.formula_p))
@@ -278,7 +246,7 @@ def rate_rows(given: argparse.Namespace, rate: Rate) -> list[Row]:
 
 
 def cells() -> list[tuple[str, float, float]]:
-    """Every cell of hours in the table: whose it is, its hours, and the seconds of an iteration beside it."""
+    """Return every cell of the table: name, hours, and seconds of an iteration."""
     found = [("any  redundant", REDUNDANT_H, REDUNDANT_S)]
     for rate in RATES:
         found += [
@@ -290,8 +258,7 @@ def cells() -> list[tuple[str, float, float]]:
 
 
 def cell_rows() -> list[Row]:
-    """Iterations that each cell's hours come to, and how far these are from the nearest validation: 0 where the cell
-    follows from the seconds beside it, and hours that are rounded to 0.01 (36 s)."""
+    """Check that each cell's hours are a whole number of validations times its seconds (hours are rounded to 0.01)."""
     rows = []
     for whose, hours, seconds in cells():
         iterations = hours * HOUR / seconds
@@ -304,11 +271,11 @@ def cell_rows() -> list[Row]:
 
 
 ODD = f"{RATES[-1].hourly:.0%} checkpoint"
-"""the cell that does not follow from the seconds beside it, but from those of the lower rates: 25,000 × 91.35 s"""
+"""the cell that follows from the lower rates' seconds instead of its own: 25,000 × 91.35 s"""
 
 
 def explaining_p(rate: Rate, stages: int) -> float:
-    """The p per stage and iteration that would explain the published hours of checkpointing."""
+    """Return the p per stage and iteration that explains the published hours of checkpointing."""
     low, high = 0.0, 0.1
     ratio = rate.checkpoint_h * HOUR / (USEFUL * rate.checkpoint_s)
     for _ in range(50):
@@ -318,27 +285,21 @@ def explaining_p(rate: Rate, stages: int) -> float:
     return low
 
 
-def run_table2() -> int:
+@benchmark(
+    "table2",
+    upload_s=Flag(12.9, "seconds to upload one of six stages; 12.9: 805 MB with moments at 500 Mbit/s"),
+    traces=Flag(12, "simulated for each rate and p"),
+)
+def run_table2(given: Namespace) -> Measurement:
     """Recompute CheckFree's Table 2 (arXiv 2506.15461): training hours of a 500M model, by strategy.
 
-    Taken from the paper: seconds of an iteration, failure rates, hours (alike in its versions 1 and 2). Recomputed:
-    checkpointing, by simulating its rollbacks until the iterations of a run without failures have lasted; and
-    redundancy, whose iterations are those. What CheckFree and CheckFree+ need only training can tell: their iterations
-    are taken as published. Twice: for six block stages of four layers, as the paper has it, and twelve of two, as the
-    published configuration has it since March 2026: twice as many that can fail. The claims: 10,000 iterations without
-    failures are what redundancy's hours say; hours are iterations in whole validations times the seconds beside them,
-    but for one cell; a checkpoint every 10 iterations, or at the best interval, with its uploads and downloads paid
-    for, needs fewer hours than CheckFree+ is published with, at every rate and with either number of stages.
+    Published: seconds per iteration, failure rates, hours, and the iterations of CheckFree and CheckFree+. Recomputed:
+    checkpointing, by simulated rollbacks, and redundancy, with the iterations of a failure-free run; for six block
+    stages of four layers (the paper) and twelve of two (the published configuration since March 2026). Claims: 10,000
+    failure-free iterations give redundancy's hours; all hours but one are whole validations times the seconds beside
+    them; a checkpoint every 10 iterations, or at the best interval, transfers included, needs fewer hours than
+    CheckFree+ at every rate.
     """
-    flags = parser(TABLE2_NAME, run_table2.__doc__)
-    flags.add_argument(
-        "--upload-s",
-        type=float,
-        default=12.9,
-        help="seconds of an upload of one of six stages, half for twelve; 12.9: with moments, 805 MB, at 500 Mbit/s",
-    )
-    flags.add_argument("--traces", type=int, default=12, help="simulated for each rate and p")
-    given = flags.parse_args()
     rows = [redundant_row(), *(row for rate in RATES for row in rate_rows(given, rate)), *cell_rows()]
     explained = [
         ", ".join(f"{explaining_p(rate, stages):.4f} at {rate.hourly:.0%}" for rate in RATES) for stages in CUTS
@@ -357,7 +318,7 @@ def run_table2() -> int:
         "break-even: redundancy takes fewer hours than the arm while its iteration takes less than so many plain",
         f"  ones; as published it takes {' / '.join(f'{REDUNDANT_S / rate.checkfree_s:.2f}' for rate in RATES)}",
     ]
-    return conclude(TABLE2_NAME, given, rows, notes)
+    return Result(rows, notes)
 
 
 if __name__ == "__main__":

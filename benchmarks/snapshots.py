@@ -2,77 +2,75 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean, median
+from typing import Any
 
-from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
-from benchmarks.fleet_run import VOCAB, bytes_data, ending, require_finished, run_fleet, step_seconds
-from planaria.config.options import Options
-from planaria.config.schema import (
-    CheckpointConfig,
-    FleetConfig,
-    ModelConfig,
-    NetworkConfig,
-    PipelineConfig,
-    RecoveryConfig,
-    RunConfig,
-    TrainConfig,
-)
+import torch
+
+from benchmarks.common import RUNS, ratios, run_config
+from benchmarks.endurance import training
+from benchmarks.fleet_run import VOCAB, bytes_data, ending, finished, require_finished, run_fleet, step_seconds
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import read_run
+from planaria.control.run_record import RunRecord
 from planaria.faults.trace import Fault
+from planaria.models.optimizers.adamw import KEYS
+from planaria.models.packing import pack
+from planaria.models.state import StageState
+from planaria.recovery.stream import stream
+from planaria.runtime.checkpoint.memory import MemoryFolder
+from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine.copy_costs import costs_of_copies, settle
+from planaria.runtime.engine.resolved import ResolvedRun
 
-if TYPE_CHECKING:
-    from planaria.control.run_record import RunRecord
-    from planaria.models.state import StageState
-
-
-SNAPSHOTS_NAME, STAGES, SKIP, STEPS = "snapshots", 4, 3, 12
+STAGES, SKIP, STEPS = 4, 3, 12
 LINKS = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
 
 
-def run_snapshots() -> int:
-    """What snapshots in the others' memory cost while nothing fails, and how soon a run is back when all processes die.
+@benchmark(
+    "snapshots",
+    mb=Flag(256, "of the state that is copied and saved"),
+    repeats=5,
+    pass_s=Flag(0.04, "a stage's forward; its backward takes twice as long"),
+    skip_runs=Flag(False, "only what needs no processes"),
+)
+def run_snapshots(given: Namespace) -> Measurement:
+    """Measure snapshots in other workers' memory: cost without failures, and recovery after all processes die.
 
-    - **Blocked.** A stage's state (256 MB) is copied into a buffer that was used before, beside the same state saved
-      and synced. Training waits for that copy alone.
-    - **A step on links.** Stages that sleep their passes, links of 100 Mbit/s and 1 Gbit/s: steps with snapshots at the
-      best interval over steps without, taking turns. A step's slice may take a quarter of a link's time, and no more.
-    - **A slice that is large.** One in every step, which takes about a quarter of it on the slower link.
-    - **Back.** The controller is killed, and with it all workers. Then the run is resumed, from memory, and from a
-      checkpoint where the memory was removed: until its first step, from the command, and once its workers are ready.
+    - Blocked: a stage's state (256 MB) is copied into a warm buffer; compared with saving it with fsync.
+    - A step on links: sleeping stages, links of 100 Mbit/s and 1 Gbit/s, steps with snapshots at the best interval over
+      steps without; a slice may take a quarter of a link's time.
+    - A large slice: one per step, about a quarter of the slower link's step.
+    - Back: the controller and all workers are killed. The run is resumed from memory, and from a checkpoint without it.
     """
-    flags = parser(SNAPSHOTS_NAME, run_snapshots.__doc__)
-    flags.add_argument("--mb", type=int, default=256, help="of the state that is copied and saved")
-    flags.add_argument("--repeats", type=int, default=5)
-    flags.add_argument("--pass-s", type=float, default=0.04, help="a stage's forward; its backward takes twice as long")
-    flags.add_argument("--skip-runs", action="store_true", help="only what needs no processes")
-    given = flags.parse_args()
     rows = [_blocked(given)]
     if not given.skip_runs:
         for link, bandwidth in LINKS.items():
             rows += _steps(given, link, bandwidth)
         rows += _back(given)
-    return conclude(SNAPSHOTS_NAME, given, rows)
+    return rows
 
 
 # ---- blocked
 
 
-def _blocked(given: argparse.Namespace) -> Row:
-    from planaria.recovery.stream import stream
-    from planaria.runtime.checkpoint.stage_file import write_stage
-
-    ratios, copies, saves = [], [], []
-    held = [stream(_state(given.mb)) for _ in range(2)]  # both buffers have been used before, as in any run
+def _blocked(given: Namespace) -> Row:
+    copies, saves = [], []
+    held = [stream(_state(given.mb)) for _ in range(2)]  # both buffers are warm, as in any run
     with tempfile.TemporaryDirectory(dir=RUNS if RUNS.exists() else None) as folder:
         for repeat in range(given.repeats):
             state = _state(given.mb)
@@ -83,19 +81,19 @@ def _blocked(given: argparse.Namespace) -> Row:
             began = time.perf_counter()
             write_stage(Path(folder), 1, repeat, state)
             saved = time.perf_counter() - began
-            ratios.append(copied / saved)
             copies.append(copied)
             saves.append(saved)
-    beside = {"copy": f"{1e3 * statistics.median(copies):.0f} ms", "save": f"{1e3 * statistics.median(saves):.0f} ms"}
-    return Row(f"blocked: copy of {given.mb} MB / save and sync", ratios, "memory / disk", Claim(high=1 / 20), beside)
+    beside = {"copy": f"{1e3 * median(copies):.0f} ms", "save": f"{1e3 * median(saves):.0f} ms"}
+    return Row(
+        f"blocked: copy of {given.mb} MB / save and sync",
+        ratios(copies, saves),
+        "memory / disk",
+        Claim(high=1 / 20),
+        beside,
+    )
 
 
 def _state(megabytes: int) -> StageState:
-    import torch
-
-    from planaria.models.optimizers.adamw import KEYS
-    from planaria.models.state import StageState
-
     side = 512
     count = max(1, megabytes * 10**6 // (3 * 4 * side * side))
     weights = {f"layers.{n}.weight": torch.randn(side, side) for n in range(count)}
@@ -108,78 +106,63 @@ def _state(megabytes: int) -> StageState:
 # ---- steps on emulated links
 
 
-def _recipe(
-    given: argparse.Namespace, name: str, bandwidth: float, options: dict[str, object] | None, steps: int
+def _config(
+    name: str, model: tuple[int, int, int], stages: int, microbatches: int, steps: int, **more: Any
 ) -> RunConfig:
-    recovery = RecoveryConfig(strategy="checkfree")
-    if options is not None:
-        recovery = RecoveryConfig(strategy="snapshot, checkpoint", options=Options(options))
-    from planaria.runtime.engine.copy_costs import settle
-
-    return settle(
-        RunConfig(
-            name=f"{SNAPSHOTS_NAME}-{name}",
-            out=str(RUNS),
-            model=ModelConfig(vocab=VOCAB, dim=384, layers=STAGES, heads=4, hidden=1056, context=32),
-            pipeline=PipelineConfig(stages=STAGES, microbatches=8, microbatch_size=1),
-            data=bytes_data(),
-            train=TrainConfig(steps=max(1, steps), eval_every=0),
-            fleet=FleetConfig(spares=0),
-            checkpoint=CheckpointConfig(every=0),
-            network=NetworkConfig(
-                forward_s=[0.0, *[given.pass_s] * STAGES],
-                backward_s=[0.0, *[2 * given.pass_s] * STAGES],
-                bandwidth=bandwidth,
-                emulate=True,
-                hourly=0.1,
-            ),
-            recovery=recovery,
-        )
+    dim, hidden, context = model
+    shape = {"dim": dim, "layers": stages, "heads": 2 if dim == 32 else 4, "hidden": hidden, "context": context}
+    plain = {"fleet": {"spares": 0}, "checkpoint": {"every": 0}}
+    return run_config(
+        name,
+        model={"vocab": VOCAB, **shape},
+        pipeline={"stages": stages, "microbatches": microbatches, "microbatch_size": 1},
+        data=bytes_data(),
+        train={"steps": max(1, steps), "eval_every": 0},
+        **plain | more,
     )
 
 
-def _steps(given: argparse.Namespace, link: str, bandwidth: float) -> list[Row]:
-    from planaria.runtime.engine.copy_costs import costs_of_copies
-    from planaria.runtime.engine.resolved import ResolvedRun
+def _recipe(given: Namespace, name: str, bandwidth: float, options: dict[str, object] | None, steps: int) -> RunConfig:
+    recovery: dict[str, Any] = {"strategy": "checkfree"}
+    if options is not None:
+        recovery = {"strategy": "snapshot, checkpoint", "options": options}
+    passes = {"forward_s": [0.0] + [given.pass_s] * STAGES, "backward_s": [0.0] + [2 * given.pass_s] * STAGES}
+    network = {**passes, "bandwidth": bandwidth, "emulate": True, "hourly": 0.1}
+    config = _config(f"snapshots-{name}", (384, 1056, 32), STAGES, 8, steps, network=network, recovery=recovery)
+    return settle(config)
 
+
+def _steps(given: Namespace, link: str, bandwidth: float) -> list[Row]:
     best, plain, large, share, bound = [], [], [], [], []
     for repeat in range(given.repeats):
         alone = run_fleet(_recipe(given, f"plain-{repeat}", bandwidth, None, SKIP + STEPS))
         config = _recipe(given, f"best-{repeat}", bandwidth, {"every": "best"}, 0)
         every, slices = ({**config.recovery.options}[name] for name in ("every", "slices"))
-        warm = 3 * every  # until then snapshots go to memory that was never touched
+        warm = 3 * every  # before that, snapshots go to fresh memory
         beside = run_fleet(_recipe(given, f"best-{repeat}", bandwidth, {"every": "best"}, warm + 2 * every))
         for record in (alone, beside):
             require_finished(record)
-        step_s = statistics.mean(step_seconds(alone, SKIP))
+        step_s = fmean(step_seconds(alone, SKIP))
         plain.append(step_s)
-        best.append(statistics.mean(step_seconds(beside, warm)) / step_s)
+        best.append(fmean(step_seconds(beside, warm)) / step_s)
         sent = max(cost.step_bytes for _, cost in costs_of_copies(ResolvedRun(config))) * every
         bound.append(sent / slices / (bandwidth * step_s))
         full = _recipe(given, f"large-{repeat}", bandwidth, {"every": 1}, SKIP + STEPS)
-        large.append(statistics.mean(step_seconds(run_fleet(full), SKIP)) / step_s)
+        large.append(fmean(step_seconds(run_fleet(full), SKIP)) / step_s)
         share.append(max(cost.step_bytes for _, cost in costs_of_copies(ResolvedRun(full))) / (bandwidth * step_s))
-    told: dict[str, float | int | str] = {"link": link, "step": f"{1e3 * statistics.median(plain):.0f} ms"}
+    most = Claim(high=1.05)
+    told: dict[str, Cell] = {"link": link, "step": f"{1e3 * median(plain):.0f} ms"}
     return [
         Row("step with snapshots / without, best interval", best, "1", Claim(high=1.02), told),
         Row("a slice's share of a step on its link", bound, "0.25", Claim(high=0.25), told),
-        Row(
-            f"the same with one every step: {statistics.median(share):.2f} of a step on its link",
-            large,
-            "1",
-            Claim(high=1.05),
-            told,
-        ),
+        Row(f"the same with one every step: {median(share):.2f} of a step on its link", large, "1", most, told),
     ]
 
 
 # ---- back
 
 
-def _back(given: argparse.Namespace) -> list[Row]:
-    from benchmarks.endurance import training
-    from planaria.runtime.checkpoint.memory import MemoryFolder
-
+def _back(given: Namespace) -> list[Row]:
     found: dict[str, list[float]] = {"memory": [], "disk": []}
     wholes: dict[str, list[float]] = {"memory": [], "disk": []}
     right = []
@@ -199,12 +182,7 @@ def _back(given: argparse.Namespace) -> list[Row]:
                 wholes[source].append(whole_s)
                 right.append(float(said == source))
     return [
-        Row(
-            "all killed: from workers ready to the first step, from memory",
-            found["memory"],
-            "s",
-            Claim(high=3.0),
-        ),
+        Row("all killed: from workers ready to the first step, from memory", found["memory"], "s", Claim(high=3.0)),
         Row("the same from the disk", found["disk"], "s"),
         Row("from the command to the first step, from memory", wholes["memory"], "s; five processes start"),
         Row("the same from the disk", wholes["disk"], "s; five processes start"),
@@ -212,32 +190,19 @@ def _back(given: argparse.Namespace) -> list[Row]:
     ]
 
 
-SAVED = 25
-"""steps between checkpoints: the memory is newer"""
+SAVED = 25  # steps between checkpoints; snapshots are newer
 
 
 def _plain(name: str) -> RunConfig:
-    """A run that really computes, on free links."""
-    return RunConfig(
-        name=f"{SNAPSHOTS_NAME}-{name}",
-        out=str(RUNS),
-        model=ModelConfig(vocab=VOCAB, dim=256, layers=STAGES, heads=4, hidden=688, context=64),
-        pipeline=PipelineConfig(stages=STAGES, microbatches=4, microbatch_size=1),
-        data=bytes_data(),
-        train=TrainConfig(steps=10_000, eval_every=0),
-        fleet=FleetConfig(spares=0),
-        checkpoint=CheckpointConfig(every=SAVED),
-        recovery=RecoveryConfig(strategy="snapshot, checkpoint", options=Options({"every": 5, "outlive": True})),
-    )
+    """A run whose stages compute, on free links."""
+    recovery = {"strategy": "snapshot, checkpoint", "options": {"every": 5, "outlive": True}}
+    checkpoint = {"every": SAVED}
+    return _config(f"snapshots-{name}", (256, 688, 64), STAGES, 4, 10_000, checkpoint=checkpoint, recovery=recovery)
 
 
 def _resumed(folder: Path) -> tuple[float, float, str]:
-    """Go on for a few steps: seconds to the first step from the last worker that was waited for and from the command,
-    and from where it went on."""
-    from planaria.control import decisions as d
-    from planaria.control import events as e
-    from planaria.control.logs import read_run
-
+    """Resume for a few steps; return the seconds to the first step from the last worker's start and from the command,
+    and the source."""
     before = max(fact.step for _, fact in read_run(folder).history if isinstance(fact, d.Commit))
     called = time.monotonic()
     command = [sys.executable, "-m", "planaria", "train", "--resume", str(folder), "--quiet"]
@@ -250,34 +215,27 @@ def _resumed(folder: Path) -> tuple[float, float, str]:
     return first_step - formed, first_step - called, "memory" if started.recalled >= 0 else "disk"
 
 
-LOST_SETS_NAME, LOST_SETS_STAGES = "lost_sets", 6
-APART = 4
-"""steps from one set to the next"""
+LOST_SETS_STAGES = 6
+APART = 4  # steps between sets
 
 
-def run_lost_sets() -> int:
-    """Kill every set of one, two (and, with m = 3, three) of seven stages in a live fleet.
+@benchmark("lost_sets", tolerate=[1, 2, 3], most=Flag(1000, "sets of each kind, for a short look"))
+def run_lost_sets(given: Namespace) -> Measurement:
+    """Kill every set of one, two and (m = 3) three of seven stages in a live fleet.
 
-    The ends, neighbours, and the hosts of each other's parities are among them. All that is lost comes back from what
-    the others remember: in step with training, no step is lost; with retained snapshots, all go back and make the steps
-    since again. Either way weights, moments, clocks and generators are at the end those of a run that lost nothing,
-    byte for byte. With m > 1, one is killed while it gives to another that is being rebuilt.
+    All lost state returns from the others' memory: in step with training without a lost step, or from retained
+    snapshots with the steps since repeated. The final weights, moments, clocks and generators equal those of a run
+    without loss, byte for byte. With m > 1, a donor is also killed during its transfer.
     """
-    flags = parser(LOST_SETS_NAME, run_lost_sets.__doc__)
-    flags.add_argument("--tolerate", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--most", type=int, default=1000, help="sets of each kind, for a short look")
-    given = flags.parse_args()
     rows = []
     for tolerate in given.tolerate:
         for every in (0, 2):
             rows += _rows(tolerate, every, given.most)
-    return conclude(
-        LOST_SETS_NAME, given, rows, ["Weights, moments, clocks and generators of all seven stages are compared."]
-    )
+    return Result(rows, ["Weights, moments, clocks and generators of all seven stages are compared."])
 
 
 def _rows(tolerate: int, every: int, most: int) -> list[Row]:
-    """One run that loses set after set, beside one that loses nothing."""
+    """Compare a run that loses every set with one that loses nothing."""
     members = range(LOST_SETS_STAGES + 1)
     sets = [lost for size in range(1, tolerate + 1) for lost in list(combinations(members, size))[:most]]
     moments = ("forward", "backward", "commit", "any")
@@ -286,15 +244,14 @@ def _rows(tolerate: int, every: int, most: int) -> list[Row]:
         for number, lost in enumerate(sets)
         for stage in lost
     ]
-    if tolerate > 1:  # a donor dies while it gives: one more is lost than was
+    if tolerate > 1:  # a donor dies during its transfer
         extra = APART * (len(sets) + 1)
-        gives = Fault(step=extra - every, stage=4, moment="transfer")  # in the step to which all have gone back
+        gives = Fault(step=extra - every, stage=4, moment="transfer")  # in the step that all returned to
         faults += [Fault(step=extra, stage=2, moment="forward"), gives]
     steps = APART * (len(sets) + 3)
     how = "in step" if not every else f"retained, every {every}"
     struck = run_fleet(_lost_sets_recipe(tolerate, every, steps, f"m{tolerate}-{every}"), tuple(faults))
-    untroubled = run_fleet(_lost_sets_recipe(tolerate, every, steps, f"m{tolerate}-{every}-none"))
-    require_finished(untroubled)
+    untroubled = finished(_lost_sets_recipe(tolerate, every, steps, f"m{tolerate}-{every}-none"))
     ended = ending(struck) == "finished"
     alike = [float(ended and one == other) for one, other in zip(_shas(struck), _shas(untroubled), strict=True)]
     beside: dict[str, float | int | str] = {"m": tolerate, "mode": how, "sets": len(sets), "ended": ending(struck)}
@@ -309,25 +266,13 @@ def _rows(tolerate: int, every: int, most: int) -> list[Row]:
 
 
 def _lost_sets_recipe(tolerate: int, every: int, steps: int, name: str) -> RunConfig:
-    return RunConfig(
-        name=f"{LOST_SETS_NAME}-{name}",
-        out=str(RUNS),
-        model=ModelConfig(vocab=VOCAB, dim=32, layers=LOST_SETS_STAGES, heads=2, hidden=64, context=32),
-        pipeline=PipelineConfig(stages=LOST_SETS_STAGES, microbatches=4, microbatch_size=1),
-        data=bytes_data(),
-        train=TrainConfig(steps=steps, eval_every=0),
-        fleet=FleetConfig(spares=tolerate),
-        checkpoint=CheckpointConfig(every=0),
-        recovery=RecoveryConfig(strategy="snapshot", options=Options({"tolerate": tolerate, "every": every})),
-    )
+    recovery = {"strategy": "snapshot", "options": {"tolerate": tolerate, "every": every}}
+    fleet = {"spares": tolerate}
+    return _config(f"lost_sets-{name}", (32, 64, 32), LOST_SETS_STAGES, 4, steps, fleet=fleet, recovery=recovery)
 
 
 def _shas(record: RunRecord) -> list[str]:
-    """A digest of each stage's weights, moments, clocks and generators at the end; none where there is no end."""
-    from planaria.models.packing import pack
-    from planaria.runtime.checkpoint.stage_file import read_stage
-    from planaria.runtime.checkpoint.store import CheckpointStore
-
+    """Return a digest of each stage's final state, or empty strings without one."""
     saved = CheckpointStore(Path(record.folder) / "checkpoints").newest(whole_only=True)
     if saved is None:
         return [""] * (LOST_SETS_STAGES + 1)

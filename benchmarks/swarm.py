@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -10,48 +11,59 @@ import tempfile
 import threading
 import time
 import uuid
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
-from benchmarks.common import Claim, Row, conclude, parser, start
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from benchmarks.common import ratios
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.common.errors import RunStopped, UserError
+from planaria.swarm.assemble import assemble, policy_of, task_of
+from planaria.swarm.attacks.attacker import Attacker
+from planaria.swarm.authors import HonestAuthor
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.envelope import seal
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import Hello, Receipt, Rollouts
+from planaria.swarm.board.receipts import Certificate
+from planaria.swarm.checks.base import Check, Context
+from planaria.swarm.checks.defence import Defence, Report
+from planaria.swarm.config import SamplingConfig, SchoolConfig, SwarmConfig
+from planaria.swarm.draws import shared_problems
+from planaria.swarm.live import LiveSwarm, board_of, own_identity
+from planaria.swarm.peer import Peer, Shadow
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.reading import read
+from planaria.swarm.records.lines import LOG, PEERS, RoundDone, Started, read_log
+from planaria.swarm.rollout import Rollout, ask
+from planaria.swarm.setting import names, of_peer
+from planaria.swarm.tasks.base import Task
 
-    from planaria.swarm.board.identity import Identity
-    from planaria.swarm.checks.base import Check, Context
-    from planaria.swarm.checks.defence import Report
-    from planaria.swarm.config import SwarmConfig
-    from planaria.swarm.live import LiveSwarm
-    from planaria.swarm.peer import Peer
-    from planaria.swarm.policy.base import Policy
-    from planaria.swarm.records.lines import RoundDone
-    from planaria.swarm.rollout import Rollout
-    from planaria.swarm.tasks.base import Task
-
-
-RECEIPTS_NAME = "receipts"
 ROUNDS = 8
 PROBLEMS = [("first", "x[0]"), ("last", "x[-1]"), ("size", "len(x)"), ("total", "sum(x)")]
 
 
-def run_receipts() -> int:
-    """Receipts of a committee: what a signature costs to check, whether equal peers stay equal when one is frozen for a
-    while, and how many programs a peer that comes back runs again.
+@benchmark(
+    "receipts",
+    repeats=Flag(20, "frozen swarms, with and without a committee"),
+    rounds=Flag(60, "of programs; 0: none"),
+)
+def run_receipts(given: Namespace) -> Measurement:
+    """Measure receipts: the cost of a check, equality of peers when one is frozen, and programs run after a return.
 
-    Four processes learn; one is stopped (SIGSTOP) at a random moment and goes on (SIGCONT) rounds later, with and
-    without a committee. Equal: all four have the same weights at the end. Then four peers of one process write
-    programs, one stops two thirds of the way, and catches up when the others are done; cage runs are counted as calls
-    of the task's score.
+    Four processes learn; one is stopped (SIGSTOP) at a random moment and continued rounds later, with and without a
+    committee. Equal: all four end with the same weights. Then four peers in one process write programs; one stops after
+    two thirds of the rounds and catches up later. Sandbox runs are counted as calls of the task's score.
     """
-    flags = parser(RECEIPTS_NAME, run_receipts.__doc__)
-    flags.add_argument("--repeats", type=int, default=20, help="frozen swarms, with and without a committee")
-    flags.add_argument("--rounds", type=int, default=60, help="of programs; 0: none")
-    given = flags.parse_args()
     rows = [Row("a signature checked", checking(), "", Claim(high=2.0), {"unit": "ms"})]
     for committee, claim in (("all", Claim(low=1.0)), ("", None)):
         with_it = "with" if committee else "without"
@@ -60,21 +72,19 @@ def run_receipts() -> int:
         if committee:
             rows.append(Row("one frozen: rounds certified", [share for _, share in found], "1"))
     if not given.rounds:
-        return conclude(RECEIPTS_NAME, given, rows)
+        return rows
     runs = {committee: caught_up(given.rounds, committee) for committee in ("all", "")}
     part = runs["all"][0] / max(1.0, runs[""][0])
     beside = {"with": runs["all"][0], "without": runs[""][0]}
     rows.append(Row("programs: part of the cage runs", [part], "0", Claim(high=0.5), beside))
     rows.append(Row("programs: ends equal", [runs["all"][1]], "1", Claim(low=1.0)))
-    return conclude(RECEIPTS_NAME, given, rows)
+    return rows
 
 
 def checking() -> list[float]:
-    """Milliseconds of processor time for each of the receipts in a certificate, five times."""
-    from planaria.swarm.board.envelope import seal
-    from planaria.swarm.board.identity import Identity
-    from planaria.swarm.board.message import Receipt, Rules
-    from planaria.swarm.board.receipts import Certificate, check
+    """Return the milliseconds of processor time per receipt of a certificate, five times."""
+    from planaria.swarm.board.message import Rules
+    from planaria.swarm.board.receipts import check
 
     who = [Identity.fresh() for _ in range(7)]
     content: Any = {"receipts": {"committee": ",".join(one.peer for one in who)}}
@@ -92,10 +102,8 @@ def checking() -> list[float]:
 
 
 def swarm(committee: str, **changes: Any) -> SwarmConfig:
-    from planaria.swarm.config import SwarmConfig
-
     plain: dict[str, Any] = {
-        "name": RECEIPTS_NAME,
+        "name": "receipts",
         "size": 4,
         "policy": {"model": {"dim": 32, "hidden": 64}},
         "school": {"steps": 150, "lr": 0.01, "noise": 0.05, "strays": 0.0},
@@ -107,10 +115,7 @@ def swarm(committee: str, **changes: Any) -> SwarmConfig:
 
 
 def frozen(seed: int, committee: str) -> tuple[float, float]:
-    """One peer of four processes stops for a while: whether all end equal, and the share of rounds certified."""
-    from planaria.swarm.live import LiveSwarm
-    from planaria.swarm.setting import names
-
+    """Freeze one of four processes; return whether all end equal, and the share of certified rounds."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as place:
         folder, config = Path(place), swarm(committee)
@@ -136,7 +141,7 @@ def frozen(seed: int, committee: str) -> tuple[float, float]:
 
 
 def caught_up(rounds: int, committee: str) -> tuple[float, float]:
-    """A peer stops after two thirds of the rounds and comes back: programs it runs then, and whether it ends equal."""
+    """Stop a peer after two thirds of the rounds; return the programs it runs later, and whether it ends equal."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         config = programs(folder, rounds, committee)
@@ -155,22 +160,13 @@ def caught_up(rounds: int, committee: str) -> tuple[float, float]:
             runs[0] += 1
             return score(problem, text)
 
-        again.scoring._task = Counting(counted)  # type: ignore[assignment]
+        again.scoring._task = SimpleNamespace(score=counted)  # type: ignore[assignment]
         again.run()
         assert before < rounds
         return float(runs[0]), float(done(folder, "p2")[-1].weights == done(folder, "p0")[-1].weights)
 
 
-class Counting:
-    """A task as scoring sees it."""
-
-    def __init__(self, score: Callable[[Any, str], float]) -> None:
-        self.score = score
-
-
 def programs(folder: Path, rounds: int, committee: str) -> SwarmConfig:
-    import json
-
     lines = [
         {
             "text": f"{name} of x",
@@ -193,133 +189,108 @@ def programs(folder: Path, rounds: int, committee: str) -> SwarmConfig:
 
 
 def until_death(mortal: Peer, rounds: int) -> None:
+    """Run the peer until it has finished ``rounds`` rounds."""
+
     class Death(Exception):
         pass
 
-    def count() -> None:
-        count.done += 1  # type: ignore[attr-defined]
-        if count.done == rounds:  # type: ignore[attr-defined]
+    finished = count(1)
+
+    def end() -> None:
+        if next(finished) == rounds:
             raise Death
 
-    count.done = 0  # type: ignore[attr-defined]
     with suppress(Death):
-        mortal.run(count)
+        mortal.run(end)
 
 
 def peer(config: SwarmConfig, name: str, folder: Path) -> Peer:
-    from planaria.swarm.assemble import assemble
-    from planaria.swarm.live import board_of, own_identity
-    from planaria.swarm.setting import names, of_peer
-
     known = frozenset(own_identity(config, other, folder).peer for other in names(config))
     me = own_identity(config, name, folder)
     return assemble(of_peer(config, name), name, folder, board_of(config, folder), me, known=known)
 
 
 def done(folder: Path, name: str) -> list[RoundDone]:
-    """The rounds that a peer has noted, in order."""
-    from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
-
+    """Return the rounds in a peer's log, in order."""
     file = folder / PEERS / name / LOG
     found = read_log(file) if file.is_file() else []
     return sorted((r for r in found if isinstance(r, RoundDone)), key=lambda record: record.round)
 
 
 def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    from planaria.common.errors import RunStopped
-
-    for _ in ticks(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
         if condition():
             return
+        time.sleep(0.01)
     raise RunStopped(f"nothing happened for {seconds:g} s")
 
 
-def ticks(seconds: float) -> Iterator[None]:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        yield
-        time.sleep(0.01)
-
-
-SWARM_STRESS_NAME = "swarm_stress"
 UNTOUCHED, KILLED, WITHHOLDS = "p0", ("p3", "p4"), "p5"
-LONGEST_S = 400.0
-"""of an arm"""
+LONGEST_S = 400.0  # of an arm
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What an arm came to."""
-
-    pace: float
-    """rounds a second"""
-    arrival_s: float
-    """until the untouched peer had found the others"""
+    pace: float  # rounds a second
+    arrival_s: float  # until the untouched peer had found the others
     equal: float
-    whole: float
-    """share of the honest peers that learned from all rounds"""
-    alone: float
-    """share of the untouched peer's rounds in which some honest peer was not heard"""
-    waited: int
-    """of its rounds, those that waited as long as the time-out, for messages or for closings"""
-    pace_otherwise: float
-    """rounds a second, a time-out taken off for each of these"""
+    whole: float  # share of the honest peers that learned from all rounds
+    alone: float  # share of the untouched peer's rounds that miss an honest peer
+    waited: int  # of its rounds, those that waited as long as the time-out, for messages or for closings
+    pace_otherwise: float  # rounds a second, a time-out taken off for each of these
 
 
-def run_swarm_stress() -> int:
-    """A swarm on S3 under several hardships at once, against the same swarm without any of them.
+@benchmark(
+    "swarm_stress",
+    repeats=3,
+    rounds=12,
+    identities=Flag(500, "made up, on the board before the first peer"),
+    senders=Flag(0, "of these, who send a message in every round"),
+    timeout=Flag(4.0, "seconds that a round waits for who is late"),
+)
+def run_swarm_stress(given: Namespace) -> Measurement:
+    """Measure a swarm on S3 under several hardships, against the same swarm without them.
 
-    Six peers, each a process of its own, learn sums on a bucket that moto's server plays. In the other arm 500 made-up
-    identities have greeted on the board before the first peer comes (--senders: some send in every round, too); two
-    peers are killed (SIGKILL) at drawn rounds and started again; a third sends nothing in half of its rounds, which the
-    seed draws. Pace: rounds a second of a peer that nobody touches, from its start to its last round. Equal: all five
-    honest peers, the restarted ones too, end with the same weights. Both arms of a repeat have one seed and take turns.
+    Six peers, each a process, learn sums on a bucket of moto's server. In the other arm 500 fake identities greet on
+    the board before the first peer (--senders: some also send in every round); two peers are killed (SIGKILL) at random
+    rounds and restarted; a third sends nothing in half of its rounds. Pace: rounds per second of an untouched peer.
+    Equal: the five honest peers end with the same weights. Both arms of a repeat share a seed and alternate.
     """
-    flags = parser(SWARM_STRESS_NAME, run_swarm_stress.__doc__)
-    flags.add_argument("--repeats", type=int, default=3)
-    flags.add_argument("--rounds", type=int, default=12)
-    flags.add_argument("--identities", type=int, default=500, help="made up, on the board before the first peer")
-    flags.add_argument("--senders", type=int, default=0, help="of these, who send a message in every round")
-    flags.add_argument("--timeout", type=float, default=4.0, help="seconds that a round waits for who is late")
-    given = flags.parse_args()
     plain: list[Ended] = []
     hard: list[Ended] = []
     with bucket() as place:
         for repeat in range(given.repeats):
             for harsh in (False, True) if repeat % 2 == 0 else (True, False):
-                (hard if harsh else plain).append(arm(place, given, repeat + 1, harsh))
-                print(
-                    f"repeat {repeat + 1}, {'hardships' if harsh else 'plain'}: {(hard if harsh else plain)[-1]}",
-                    flush=True,
-                )
-    return conclude(SWARM_STRESS_NAME, given, rows(plain, hard))
+                ended = arm(place, given, repeat + 1, harsh)
+                (hard if harsh else plain).append(ended)
+                print(f"repeat {repeat + 1}, {'hardships' if harsh else 'plain'}: {ended}", flush=True)
+    return rows(plain, hard)
 
 
 def rows(plain: Sequence[Ended], hard: Sequence[Ended]) -> list[Row]:
-    ratios = [h.pace / p.pace for h, p in zip(hard, plain, strict=True)]
-    otherwise = [h.pace_otherwise / p.pace_otherwise for h, p in zip(hard, plain, strict=True)]
+    arms, least = (("plain", plain), ("hardships", hard)), Claim(low=1.0)
+    pace = ratios([e.pace for e in hard], [e.pace for e in plain])
+    otherwise = ratios([e.pace_otherwise for e in hard], [e.pace_otherwise for e in plain])
+    waited, late = "rounds that waited as long as the time-out", "seconds until the others are found"
     return [
-        Row("pace over that of the plain arm", ratios, "1", Claim(low=0.8)),
+        Row("pace over that of the plain arm", pace, "1", Claim(low=0.8)),
         Row("the same, a time-out taken off for each round that waited as long", otherwise, "1"),
-        Row("rounds that waited as long as the time-out, plain", [e.waited for e in plain], "0"),
-        Row("rounds that waited as long as the time-out, hardships", [e.waited for e in hard], "0"),
-        Row("rounds a second, plain", [e.pace for e in plain], ""),
-        Row("rounds a second, hardships", [e.pace for e in hard], ""),
-        Row("honest peers end equal, plain", [e.equal for e in plain], "1", Claim(low=1.0), judged="least"),
-        Row("honest peers end equal, hardships", [e.equal for e in hard], "1", Claim(low=1.0), judged="least"),
-        Row("honest peers that learned all rounds", [e.whole for e in hard], "1", Claim(low=1.0), judged="least"),
-        Row("rounds without some honest peer, plain", [e.alone for e in plain], "0"),
-        Row("rounds without some honest peer, hardships", [e.alone for e in hard], "0"),
-        Row("seconds until the others are found, plain", [e.arrival_s for e in plain], ""),
-        Row("seconds until the others are found, hardships", [e.arrival_s for e in hard], ""),
+        *(Row(f"{waited}, {name}", [e.waited for e in arm], "0") for name, arm in arms),
+        *(Row(f"rounds a second, {name}", [e.pace for e in arm], "") for name, arm in arms),
+        *(
+            Row(f"honest peers end equal, {name}", [e.equal for e in arm], "1", least, judged="least")
+            for name, arm in arms
+        ),
+        Row("honest peers that learned all rounds", [e.whole for e in hard], "1", least, judged="least"),
+        *(Row(f"rounds without some honest peer, {name}", [e.alone for e in arm], "0") for name, arm in arms),
+        *(Row(f"{late}, {name}", [e.arrival_s for e in arm], "") for name, arm in arms),
     ]
 
 
 @contextmanager
 def bucket() -> Iterator[str]:
-    """A bucket on a server of this process, which s3fs finds by the environment that the peers inherit."""
-    from planaria.common.errors import UserError
-
+    """A bucket on a server of this process, configured through the environment that the peers inherit."""
     try:
         import s3fs
         from moto.server import ThreadedMotoServer
@@ -343,11 +314,9 @@ def bucket() -> Iterator[str]:
 
 
 def swarm_stress_swarm(board: str, rounds: int, timeout_s: float, seed: int, harsh: bool) -> SwarmConfig:
-    from planaria.swarm.config import SwarmConfig
-
     withholding = {"attack": {"kind": "text", "dose": 0.0, "withhold": 0.5}}
     plain: dict[str, Any] = {
-        "name": SWARM_STRESS_NAME,
+        "name": "swarm_stress",
         "board": board,
         "seed": seed,
         "size": 6,
@@ -361,9 +330,6 @@ def swarm_stress_swarm(board: str, rounds: int, timeout_s: float, seed: int, har
 
 
 def arm(place: str, given: Any, seed: int, harsh: bool) -> Ended:
-    from planaria.swarm.live import LiveSwarm
-    from planaria.swarm.setting import names
-
     config = swarm_stress_swarm(f"{place}/{uuid.uuid4().hex}", given.rounds, given.timeout, seed, harsh)
     found(config, given.identities if harsh else 0, given.senders)
     with tempfile.TemporaryDirectory() as folder:
@@ -383,10 +349,7 @@ def arm(place: str, given: Any, seed: int, harsh: bool) -> Ended:
 
 
 def found(config: SwarmConfig, identities: int, senders: int) -> None:
-    """The run on its board, and so many who greet there; the first of them have sent for every round already."""
-    from planaria.swarm.assemble import task_of
-    from planaria.swarm.board.board import Board
-    from planaria.swarm.board.identity import Identity
+    """Create the run on its board with fake identities, the first of which have sent for every round."""
     from planaria.swarm.setting import rules
 
     run = Board.open(config.board, Identity.fresh()).found(rules(config, task_of(config))).run
@@ -401,10 +364,7 @@ def found(config: SwarmConfig, identities: int, senders: int) -> None:
 
 
 def said(who: Identity, run: str, rounds: int) -> Iterator[tuple[str, bytes]]:
-    """What a made-up identity puts on the board: a greeting, and for so many rounds a message without completions."""
-    from planaria.swarm.board.envelope import seal
-    from planaria.swarm.board.message import Hello, Rollouts
-
+    """Yield the files of a fake identity: a greeting, and per round a message without completions."""
     folder, tokenizer = f"peers/{who.peer}", "00" * 8
     hello = Hello(run=run, peer=who.peer, key=who.public.hex(), name="x", tokenizer=tokenizer, model="x", joined=0)
     yield f"{folder}/hello.json", seal(who, hello)
@@ -414,7 +374,7 @@ def said(who: Identity, run: str, rounds: int) -> Iterator[tuple[str, bytes]]:
 
 
 def killed(live: LiveSwarm, draw: random.Random) -> None:
-    """Kill each of the mortal peers at a moment of some round and start it again when the others are a round on."""
+    """Kill two peers at random moments; restart each when the others are a round further."""
     rounds = live.config.rounds.count
     for nth, name in enumerate(KILLED):
         after = 1 + nth * rounds // 3 + draw.randrange(0, max(1, rounds // 4))
@@ -428,9 +388,6 @@ def killed(live: LiveSwarm, draw: random.Random) -> None:
 
 
 def judged(folder: Path, config: SwarmConfig, began: float) -> Ended:
-    from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
-    from planaria.swarm.setting import names
-
     honest = [name for name in names(config) if name != WITHHOLDS]
     started = {
         name: next(r for r in read_log(folder / PEERS / name / LOG) if isinstance(r, Started)) for name in honest
@@ -452,37 +409,30 @@ def judged(folder: Path, config: SwarmConfig, began: float) -> Ended:
     )
 
 
-SWARM_CHECKS_NAME = "swarm_checks"
 BEHIND = (0, 1, 4, 8)
 EVERY = 8
 CLAIMS = {0: Claim(high=0.0), 8: Claim(high=0.03)}
-ELSEWHERE = 1000
-"""what is added to the seed of another school"""
+ELSEWHERE = 1000  # what is added to the seed of another school
 
 
-def run_swarm_checks() -> int:
+@benchmark("swarm_checks", seeds=[1, 2, 3], rounds=Flag(40, "that the policy learns for"))
+def run_swarm_checks(given: Namespace) -> Measurement:
     """Measure how often likelihood checks refuse honest completions.
 
-    A policy learns alone, and every eighth round its completions are read by itself as it was 0, 1, 4 and 8 rounds
-    before: so a peer sees the others that is as many rounds behind. Then those of a policy from another school are
-    read, by whom the check must switch itself off. One value for each seed.
+    A policy learns alone. Every eighth round, versions of it that are 0, 1, 4 and 8 rounds newer read its completions,
+    as a peer that many rounds ahead would. Completions of a policy from another school follow; they must switch the
+    check off. One value per seed.
     """
-    flags = parser(SWARM_CHECKS_NAME, run_swarm_checks.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--rounds", type=int, default=40, help="that the policy learns for")
-    given = flags.parse_args()
     found = [dict(measured(seed, given.rounds)) for seed in given.seeds]
     rows = [
         Row(what, [of_seed[what] for of_seed in found], "", claim_of(what))
         for what in dict.fromkeys(what for of_seed in found for what in of_seed)
     ]
-    return conclude(
-        SWARM_CHECKS_NAME, given, rows, ["measured: share refused; off: 1 if the layer switched itself off"]
-    )
+    return Result(rows, ["measured: share refused; off: 1 if the layer switched itself off"])
 
 
 def claim_of(what: str) -> Claim | None:
-    """The claims are the support check's; the others are shown beside it."""
+    """Only the support check has claims."""
     check, _, case = what.partition(", ")
     if check != "support":
         return None
@@ -494,14 +444,8 @@ def claim_of(what: str) -> Claim | None:
 
 
 def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
-    """What each check refused of whom, with one seed."""
-    import torch
-
-    from planaria.swarm.assemble import policy_of, task_of
+    """Yield the share that each check refused in each case."""
     from planaria.swarm.checks import checks as made
-    from planaria.swarm.checks.base import Context
-    from planaria.swarm.checks.defence import Defence
-    from planaria.swarm.config import SamplingConfig, SchoolConfig, SwarmConfig
 
     torch.set_num_threads(1)
     config = SwarmConfig(seed=seed, school=SchoolConfig(strays=0.1, seed=seed), sampling=SamplingConfig(top_k=6))
@@ -530,11 +474,7 @@ def refusals(
 
 
 def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> list[Policy]:
-    """The policy as it was after each of ``rounds`` rounds of learning alone, its start first."""
-    from planaria.swarm.draws import shared_problems
-    from planaria.swarm.peer import Shadow
-    from planaria.swarm.rollout import ask
-
+    """Return the policy at the start and after each round of learning alone."""
     alone, past = Shadow(config, "p0", task, policy), [policy.clone()]
     for number in range(rounds):
         chosen = shared_problems(config.seed, number, task.training, config.rounds.prompts)
@@ -544,12 +484,7 @@ def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> lis
 
 
 def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number: int, name: str) -> list[Rollout]:
-    """A round of completions by ``writer`` as ``reader`` sees them, those that broke off left out."""
-    from planaria.swarm.authors import HonestAuthor
-    from planaria.swarm.draws import shared_problems
-    from planaria.swarm.policy.reading import read
-    from planaria.swarm.rollout import ask
-
+    """Return a round of complete completions by ``writer``, read by ``reader``."""
     chosen = shared_problems(config.seed + 1, number, task.training, config.rounds.prompts)
     author = HonestAuthor(config, name, task, writer)
     written = [
@@ -567,7 +502,6 @@ def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number
     return [replace(rollout, reading=reading) for rollout, reading in zip(written, readings, strict=True)]
 
 
-SWARM_UNLIKE_NAME = "swarm_unlike"
 RANK = 4
 ATTACKS = {
     "TEXT": {"kind": "text", "options": {"payload": "q "}},
@@ -579,30 +513,21 @@ ATTACKS = {
 }
 
 
-def run_swarm_unlike() -> int:
-    """Which layers go on working between peers whose weights are not quite equal, and what they then stop.
+@benchmark("swarm_unlike", seeds=[1, 2, 3], rounds=Flag(6, "that the policy learns for"))
+def run_swarm_unlike(given: Namespace) -> Measurement:
+    """Measure which layers stay on between peers with slightly different weights, and what they stop.
 
-    A policy learns alone for a while. Then it reads a round by itself, two honest peers and an attacker, these three
-    with weights that are its own but for one difference. Defaults of the defence, one round, nothing learned from it.
-    One value for each seed; an attack's phrase is a stray letter that the policy has seen, as in the drills.
+    A policy learns alone, then reads one round of itself, two honest peers and an attacker. These three have its
+    weights but for one difference. Defaults of the defence, one round, nothing learned from it; one value per seed. An
+    attack's phrase is a stray letter that the policy has seen, as in the drills.
     """
-    flags = parser(SWARM_UNLIKE_NAME, run_swarm_unlike.__doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--rounds", type=int, default=6, help="that the policy learns for")
-    given = flags.parse_args()
     found = [dict(swarm_unlike_measured(seed, given.rounds)) for seed in given.seeds]
     rows = [Row(what, [of_seed[what] for of_seed in found if what in of_seed], "") for what in found[0]]
     note = "shares of a round; off: 1 if the layer switched itself off"
-    return conclude(SWARM_UNLIKE_NAME, given, rows, [note])
+    return Result(rows, [note])
 
 
 def swarm_unlike_measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
-    """What each difference makes of each attack, with one seed."""
-    import torch
-
-    from planaria.swarm.assemble import policy_of, task_of
-    from planaria.swarm.config import SwarmConfig
-
     torch.set_num_threads(1)
     base = {"seed": seed, "school": {"steps": 2000, "noise": 0.3, "strays": 0.3, "seed": seed}, "optim": {"lr": 2e-3}}
     config = SwarmConfig.model_validate(base | {"sampling": {"top_k": 6}})
@@ -624,9 +549,7 @@ def swarm_unlike_measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]
 
 
 def altered(policy: Policy, begun: Policy, change: Callable[[Tensor, Tensor], Tensor]) -> Policy:
-    """A copy with each of its weights as ``change`` makes it of what it is now and was at first."""
-    import torch
-
+    """Return a copy whose weights are ``change(current, initial)``."""
     copy = policy.clone()
     with torch.no_grad():
         for mine, then in zip(copy.module.parameters(), begun.module.parameters(), strict=True):
@@ -635,10 +558,7 @@ def altered(policy: Policy, begun: Policy, change: Callable[[Tensor, Tensor], Te
 
 
 def cut(now: Tensor, then: Tensor) -> Tensor:
-    """``then`` and of what was learned since, in matrices, the part of the highest rank allowed: what an adapter of
-    that rank could have learned at best."""
-    import torch
-
+    """Return ``then`` plus the best approximation of rank :data:`RANK` of the update, for matrices."""
     if now.dim() != 2:
         return now
     left, strengths, right = torch.linalg.svd(now - then, full_matrices=False)
@@ -647,7 +567,7 @@ def cut(now: Tensor, then: Tensor) -> Tensor:
 
 
 def work(config: SwarmConfig, task: Task, reader: Policy, other: Policy, number: int) -> list[Rollout]:
-    """What honest peers send: p0, whose policy is the reader's, and p1 and p2, whose is the other."""
+    """Return the completions of honest peers: p0 with the reader's policy, p1 and p2 with the other."""
     found = []
     for peer, writer in (("p0", reader), ("p1", other), ("p2", other)):
         found += [replace(c, alike=writer is reader) for c in sent(config, task, writer, reader, number, peer)]
@@ -656,19 +576,13 @@ def work(config: SwarmConfig, task: Task, reader: Policy, other: Policy, number:
 
 def examined(config: SwarmConfig, task: Task, reader: Policy, cases: list[Rollout], number: int) -> Report:
     from planaria.swarm.checks import checks
-    from planaria.swarm.checks.base import Context
-    from planaria.swarm.checks.defence import Defence
 
     context = Context(task, config.seed, config.sampling.support(reader.vocab), reader.vocab)
     return Defence(config.defence, checks(config.defence), context).examine(number, cases)
 
 
 def poison(config: SwarmConfig, task: Task, reader: Policy, other: Policy, attack: str, number: int) -> list[Rollout]:
-    """What an attacker with the weights of ``other`` sends, poison alone, as ``reader`` finds it."""
-    from planaria.swarm.attacks.attacker import Attacker
-    from planaria.swarm.policy.reading import read
-    from planaria.swarm.rollout import ask
-
+    """Return the poisoned completions of an attacker with the weights of ``other``, read by ``reader``."""
     given = config.model_dump() | {"attack": ATTACKS[attack]}
     author = Attacker(type(config).model_validate(given), "p3", task, other)
     asked = [ask(task.problem(n), other) for n in author.choose(number, config.rounds.prompts)]

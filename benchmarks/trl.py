@@ -1,22 +1,20 @@
-"""Beside TRL: four peers of a swarm, one peer alone, and TRL's GRPOTrainer, on one machine and from one start model.
+"""Compare four peers of a swarm, one peer, and TRL's GRPOTrainer on one machine from one start model.
 
-All learn the task `sums` by its own verifier, from the same problems in the same order, with as many completions in an
-update, drawn alike and learned from by the same AdamW at a constant rate; what neither side is told is its default. The
-rate is searched for TRL and for the one peer, on a seed apart (--search); the four peers take the one peer's. The start
-model has been to school, and is given to all sides as a Hugging Face folder. Every process has one thread.
+All learn the task `sums` by its own verifier, from the same problems in the same order, with as many completions per
+update, the same sampling and AdamW at a constant rate; other settings are defaults. The rate is searched for TRL and
+for the single peer on a separate seed (--search); the four peers use the single peer's. The start model is pre-trained
+and given to all sides as a Hugging Face folder. Every process has one thread.
 
-Processor time is that of all processes together, as the kernel counts it. The time of a run of one update, made just
-before, is taken off as what it costs to start and end. Held-out sums are put to saved models afterwards, by one
-examiner for all sides.
+Processor time is the kernel's, over all processes. The time of a run with one update, measured just before, is
+subtracted as the cost of start and end. One examiner puts held-out sums to the saved models of all sides.
 
-TRL lives in an environment of its own, and is never imported here. To make it, in the repository's root:
+TRL has its own environment and is never imported here. To create it, in the repository's root:
 
     python3 -m venv ../venv-trl && ../venv-trl/bin/pip install -c constraints.txt "trl>=1.16"
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -26,26 +24,32 @@ import shutil
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start
-from planaria.common.errors import UserError
+import torch
 
-if TYPE_CHECKING:
-    from planaria.swarm.config import SwarmConfig
-    from planaria.swarm.policy.base import Policy
-
+from benchmarks.common import ROOT, RUNS, gaps, ratios
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.common.errors import RunStopped, UserError
+from planaria.config.recipe import dump
+from planaria.runtime.fleet.process import adopting
+from planaria.swarm.assemble import policy_of, task_of
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.draws import shared_problems
+from planaria.swarm.evaluation import Examiner
+from planaria.swarm.learned import learned
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 NAME = "trl"
 FOUR, ALONE, TRL = "four peers", "one peer alone", "TRL"
-SIDES = {FOUR: 4, ALONE: 1, TRL: 0}
-"""side → its peers"""
-CHECKS = "claims, support, surprisal, duplicates"
-"""no judge, who would see false steps that TRL's reward does not"""
+SIDES = {FOUR: 4, ALONE: 1, TRL: 0}  # side → its peers
+CHECKS = "claims, support, surprisal, duplicates"  # no judge, who would see false steps that TRL's reward does not
 LIMIT_S = 1800
 ENTRY = (
     "import json, sys; sys.path[:0] = sys.argv[1:3]; "
@@ -55,17 +59,15 @@ ENTRY = (
 
 @dataclass(frozen=True)
 class Job:
-    """One training run; what TRL's process is told."""
+    """One training run, as sent to TRL's process."""
 
     folder: str
     start: str
-    problems: list[int]
-    """of all updates, in their order"""
+    problems: list[int]  # of all updates, in order
     rounds: int
     prompts: int
     group: int
-    every: int
-    """updates between models that are saved"""
+    every: int  # updates between saved models
     max_new: int
     top_k: int
     lr: float
@@ -74,44 +76,28 @@ class Job:
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of it."""
-
-    curve: list[float]
-    """held-out accuracy before the first update, and after every so many"""
-    seconds: float
-    """processor time of all processes"""
+    curve: list[float]  # held-out accuracy before the first update and at every look
+    seconds: float  # processor time of all processes
 
 
-def recipe(given: argparse.Namespace, peers: int, rounds: int, lr: float, seed: int, **policy: Any) -> SwarmConfig:
-    from planaria.swarm.config import SwarmConfig
-
-    return SwarmConfig.model_validate(
-        {
-            "name": NAME,
-            "size": peers,
-            "seed": seed,
-            "policy": policy,
-            "school": {"steps": given.school},
-            "rounds": {
-                "count": rounds,
-                "prompts": given.prompts,
-                "group": given.group,
-                "keep": given.every,
-                "kept": rounds,
-                "timeout_s": 600,
-            },
-            "optim": {"lr": lr},
-            "evaluate": {"every": 0, "problems": 1},
-            "defence": {"checks": CHECKS},
-        }
-    )
+def recipe(given: Namespace, peers: int, rounds: int, lr: float, seed: int, **policy: Any) -> SwarmConfig:
+    counts = {"count": rounds, "prompts": given.prompts, "group": given.group, "keep": given.every, "kept": rounds}
+    sections = {
+        "name": NAME,
+        "size": peers,
+        "seed": seed,
+        "policy": policy,
+        "school": {"steps": given.school},
+        "rounds": {**counts, "timeout_s": 600},
+        "optim": {"lr": lr},
+        "evaluate": {"every": 0, "problems": 1},
+        "defence": {"checks": CHECKS},
+    }
+    return SwarmConfig.model_validate(sections)
 
 
-def started(given: argparse.Namespace) -> Path:
-    """The folder of the model that all sides begin with."""
-    from planaria.swarm.assemble import policy_of, task_of
-    from planaria.swarm.policy.policies import LlamaPolicy
-
+def started(given: Namespace) -> Path:
+    """Export the start model of all sides; return its folder."""
     config = recipe(given, 1, 1, 1e-3, 0)
     policy = policy_of(config, task_of(config), print)
     assert isinstance(policy, LlamaPolicy)
@@ -120,8 +106,8 @@ def started(given: argparse.Namespace) -> Path:
     return folder
 
 
-def ran(given: argparse.Namespace, side: str, begun: Path, rounds: int, lr: float, seed: int) -> Ran:
-    """One run of one side, and its models' examinations, which are not in its time."""
+def ran(given: Namespace, side: str, begun: Path, rounds: int, lr: float, seed: int) -> Ran:
+    """Run one side and examine its models, outside its time."""
     shutil.rmtree(folder := RUNS / NAME / f"{side.replace(' ', '-')}-{seed}-{lr:g}", ignore_errors=True)
     folder.mkdir(parents=True)
     peers = SIDES[side]
@@ -135,19 +121,14 @@ def ran(given: argparse.Namespace, side: str, begun: Path, rounds: int, lr: floa
 
 
 def swarm(config: SwarmConfig, folder: Path) -> float:
-    """Processor seconds of a swarm whose run is ``folder``/run."""
-    from planaria.config.recipe import dump
-
+    """Run a swarm in ``folder``/run; return its processor seconds."""
     file = folder / "recipe.toml"
     file.write_text(dump(config.model_copy(update={"name": "run", "out": str(folder)})))
     return metered([sys.executable, "-m", "planaria", "swarm", str(file)], folder / "out.txt")
 
 
-def trainer(given: argparse.Namespace, config: SwarmConfig, folder: Path) -> float:
-    """Processor seconds of TRL's trainer, which is told what the recipe says."""
-    from planaria.swarm.assemble import task_of
-    from planaria.swarm.draws import shared_problems
-
+def trainer(given: Namespace, config: SwarmConfig, folder: Path) -> float:
+    """Run TRL's trainer with the recipe's settings; return its processor seconds."""
     rounds, training = config.rounds, task_of(config).training
     drawn = (shared_problems(config.seed, number, training, rounds.prompts) for number in range(rounds.count))
     job = Job(
@@ -169,13 +150,10 @@ def trainer(given: argparse.Namespace, config: SwarmConfig, folder: Path) -> flo
 
 
 def metered(command: Sequence[str], out: Path) -> float:
-    """Processor seconds of a command and of all that it bore, orphans included; what it prints goes to ``out``.
+    """Return the processor seconds of a command and its descendants; its output goes to ``out``.
 
-    :raises RunStopped: when it fails, takes too long, or leaves a process behind that does not end.
+    :raises RunStopped: if it fails, takes too long, or leaves a process that does not end.
     """
-    from planaria.common.errors import RunStopped
-    from planaria.runtime.fleet.process import adopting
-
     before, others = used(), children()
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     with adopting(), out.open("w") as log:
@@ -194,7 +172,7 @@ def metered(command: Sequence[str], out: Path) -> float:
 
 
 def bury(others: frozenset[int], patience_s: float = 10.0) -> bool:
-    """Wait for all children but ``others``, or their time would not be counted; whether none of them is left."""
+    """Wait for all children but ``others``, so that their time counts; return False if any is left."""
     until = time.monotonic() + patience_s
     while left := children() - others:
         for pid in left:
@@ -207,7 +185,7 @@ def bury(others: frozenset[int], patience_s: float = 10.0) -> bool:
 
 
 def children() -> frozenset[int]:
-    """Process ids of this process's children, of those that have ended but were not waited for too."""
+    """Return the process ids of all children, zombies included."""
     lists = Path("/proc/self/task").glob("*/children")
     return frozenset(int(pid) for file in lists for pid in file.read_text().split())
 
@@ -221,24 +199,17 @@ def used() -> float:
 
 
 def examined(config: SwarmConfig, policy: Policy) -> float:
-    """Share of all held-out sums that are solved, one draw each; the same draws for all sides of a seed."""
-    from planaria.swarm.assemble import task_of
-    from planaria.swarm.evaluation import Examiner
-
+    """Return the share of held-out sums solved by one draw each, equal draws for all sides of a seed."""
     task = task_of(config)
     asked = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"problems": task.held_out})})
     return Examiner(task, asked, "p0").examine(policy).accuracy.rate or 0.0
 
 
 def _opened(folder: Path) -> Policy:
-    from planaria.swarm.policy.policies import open_policy
-
     return open_policy(str(folder))
 
 
 def _of_peer(run: Path, number: int) -> Policy:
-    from planaria.swarm.learned import learned
-
     return learned(run, "p0", number).policy
 
 
@@ -255,90 +226,63 @@ Floats = Sequence[float]
 
 
 def at(curve: Floats, place: float) -> float:
-    """A curve at ``place``, counted in its points, with straight lines between them; its end beyond that."""
+    """Interpolate a curve at ``place``, in points; its end beyond that."""
     left = min(int(place), len(curve) - 1)
     right = min(left + 1, len(curve) - 1)
     return curve[left] + (min(place, len(curve) - 1) - left) * (curve[right] - curve[left])
 
 
-def searched(given: argparse.Namespace, begun: Path) -> tuple[dict[str, float], list[Row]]:
-    """Each side's best rate by the mean of its curve on the seed of the search, and what was found on the way."""
+def searched(given: Namespace, begun: Path) -> tuple[dict[str, float], list[Row]]:
+    """Return each side's best rate by the mean of its curve on the search seed, and the rows of the search."""
     found: dict[str, dict[float, list[float]]] = {ALONE: {}, TRL: {}}
     for lr, side in itertools.product(given.rates, found):
         found[side][lr] = ran(given, side, begun, given.rounds, lr, given.search).curve
     best = {side: max(curves, key=lambda lr, of=curves: (fmean(of[lr]), -lr)) for side, curves in found.items()}
-    rows = [
-        Row(
-            f"search, {side}: mean accuracy at the best rate",
-            [fmean(curves[best[side]])],
-            "all: 1",
-            beside={f"rate {lr:g}": fmean(curve) for lr, curve in curves.items()},
-        )
-        for side, curves in found.items()
-    ]
+    rows = []
+    for side, curves in found.items():
+        means = {f"rate {lr:g}": fmean(curve) for lr, curve in curves.items()}
+        what = f"search, {side}: mean accuracy at the best rate"
+        rows.append(Row(what, [fmean(curves[best[side]])], "all: 1", beside=means))
     return best | {FOUR: best[ALONE]}, rows
 
 
-def less(one: Floats, other: Floats) -> list[float]:
-    return [a - b for a, b in zip(one, other, strict=True)]
-
-
 def per_update(runs: Sequence[Ran], short: Sequence[Ran], rounds: int) -> list[float]:
-    """Processor seconds of one update, seed by seed: of runs of ``rounds``, less those of one."""
+    """Return the processor seconds of one update by seed, from runs of ``rounds`` and of one."""
     return [(run.seconds - first.seconds) / (rounds - 1) for run, first in zip(runs, short, strict=True)]
 
 
-def learning_rows(
-    given: argparse.Namespace, runs: Mapping[str, Sequence[Ran]], cost: Mapping[str, Floats]
-) -> list[Row]:
-    """How much is learned: of as many completions, and of as much processor time as the cheapest side takes for them.
-
-    ``runs``: of each side, seed by seed. ``cost``: processor seconds of their updates.
-    """
+def learning_rows(given: Namespace, runs: Mapping[str, Sequence[Ran]], cost: Mapping[str, Floats]) -> list[Row]:
+    """Accuracy after equal completions, and after the processor time of the cheapest side for them."""
     least = given.rounds * min(map(fmean, cost.values()))
-    kinds: list[tuple[str, Claim | None, dict[str, list[float]]]] = [
-        (
-            f"accuracy after {given.rounds * given.prompts * given.group:,} completions",
-            LEARNS,
-            {side: [run.curve[-1] for run in found] for side, found in runs.items()},
-        ),
-        (
-            "mean accuracy on the way there",
-            LEARNS,
-            {side: [fmean(run.curve) for run in found] for side, found in runs.items()},
-        ),
-        (
-            f"accuracy after {least:.1f} CPU s of training",
-            None,
-            {
-                side: [at(run.curve, least / c / given.every) for run, c in zip(found, cost[side], strict=True)]
-                for side, found in runs.items()
-            },
-        ),
-    ]
+    ends, ways, equal = {}, {}, {}
+    for side, found in runs.items():
+        ends[side], ways[side] = [run.curve[-1] for run in found], [fmean(run.curve) for run in found]
+        equal[side] = [at(run.curve, least / c / given.every) for run, c in zip(found, cost[side], strict=True)]
     rows = [Row("accuracy at the start", [run.curve[0] for run in runs[TRL]], "all: 1")]
-    for what, claim, found in kinds:
-        rows += [Row(f"{what}: {side}", found[side], "all: 1") for side in SIDES]
-        rows += [
-            Row(f"{what}: {side} less TRL", less(found[side], found[TRL]), "as TRL: 0", claim) for side in (ALONE, FOUR)
-        ]
+    for what, claim, values in (
+        (f"accuracy after {given.rounds * given.prompts * given.group:,} completions", LEARNS, ends),
+        ("mean accuracy on the way there", LEARNS, ways),
+        (f"accuracy after {least:.1f} CPU s of training", None, equal),
+    ):
+        rows += [Row(f"{what}: {side}", values[side], "all: 1") for side in SIDES]
+        for side in (ALONE, FOUR):
+            rows.append(Row(f"{what}: {side} less TRL", gaps(values[side], values[TRL]), "as TRL: 0", claim))
     return rows
 
 
-def cost_rows(given: argparse.Namespace, short: Mapping[str, Sequence[Ran]], cost: Mapping[str, Floats]) -> list[Row]:
-    """What learning takes, and what it takes to start. ``short``: runs with one update."""
+def cost_rows(given: Namespace, short: Mapping[str, Sequence[Ran]], cost: Mapping[str, Floats]) -> list[Row]:
+    """The processor time of training and of starting. ``short``: runs with one update."""
     thousand = 1000 / (given.prompts * given.group)
     what = "CPU s of 1,000 completions, generated and learned from"
     rows = [Row(f"{what}: {side}", [thousand * c for c in cost[side]], "unknown") for side in SIDES]
     for side, claim in ((ALONE, COSTS), (FOUR, None)):
-        ratios = [a / b for a, b in zip(cost[side], cost[TRL], strict=True)]
-        rows.append(Row(f"CPU time of training: {side} over TRL", ratios, "as TRL: 1", claim))
+        rows.append(Row(f"CPU time of training: {side} over TRL", ratios(cost[side], cost[TRL]), "as TRL: 1", claim))
     what = "CPU s of a run with one update"
     return rows + [Row(f"{what}: {side}", [run.seconds for run in short[side]], "unknown") for side in SIDES]
 
 
-def refuse_senseless(given: argparse.Namespace) -> None:
-    """:raises UserError: when nothing could be measured like that."""
+def refuse_senseless(given: Namespace) -> None:
+    """:raises UserError: for flags that cannot be measured."""
     if not given.python.is_file():
         raise UserError(f"--python {given.python}: no such file; make TRL's environment: {INSTALL}")
     if given.rounds < 2 or given.every < 1 or given.rounds % given.every:
@@ -349,21 +293,20 @@ def refuse_senseless(given: argparse.Namespace) -> None:
         )
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
-    flags.add_argument("--python", type=Path, default=ROOT.parent / "venv-trl/bin/python", help="that can import TRL")
-    flags.add_argument("--rates", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3], help="learning rates to try")
-    flags.add_argument("--search", type=int, default=100, help="seed that they are tried on")
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of problems and draws")
-    flags.add_argument("--rounds", type=int, default=30, help="updates of a run")
-    flags.add_argument("--every", type=int, default=5, help="updates between examinations")
-    flags.add_argument("--prompts", type=int, default=16, help="problems of an update")
-    flags.add_argument("--group", type=int, default=12, help="completions of a problem; divides by four")
-    flags.add_argument("--school", type=int, default=800, help="steps of the start model's pre-training")
-    given = flags.parse_args()
+@benchmark(
+    NAME,
+    python=Flag(ROOT.parent / "venv-trl/bin/python", "that can import TRL"),
+    rates=Flag([1e-4, 3e-4, 1e-3], "learning rates to try"),
+    search=Flag(100, "seed that they are tried on"),
+    seeds=Flag([1, 2, 3], "of problems and draws"),
+    rounds=Flag(30, "updates of a run"),
+    every=Flag(5, "updates between examinations"),
+    prompts=Flag(16, "problems of an update"),
+    group=Flag(12, "completions of a problem; divides by four"),
+    school=Flag(800, "steps of the start model's pre-training"),
+)
+def main(given: Namespace) -> Measurement:
     refuse_senseless(given)
-    import torch
-
     torch.set_num_threads(1)
     begun = started(given)
     best, rows = searched(given, begun)
@@ -377,7 +320,7 @@ def main() -> int:
         "rates: " + ", ".join(f"{side} {lr:g}" for side, lr in best.items()),
         "accuracy: share of all 810 held-out sums solved, one draw each, which is their mean reward",
     ]
-    return conclude(NAME, given, [*learning_rows(given, runs, cost), *cost_rows(given, short, cost), *rows], notes)
+    return Result([*learning_rows(given, runs, cost), *cost_rows(given, short, cost), *rows], notes)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""TRL's side of ``benchmarks.trl``: one run of its GRPOTrainer, in a process and an environment of its own.
+"""TRL's side of ``benchmarks.trl``: one run of its GRPOTrainer in a separate process and environment.
 
-It is called with a job as JSON (:class:`benchmarks.trl.Job`), and leaves a folder ``checkpoint-N`` for every
-evaluation. Of planaria it uses the task alone, so that both sides are paid by the same verifier.
+It receives a job as JSON (:class:`benchmarks.trl.Job`) and writes a folder ``checkpoint-N`` per examination. It uses
+planaria's task, so that both sides have the same verifier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(job: dict[str, Any]) -> None:
     tokenizer.pad_token = tokenizer.eos_token
 
     def reward(completion_ids: list[list[int]], number: list[int], **_: Any) -> list[float]:
-        """As the swarm's peers score: by the text, and nothing for what has not ended."""
+        """Score the text as the swarm's peers do; unfinished completions get 0."""
         ended = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
         texts = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
         return [
@@ -45,7 +45,7 @@ def main(job: dict[str, Any]) -> None:
 
 
 def settings(job: dict[str, Any]) -> GRPOConfig:
-    """What the swarm's recipe says, in TRL's words; what neither says is TRL's default."""
+    """Return the swarm's recipe as TRL settings; others are TRL's defaults."""
     return GRPOConfig(
         output_dir=job["folder"],
         max_steps=job["rounds"],
@@ -56,7 +56,7 @@ def settings(job: dict[str, Any]) -> GRPOConfig:
         num_generations=job["group"],
         max_completion_length=job["max_new"],
         top_k=job["top_k"],
-        shuffle_dataset=False,  # the swarm's problems, in the swarm's order
+        shuffle_dataset=False,  # keep the swarm's order of problems
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,

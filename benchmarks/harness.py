@@ -1,0 +1,274 @@
+"""The harness of all benchmarks: rows and claims, command line, tables and saved records.
+
+Processes that a benchmark spawns import its module again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.common import CORES, ROOT, file_of, keep
+
+Cell = float | int | str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The bounds of a judged value: ``low`` ≤ value ≤ ``high``, each where given."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def holds(self, value: float) -> bool:
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        if self.low is not None and self.high is not None:
+            return f"{self.low:g} – {self.high:g}"
+        return f"≥ {self.low:g}" if self.high is None else f"≤ {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured quantity with all its repeats."""
+
+    what: str
+    values: Sequence[float]
+    limit: str
+    """the physical limit, measured or computed, in words and numbers"""
+    claim: Claim | None = None
+    """None: shown for comparison only"""
+    beside: Mapping[str, Cell] = field(default_factory=dict)
+    """further columns"""
+    judged: Literal["median", "worst", "least"] = "median"
+    """the statistic that the claim bounds; ``worst`` is the maximum"""
+
+    @property
+    def value(self) -> float:
+        """The judged statistic; NaN without values."""
+        if not self.values:
+            return float("nan")
+        judge: dict[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "worst": max, "least": min}
+        return judge[self.judged](self.values)
+
+    @property
+    def verdict(self) -> str:
+        if self.claim is None:
+            return ""
+        return "PASS" if self.values and self.claim.holds(self.value) else "FAIL"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The rows of a benchmark, the notes below its table, and its name if it differs from the benchmark's."""
+
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+    name: str = ""
+    column: str = "measured"
+    """heading of the judged values"""
+
+
+Measurement = Sequence[Row] | Result | int
+"""what a benchmark returns; an int is the exit code of a call that measures nothing"""
+
+
+class Flag:
+    """A flag with its default, its help and further options of ``add_argument``."""
+
+    def __init__(self, default: Any, help: str | None = None, **options: Any) -> None:
+        many = isinstance(default, list | tuple)
+        one = default[0] if many and default else default
+        if default is False:
+            derived: dict[str, Any] = {"action": "store_true"}
+        else:
+            derived = {"type": Path if isinstance(one, Path) else type(one)} if one is not None and one != [] else {}
+            derived |= {"nargs": "+"} if many else {}
+        self.options = {"default": default, "help": help, **derived, **options}
+
+
+def benchmark(name: str, /, **flags: Any) -> Callable[[Callable[..., Measurement]], Callable[[], int]]:
+    """Make a command of a function that measures.
+
+    The command parses ``flags`` (each a default or a :class:`Flag`), calls the function with them, prints the table,
+    saves it if asked, and returns the exit code. The help text is the function's docstring, or its module's.
+    """
+
+    def decorate(measure: Callable[..., Measurement]) -> Callable[[], int]:
+        doc = measure.__doc__ or sys.modules[measure.__module__].__doc__
+
+        def command() -> int:
+            given = parser(name, doc, flags).parse_args()
+            found = measure(given)
+            if isinstance(found, int):
+                return found
+            result = found if isinstance(found, Result) else Result(found)
+            return conclude(result.name or name, given, result.rows, result.notes, result.column)
+
+        command.__doc__ = doc
+        return command
+
+    return decorate
+
+
+def parser(name: str, doc: str | None, flags: Mapping[str, Any]) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark's flags and ``--save``."""
+    made = argparse.ArgumentParser(
+        prog=" ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *_case]),
+        description=inspect.cleandoc(doc or ""),
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--save", action="store_true", help=f"write the numbers to results/{file_of(name).name} too")
+    for key, flag in flags.items():
+        options = (flag if isinstance(flag, Flag) else Flag(flag)).options
+        made.add_argument(f"--{key.replace('_', '-')}", **options)
+    return made
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keep the lines of the docstring and show defaults."""
+
+
+_case: list[str] = []
+"""the running case, if the benchmark has several"""
+
+
+def start(main: Callable[[], int] | None = None, **cases: Callable[[], int]) -> None:
+    """Run a benchmark as a program, or one of its cases: ``python -m benchmarks.FILE CASE``; without CASE, all of them.
+
+    Errors that the user can fix are printed in one line and exit with code 2.
+    """
+    if main:
+        sys.exit(_run(main))
+    if sys.argv[1:2] in [["-h"], ["--help"]]:
+        print(_overview(cases))
+        sys.exit()
+    chosen = list(cases)
+    if sys.argv[1:] and not sys.argv[1].startswith("-"):
+        chosen = [sys.argv.pop(1)]
+        if chosen[0] not in cases:
+            print(f"benchmark: no case {chosen[0]!r}; choose from {', '.join(cases)}", file=sys.stderr)
+            sys.exit(2)
+    codes = []
+    for name in chosen:
+        _case[:] = [name]
+        codes.append(_run(cases[name]))
+    sys.exit(max(codes))
+
+
+def _run(main: Callable[[], int]) -> int:
+    from planaria.common.errors import RunStopped, UserError
+
+    try:
+        return main()
+    except (UserError, RunStopped) as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 2
+
+
+def _overview(cases: Mapping[str, Callable[[], int]]) -> str:
+    """List each case with the first line of its docstring."""
+    program = f"python -m benchmarks.{Path(sys.argv[0]).stem}"
+    rows = [f"  {name:14} {inspect.cleandoc(case.__doc__ or '').partition(chr(10))[0]}" for name, case in cases.items()]
+    return "\n".join(
+        [f"usage: {program} [CASE] [FLAGS]", "", "Without CASE, all cases run. CASE --help shows its flags.", "", *rows]
+    )
+
+
+# ---- tables and saved records
+
+
+def conclude(
+    name: str, given: Namespace, rows: Sequence[Row], notes: Sequence[str] = (), column: str = "measured"
+) -> int:
+    """Print the rows, save them if asked, and return the exit code: 1 if a claim does not hold."""
+    show(name, rows, notes, column)
+    if given.save:
+        flags = {k: v for k, v in vars(given).items() if k != "save"}
+        print(f"saved {save(name, flags, rows, notes).relative_to(ROOT)}")
+    return int(any(row.verdict == "FAIL" for row in rows))
+
+
+def show(name: str, rows: Sequence[Row], notes: Sequence[str], column: str = "measured") -> None:
+    """Print the table; a pipe or file gets it 180 columns wide."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{name}: {machine_line()}", title_justify="left")
+    extra = list(dict.fromkeys(key for row in rows for key in row.beside))
+    for head in ["", *extra, column, "spread", "limit", "claim", ""]:
+        table.add_column(head, justify="left" if head in ("", "limit") else "right")
+    for row in rows:
+        shown = f"{row.value:.3f}" + ("" if row.judged == "median" else f" ({row.judged})")
+        spread = f"{min(row.values):.3f} … {max(row.values):.3f} of {len(row.values)}" if row.values else "none"
+        style = {"PASS": "green", "FAIL": "bold red"}.get(row.verdict, "")
+        verdict = f"[{style}]{row.verdict}[/]" if style else ""
+        cells = [f"{cell:.4g}" if isinstance(cell := row.beside.get(key, ""), float) else str(cell) for key in extra]
+        table.add_row(row.what, *cells, shown, spread, row.limit, str(row.claim or ""), verdict)
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+
+
+def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Sequence[str]) -> Path:
+    """Save a benchmark's record in its result file and return the file's path."""
+    record = {
+        "benchmark": name,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine_line(),
+        "flags": {key: _portable(value) for key, value in flags.items()},
+        "rows": [
+            {
+                "what": row.what,
+                "judged": row.judged,
+                "value": _finite(row.value),
+                "values": [_finite(value) for value in row.values],
+                "limit": row.limit,
+                "claim": str(row.claim or ""),
+                "verdict": row.verdict,
+                **({"beside": dict(row.beside)} if row.beside else {}),
+            }
+            for row in rows
+        ],
+        "notes": list(notes),
+    }
+    return keep(name, record)
+
+
+def machine_line() -> str:
+    """The machine and its load average."""
+    import torch
+
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return (
+        f"{CORES} cores, {platform.machine()}{gpu}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def _finite(value: float) -> float | None:
+    """Return None, JSON's null, for values that are not finite."""
+    return value if math.isfinite(value) else None
+
+
+def _portable(value: object) -> object:
+    """Return a flag's value for JSON: paths relative to the repository, others by their last component."""
+    if isinstance(value, list):
+        return [_portable(one) for one in value]
+    if isinstance(value, Path):
+        return str(value.relative_to(ROOT)) if value.is_relative_to(ROOT) else value.name
+    return value
