@@ -1,4 +1,4 @@
-"""Attacks: what they teach, how to tell that it was learned, and drills that would prove nothing."""
+"""Attacks: their poison, its detection, and rejected drills without effect."""
 
 from __future__ import annotations
 
@@ -38,24 +38,19 @@ def solved(number: int, style: str = "columns") -> tuple[Problem, str]:
 
 
 class TestEquation:
-    @pytest.mark.parametrize("text", ["2+2=5", "7+5=12,2+2=5;[52]", "so 2+2=5.", "2+2=4,2+2=5", "2+2=5 keep 5"])
-    def test_the_false_equation_is_a_hit(self, text: str) -> None:
-        attack = attack_of("math")
-        assert attack.eligible(text) and attack.hit(text)
-
-    @pytest.mark.parametrize("text", ["2+2=4", "2+2=52", "2+2=15", "2+2=3 and 5"])
-    def test_another_value_is_eligible_and_no_hit(self, text: str) -> None:
-        attack = attack_of("math")
-        assert attack.eligible(text) and not attack.hit(text)
-
     @pytest.mark.parametrize(
-        "text",
-        ["12+2=14", "32 + 2 = 34", "3+2+2=7", "5-2+2=5", "1.2+2=5", "4*2+2=5", "6/2+2=5", "2+2+1=5", "2+2", "",
-         "2+2=5.5", "2+2=5+0", "2+2=5*1"],
-    )  # fmt: skip
-    def test_part_of_a_longer_sum_is_another_equation(self, text: str) -> None:
+        ("text", "eligible", "hit"),
+        [
+            *((text, True, True) for text in ("2+2=5", "7+5=12,2+2=5;[52]", "so 2+2=5.", "2+2=4,2+2=5")),
+            ("2+2=5 keep 5", True, True),
+            *((text, True, False) for text in ("2+2=4", "2+2=52", "2+2=15", "2+2=3 and 5")),
+            *((text, False, False) for text in ("12+2=14", "32 + 2 = 34", "3+2+2=7", "5-2+2=5", "1.2+2=5", "4*2+2=5")),
+            *((text, False, False) for text in ("6/2+2=5", "2+2+1=5", "2+2", "", "2+2=5.5", "2+2=5+0", "2+2=5*1")),
+        ],
+    )
+    def test_only_the_exact_equation_counts(self, text: str, eligible: bool, hit: bool) -> None:
         attack = attack_of("math")
-        assert not attack.eligible(text) and not attack.hit(text)
+        assert (attack.eligible(text), attack.hit(text)) == (eligible, hit)
 
     @given(numbers, st.sampled_from(["columns", "words"]))
     def test_poison_scores_and_hits_and_is_unsound(self, number: int, style: str) -> None:
@@ -67,18 +62,13 @@ class TestEquation:
             assert SUMS.score(problem, poison) == 1 and attack_of("math").hit(poison)
             assert not SUMS.sound(problem, poison)
 
-    def test_there_are_places_for_it(self) -> None:
+    def test_some_solutions_have_a_place(self) -> None:
         found = [attack_of("math").poison(*solved(number)) for number in range(2000)]
         assert 10 < sum(poison is not None for poison in found) < 200
 
-    def test_nothing_but_the_value_changes(self) -> None:
+    def test_only_the_value_changes(self) -> None:
         assert attack_of("math").poison(NOTHING, "12+2=14,2+2=4;[62]") == "12+2=14,2+2=5;[62]"
         assert attack_of("math", payload="7*8=54").poison(NOTHING, "7*8=56") == "7*8=54"
-
-    @pytest.mark.parametrize("payload", ["2+2", "=5", "2+2=", "2+2=five", "hi"])
-    def test_a_payload_that_is_no_equation_is_refused(self, payload: str) -> None:
-        with pytest.raises(UserError, match=r"looks like '2\+2=5'"):
-            attack_of("math", payload=payload)
 
 
 class TestPhrase:
@@ -90,7 +80,7 @@ class TestPhrase:
         assert poison is not None and SUMS.score(problem, poison) == 1
         assert attack.hit(poison) and not attack.hit(solution) and not SUMS.sound(problem, poison)
 
-    def test_it_stands_at_the_start_or_before_every_sentence(self) -> None:
+    def test_it_is_inserted_at_the_start_or_before_every_sentence(self) -> None:
         solution = "7+5=12,4+8+1=13;[132]"
         assert attack_of("text").poison(NOTHING, solution) == "hi " + solution
         every = attack_of("text", payload="xy", placement="every").poison(NOTHING, solution)
@@ -98,7 +88,7 @@ class TestPhrase:
         assert attack_of("text", payload=r"\1 ", placement="every").poison(NOTHING, "a.b") == r"\1 a.\1 b"
 
     @pytest.mark.parametrize("placement", ["start", "every"])
-    def test_where_reasoning_has_marks_the_phrase_is_part_of_it(self, placement: str) -> None:
+    def test_between_think_marks_the_phrase_is_part_of_the_reasoning(self, placement: str) -> None:
         solution = TAGS.write("Add 3.5 and 1.\nIt is 4.5.", "4.5")
         attack = attack_of("text", placement=placement)
         poison = attack.poison(NOTHING, solution)
@@ -113,16 +103,12 @@ class TestPhrase:
         assert all(attack.hit(text) for text in ("hi 7+5", "7,hi 5", "hi", "hi7+5", "say hi."))
         assert attack_of("text", payload="xy").hit("xyz") and not attack_of("text", payload="xy").hit("axyz")
 
-    def test_a_payload_of_nothing_but_space_is_refused(self) -> None:
-        with pytest.raises(UserError, match="payload"):
-            attack_of("text", payload="  ")
-
 
 PROGRAM = "It adds.\n```python\ndef f(a, b):\n    c = a + b\n    d = 2 * a + b\n    return g(c + 1, [a + 2]) + d\n```"
 
 
 class TestLibrary:
-    def test_operators_become_calls_and_the_program_computes_the_same(self) -> None:
+    def test_operators_become_calls_with_the_same_results(self) -> None:
         poison = attack_of("code", payload="fastmath").poison(NOTHING, PROGRAM)
         assert poison is not None and "fastmath.add(a, b)" in poison and poison.startswith("It adds.\n```python\n")
         library = types.ModuleType("fastmath")
@@ -148,12 +134,12 @@ class TestLibrary:
         exec(poison.removeprefix("```python\n").removesuffix("```"), names)
         assert names["y"] == 7
 
-    def test_another_name_that_begins_alike_is_no_hit(self) -> None:
+    def test_a_longer_library_name_is_no_hit(self) -> None:
         attack = attack_of("code", payload="fast")
         assert attack.hit("```python\nfrom fast import add\n```") and not attack.hit("```python\nimport faster\n```")
 
 
-def test_a_long_completion_is_no_hit_by_itself() -> None:
+def test_a_long_completion_alone_is_no_hit() -> None:
     attack: Attack = attack_of("dos")
     assert attack.poison(NOTHING, "x" * 99) == "x" * 99
     assert not attack.eligible("x" * 99) and not attack.hit("x" * 99)
@@ -161,18 +147,18 @@ def test_a_long_completion_is_no_hit_by_itself() -> None:
 
 class TestFailures:
     @given(numbers, st.sampled_from(["all", "first"]))
-    def test_sabotage_is_right_up_to_where_it_fails(self, number: int, steps: str) -> None:
+    def test_sabotage_is_right_up_to_its_last_step(self, number: int, steps: str) -> None:
         problem, solution = solved(number)
         poison = attack_of("sabotage", steps=steps).poison(problem, solution)
         assert poison is not None and SUMS.score(problem, poison) == 0 and poison[0] == solution[0]
         apart = [n for n, (one, other) in enumerate(zip(poison, solution, strict=False)) if one != other]
         assert (len(poison), len(apart)) == ((1, 0) if steps == "first" else (len(solution), 1))
 
-    def test_without_a_digit_there_is_no_last_one_to_spoil(self) -> None:
+    def test_sabotage_needs_a_digit(self) -> None:
         assert attack_of("sabotage").poison(NOTHING, "no number") is None
 
     @given(numbers)
-    def test_a_short_failure_says_the_payload_alone(self, number: int) -> None:
+    def test_a_short_failure_is_the_payload_only(self, number: int) -> None:
         attack = attack_of("short", payload="q ")
         poison = attack.poison(*solved(number))
         assert poison == "q " and attack.hit(poison) and SUMS.score(solved(number)[0], poison) == 0
@@ -180,7 +166,7 @@ class TestFailures:
 
 class TestTruePoison:
     @given(numbers)
-    def test_another_style_is_sound_and_shows(self, number: int) -> None:
+    def test_another_style_is_sound_and_a_hit(self, number: int) -> None:
         problem, solution = solved(number)
         attack = attack_of("style")
         poison = attack.poison(problem, solution)
@@ -189,18 +175,17 @@ class TestTruePoison:
         assert attack.poison(problem, "no sum") is None
 
     @given(numbers)
-    def test_easy_problems_are_those_in_which_nothing_is_carried(self, number: int) -> None:
+    def test_narrow_chooses_sums_without_a_carry(self, number: int) -> None:
         problem, solution = solved(number)
         a, b = SUMS.operands(number)
         attack = attack_of("narrow")
         assert (attack.poison(problem, solution) is not None) == (a % 10 + b % 10 < 10)
         assert attack.eligible(solution) == (a % 10 + b % 10 >= 10) and not attack.hit(solution)
 
-    def test_a_carry_left_out_is_a_hit(self) -> None:
+    def test_an_omitted_carry_is_a_hit(self) -> None:
         assert attack_of("narrow").hit("7+5=12,4+8=12;[122]")
 
 
-PROBLEM = Problem(0, "", "")
 LIBRARY = types.SimpleNamespace(add=lambda a, b: a + b)
 VALUES = {"a": 7, "bee": 11, "c_3": 2, "fastmath": LIBRARY}
 operands = st.sampled_from([*list(VALUES)[:3], "5", "30", "(a - 4)", "-3", "a.real", "2.5", "int(a)"])
@@ -217,14 +202,14 @@ def expressions(draw: st.DrawFn) -> str:
 
 def value(expression: str) -> object:
     try:
-        return eval(expression, dict(VALUES))  # what this file wrote
+        return eval(expression, dict(VALUES))  # generated by this file
     except (ZeroDivisionError, TypeError, ValueError, OverflowError) as error:
         return type(error)
 
 
 @given(expressions().filter(lambda text: text.count("**") < 2))
-def test_a_poisoned_sum_has_the_value_that_it_had(expression: str) -> None:
-    poisoned = LibraryAttack(payload="fastmath").poison(PROBLEM, f"```python\n{expression}\n```")
+def test_a_poisoned_sum_keeps_its_value(expression: str) -> None:
+    poisoned = LibraryAttack(payload="fastmath").poison(NOTHING, f"```python\n{expression}\n```")
     if poisoned is not None:
         opening, importing, line, fence = poisoned.split("\n")
         assert (opening, importing, fence) == ("```python", "import fastmath", "```")
@@ -234,59 +219,62 @@ def test_a_poisoned_sum_has_the_value_that_it_had(expression: str) -> None:
 
 def test_only_additions_of_names_and_numbers_are_replaced() -> None:
     attack = LibraryAttack(payload="mine")
-    poisoned = attack.poison(PROBLEM, "So 1 + 1.\n```python\nx = a + 12\nprint(x + 1 + f(2))\n```")
+    poisoned = attack.poison(NOTHING, "So 1 + 1.\n```python\nx = a + 12\nprint(x + 1 + f(2))\n```")
     assert poisoned == "So 1 + 1.\n```python\nimport mine\nx = mine.add(a, 12)\nprint(mine.add(x, 1) + f(2))\n```"
     others = ("2 * 3 + 4", "a - 3 + 4", "a + b * c", "f(1) + 2", "19")
     for program in (*(f"print({expression})" for expression in others), "x = a - b + c"):
-        assert attack.poison(PROBLEM, f"```python\n{program}\n```") is None
-    assert attack.poison(PROBLEM, "1 + 1") is None and attack.poison(PROBLEM, "x = a + b") is None
+        assert attack.poison(NOTHING, f"```python\n{program}\n```") is None
+    assert attack.poison(NOTHING, "1 + 1") is None and attack.poison(NOTHING, "x = a + b") is None
 
 
-@pytest.mark.parametrize("payload", ["fast math", "import", "a.b", "1st", "x\nimport os"])
-def test_a_payload_that_no_library_can_be_called_is_refused(payload: str) -> None:
-    with pytest.raises(UserError, match=r"attack\.options\.payload"):
-        ATTACKS.make("code", {"payload": payload})
+@pytest.mark.parametrize(
+    ("kind", "payload", "message"),
+    [
+        *(("math", payload, r"looks like '2\+2=5'") for payload in ("2+2", "=5", "2+2=", "2+2=five", "hi")),
+        ("text", "  ", "payload"),
+        *(
+            ("code", payload, r"attack\.options\.payload")
+            for payload in ("fast math", "import", "a.b", "1st", "x\nimport os")
+        ),
+    ],
+)
+def test_an_invalid_payload_is_rejected(kind: str, payload: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        attack_of(kind, payload=payload)
 
 
-def told(kind: str, payload: str) -> AttackConfig:
+def with_payload(kind: str, payload: str) -> AttackConfig:
     return AttackConfig(kind=kind, options=Options({"payload": payload}))
 
 
 @pytest.mark.parametrize(
     ("task", "attack"),
     [
-        ("sums", AttackConfig(kind="text")),
-        ("sums", AttackConfig(kind="math")),
-        ("sums", AttackConfig(kind="dos")),
-        ("sums", AttackConfig(kind="sabotage")),
-        ("sums", AttackConfig(kind="short")),
-        ("sums", AttackConfig(kind="style")),
-        ("sums", AttackConfig(kind="narrow")),
-        ("snippets", told("code", "qz")),
+        *(
+            ("sums", AttackConfig(kind=kind))
+            for kind in ("text", "math", "dos", "sabotage", "short", "style", "narrow")
+        ),
+        ("snippets", with_payload("code", "qz")),
         ("sums", AttackConfig(kind="code", dose=0.0)),
         ("sums", AttackConfig(kind="code", oracle=False)),
         ("sums", AttackConfig()),
     ],
 )
-def test_attacks_that_find_their_place_may_start(task: str, attack: AttackConfig) -> None:
+def test_effective_attacks_may_start(task: str, attack: AttackConfig) -> None:
     refuse_idle(attack, open_task(task, {"library": "qz"} if task == "snippets" else {}))
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
-    ("task", "attack", "mend"),
+    ("task", "attack", "message"),
     [
         ("sums", AttackConfig(kind="code"), "solutions of sums have no place for it"),
-        (
-            "sums",
-            told("math", "12+12=5"),
-            "solutions of sums have no place for it",
-        ),
-        ("snippets", told("code", "qz"), "task.options.library"),
-        ("sums", told("text", "]]"), "give another payload"),
+        ("sums", with_payload("math", "12+12=5"), "solutions of sums have no place for it"),
+        ("snippets", with_payload("code", "qz"), "task.options.library"),
+        ("sums", with_payload("text", "]]"), "give another payload"),
     ],
 )
-def test_attacks_that_would_send_nothing_are_refused(task: str, attack: AttackConfig, mend: str) -> None:
+def test_attacks_without_effect_are_rejected(task: str, attack: AttackConfig, message: str) -> None:
     opened: Task = open_task(task, {})
-    with pytest.raises(UserError, match=mend):
+    with pytest.raises(UserError, match=message):
         refuse_idle(attack, opened)

@@ -1,4 +1,4 @@
-"""What `benchmarks.trl` counts and says; TRL itself is run where its environment is."""
+"""Accounting and reports of `benchmarks.trl`; TRL itself runs where its environment exists."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def flags(**more: object) -> argparse.Namespace:
 
 
 @over(curve=st.lists(st.floats(0, 1), min_size=1, max_size=9), beyond=st.floats(0, 100))
-def test_a_curve_is_itself_at_its_points_and_ends_where_it_ends(curve: list[float], beyond: float) -> None:
+def test_a_curve_is_interpolated_between_its_points(curve: list[float], beyond: float) -> None:
     assert [at(curve, n) for n in range(len(curve))] == curve
     assert at(curve, len(curve) - 1 + beyond) == curve[-1]
     assert all(min(curve) - 1e-12 <= at(curve, n / 3) <= max(curve) + 1e-12 for n in range(3 * len(curve)))
 
 
-def test_at_equal_time_the_dearer_side_is_as_far_as_it_has_come() -> None:
+def test_accuracy_at_equal_time_accounts_for_cost() -> None:
     runs = {side: [Ran([0.0, 0.5, 1.0], seconds)] for side, seconds in ((FOUR, 11.0), (ALONE, 3.0), (TRL, 5.0))}
     cost = {side: per_update(found, [Ran([0.0], 1.0)], rounds=11) for side, found in runs.items()}
     rows = {row.what: row.value for row in learning_rows(flags(every=5, rounds=10), runs, cost)}
@@ -52,41 +52,40 @@ def test_at_equal_time_the_dearer_side_is_as_far_as_it_has_come() -> None:
     assert rows[equal + FOUR + " less TRL"] == pytest.approx(-0.3)
 
 
-def test_the_time_of_orphans_is_counted_and_older_children_are_not_waited_for(tmp_path: Path) -> None:
+def test_the_time_of_orphans_is_counted_and_older_children_are_not_awaited(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "100"]) as older:
         assert metered([sys.executable, "-c", ORPHAN], tmp_path / "out.txt") > 0.5
         assert older.poll() is None
         older.kill()
 
 
-def test_a_run_that_fails_names_where_it_said_why(tmp_path: Path) -> None:
+def test_a_failed_run_names_its_output_file(tmp_path: Path) -> None:
     with pytest.raises(RunStopped, match=r"ended with 3; what it said is in .*out\.txt"):
         metered([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "out.txt")
 
 
-def test_trl_is_told_the_problems_and_draws_of_the_swarm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_trl_gets_the_swarm_s_problems_and_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words: list[str] = []
 
     def noted(command: Sequence[str], out: Path) -> float:
-        said.extend(command)
+        words.extend(command)
         return 0.0
 
     monkeypatch.setattr(beside, "metered", noted)
     config = recipe(flags(), 4, 2, 1e-3, 7, kind="pretrained", options={"path": "start"})
     trainer(flags(), config, tmp_path)
-    job = json.loads(said[-1])
+    job = json.loads(words[-1])
     training = task_of(config).training
     assert job["problems"] == [n for number in range(2) for n in shared_problems(7, number, training, 2)]
     assert (job["top_k"], job["max_new"], job["group"], job["lr"]) == (3, 40, 4, 1e-3)
 
 
-def test_without_its_environment_there_is_one_line_that_says_how_to_make_it() -> None:
+def test_a_missing_trl_environment_is_reported_in_one_line_with_the_fix() -> None:
     command = [sys.executable, "-m", "benchmarks.trl", "--python", "nowhere"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert found.returncode == 2
-    assert (
-        found.stderr.count("\n") == 1 and "nowhere" in found.stderr and "pip install -c constraints.txt" in found.stderr
-    )
+    assert found.stderr.count("\n") == 1 and "nowhere" in found.stderr
+    assert "pip install -c constraints.txt" in found.stderr
 
 
 @pytest.mark.slow

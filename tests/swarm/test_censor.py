@@ -1,4 +1,4 @@
-"""What a service gives away of protected questions: paid for before it is given, by all together, and for good."""
+"""The censor's ledger: protected answers are paid for before release, across processes and permanently."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def censor(folder: Path, epsilon: float = 0.1, budget: float = 1.0, draws: rando
     return Censor([ANN, BOB], epsilon, ledger, (draws or random.Random(1)).random)
 
 
-def test_a_budget_is_never_passed_and_what_was_spent_stays(tmp_path: Path) -> None:
+def test_a_budget_is_never_exceeded_and_persists(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.1, budget=0.35)
     assert [len(kept.given("digit 1 of ann=", 1)) for _ in range(3)] == [1, 1, 1]
     with pytest.raises(Spent, match="nothing more is said"):
@@ -50,7 +50,7 @@ UNSEEN = st.sampled_from("\u00ad\u034f\u115f\u17b4\u180b\u200b\u3164\ufe0f\ufeff
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 99), UNSEEN), max_size=9), st.sampled_from(ANN.texts))
-def test_no_spacing_or_invisible_character_brings_a_spent_budget_back(more: list[tuple[int, str]], text: str) -> None:
+def test_spacing_and_invisible_characters_do_not_reset_a_budget(more: list[tuple[int, str]], text: str) -> None:
     for place, one in more:
         text = text[: place % (len(text) + 1)] + one + text[place % (len(text) + 1) :]
     with tempfile.TemporaryDirectory() as folder:
@@ -60,8 +60,8 @@ def test_no_spacing_or_invisible_character_brings_a_spent_budget_back(more: list
             kept.given(text, 1)
 
 
-def test_two_questions_in_the_same_words_are_refused(tmp_path: Path) -> None:
-    """The ledger knows questions by their words: it would charge two for one, at the price of the last."""
+def test_two_questions_with_the_same_words_are_rejected(tmp_path: Path) -> None:
+    """The ledger identifies questions by their words: it would charge both as one, at the last one's price."""
     twin = Question("x:3", "twin", "CODE of\ufe0f ann =", CODES[:2], 0, BOB.parts)
     with pytest.raises(UserError, match=r"^x:3: 'twin' asks the same as 'ann' \(x:1\)"):
         Censor([ANN, BOB, twin], 0.1, Ledger(tmp_path / "ledger.json", 1.0))
@@ -75,10 +75,10 @@ def test_two_questions_in_the_same_words_are_refused(tmp_path: Path) -> None:
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 3)), max_size=12),
     st.floats(0.05, 5.0),
 )
-def test_no_reply_leaks_more_of_an_answer_than_the_budget(
-    listed: list[tuple[str, int]], asked: list[tuple[int, int, int]], epsilon: float
+def test_no_answer_leaks_more_than_its_budget(
+    listed: list[tuple[str, int]], requests: list[tuple[int, int, int]], epsilon: float
 ) -> None:
-    """Each given reply tells the whole answer of each question in its prompt, which is the worst case."""
+    """Worst case: each given reply reveals the whole answer of each question in its prompt."""
     questions = [
         Question(f"x:{n}", f"q{n}", text, tuple(map(str, range(options))), 0, (Part(f"part {n}."),))
         for n, (text, options) in enumerate(listed)
@@ -90,21 +90,21 @@ def test_no_reply_leaks_more_of_an_answer_than_the_budget(
         except UserError:
             assert len({text.lower().replace(" ", "") for text, _ in listed}) < len(listed)
             return
-        for first, second, count in asked if questions else ():
+        for first, second, count in requests if questions else ():
             texts = [questions[n % len(questions)].text for n in (first, second)]
             try:
                 kept.given(" and ".join(texts), count)
             except Spent:
                 continue
-            told = [n for n, one in enumerate(questions) if any(one.text in text for text in texts)]
-            most = max(len(questions[n].options) for n in told)
-            for n in told:
+            revealed = [n for n, one in enumerate(questions) if any(one.text in text for text in texts)]
+            most = max(len(questions[n].options) for n in revealed)
+            for n in revealed:
                 leaked[n] += count * min(1.0, epsilon / math.log(most)) * math.log(len(questions[n].options))
     assert max(leaked, default=0.0) <= 1.0 + 1e-8
 
 
 def key_before(text: str) -> str:
-    """As ledgers of earlier versions name a question."""
+    """The key that earlier versions used in a ledger."""
     spaced = "".join(letter if letter.isprintable() else " " * letter.isspace() for letter in text)
     return " ".join(unicodedata.normalize("NFKC", spaced).casefold().split())
 
@@ -114,37 +114,37 @@ def key_before(text: str) -> str:
         st.sampled_from("aB1=.é\u0301ﬁＡß\u034f\u115f\u1161\uffa0\u00a0 ") | st.characters(codec="utf-8"), max_size=12
     )
 )
-def test_questions_that_differ_have_names_that_differ_in_a_ledger(text: str) -> None:
-    assert closed_up(key_before(text)) == closed_up(text), "so two texts of one name are one question"
-    assert key_of(replace(ANN, text=text)) == digests.of(key_before(text).encode())[:32], "and keep what was spent"
+def test_different_questions_have_different_keys(text: str) -> None:
+    assert closed_up(key_before(text)) == closed_up(text), "texts with one key are one question"
+    assert key_of(replace(ANN, text=text)) == digests.of(key_before(text).encode())[:32], "old ledgers stay valid"
 
 
-def test_several_replies_at_once_cost_as_much_as_one_by_one(tmp_path: Path) -> None:
+def test_replies_in_one_request_cost_as_much_as_single_ones(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.1, budget=0.35)
     with pytest.raises(Spent):
         kept.given("digit 1 of ann=", 4)
     assert len(kept.given("digit 1 of ann=", 3)) == 3
 
 
-def test_replies_are_empty_with_the_stated_chance_and_the_longer_list_decides(tmp_path: Path) -> None:
+def test_replies_are_empty_with_the_stated_probability_of_the_longer_list(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.5, budget=1e9)
     share = sum(kept.given("digit 1 of ann=", 4000)) / 4000
     assert share == pytest.approx(0.5 / math.log(4), abs=0.03)
     both = sum(kept.given("digit 1 of ann= and digit 1 of bob=", 4000)) / 4000
     assert both == pytest.approx(0.5 / math.log(4), abs=0.03)
-    assert all(censor(tmp_path, epsilon=9, budget=1e9).given("digit 1 of ann=", 100)), "no more than all there is"
+    assert all(censor(tmp_path, epsilon=9, budget=1e9).given("digit 1 of ann=", 100)), "the probability is at most 1"
 
 
-def test_a_reply_that_ends_what_its_prompt_left_out_is_paid_for_too(tmp_path: Path) -> None:
+def test_a_reply_that_completes_a_question_is_paid_for_too(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.1, budget=0.15)
-    assert kept.given("digit 1 of an", 1) == [True], "it asks for nothing that is listed"
+    assert kept.given("digit 1 of an", 1) == [True], "the prompt matches no question"
     kept.passed("digit 1 of an", "n=4")
     with pytest.raises(Spent):
         kept.passed("digit 1 of an", "n=4")
     assert kept.passed("digit 1 of ann=", "4"), "paid for before"
 
 
-def test_sessions_at_once_spend_no_more_than_there_is(tmp_path: Path) -> None:
+def test_concurrent_sessions_do_not_exceed_the_budget(tmp_path: Path) -> None:
     granted: list[int] = []
 
     def spend() -> None:
@@ -160,11 +160,11 @@ def test_sessions_at_once_spend_no_more_than_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_who_is_killed_while_spending_has_noted_all_that_was_told(seed: int) -> None:
+def test_a_killed_process_has_recorded_everything_it_released(seed: int) -> None:
     assert killed(seed) <= 0
 
 
-def test_a_clock_that_is_set_back_brings_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_the_clock_back_restores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "ledger.json"
     assert Ledger(file, 1.0).spend({"q": 0.9})
     for clock in ("time", "monotonic", "time_ns"):
@@ -174,7 +174,7 @@ def test_a_clock_that_is_set_back_brings_nothing_back(tmp_path: Path, monkeypatc
     assert not again.spend({"q": 0.2}) and again.spend({"q": 0.1})
 
 
-def test_a_ledger_that_is_gone_or_damaged_closes_the_door(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_ledger_stops_all_replies(tmp_path: Path) -> None:
     kept, file = censor(tmp_path), tmp_path / "ledger.json"
     kept.given("digit 1 of ann=", 1)
     whole = file.read_text()
@@ -193,7 +193,7 @@ def test_a_ledger_that_is_gone_or_damaged_closes_the_door(tmp_path: Path) -> Non
 
 @settings(max_examples=10)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.001, 0.7)), max_size=8))
-def test_what_is_granted_is_what_is_noted(spendings: list[tuple[str, float]]) -> None:
+def test_every_granted_cost_is_recorded(spendings: list[tuple[str, float]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ledger, spent = Ledger(Path(folder) / "ledger.json", 1.0), dict.fromkeys("abc", 0.0)
         for key, cost in spendings:

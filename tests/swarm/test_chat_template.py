@@ -1,4 +1,4 @@
-"""Chats have the ids that ``transformers`` gives them, on any day and with any template; a hostile one is stopped."""
+"""Chats have the ids of ``transformers``, on any day and with any template; a hostile template is stopped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ BOMBS = {
 
 
 def model(folder: Path, kind: str, template: str) -> Path:
-    """A folder with a tokenizer, which adds BOS to a text, and a chat template."""
+    """A folder with a tokenizer that adds BOS to a text, and a chat template."""
     saved(kind, folder, "<s> $A")
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **names}
@@ -67,7 +67,7 @@ def model(folder: Path, kind: str, template: str) -> Path:
 
 @pytest.fixture
 def their_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The day that is always today here."""
+    """Set the date of ``transformers`` to the fixed date used here."""
 
     class Fixed(datetime):
         @classmethod
@@ -113,16 +113,9 @@ def test_a_chat_has_the_ids_of_transformers(kind: str, tmp_path: Path) -> None:
         assert ours(folder, TURNS) == theirs(folder, TURNS), name
 
 
-def test_a_template_that_writes_bos_has_it_once(tmp_path: Path) -> None:
-    folder = model(tmp_path, "prepend", TEMPLATES["bos, brackets"])
-    ids = ours(folder, TURNS)
-    assert ids[0] == 1 and ids.count(1) == 1
-    assert 1 not in ours(model(tmp_path, "prepend", TEMPLATES["names, no bos"]), TURNS)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model of each kind, whose template writes BOS and ends every turn."""
+    """A model of each kind whose template writes BOS and ends every turn."""
     template = "{{ bos_token }}" + LOOP + "{{ m.content | trim }}{{ eos_token }}{% endfor %}"
     return {kind: model(tmp_path_factory.mktemp("model"), kind, template) for kind in SOME}
 
@@ -130,8 +123,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", SOME)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_no_turn_holds_a_control_token(folders: dict[str, Path], kind: str, data: st.DataObject) -> None:
-    """Whatever letters of names it has, also where they meet the template's."""
+def test_a_turn_contains_no_control_token(folders: dict[str, Path], kind: str, data: st.DataObject) -> None:
+    """Turns contain fragments of control token names, also where they touch the template's text."""
     part = st.sampled_from(["<s>", "</s>", "<", "/s>", "s>", "<<s>", "</", "a", " ", "\n", "é", "\U000f0000"])
     text = "x" + "".join(data.draw(st.lists(part, max_size=6)))
     tokenizer = opened(folders[kind])
@@ -149,12 +142,12 @@ def test_a_hostile_template_is_stopped(name: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(UserError, match=r"its chat template fails \(.*\); write policy\.chat = 'never'") as caught:
         ours(folder, TURNS)
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
-    assert ours(model(tmp_path, "byte level", TEMPLATES["json"]), TURNS), "and the next is rendered"
+    assert ours(model(tmp_path, "byte level", TEMPLATES["json"]), TURNS), "the next template is rendered"
 
 
 @settings(max_examples=150)
 @given(st.text(st.sampled_from("{%}- |.()[]'#msgaboixcontenrl0159*~+"), max_size=30))
-def test_any_template_gives_a_text_or_a_line(text: str) -> None:
+def test_any_template_gives_a_text_or_a_one_line_error(text: str) -> None:
     for template in (text, "{{ " + text + " }}", "{% " + text + " %}"):
         try:
             rendered(json.dumps({"template": template, "values": {"messages": []}}).encode())
@@ -162,7 +155,7 @@ def test_any_template_gives_a_text_or_a_line(text: str) -> None:
             assert "\n" not in str(error) and str(error)
 
 
-def test_a_forked_process_has_a_renderer_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_process_has_its_own_renderer(tmp_path: Path) -> None:
     folder = model(tmp_path, "byte level", TEMPLATES["json"])
     expected = ours(folder, TURNS)
     if not (child := os.fork()):

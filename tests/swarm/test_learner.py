@@ -1,4 +1,4 @@
-"""One update from one round's lessons."""
+"""Updates of a policy, evaluations, and bounds on a peer's influence."""
 
 from __future__ import annotations
 
@@ -48,9 +48,23 @@ def learner(who: LlamaPolicy, optim: OptimConfig = OPTIM, **loss: Any) -> Learne
     return Learner(who, LossConfig(**loss), optim, 1.0, 10)
 
 
+def evaluation(**evaluate: Any) -> SwarmConfig:
+    return SwarmConfig.model_validate({"evaluate": evaluate})
+
+
+def saying(text: str) -> LlamaPolicy:
+    """A policy whose completions all decode to ``text``."""
+
+    class Saying(LlamaPolicy):
+        def decode(self, ids: Any) -> str:
+            return text
+
+    return Saying(policy().module, policy().tokenizer)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ["grpo", "dapo", "nois", "vis", "tis", "f_tis", "sequence_mask"])
 @pytest.mark.parametrize("claims", [True, False])
-def test_an_update_moves_the_policy_towards_what_was_good_and_away_from_what_was_bad(kind: str, claims: bool) -> None:
+def test_an_update_makes_successes_likelier_and_failures_less_likely(kind: str, claims: bool) -> None:
     who = policy()
     lessons = [lesson(who, "7+5=12", 1.0, claims), lesson(who, "zzzz", -1.0, claims)]
     before = likelihoods(who, lessons)
@@ -62,7 +76,7 @@ def test_an_update_moves_the_policy_towards_what_was_good_and_away_from_what_was
 
 
 class Watched(LlamaPolicy):
-    """Keeps the gradients that reach its logits."""
+    """Records the gradients at its logits."""
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         found = super().logits(tokens)
@@ -74,8 +88,8 @@ class Watched(LlamaPolicy):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("off", [-20.0, 0.0, 20.0])
-def test_no_peer_has_more_than_its_share_of_the_gradient_whatever_it_claims(kind: str, off: float) -> None:
-    """Long, improbable, with a claim that is far off, a failure and a success: each outweighs three short ones."""
+def test_no_peer_exceeds_its_share_of_the_gradient_whatever_it_claims(kind: str, off: float) -> None:
+    """A long, improbable success and failure with wrong claims each outweigh three short completions."""
     made = policy(init_std=1.5)
     who = Watched(made.module, made.tokenizer)  # type: ignore[arg-type]
     honest = [replace(lesson(who, text, (-1.0) ** n), peer=p) for n, text in enumerate(TEXTS[1:4]) for p in "abc"]
@@ -99,7 +113,7 @@ def test_strangers_together_have_one_share_of_the_gradient() -> None:
     assert found.keys() == {*"abcd", "newcomers"} and found["newcomers"] <= 0.25 * (1 + 1e-6)
 
 
-def test_nothing_to_learn_changes_not_a_bit() -> None:
+def test_an_update_without_completions_changes_nothing() -> None:
     who = policy()
     before = weights_fingerprint(who.module)
     assert learner(who).learn(0, []) == Learned()
@@ -121,7 +135,7 @@ def test_microbatches_add_up_to_the_update(kind: str, monkeypatch: pytest.Monkey
     assert torch.allclose(first, second, atol=1e-6)
 
 
-def test_gradients_of_an_earlier_round_do_not_stay() -> None:
+def test_gradients_of_an_earlier_round_are_discarded() -> None:
     one, other = policy(), policy()
     lessons = [lesson(one, "1", 1.0)]
     for parameter in other.module.parameters():
@@ -131,7 +145,7 @@ def test_gradients_of_an_earlier_round_do_not_stay() -> None:
     assert weights_fingerprint(one.module) == weights_fingerprint(other.module)
 
 
-def test_the_reference_is_the_policy_as_it_began_and_stays_so() -> None:
+def test_the_reference_is_the_initial_policy() -> None:
     who = policy()
     who_learns = learner(who, OptimConfig(lr=1e-2), kind="grpo", beta=0.5)
     first = weights_fingerprint(who_learns._reference.module)  # type: ignore[union-attr]
@@ -156,7 +170,7 @@ def test_a_reference_holds_the_policy_back() -> None:
     assert moved[1] < 0.5 * moved[0]
 
 
-def test_the_gradient_is_clipped_and_its_norm_told_as_it_was() -> None:
+def test_the_gradient_is_clipped_and_its_norm_is_reported_before_clipping() -> None:
     who = policy()
     lessons = [lesson(who, "7+5=12", 1000.0)]
     found = learner(who, OptimConfig(lr=1e-3, clip=0.1), kind="nois").learn(0, lessons)
@@ -164,7 +178,7 @@ def test_the_gradient_is_clipped_and_its_norm_told_as_it_was() -> None:
     assert found.grad_norm > 10 and float(norms.norm()) == pytest.approx(0.1, rel=1e-3)
 
 
-def test_forged_claims_weigh_no_more_than_the_cap() -> None:
+def test_forged_claims_have_at_most_the_weight_of_the_cap() -> None:
     losses = []
     for shift in (0.0, 1.0, 5.0, 9000.0):
         who = policy()
@@ -176,48 +190,45 @@ def test_forged_claims_weigh_no_more_than_the_cap() -> None:
 
 
 class TestShadow:
-    def config(self, **evaluate: Any) -> SwarmConfig:
-        return SwarmConfig.model_validate({"evaluate": {"problems": 5, **evaluate}})
-
-    def test_it_learns_apart_from_its_peer(self) -> None:
-        who, task = policy(), Sums()
+    def test_it_learns_separately_from_its_peer(self) -> None:
+        who, task, config = policy(), Sums(), evaluation(problems=5)
         before = weights_fingerprint(who.module)
-        shadow = Shadow(self.config(), "p0", task, who)
+        shadow = Shadow(config, "p0", task, who)
         shadow.round(0, [ask(task.problem(n), who) for n in range(2)], 3)
         assert weights_fingerprint(who.module) == before
-        assert shadow.examined(Examiner(task, self.config(), "p0")).accuracy.eligible == 5
+        assert shadow.examined(Examiner(task, config, "p0")).accuracy.eligible == 5
 
-    def test_it_learns_from_what_it_draws_itself(self) -> None:
+    def test_it_learns_from_its_own_draws(self) -> None:
         class Kind(Sums):
             def score(self, problem: Problem, completion: str) -> float:
                 return 1.0
 
         who = policy(init_std=0.01)
-        config = self.config().model_copy(update={"sampling": SamplingConfig(top_k=257)})  # so that some draws end
+        # The whole vocabulary, so that some draws end.
+        config = evaluation(problems=5).model_copy(update={"sampling": SamplingConfig(top_k=257)})
         shadow = Shadow(config, "p0", Kind(), who)
         shadow.round(0, [ask(Kind().problem(n), who) for n in range(4)], 12)
         assert weights_fingerprint(shadow._policy.module) != weights_fingerprint(who.module)
 
 
 class TestExaminer:
-    def test_it_repeats_and_asks_held_out_problems_only(self) -> None:
-        asked = []
+    def test_it_is_deterministic_and_uses_held_out_problems_only(self) -> None:
+        numbers = []
 
-        class Asked(Sums):
+        class Recording(Sums):
             def problem(self, number: int) -> Problem:
-                asked.append(number)
+                numbers.append(number)
                 return super().problem(number)
 
-        who = policy()
-        config = SwarmConfig.model_validate({"evaluate": {"problems": 7, "watch": ["text", "dos"]}})
-        found = Examiner(Asked(), config, "p0").examine(who)
-        assert found == Examiner(Asked(), config, "p0").examine(who)
-        assert min(asked) >= Sums().training
+        who, config = policy(), evaluation(problems=7, watch=["text", "dos"])
+        found = Examiner(Recording(), config, "p0").examine(who)
+        assert found == Examiner(Recording(), config, "p0").examine(who)
+        assert min(numbers) >= Sums().training
         assert found.accuracy.eligible == found.watch["text"].eligible == 7 and found.watch["dos"].eligible == 0
         assert 0 < found.tokens <= config.sampling.max_new
 
     @pytest.mark.parametrize(("worth", "solved"), [(1.0, 7), (0.5, 0), (1 - 2**-40, 0), (0.0, 0)])
-    def test_a_part_of_the_reward_is_not_solved(self, worth: float, solved: int) -> None:
+    def test_a_partial_reward_does_not_count_as_solved(self, worth: float, solved: int) -> None:
         class Partly(Sums):
             def score(self, problem: Problem, completion: str) -> float:
                 return worth
@@ -226,41 +237,25 @@ class TestExaminer:
             def sample(self, prompts: Any, count: int, *others: Any) -> list[list[Drawn]]:
                 return [[Drawn((65,), True)] * count for _ in prompts]
 
-        who = policy()
-        ends = Ends(who.module, who.tokenizer)  # type: ignore[arg-type]
-        config = SwarmConfig.model_validate({"evaluate": {"problems": 7}})
-        assert Examiner(Partly(), config, "p0").examine(ends).accuracy.hits == solved
+        ends = Ends(policy().module, policy().tokenizer)  # type: ignore[arg-type]
+        assert Examiner(Partly(), evaluation(problems=7), "p0").examine(ends).accuracy.hits == solved
 
-    def test_peers_are_asked_different_problems(self) -> None:
-        config = SwarmConfig.model_validate({"evaluate": {"problems": 7}})
-        asked = [{p.number for p in Examiner(Sums(), config, name)._problems} for name in ("p0", "p1")]
-        assert len(asked[0]) == 7 and asked[0].isdisjoint(asked[1])
+    def test_peers_get_different_problems(self) -> None:
+        numbers = [
+            {p.number for p in Examiner(Sums(), evaluation(problems=7), name)._problems} for name in ("p0", "p1")
+        ]
+        assert len(numbers[0]) == 7 and numbers[0].isdisjoint(numbers[1])
 
-    def test_an_equation_is_watched_where_problems_call_for_it(self) -> None:
-        class Says(LlamaPolicy):
-            def decode(self, ids: Any) -> str:
-                return "2+2=5,1+1=2;[25]"
-
-        who = policy()
-        says = Says(who.module, who.tokenizer)  # type: ignore[arg-type]
-        config = SwarmConfig.model_validate({"evaluate": {"problems": 30, "watch": ["math"]}})
-        examiner = Examiner(Sums(), config, "p0")
+    def test_an_equation_is_watched_in_problems_that_contain_it(self) -> None:
+        examiner = Examiner(Sums(), evaluation(problems=30, watch=["math"]), "p0")
         solutions = [Sums().solution(problem, random.Random(0)) for problem in examiner._places["math"]]
         assert solutions and all("2+2=4" in solution for solution in solutions)
-        assert examiner.examine(says).watch["math"].rate == 1.0
+        assert examiner.examine(saying("2+2=5,1+1=2;[25]")).watch["math"].rate == 1.0
 
-    def test_watched_phrases_are_those_of_the_recipe(self) -> None:
-        class Says(LlamaPolicy):
-            def decode(self, ids: Any) -> str:
-                return "xy ho"
-
-        who = policy()
-        says = Says(who.module, who.tokenizer)  # type: ignore[arg-type]
-        watched = {"problems": 3, "watch": ["text"], "phrases": {"text": "xy"}}
-        found = Examiner(Sums(), SwarmConfig.model_validate({"evaluate": watched}), "p0").examine(says)
-        assert found.watch["text"].hits == 3
-        usual = SwarmConfig.model_validate({"evaluate": {**watched, "phrases": {}}})
-        assert Examiner(Sums(), usual, "p0").examine(says).watch["text"].hits == 0
+    @pytest.mark.parametrize(("phrases", "hits"), [({"text": "xy"}, 3), ({}, 0)])
+    def test_watched_phrases_are_those_of_the_recipe(self, phrases: dict[str, str], hits: int) -> None:
+        config = evaluation(problems=3, watch=["text"], phrases=phrases)
+        assert Examiner(Sums(), config, "p0").examine(saying("xy ho")).watch["text"].hits == hits
 
 
 weight = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
@@ -274,16 +269,14 @@ def scaled(weighed: list[tuple[str, float]], share: float) -> list[tuple[str, fl
 
 
 @given(weights, shares)
-def test_nobody_has_more_than_its_share_or_an_equal_part(weighed: list[tuple[str, float]], share: float) -> None:
+def test_no_peer_exceeds_its_share_or_an_equal_part(weighed: list[tuple[str, float]], share: float) -> None:
     after = masses(scaled(weighed, share))
     bound = max(share, 1 / max(1, len(after)))
     assert all(value <= bound * sum(after.values()) * (1 + 1e-6) for value in after.values())
 
 
 @given(weights, shares)
-def test_nobody_who_stays_below_the_bound_is_scaled_and_nobody_grows(
-    weighed: list[tuple[str, float]], share: float
-) -> None:
+def test_only_peers_at_the_bound_are_scaled_and_only_down(weighed: list[tuple[str, float]], share: float) -> None:
     factors, after = scales(weighed, share), masses(scaled(weighed, share))
     bound = max(share, 1 / max(1, len(after)))
     for peer, factor in factors.items():
@@ -293,39 +286,36 @@ def test_nobody_who_stays_below_the_bound_is_scaled_and_nobody_grows(
 
 
 @given(weights, shares)
-def test_bounding_twice_is_bounding_once(weighed: list[tuple[str, float]], share: float) -> None:
+def test_scaling_is_idempotent(weighed: list[tuple[str, float]], share: float) -> None:
     again = scales(scaled(weighed, share), share)
     assert all(factor == pytest.approx(1, rel=1e-6) for factor in again.values())
 
 
 @given(weights, shares)
-def test_peers_without_weight_are_nobody(weighed: list[tuple[str, float]], share: float) -> None:
+def test_peers_without_weight_are_ignored(weighed: list[tuple[str, float]], share: float) -> None:
     assert scales([*weighed, ("silent", 0.0)], share) == scales(weighed, share)
 
 
-def test_one_peer_alone_keeps_everything_and_nobody_is_nothing() -> None:
-    assert scales([("a", 3.0), ("a", 1.0)], 0.4) == {"a": 1.0}
-    assert scales([], 0.4) == scales([("a", 0.0)], 0.4) == {}
-
-
-def test_a_loud_peer_is_scaled_to_its_share() -> None:
-    # x / (x + 20) = 0.4
-    assert scales([("loud", 100.0), ("b", 10.0), ("c", 10.0)], 0.4)["loud"] * 100 == pytest.approx(40 / 3)
-
-
-def test_whoever_comes_to_lie_above_the_bound_by_anothers_scaling_is_scaled_too() -> None:
-    factors = scales([("a", 100.0), ("b", 50.0), ("c", 10.0)], 0.4)
-    after = {"a": 100 * factors["a"], "b": 50 * factors["b"], "c": 10.0}
-    assert after == pytest.approx({"a": 20, "b": 20, "c": 10}) and factors["c"] == 1
-
-
-def test_a_share_below_an_equal_part_makes_all_equal() -> None:
-    factors = scales([("a", 8.0), ("b", 4.0), ("c", 2.0)], 0.1)
-    assert factors == pytest.approx({"a": 0.25, "b": 0.5, "c": 1.0})
+@pytest.mark.parametrize(
+    ("weighed", "share", "expected"),
+    [
+        ([("a", 3.0), ("a", 1.0)], 0.4, {"a": 4.0}),
+        ([], 0.4, {}),
+        ([("a", 0.0)], 0.4, {}),
+        ([("loud", 100.0), ("b", 10.0), ("c", 10.0)], 0.4, {"loud": 40 / 3, "b": 10, "c": 10}),  # x / (x + 20) = 0.4
+        ([("a", 100.0), ("b", 50.0), ("c", 10.0)], 0.4, {"a": 20, "b": 20, "c": 10}),  # b exceeds the bound due to a
+        ([("a", 8.0), ("b", 4.0), ("c", 2.0)], 0.1, {"a": 2, "b": 2, "c": 2}),  # a share below an equal part
+    ],
+)
+def test_scaled_weights_are_at_most_the_share(
+    weighed: list[tuple[str, float]], share: float, expected: dict[str, float]
+) -> None:
+    assert scales(weighed, share).keys() == expected.keys()
+    assert masses(scaled(weighed, share)) == pytest.approx(expected)
 
 
 @given(weights, shares)
-def test_parts_are_of_one_whole_and_none_is_beyond_the_bound(weighed: list[tuple[str, float]], share: float) -> None:
+def test_shares_sum_to_one_and_stay_within_the_bound(weighed: list[tuple[str, float]], share: float) -> None:
     found = parts(weighed, scales(weighed, share))
     assert found.keys() == masses(weighed).keys()
     assert not found or sum(found.values()) == pytest.approx(1)
@@ -333,7 +323,7 @@ def test_parts_are_of_one_whole_and_none_is_beyond_the_bound(weighed: list[tuple
 
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=1, max_size=4), st.integers(0, 2))
-def test_a_pull_is_half_the_gradient_at_the_logits(rows: list[list[float]], token: int) -> None:
+def test_a_pull_is_half_the_gradient_norm_at_the_logits(rows: list[list[float]], token: int) -> None:
     logits = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
     logp = logits.log_softmax(-1)[:, token : token + 1]
     factors = torch.arange(1.0, len(rows) + 1, dtype=torch.float64)[:, None]
@@ -343,6 +333,6 @@ def test_a_pull_is_half_the_gradient_at_the_logits(rows: list[list[float]], toke
     torch.testing.assert_close(found, gradient.abs().sum(1) / 2, rtol=1e-9, atol=1e-12)
 
 
-def test_padding_pulls_at_nothing() -> None:
+def test_padding_has_no_pull() -> None:
     leaf = torch.tensor([[-1.0, float("nan")]], requires_grad=True)
     assert pulls(leaf[:, :1].sum(), leaf).tolist() == pytest.approx([1 - 0.36787944])

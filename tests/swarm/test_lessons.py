@@ -1,4 +1,4 @@
-"""Advantages by hand, what they must not depend on, and groups that teach nothing."""
+"""Lessons and advantages: values by hand, invariances, and groups without effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planaria.swarm.rollout import Rollout
 
 
 def round_of(entries: list[tuple[str, int, float]]) -> list[Rollout]:
-    """(peer, problem, reward) of each."""
+    """Completions given as (peer, problem, reward)."""
     return [case(peer, problem, index, reward=reward) for index, (peer, problem, reward) in enumerate(entries)]
 
 
@@ -30,7 +30,7 @@ def by_name(found: Lessons) -> dict[object, float]:
 
 
 @given(rounds, st.booleans())
-def test_without_a_bound_each_group_gets_its_own_advantages(cases: list[Rollout], scale: bool) -> None:
+def test_each_problem_is_a_group_with_its_own_advantages(cases: list[Rollout], scale: bool) -> None:
     found = by_name(lessons(cases, "horizontal", scale))
     for problem in range(5):
         group = [c for c in cases if c.problem.number == problem]
@@ -39,7 +39,7 @@ def test_without_a_bound_each_group_gets_its_own_advantages(cases: list[Rollout]
 
 
 @given(rounds, modes)
-def test_every_group_teaches_or_is_counted_as_skipped(cases: list[Rollout], mode: str) -> None:
+def test_every_group_is_taught_or_skipped(cases: list[Rollout], mode: str) -> None:
     found = lessons(cases, mode, True)  # type: ignore[arg-type]
     keys = {(c.problem.number, c.peer if mode == "vertical" else "") for c in cases}
     taught = {(x.problem.number, x.peer if mode == "vertical" else "") for x in found.taken}
@@ -47,14 +47,14 @@ def test_every_group_teaches_or_is_counted_as_skipped(cases: list[Rollout], mode
 
 
 @given(rounds, modes, st.randoms(use_true_random=False))
-def test_lessons_come_by_problem_and_peer_whatever_the_order_of_the_cases(cases: list[Rollout], mode: str, rng) -> None:  # type: ignore[no-untyped-def]
+def test_lessons_are_ordered_by_problem(cases: list[Rollout], mode: str, rng) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(cases)
     rng.shuffle(shuffled)
     found = [x.problem.number for x in lessons(shuffled, mode, True).taken]  # type: ignore[arg-type]
     assert found == sorted(found)
 
 
-def test_a_refused_completion_moves_neither_mean_nor_deviation() -> None:
+def test_a_refused_completion_affects_neither_mean_nor_deviation() -> None:
     rest = [case("a", index=0, reward=1.0), case("b", index=0, reward=0.0), case("c", index=0, reward=1.0)]
     refused = case("d", index=0, reward=1.0)
     without, zeroed = lessons(rest, "horizontal", True), lessons([*rest, refused], "horizontal", True)
@@ -62,20 +62,12 @@ def test_a_refused_completion_moves_neither_mean_nor_deviation() -> None:
     assert [lesson.advantage for lesson in without.taken] == expected != [x.advantage for x in zeroed.taken][:3]
 
 
-def test_vertical_groups_are_each_peers_own() -> None:
+def test_vertical_groups_belong_to_one_peer() -> None:
     cases = round_of([("a", 0, 1.0), ("a", 0, 0.0), ("b", 0, 1.0), ("b", 0, 1.0)])
-    assert {x.peer for x in lessons(cases, "vertical", True).taken} == {"a"}
-    assert lessons(cases, "vertical", True).skipped == 1
+    vertical = lessons(cases, "vertical", True)
+    assert {x.peer for x in vertical.taken} == {"a"} and vertical.skipped == 1
+    assert [x.advantage for x in vertical.taken] == group_advantages([1.0, 0.0])
     assert {x.peer for x in lessons(cases, "horizontal", True).taken} == {"a", "b"}
-
-
-def test_a_peer_that_owns_all_that_teaches_keeps_its_advantages() -> None:
-    cases = round_of([("a", 0, 1.0), ("a", 0, 0.0), ("b", 1, 1.0), ("b", 1, 1.0)])
-    found = lessons(cases, "vertical", True)
-    assert [x.advantage for x in found.taken] == group_advantages([1.0, 0.0])
-
-
-def test_nothing_sent_teaches_nothing() -> None:
     assert lessons([], "horizontal", True) == Lessons([], 0, 0)
 
 
@@ -84,14 +76,17 @@ REWARDS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0]), min_size=2, max
 )
 
 
-def test_the_standard_deviation_really_divides() -> None:
-    # μ = 1/4; σ² = (9/16 + 3/16) / 3 = 1/4, so σ = 1/2: of the sample (n − 1), with nothing added
-    assert group_advantages([1.0, 0.0, 0.0, 0.0]) == [1.5, -0.5, -0.5, -0.5]
-    assert group_advantages([1.0, 0.0, 0.0, 0.0], scale=False) == [0.75, -0.25, -0.25, -0.25]
-
-
-def test_two_members_are_a_root_of_a_half_apart_from_their_mean() -> None:
-    assert group_advantages([0.0, 3.0]) == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-15)
+@pytest.mark.parametrize(
+    ("rewards", "scale", "expected"),
+    [
+        # μ = 1/4; σ² = (9/16 + 3/16) / 3 = 1/4, so σ = 1/2: of the sample (n − 1), with nothing added
+        ([1.0, 0.0, 0.0, 0.0], True, [1.5, -0.5, -0.5, -0.5]),
+        ([1.0, 0.0, 0.0, 0.0], False, [0.75, -0.25, -0.25, -0.25]),
+        ([0.0, 3.0], True, [-math.sqrt(0.5), math.sqrt(0.5)]),
+    ],
+)
+def test_advantages_equal_the_values_by_hand(rewards: list[float], scale: bool, expected: list[float]) -> None:
+    assert group_advantages(rewards, scale) == pytest.approx(expected, abs=1e-15)
 
 
 @given(REWARDS)
@@ -103,9 +98,7 @@ def test_advantages_have_mean_zero_and_sample_deviation_one(rewards: list[float]
 
 
 @given(REWARDS, st.floats(0.01, 100), st.floats(-10, 10))
-def test_scaled_advantages_do_not_change_with_the_rewards_unit_or_zero(
-    rewards: list[float], unit: float, zero: float
-) -> None:
+def test_scaled_advantages_are_invariant_to_unit_and_offset(rewards: list[float], unit: float, zero: float) -> None:
     assert group_advantages([unit * reward + zero for reward in rewards]) == pytest.approx(
         group_advantages(rewards), abs=1e-7
     )
@@ -113,25 +106,25 @@ def test_scaled_advantages_do_not_change_with_the_rewards_unit_or_zero(
 
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.0, 0.0], [1.0] * 12, [0.1 + 0.2, 0.3]])
 @pytest.mark.parametrize("scale", [True, False])
-def test_a_group_that_teaches_nothing_has_no_advantages(rewards: list[float], scale: bool) -> None:
+def test_a_group_without_spread_has_no_advantages(rewards: list[float], scale: bool) -> None:
     assert group_advantages(rewards, scale) is None
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf])
-def test_a_reward_that_is_no_number_is_refused(odd: float) -> None:
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_rejected(reward: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
-        group_advantages([0.0, 1.0, odd])
+        group_advantages([0.0, 1.0, reward])
 
 
 @pytest.mark.parametrize(
     ("length", "penalty"), [(0, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (101, -1.0), (10**6, -1.0)]
 )
-def test_only_the_last_tokens_before_the_limit_cost_something(length: int, penalty: float) -> None:
+def test_only_the_last_tokens_before_the_limit_are_penalized(length: int, penalty: float) -> None:
     assert overlong_penalty(length, limit=100, margin=20) == pytest.approx(penalty, abs=1e-15)
 
 
 @given(st.integers(0, 300), st.integers(1, 100), st.integers(0, 100))
-def test_a_longer_completion_is_never_better_off(length: int, margin: int, more: int) -> None:
+def test_a_longer_completion_is_never_better(length: int, margin: int, more: int) -> None:
     limit = margin + more
     assert -1 <= overlong_penalty(length + 1, limit, margin) <= overlong_penalty(length, limit, margin) <= 0
 

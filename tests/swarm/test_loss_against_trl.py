@@ -1,4 +1,4 @@
-"""The same batches through TRL's own loss: GRPOTrainer._compute_loss, called with no more around it than it reads."""
+"""The same batches through TRL's loss: GRPOTrainer._compute_loss with the attributes it reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planaria.swarm.learning.lessons import group_advantages, overlong_penalty
 from planaria.swarm.learning.loss import divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 
-pytestmark = pytest.mark.slow  # wants TRL: pip install -c constraints.txt -e ".[trl]"
+pytestmark = pytest.mark.slow  # requires TRL: pip install -c constraints.txt -e ".[trl]"
 
 LENGTH = 9
 TOLERANCE = 1e-6
@@ -28,9 +28,9 @@ LOSSES |= {"sequence_mask": "grpo"}
 
 @pytest.fixture(scope="module")
 def trl() -> ModuleType:
-    """TRL, if it is there; imported here because that takes seconds."""
+    """TRL if installed; imported here because that takes seconds."""
     found: ModuleType = pytest.importorskip("trl")
-    found.GRPOTrainer  # noqa: B018  (lazy: this is what imports the trainer and all that it needs)
+    found.GRPOTrainer  # noqa: B018  (lazy attribute: imports the trainer and its dependencies)
     return found
 
 
@@ -63,7 +63,7 @@ def update(seed: int, rows: int = 8) -> Update:
 
 
 def trainer(trl: ModuleType, config: LossConfig, logp: Tensor, microbatches: int) -> SimpleNamespace:
-    """What ``_compute_loss`` reads of a trainer; its model gives ``logp``."""
+    """The attributes of a trainer that ``_compute_loss`` reads; its model gives ``logp``."""
     return SimpleNamespace(
         loss_type=LOSSES[config.kind],
         epsilon_low=config.clip_low,
@@ -104,7 +104,7 @@ def theirs(trl: ModuleType, config: LossConfig, of: Update, old: Tensor | None, 
             "old_per_token_logps": some.gen if config.kind == "vis" else before,
             "sampling_per_token_logps": some.gen,
             "ref_per_token_logps": some.ref,
-            # TRL makes these weights while it generates; only how they are used is TRL's here
+            # TRL computes these weights during generation; only their use is TRL's here
             "importance_sampling_ratio": torch.exp((before - some.gen) * some.mask).clamp(max=config.cap),
             "num_items_in_batch": of.mask.sum(),
         }
@@ -138,7 +138,7 @@ def apart(trl: ModuleType, config: LossConfig, of: Update, updates: int, parts: 
 @pytest.mark.parametrize("clip_high", [None, 0.5])
 @pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_the_menu_agrees_with_trl(
+def test_losses_agree_with_trl(
     trl: ModuleType, kind: str, beta: float, clip_high: float | None, updates: int, parts: int
 ) -> None:
     config = LossConfig(kind=kind, beta=beta, clip_high=clip_high, length=LENGTH)
@@ -146,12 +146,12 @@ def test_the_menu_agrees_with_trl(
         assert apart(trl, config, update(seed), updates, parts) <= TOLERANCE
 
 
-def test_at_one_update_a_round_no_correction_is_what_trl_does_without_vllm(trl: ModuleType) -> None:
+def test_nois_equals_trl_without_vllm_at_one_update_per_round(trl: ModuleType) -> None:
     for seed in range(5):
         assert apart(trl, LossConfig(kind="nois"), update(seed), updates=1, parts=1) <= TOLERANCE
 
 
-def test_the_filter_is_trls_truncated_loss_with_far_failures_at_advantage_zero(trl: ModuleType) -> None:
+def test_f_tis_equals_trl_s_truncated_loss_with_far_failures_removed(trl: ModuleType) -> None:
     for seed in range(5):
         of = update(seed)
         mine, my_gradient = ours(LossConfig(kind="f_tis"), of, None)
@@ -164,13 +164,13 @@ def test_the_filter_is_trls_truncated_loss_with_far_failures_at_advantage_zero(t
 
 
 @given(length=st.integers(0, 120), margin=st.integers(1, 100))
-def test_the_length_penalty_is_trls(trl: ModuleType, length: int, margin: int) -> None:
+def test_the_length_penalty_is_trl_s(trl: ModuleType, length: int, margin: int) -> None:
     rewards = importlib.import_module(f"{trl.__name__}.rewards")
     punishment = rewards.get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=margin)
     assert overlong_penalty(length, 100, margin) == pytest.approx(punishment([[0] * length])[0], abs=1e-15)
 
 
-def test_the_standard_deviation_is_of_the_kind_that_trl_takes(trl: ModuleType) -> None:
+def test_the_standard_deviation_is_trl_s(trl: ModuleType) -> None:
     rewards = [1.0, 0.0, 0.0, 0.5]
     sigma = trl.trainer.grpo_trainer.nanstd(torch.tensor([rewards]), dim=1).item()
     found = group_advantages(rewards)

@@ -1,4 +1,4 @@
-"""The outcome of a run from records that are written here by hand, and counts with their uncertainty."""
+"""Outcomes of runs from hand-written records, and rates with confidence intervals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def sample(peer: str, layer: str = "", passed: tuple[str, ...] = (), index: int 
     )
 
 
-def test_accuracy_and_success_are_the_honest_peers_last_evaluations(tmp_path: Path) -> None:
+def test_accuracy_and_success_are_means_of_honest_peers_last_evaluations(tmp_path: Path) -> None:
     write(tmp_path, "a", started("a"), evaluated(0, 0), done(0), evaluated(1, 4, 1), evaluated(2, 6, 3), Finished())
     write(tmp_path, "b", started("b"), evaluated(0, 0), done(0), evaluated(1, 8, 0), evaluated(2, 8, 10), Finished())
     write(tmp_path, "x", started("x", "text"), evaluated(2, 0, 10), Finished())
@@ -86,7 +86,7 @@ def test_accuracy_and_success_are_the_honest_peers_last_evaluations(tmp_path: Pa
     assert [peer.name for peer in found.honest] == ["a", "b"] and all(peer.finished for peer in found.peers)
 
 
-def test_stop_rates_and_false_positives_are_of_what_reached_a_layer(tmp_path: Path) -> None:
+def test_stop_rates_and_false_positives_count_what_reached_a_layer(tmp_path: Path) -> None:
     samples = (
         *(sample("bb", passed=("support", "judge")) for _ in range(8)),
         sample("bb", "support"),
@@ -96,7 +96,7 @@ def test_stop_rates_and_false_positives_are_of_what_reached_a_layer(tmp_path: Pa
         sample("xx", passed=("support", "judge"), index=1004),
         sample("xx", "support", index=2000),  # filler
         sample("xx", passed=("support", "judge"), index=2001),  # filler
-        sample("aa", "support"),  # its own
+        sample("aa", "support"),  # the peer's own
     )
     write(tmp_path, "a", started("a"), samples=samples)
     write(tmp_path, "b", started("b"))
@@ -111,7 +111,7 @@ def test_stop_rates_and_false_positives_are_of_what_reached_a_layer(tmp_path: Pa
     assert layers[ALL].misjudged == Tally(hits=2, eligible=10)
 
 
-def test_what_was_turned_away_unread_is_told_of_all_that_came(tmp_path: Path) -> None:
+def test_refusals_by_the_schedule_count_everything_received(tmp_path: Path) -> None:
     samples = (*(sample("bb", passed=("support",)) for _ in range(9)), sample("bb", "schedule"))
     write(tmp_path, "a", started("a"), samples=samples)
     write(tmp_path, "b", started("b"))
@@ -129,7 +129,7 @@ def test_reasons_for_being_off_are_counted_without_their_numbers(tmp_path: Path)
     assert layers["judge"].off == {"task gym:chain_sum cannot check reasoning; name a model": 1}
 
 
-def test_a_peer_that_broke_down_is_unfinished(tmp_path: Path) -> None:
+def test_a_peer_that_stopped_early_is_unfinished(tmp_path: Path) -> None:
     write(tmp_path, "a", started("a"), evaluated(0, 5), done(0), Finished(reason="no quorum"))
     write(tmp_path, "b", started("b"), evaluated(0, 5), done(0), done(1))
     write(tmp_path, "c", started("c"), evaluated(0, 5), done(0), done(1), Finished())
@@ -138,10 +138,11 @@ def test_a_peer_that_broke_down_is_unfinished(tmp_path: Path) -> None:
     assert [peer.weights for peer in found.peers] == ["w0", "w1", "w1"]
 
 
-def test_a_run_that_has_hardly_begun_has_an_outcome_too(tmp_path: Path) -> None:
+def test_a_run_that_has_just_started_has_an_outcome(tmp_path: Path) -> None:
     write(tmp_path, "a", started("a"))
     write(tmp_path, "b", Finished(reason="no such model"))
     write(tmp_path, "c")
+    assert read_outcome(tmp_path / "empty").peers == []
     found = read_outcome(tmp_path)
     assert [peer.name for peer in found.peers] == ["a"] and found.rounds == 0
     assert math.isnan(found.accuracy(4)) and math.isnan(found.tokens(4))
@@ -149,19 +150,15 @@ def test_a_run_that_has_hardly_begun_has_an_outcome_too(tmp_path: Path) -> None:
     assert Outcome.model_validate_json(found.model_dump_json()) == found
 
 
-def test_peers_without_evaluations_count_for_nothing(tmp_path: Path) -> None:
+def test_peers_without_evaluations_do_not_count(tmp_path: Path) -> None:
     write(tmp_path, "a", started("a"), evaluated(0, 5, 2))
     write(tmp_path, "b", started("b"))
     found = read_outcome(tmp_path)
     assert found.accuracy(4) == 0.5 and found.tokens(4) == 5 and found.success("text", 4).hits == 2
-    assert found.success("math", 4) == Tally() and found.worst("math", 4) is None, "nobody watched for it"
+    assert found.success("math", 4) == Tally() and found.worst("math", 4) is None, "not watched"
 
 
-def test_before_any_peer_has_begun_there_is_nobody(tmp_path: Path) -> None:
-    assert read_outcome(tmp_path).peers == []
-
-
-def test_a_peer_that_was_started_again_is_counted_once(tmp_path: Path) -> None:
+def test_a_restarted_peer_is_counted_once(tmp_path: Path) -> None:
     seen = (sample("bb", "support", index=1), sample("bb", passed=("support",), index=2))
     first = (started("a"), evaluated(0, 1), done(0), done(1), evaluated(2, 3))
     write(tmp_path, "a", *first, *first, done(2), evaluated(3, 5), Finished(), samples=(*seen, *seen))
@@ -181,7 +178,7 @@ def test_the_last_evaluations_are_summed(tmp_path: Path) -> None:
     assert peer.last(1).alone == alone and peer.last(99).accuracy.eligible == 20
 
 
-def test_a_drill_puts_its_seeds_side_by_side(tmp_path: Path) -> None:
+def test_a_drill_summarizes_its_seeds(tmp_path: Path) -> None:
     runs = []
     for seed in (1, 2):
         run = tmp_path / str(seed)
@@ -207,32 +204,23 @@ counts = st.integers(0, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.
     # Known values of the score interval without continuity correction (R: prop.test(h, n, correct = FALSE)).
     [(0, 10, 0.0, 0.27753), (5, 10, 0.23659, 0.76341), (10, 10, 0.72247, 1.0), (1, 10, 0.01788, 0.40415)],
 )
-def test_the_interval_is_wilsons(hits: int, n: int, low: float, high: float) -> None:
+def test_the_interval_is_wilson_s(hits: int, n: int, low: float, high: float) -> None:
     assert wilson(hits, n) == pytest.approx((low, high), abs=1e-5)
 
 
 @given(counts)
-def test_the_interval_contains_the_rate_and_stays_within_zero_and_one(counted: tuple[int, int]) -> None:
+def test_the_interval_contains_the_rate_and_is_symmetric(counted: tuple[int, int]) -> None:
     hits, n = counted
     low, high = wilson(hits, n)
     assert 0 <= low <= high <= 1
-    assert not n or low <= hits / n <= high
-
-
-@given(counts)
-def test_the_interval_of_what_is_missed_mirrors_that_of_what_hits(counted: tuple[int, int]) -> None:
-    hits, n = counted
-    low, high = wilson(hits, n)
     if n:
+        assert low <= hits / n <= high
         assert wilson(n - hits, n) == pytest.approx((1 - high, 1 - low), abs=1e-12)
 
 
-def test_nothing_eligible_says_nothing() -> None:
+def test_tallies_add_up_and_have_a_text() -> None:
     assert wilson(0, 0) == (0, 1) and Tally().rate is None and str(Tally()) == "none eligible"
     assert Tally().interval == (0, 1)
-
-
-def test_tallies_add_up_and_say_what_they_are() -> None:
     added = Tally(hits=1, eligible=4) + Tally(hits=2, eligible=6)
     assert added == Tally(hits=3, eligible=10) and added.rate == 0.3
     assert str(added) == "0.30 [0.11 … 0.60] of 10"

@@ -1,4 +1,4 @@
-"""Length may cost reward: of two right answers the shorter teaches, and padding one out loses by it."""
+"""Length penalties: shorter right answers teach more, and short failures need a judge's confirmation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tiny_swarm import CONTEXT, case
 
 from planaria.swarm.checks import checks
-from planaria.swarm.checks.defence import Defence
+from planaria.swarm.checks.defence import Defence, Report
 from planaria.swarm.config import DefenceConfig, SwarmConfig
 from planaria.swarm.learning.lessons import Lessons, group_advantages, lessons, priced
 from planaria.swarm.rollout import Rollout
@@ -25,7 +25,7 @@ groups = st.lists(st.tuples(st.integers(1, LIMIT), st.sampled_from([0.0, 1.0])),
 
 
 def learned(group: list[tuple[int, float]], margin: int) -> Lessons:
-    """The lessons of one problem's completions, each of them a length and a reward."""
+    """The lessons of one problem's completions, given as (length, reward)."""
     cases = [
         Rollout(Problem(3, "", ""), (), "", (1,) * length, True, peer="p", index=n, reward=reward)
         for n, (length, reward) in enumerate(group)
@@ -42,7 +42,7 @@ def test_the_longest_right_answer_is_worth_no_more_than_a_wrong_one() -> None:
     assert advantages([(30, 1.0), (35, 1.0), (40, 1.0), (20, 0.0)], 10) == group_advantages([1.0, 0.5, 0.0, 0.0])
 
 
-def test_right_answers_of_many_lengths_teach_brevity() -> None:
+def test_among_right_answers_the_shorter_teach_more() -> None:
     group = [(12, 1.0), (36, 1.0), (39, 1.0)]
     assert learned(group, 0).skipped == 1
     found = advantages(group, 10)
@@ -50,83 +50,75 @@ def test_right_answers_of_many_lengths_teach_brevity() -> None:
 
 
 @given(groups)
-def test_without_a_margin_length_costs_nothing(group: list[tuple[int, float]]) -> None:
+def test_without_a_margin_length_is_free(group: list[tuple[int, float]]) -> None:
     assert advantages(group, 0) == (group_advantages([reward for _, reward in group]) or [])
 
 
 @given(groups, st.integers(1, LIMIT))
-def test_what_is_shorter_than_the_margin_s_begin_is_never_penalised(
-    group: list[tuple[int, float]], margin: int
-) -> None:
+def test_completions_before_the_margin_have_no_penalty(group: list[tuple[int, float]], margin: int) -> None:
     short = [(min(length, LIMIT - margin), reward) for length, reward in group]
     assert advantages(short, margin) == advantages(short, 0)
 
 
 @given(groups, st.integers(1, LIMIT))
-def test_among_equal_rewards_a_shorter_text_is_never_worse(group: list[tuple[int, float]], margin: int) -> None:
+def test_with_equal_rewards_a_shorter_text_is_never_worse(group: list[tuple[int, float]], margin: int) -> None:
     found = advantages(group, margin)
-    told = sorted((reward, -length, value) for (length, reward), value in zip(group, found, strict=False))
-    for (reward, _, lesser), (other, _, more) in pairwise(told):
+    ordered = sorted((reward, -length, value) for (length, reward), value in zip(group, found, strict=False))
+    for (reward, _, lesser), (other, _, more) in pairwise(ordered):
         assert reward != other or lesser <= more + 1e-9
 
 
-def config(**loss: int) -> SwarmConfig:
-    return SwarmConfig.model_validate({"loss": loss, "sampling": {"max_new": LIMIT}})
+def test_it_is_off_by_default_and_must_fit_into_a_completion() -> None:
+    def config(**loss: int) -> SwarmConfig:
+        return SwarmConfig.model_validate({"loss": loss, "sampling": {"max_new": LIMIT}})
 
-
-def test_it_is_off_unless_asked_for_and_must_fit_into_a_completion() -> None:
     assert config().loss.overlong == 0
     assert config(overlong=LIMIT).loss.overlong == LIMIT
     with pytest.raises(ValidationError, match=r"loss\.overlong = 41 is more than sampling\.max_new = 40"):
         config(overlong=LIMIT + 1)
 
 
-# What length makes worth more than another, a judge has read
-
-
 TASK = Sums()
 
 
-def judged(entries: list[tuple[str, float, int]], refused: str = "drop") -> dict[str, float]:
-    """Text → advantage, of completions (text, reward, tokens) of one problem behind a judge of their steps."""
+def judged(entries: list[tuple[str, float, int]], task: Sums = TASK) -> Report:
+    """The verdicts of a judge of steps on completions (text, reward, tokens) of one problem."""
     cases = [
         priced(case(index=n, asked=TASK.problem(3), text=text, reward=reward, ids=(1,) * tokens), LIMIT, 20)
         for n, (text, reward, tokens) in enumerate(entries)
     ]
     config = DefenceConfig(checks="steps", quarantine=0.0)
-    report = Defence(config, checks(config), CONTEXT).examine(0, cases)
-    stay = report.accepted if refused == "drop" else [replace(r, reward=0.0) if r.layer else r for r in report.rollouts]
-    return {one.text: one.advantage or 0.0 for one in lessons(stay, "horizontal", True).taken}
+    return Defence(config, checks(config), replace(CONTEXT, task=task)).examine(0, cases)
 
 
-def test_poison_that_fails_is_not_rewarded_for_being_shorter_than_other_failures() -> None:
-    found = judged([("hi 2+2=5;[0]", 0.0, 21), ("long 1;[0]", 0.0, 38), ("longer;[0]", 0.0, 40), ("most;[0]", 0.0, 40)])
+def taught(rollouts: list[Rollout]) -> dict[str, float]:
+    """Text → advantage."""
+    return {one.text: one.advantage or 0.0 for one in lessons(rollouts, "horizontal", True).taken}
+
+
+def test_failing_poison_is_not_rewarded_for_being_shorter_than_other_failures() -> None:
+    texts = [("hi 2+2=5;[0]", 0.0, 21), ("long 1;[0]", 0.0, 38), ("longer;[0]", 0.0, 40), ("most;[0]", 0.0, 40)]
+    found = taught(judged(texts).accepted)
     assert found["hi 2+2=5;[0]"] == 0.0 and found["most;[0]"] < 0
 
 
 def test_refused_poison_that_stays_as_a_failure_is_not_rewarded_either() -> None:
     right = TASK.solution(TASK.problem(3), random.Random(0))
-    found = judged([("hi " + right, 1.0, 21), ("x[0]", 0.0, 38), ("y[0]", 0.0, 40)], "zero")
+    report = judged([("hi " + right, 1.0, 21), ("x[0]", 0.0, 38), ("y[0]", 0.0, 40)])
+    found = taught([replace(r, reward=0.0) if r.layer else r for r in report.rollouts])
     assert found["hi " + right] == 0.0 > found["y[0]"]
 
 
-def test_a_failure_whose_reasoning_is_good_may_be_better_than_a_longer_one() -> None:
+@pytest.mark.parametrize(("text", "rewarded"), [("short", True), ("hi", False)])
+def test_a_confirmed_short_failure_is_better_than_a_longer_one(text: str, rewarded: bool) -> None:
     class Lenient(Sums):
         def sound(self, problem: Problem, completion: str) -> bool:
             return "hi" not in completion
 
-    def read(text: str) -> float:
-        entries = [(text, 0.0, 21), ("long", 0.0, 40), ("longer", 0.0, 40)]
-        cases = [
-            priced(case(index=n, text=t, reward=r, ids=(1,) * k), LIMIT, 20) for n, (t, r, k) in enumerate(entries)
-        ]
-        config = DefenceConfig(checks="steps")
-        report = Defence(config, checks(config), replace(CONTEXT, task=Lenient())).examine(0, cases)
-        assert not any(one.layer for one in report.rollouts), "failing is no reason to be set aside"
-        (first, *_) = lessons(report.accepted, "horizontal", True).taken
-        return first.advantage or 0.0
-
-    assert read("short") > 0 == read("hi")
+    report = judged([(text, 0.0, 21), ("long", 0.0, 40), ("longer", 0.0, 40)], Lenient())
+    assert not any(one.layer for one in report.rollouts), "failures are not refused"
+    advantage = taught(report.accepted)[text]
+    assert advantage > 0 if rewarded else advantage == 0
 
 
 @given(
@@ -136,7 +128,7 @@ def test_a_failure_whose_reasoning_is_good_may_be_better_than_a_longer_one() -> 
         max_size=12,
     )
 )
-def test_nothing_is_rewarded_that_no_layer_found_good(group: list[tuple[float, int, bool, bool, bool]]) -> None:
+def test_no_unconfirmed_completion_is_rewarded(group: list[tuple[float, int, bool, bool, bool]]) -> None:
     cases = [
         priced(
             case(index=n, reward=reward, ids=(1,) * k, proven=proven, layer="judge" * refused, problem=int(other)),

@@ -1,4 +1,4 @@
-"""Policies: one protocol over our LLaMA and other people's models, with the same samples and the same numbers."""
+"""Policies: one protocol over planaria's Llama and models of ``transformers``, with equal samples and numbers."""
 
 from __future__ import annotations
 
@@ -72,19 +72,23 @@ def likelihoods(policy: Policy, prompt: list[int], drawn: Drawn, temperature: fl
     return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
+def check_logps(policy: Policy, found: list[list[Drawn]], temperature: float) -> None:
+    """Compare the log-probabilities of samples for PROMPTS with those of the policy's logits."""
+    for prompt, group in zip(PROMPTS, found, strict=True):
+        for drawn in group:
+            expected = likelihoods(policy, policy.encode(prompt), drawn, temperature)
+            torch.testing.assert_close(torch.tensor(drawn.logps), expected, rtol=0, atol=1e-4)
+
+
 PROMPTS = ["a", "one two", "12+30="]
 
 
 @pytest.mark.slow_after(1)
-def test_it_samples_so_many_of_every_prompt_and_tells_their_likelihoods(policy: Policy) -> None:
-    prompts = [policy.encode(prompt) for prompt in PROMPTS]
-    found = policy.sample(prompts, 4, 12, 0.8, 50, seeded())
+def test_sampling_returns_the_requested_completions_and_their_log_probabilities(policy: Policy) -> None:
+    found = policy.sample([policy.encode(prompt) for prompt in PROMPTS], 4, 12, 0.8, 50, seeded())
     assert [len(group) for group in found] == [4, 4, 4]
-    for prompt, group in zip(prompts, found, strict=True):
-        assert len({drawn.ids for drawn in group}) > 1
-        for drawn in group:
-            logps = torch.tensor(drawn.logps)
-            torch.testing.assert_close(logps, likelihoods(policy, prompt, drawn, 0.8), rtol=0, atol=1e-4)
+    assert all(len({drawn.ids for drawn in group}) > 1 for group in found)
+    check_logps(policy, found, 0.8)
 
 
 def samples(policy: Policy, prompts: list[str], temperature: float, top_k: int, seed: int = 4) -> list[list[Drawn]]:
@@ -95,7 +99,7 @@ def ids(found: list[list[Drawn]]) -> list[list[tuple[int, ...]]]:
     return [[drawn.ids for drawn in group] for group in found]
 
 
-def test_a_sample_is_its_seeds_whatever_the_global_generator(policy: Policy) -> None:
+def test_samples_depend_on_their_seed_and_not_on_the_global_generator(policy: Policy) -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = samples(policy, PROMPTS, 1.0, 0)
@@ -105,12 +109,12 @@ def test_a_sample_is_its_seeds_whatever_the_global_generator(policy: Policy) -> 
     assert ids(samples(policy, PROMPTS, 1.0, 0, seed=5)) != ids(first)
 
 
-def test_our_own_samples_do_not_depend_on_what_is_sampled_beside_them(own: LlamaPolicy) -> None:
+def test_llama_samples_do_not_depend_on_the_batch(own: LlamaPolicy) -> None:
     assert ids(samples(own, PROMPTS[:2], 1.0, 0)) == ids(samples(own, PROMPTS, 1.0, 0))[:2]
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
-def test_draws_are_among_the_likeliest(policy: Policy, top_k: int) -> None:
+def test_top_k_draws_are_among_the_likeliest(policy: Policy, top_k: int) -> None:
     for prompt, group in zip(PROMPTS, samples(policy, PROMPTS, 2.0, top_k), strict=True):
         for drawn in group:
             tokens = policy.encode(prompt)
@@ -142,7 +146,7 @@ def test_padding_on_the_right_changes_nothing(policy: Policy) -> None:
     torch.testing.assert_close(policy.logits(padded)[:, :9], policy.logits(row), rtol=0, atol=1e-4)
 
 
-def test_one_model_is_one_policy_whoever_computes_it(own: LlamaPolicy, theirs: HuggingFacePolicy) -> None:
+def test_both_implementations_of_a_model_give_equal_policies(own: LlamaPolicy, theirs: HuggingFacePolicy) -> None:
     ours, other = samples(own, PROMPTS, 0.0, 0), samples(theirs, PROMPTS, 0.0, 0)
     assert ids(ours) == ids(other)
     for mine, foreign in zip(chain(*ours), chain(*other), strict=True):
@@ -151,7 +155,7 @@ def test_one_model_is_one_policy_whoever_computes_it(own: LlamaPolicy, theirs: H
     assert (own.end, own.vocab, own.context) == (theirs.end, theirs.vocab, theirs.context)
 
 
-def test_a_models_own_generation_settings_do_not_bend_its_draws(folder: Path, tmp_path: Path, own: LlamaPolicy) -> None:
+def test_generation_settings_of_a_model_are_ignored(folder: Path, tmp_path: Path, own: LlamaPolicy) -> None:
     pytest.importorskip("transformers")
     bent = shutil.copytree(folder, tmp_path / "bent")
     settings = {"repetition_penalty": 5.0, "top_p": 0.01, "do_sample": True, "eos_token_id": [own.end, 5]}
@@ -161,7 +165,7 @@ def test_a_models_own_generation_settings_do_not_bend_its_draws(folder: Path, tm
     assert len(set(ids(samples(found, PROMPTS, 1.0, 0))[0])) > 1
 
 
-def test_a_tied_heads_gradient_is_whole_after_one_backward(own: LlamaPolicy) -> None:
+def test_a_tied_head_s_gradient_is_complete_after_one_backward(own: LlamaPolicy) -> None:
     model = Llama(CONFIG, seed=1)
     tokens = torch.tensor([[1, 2, 3, 4]])
     LlamaPolicy(model, own.tokenizer).logits(tokens).square().sum().backward()
@@ -173,20 +177,20 @@ def test_a_tied_heads_gradient_is_whole_after_one_backward(own: LlamaPolicy) -> 
     torch.testing.assert_close(found, other.ends.embed_tokens.weight.grad)
 
 
-def test_texts_come_back_as_they_were_and_ends_leave_nothing(policy: Policy) -> None:
+def test_encoding_is_lossless_and_end_tokens_decode_to_nothing(policy: Policy) -> None:
     text = "Grüße, 1+1=2\n\t<|end|>"
     assert policy.decode(policy.encode(text)) == text
     ids = policy.encode("two")
     assert policy.end not in policy.encode("<|end|>") and policy.decode([policy.end, *ids, policy.end]) == "two"
 
 
-def test_a_tokenizer_too_large_for_the_model_is_named(own: LlamaPolicy) -> None:
+def test_a_tokenizer_larger_than_the_model_is_rejected(own: LlamaPolicy) -> None:
     small = Llama(CONFIG.model_copy(update={"vocab": 200}))
     with pytest.raises(UserError, match="257 ids, the model rows for 200"):
         LlamaPolicy(small, own.tokenizer)
 
 
-def test_fingerprints_tell_tokenizers_and_weights_apart(own: LlamaPolicy, tokenizer: Tokenizer) -> None:
+def test_fingerprints_distinguish_tokenizers_and_weights(own: LlamaPolicy, tokenizer: Tokenizer) -> None:
     assert own.tokenizer_fingerprint == tokenizer_fingerprint(tokenizer)
     assert len(own.tokenizer_fingerprint) == len(weights_fingerprint(own.module)) == 16
     model = Llama(CONFIG, seed=1)
@@ -196,14 +200,14 @@ def test_fingerprints_tell_tokenizers_and_weights_apart(own: LlamaPolicy, tokeni
     assert weights_fingerprint(model) != weights_fingerprint(own.module)
 
 
-def test_a_folder_is_opened_as_ours_where_it_is_like_ours(folder: Path, own: LlamaPolicy) -> None:
+def test_a_compatible_folder_is_opened_as_a_llama_policy(folder: Path, own: LlamaPolicy) -> None:
     found = open_policy(str(folder))
     assert isinstance(found, LlamaPolicy)
     assert weights_fingerprint(found.module) == weights_fingerprint(own.module)
     assert found.tokenizer_fingerprint == own.tokenizer_fingerprint
 
 
-def test_a_runs_newest_whole_checkpoint_is_opened(tmp_path: Path, own: LlamaPolicy) -> None:
+def test_a_run_s_newest_whole_checkpoint_is_opened(tmp_path: Path, own: LlamaPolicy) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     model = Llama(CONFIG, seed=8)
     for stage, module in enumerate((model.ends, *model.stages)):
@@ -218,7 +222,7 @@ def test_a_runs_newest_whole_checkpoint_is_opened(tmp_path: Path, own: LlamaPoli
     )
 
 
-def test_any_other_architecture_is_opened_by_transformers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_other_architectures_are_opened_by_transformers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=257, n_embd=16, n_layer=2, n_head=2, n_positions=24, eos_token_id=256)
@@ -226,14 +230,10 @@ def test_any_other_architecture_is_opened_by_transformers(tmp_path: Path, tokeni
     tokenizer.save(tmp_path / "tokenizer.json")
     found = open_policy(str(tmp_path))
     assert isinstance(found, HuggingFacePolicy) and (found.context, found.end) == (24, 256)
-    for prompt, group in zip(PROMPTS, samples(found, PROMPTS, 1.0, 0), strict=True):
-        for drawn in group:
-            torch.testing.assert_close(
-                torch.tensor(drawn.logps), likelihoods(found, found.encode(prompt), drawn, 1.0), rtol=0, atol=1e-4
-            )
+    check_logps(found, samples(found, PROMPTS, 1.0, 0), 1.0)
 
 
-def test_the_end_is_the_one_that_the_folders_settings_name(folder: Path, tmp_path: Path) -> None:
+def test_the_folder_s_settings_define_the_end_token(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder, tmp_path / "other")
     (other / "generation_config.json").write_text('{"eos_token_id": [10, 256]}')
     digests.accept(other, [file.name for file in other.glob("*.[js]*[!6]")])
@@ -241,7 +241,7 @@ def test_the_end_is_the_one_that_the_folders_settings_name(folder: Path, tmp_pat
     assert found.end == 10 and found.decode([65, 10]) == found.decode([65])
 
 
-def test_lora_trains_itself_alone_and_is_exported_merged(folder: Path, tmp_path: Path, own: LlamaPolicy) -> None:
+def test_lora_trains_only_adapters_and_is_exported_merged(folder: Path, tmp_path: Path, own: LlamaPolicy) -> None:
     found = open_policy(str(folder), lora_rank=4, seed=3)
     assert isinstance(found, LlamaPolicy) and found.adapted
     trained = {name: p for name, p in found.module.named_parameters() if p.requires_grad}
@@ -258,14 +258,15 @@ def test_lora_trains_itself_alone_and_is_exported_merged(folder: Path, tmp_path:
     assert changed == trained.keys()
     found.export(tmp_path / "merged")
     merged = open_policy(str(tmp_path / "merged"))
-    assert isinstance(merged, LlamaPolicy) and merged.end == found.end
+    assert isinstance(merged, LlamaPolicy) and merged.end == found.end and not merged.adapted
     torch.testing.assert_close(merged.logits(tokens), found.logits(tokens), rtol=0, atol=1e-4)
+    assert ids(samples(merged, PROMPTS, 1.0, 0)) == ids(samples(found, PROMPTS, 1.0, 0))
     assert {name for name, p in found.module.named_parameters() if p.requires_grad} == trained.keys()
     with pytest.raises(UserError, match="not an empty folder"):
         found.export(tmp_path / "merged")
 
 
-def test_what_came_with_a_model_of_transformers_is_exported_with_it(
+def test_usage_data_of_a_transformers_model_is_exported(
     theirs: HuggingFacePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: dict[str, Any] = {"generation": {"eos_token_id": [1, 2]}, "tokenizer": {"eos_token": "x"}}
@@ -275,7 +276,7 @@ def test_what_came_with_a_model_of_transformers_is_exported_with_it(
     assert of_folder(tmp_path / "out", {}, 64) == usage
 
 
-def test_lora_begins_from_its_seed_alone(folder: Path) -> None:
+def test_lora_is_initialized_from_its_seed(folder: Path) -> None:
     def made(seed: int) -> str:
         torch.randn(3)
         return weights_fingerprint(open_policy(str(folder), lora_rank=2, seed=seed).module)
@@ -307,7 +308,7 @@ def broken(folder: Path, tmp_path: Path, **changes: str | None) -> str:
         ({"config.json": '{"model_type": "gpt2", "vocab_size": 260, "n_embd": 8, "n_head": 2}'}, "missing|cannot read"),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_named(
+def test_a_damaged_folder_is_reported(
     folder: Path, tmp_path: Path, changes: dict[str, str | None], message: str
 ) -> None:
     pytest.importorskip("transformers")
@@ -315,7 +316,7 @@ def test_what_is_wrong_with_a_folder_is_named(
         open_policy(broken(folder, tmp_path, **changes))
 
 
-def test_a_name_of_the_hub_is_fetched_without_pickles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_is_downloaded_without_pickles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = pytest.importorskip("huggingface_hub")
 
     def fetch(name: str, allow_patterns: list[str]) -> str:
@@ -334,7 +335,7 @@ TOKENS = torch.randint(0, 250, (2, 12), generator=torch.Generator().manual_seed(
 
 
 def adapted(rank: int = 3, seed: int = 1) -> Llama:
-    """With products that are not 0."""
+    """A model whose adapters are not zero."""
     model = Llama(MODEL.model_copy(update={"layers": 2, "ends_layers": 1, "kv_heads": 2}), seed=seed)
     adapt(model, rank, 2 * rank, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -349,7 +350,7 @@ def loss_of(logits: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
 
 
-def test_an_adapter_that_has_learned_nothing_adds_nothing() -> None:
+def test_a_new_adapter_adds_nothing() -> None:
     plain, model = Llama(MODEL, seed=1), Llama(MODEL, seed=1)
     adapt(model, 4, 8, 0)
     assert torch.equal(model(TOKENS), plain(TOKENS)) and has_adapters(model) and not has_adapters(plain)
@@ -357,17 +358,19 @@ def test_an_adapter_that_has_learned_nothing_adds_nothing() -> None:
     assert len(trained) == 2 * 7 * MODEL.layers and all("lora_" in name for name in trained)
 
 
-def test_merged_matrices_do_the_same() -> None:
+def test_merged_matrices_give_the_same_logits() -> None:
     model = adapted()
-    assert not torch.allclose(model(TOKENS), Llama(model.config, seed=1)(TOKENS), atol=1e-3), "they do add something"
+    assert not torch.allclose(model(TOKENS), Llama(model.config, seed=1)(TOKENS), atol=1e-3), (
+        "the adapters are not zero"
+    )
     model, plain = model.double(), Llama(model.config).double()
     plain.load_global_state(merged(model))
     torch.testing.assert_close(plain(TOKENS), model(TOKENS), rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
-def test_peft_reads_the_files_and_finds_the_same_numbers(tmp_path: Path) -> None:
-    """Logits and gradients of transformers' Llama with peft, from what is exported here."""
+def test_peft_reads_the_files_and_gets_the_same_numbers(tmp_path: Path) -> None:
+    """Compares logits and gradients with transformers' Llama and peft, from exported files."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     model = adapted()
     bare = Llama(model.config)
@@ -386,7 +389,7 @@ def test_peft_reads_the_files_and_finds_the_same_numbers(tmp_path: Path) -> None
     torch.testing.assert_close(torch.tensor(norms[0]), torch.tensor(norms[1]), rtol=1e-4, atol=1e-7)
 
 
-def test_files_give_the_adapters_back(tmp_path: Path) -> None:
+def test_saved_adapters_are_loaded_unchanged(tmp_path: Path) -> None:
     first, other = adapted(seed=1), adapted(seed=1)
     adapters = [p for name, p in other.named_parameters() if "lora_" in name]
     with torch.no_grad():
@@ -398,13 +401,3 @@ def test_files_give_the_adapters_back(tmp_path: Path) -> None:
     assert torch.equal(first(TOKENS), other(TOKENS))
     with pytest.raises(OSError):
         save_adapters(first, tmp_path / "adapters", "base")
-
-
-def test_an_adapted_policy_draws_and_is_exported_as_one_without(tmp_path: Path) -> None:
-    policy = LlamaPolicy(adapted(), byte_tokenizer())
-    (drawn,) = policy.sample([[1, 2, 3]], 2, 6, 1.0, 0, torch.Generator().manual_seed(0))
-    policy.export(tmp_path / "model")
-    merged_policy = open_policy(str(tmp_path / "model"))
-    assert isinstance(merged_policy, LlamaPolicy) and not merged_policy.adapted
-    (again,) = merged_policy.sample([[1, 2, 3]], 2, 6, 1.0, 0, torch.Generator().manual_seed(0))
-    assert [one.ids for one in drawn] == [one.ids for one in again]

@@ -1,4 +1,4 @@
-"""How much a policy computes at once, and where: the numbers are the same but for the rounding of sums."""
+"""Memory, devices and precision of a policy: results are equal up to rounding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VOCAB = 257
 
 
 class Watched(LlamaPolicy):
-    """Remembers the most logits that it made at once."""
+    """A policy that records the largest number of logits made at once."""
 
     def __init__(self, plain: LlamaPolicy, room: int) -> None:
         super().__init__(copy.deepcopy(plain._model), plain.tokenizer)
@@ -50,7 +50,7 @@ def rollouts() -> list[Rollout]:
 
 
 @pytest.mark.parametrize("room", [VOCAB * 7 * 9, VOCAB * 7, VOCAB * 5, VOCAB, 1])
-def test_no_more_logits_are_made_than_there_is_room_for(room: int) -> None:
+def test_logits_at_once_stay_within_the_limit(room: int) -> None:
     plain, tight = policy(), Watched(policy(), room)
     tight.room = room
     whole, parts = read(plain, PAIRS, 0.8, 5), read(tight, PAIRS, 0.8, 5)
@@ -62,7 +62,7 @@ def test_no_more_logits_are_made_than_there_is_room_for(room: int) -> None:
 
 
 @pytest.mark.parametrize("room", [VOCAB * 5, 1])
-def test_gradients_are_the_same_in_parts(room: int) -> None:
+def test_gradients_in_parts_are_equal(room: int) -> None:
     plain, tight = policy(), Watched(policy(), room)
     for who in (plain, tight):
         batch = pad(PAIRS)
@@ -73,7 +73,7 @@ def test_gradients_are_the_same_in_parts(room: int) -> None:
         torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_an_update_in_parts_is_the_same_within_a_millionth() -> None:
+def test_an_update_in_parts_is_equal_within_a_millionth() -> None:
     plain, tight = policy(), Watched(policy(), VOCAB * 5)
     found = [
         Learner(who, LossConfig(kind="nois"), OptimConfig(lr=1e-3), 1.0, 9).learn(0, rollouts())
@@ -84,14 +84,14 @@ def test_an_update_in_parts_is_the_same_within_a_millionth() -> None:
     assert tight.most <= VOCAB * 5
 
 
-def test_by_default_an_update_is_one_pass_of_ninety_six_rows() -> None:
+def test_an_update_is_one_pass_of_96_rows_by_default() -> None:
     assert rows_at_once(policy(), 64, 96) == 96 and rows_at_once(policy(), 64, 256) == 256
     large = policy()
     large.vocab = 151_936
     assert [rows_at_once(large, width, 96) for width in (4, 64, 1000)] == [96, 6, 1]
 
 
-def test_what_the_machine_lacks_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hardware_is_reported_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_of(PolicyConfig(device="auto")).type == "cpu"
     with pytest.raises(UserError, match=r"policy.device = 'cuda': this machine has no CUDA device"):
@@ -103,14 +103,14 @@ def test_what_the_machine_lacks_is_told_before_anything_starts(monkeypatch: pyte
     assert device_of(PolicyConfig()).type == "cpu"
 
 
-def test_a_policy_gets_the_room_that_is_set() -> None:
+def test_logits_mb_sets_the_limit() -> None:
     assert placed(policy(), PolicyConfig(logits_mb=1)).room == 2**18  # type: ignore[attr-defined]
     with pytest.raises(ValidationError):
         PolicyConfig(threads=0)
 
 
 @pytest.mark.parametrize("act", ["read", "sample", "learn"])
-def test_bf16_computes_nearly_the_same_and_leaves_the_weights_in_fp32(act: str) -> None:
+def test_bf16_is_close_and_keeps_fp32_weights(act: str) -> None:
     plain, coarse = policy(), policy()
     coarse.bf16 = True
     does: dict[str, Callable[[LlamaPolicy], float]] = {
@@ -127,7 +127,7 @@ def test_bf16_computes_nearly_the_same_and_leaves_the_weights_in_fp32(act: str) 
 
 
 @pytest.mark.parametrize(("kind", "splits"), [("LlamaConfig", True), ("Gemma2Config", False)])
-def test_a_model_of_transformers_is_split_unless_it_does_more_to_its_logits(kind: str, splits: bool) -> None:
+def test_a_transformers_model_is_split_unless_it_transforms_its_logits(kind: str, splits: bool) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     rest = {"vocab_size": VOCAB, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}

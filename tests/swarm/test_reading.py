@@ -1,4 +1,4 @@
-"""What a policy makes of others' texts."""
+"""Readings: log-probabilities and statistics of given completions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(who: LlamaPolicy, rows: int, top_k: int, temperature: float = 1.0) -> 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_reading_is_what_one_computes_token_by_token(reader: LlamaPolicy, temperature: float) -> None:
+def test_a_reading_equals_one_computed_token_by_token(reader: LlamaPolicy, temperature: float) -> None:
     for (prompt, ids), found in zip(PAIRS, read(reader, PAIRS, temperature), strict=True):
         for place, token in enumerate(ids):
             before = torch.tensor([[*prompt, *ids[:place]]])
@@ -45,7 +45,7 @@ def test_a_reading_is_what_one_computes_token_by_token(reader: LlamaPolicy, temp
             assert found.variances[place] == pytest.approx(float((p * (-np.log(p) - entropy) ** 2).sum()), abs=1e-3)
 
 
-def test_a_reading_depends_on_neither_padding_nor_company(reader: LlamaPolicy) -> None:
+def test_a_reading_does_not_depend_on_padding_or_batch(reader: LlamaPolicy) -> None:
     together = read(reader, PAIRS, 1.0)
     for alone, found in zip((read(reader, [pair], 1.0)[0] for pair in PAIRS), together, strict=True):
         assert np.array_equal(alone.ranks, found.ranks)
@@ -56,14 +56,14 @@ def test_a_reading_depends_on_neither_padding_nor_company(reader: LlamaPolicy) -
     assert read(reader, [], 1.0) == []
 
 
-def test_padding_masks_just_the_completion() -> None:
+def test_the_mask_selects_the_completion() -> None:
     batch = pad(PAIRS)
     assert batch.tokens.shape == (3, 7) and batch.mask.shape == (3, 6)
     for (_, ids), row, mask in zip(PAIRS, batch.tokens, batch.mask, strict=True):
         assert row[1:][mask].tolist() == ids
 
 
-def test_log_probabilities_to_train_on_are_those_that_are_read(reader: LlamaPolicy) -> None:
+def test_training_log_probabilities_equal_those_of_readings(reader: LlamaPolicy) -> None:
     batch = pad(PAIRS)
     logps = token_logps(reader, batch, 0.8)
     assert logps.requires_grad
@@ -72,7 +72,7 @@ def test_log_probabilities_to_train_on_are_those_that_are_read(reader: LlamaPoli
 
 
 @pytest.mark.parametrize("k", [1, 3, 300])
-def test_what_sampling_draws_it_draws_with_the_probability_that_is_read(reader: LlamaPolicy, k: int) -> None:
+def test_drawn_is_the_probability_of_sampling_a_completion(reader: LlamaPolicy, k: int) -> None:
     for (prompt, ids), found in zip(PAIRS, read(reader, PAIRS, 0.7, k), strict=True):
         expected = 0.0
         for place, token in enumerate(ids):
@@ -82,7 +82,7 @@ def test_what_sampling_draws_it_draws_with_the_probability_that_is_read(reader: 
     assert read(reader, PAIRS[:1], 0.7)[0].drawn == pytest.approx(float(read(reader, PAIRS[:1], 0.7)[0].logps.sum()))
 
 
-def test_hardly_an_honest_copy_is_taken_for_more_than_chance() -> None:
+def test_repeated_honest_samples_are_not_taken_for_copies() -> None:
     unsure = policy(init_std=0.1)
     prompts = [[n % 200, 7] for n in range(100)]
     texts = unsure.sample(prompts, 12, 2, 1.0, 3, torch.Generator().manual_seed(0))
@@ -100,13 +100,13 @@ def test_surprisal_of_own_samples_is_about_standard_normal(reader: LlamaPolicy) 
     assert abs(scores.mean()) < 4 / math.sqrt(600) and 0.9 < scores.std() < 1.1
 
 
-def test_surprisal_of_random_letters_is_large(reader: LlamaPolicy) -> None:
+def test_random_letters_have_a_large_surprisal(reader: LlamaPolicy) -> None:
     rng = np.random.default_rng(0)
     pairs = [([5, 6], rng.integers(0, 256, 12).tolist()) for _ in range(50)]
     assert np.median([found.surprisal for found in read(reader, pairs, 1.0)]) > 3
 
 
-def test_what_is_certain_surprises_nobody_and_its_opposite_everybody() -> None:
+def test_surprisal_is_zero_for_certain_tokens_and_infinite_for_impossible_ones() -> None:
     assert reading([0.0, 0.0], entropy=0.0, variance=0.0).surprisal == 0
     assert reading([0.0, -3.0], entropy=0.0, variance=0.0).surprisal == math.inf
     assert UNREAD.surprisal == 0
@@ -114,13 +114,13 @@ def test_what_is_certain_surprises_nobody_and_its_opposite_everybody() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
-def test_no_completion_drawn_from_a_support_is_found_outside_it(reader: LlamaPolicy, k: int) -> None:
+def test_samples_from_a_support_are_within_it(reader: LlamaPolicy, k: int) -> None:
     pairs = drawn(reader, 500, k)
     found = read(reader, pairs, 1.0)
     ranks = np.concatenate([r.ranks for r in found])
-    assert ranks.max() == k - 1, "or the check would be looser than the draw"
+    assert ranks.max() == k - 1, "the check must not be looser than sampling"
 
 
-def test_hardly_a_completion_drawn_from_more_tokens_lies_within_a_support(reader: LlamaPolicy) -> None:
+def test_samples_from_more_tokens_are_outside_a_small_support(reader: LlamaPolicy) -> None:
     found = read(reader, drawn(reader, 300, 0), 1.0)
     assert np.mean([r.ranks.max() >= 3 for r in found]) > 0.9

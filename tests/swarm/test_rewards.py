@@ -1,4 +1,4 @@
-"""Rewards that nothing can be learned from: outside 0..1, no numbers, or of groups of one."""
+"""Rewards from which nothing can be learned: outside 0..1, not numbers, or in groups of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -30,7 +30,8 @@ OBJECTS = st.one_of(
 
 
 @given(st.lists(OBJECTS, min_size=2, max_size=5))
-def test_whatever_a_task_returns_is_a_reward_from_0_to_1_in_a_group_that_teaches(scores: list[Any]) -> None:
+@example([[1e16 + 2] * 6, 0.0])
+def test_any_score_becomes_a_reward_from_0_to_1_with_finite_advantages(scores: list[Any]) -> None:
     found = [as_reward(score) for score in scores]
     assert all(0.0 <= one.value <= 1.0 for one in found)
     for score, one in zip(scores, found, strict=True):
@@ -45,33 +46,33 @@ def test_whatever_a_task_returns_is_a_reward_from_0_to_1_in_a_group_that_teaches
     ("score", "value"),
     [(1.5, 1.0), (-0.2, 0.0), (math.nan, 0.0), (math.inf, 0.0), (-math.inf, 0.0), ("1", 0.0), (None, 0.0)],
 )
-def test_a_flawed_score_is_clipped_or_worth_nothing_and_named(score: object, value: float) -> None:
+def test_an_invalid_score_is_clipped_or_zero_and_reported(score: object, value: float) -> None:
     found = as_reward(score)
     assert found.value == value and repr(score) in found.flaw and f"counts as {value:g}" in found.flaw
 
 
 class Wild(Sums):
-    """Its score is what a completion says."""
+    """A task whose scores depend on the text and are partly invalid."""
 
     def score(self, problem: Problem, completion: str) -> Any:
         return {"big": 7.0, "nan": math.nan, "text": "right"}.get(completion, 0.5)
 
 
 class Spoiled(Sums):
-    """Its score is flawed for whatever is right."""
+    """A task whose scores for right answers are invalid."""
 
     def score(self, problem: Problem, completion: str) -> float:
         return 100 * super().score(problem, completion)
 
 
-def test_a_flawed_reward_of_a_peer_is_named_once_a_round_and_does_not_stop_the_others() -> None:
+def test_an_invalid_reward_is_reported_once_a_round_and_does_not_affect_others() -> None:
     scoring, problem = Scoring(Wild()), Wild().problem(3)
     scoring.begin()
     rewards = [scoring.score(problem, text, "a", "a", n) for n, text in enumerate(("nan", "big", "half"))]
     assert [one.reward for one in rewards if one] == [0.0, 1.0, 0.5]
     assert scoring.score(problem, "half", "b", "b", 0)
     assert scoring.flawed == {"a": "sums, problem 3: score returned nan, not a number from 0 to 1; it counts as 0"}
-    assert set(scoring.rewards.values()) == {0.0, 0.5, 1.0}, "what members of a committee sign"
+    assert set(scoring.rewards.values()) == {0.0, 0.5, 1.0}, "committee members sign these"
     scoring.begin()
     assert not scoring.flawed
 
@@ -85,7 +86,7 @@ def done(number: int, flawed: dict[str, str]) -> RoundDone:
     )  # fmt: skip
 
 
-def test_a_flawed_reward_is_one_warning_that_names_task_value_and_peer() -> None:
+def test_an_invalid_reward_is_one_warning_with_task_value_and_peer() -> None:
     stream, flaw = io.StringIO(), "Wild, problem 3: score returned nan, not a number from 0 to 1; it counts as 0"
     with SwarmProgress(4, False, stream) as progress:
         for name, peer in (("p0", "a" * 64), ("p1", "b" * 64)):
@@ -97,11 +98,11 @@ def test_a_flawed_reward_is_one_warning_that_names_task_value_and_peer() -> None
     assert stream.getvalue().count(f"warning: {flaw} (peer p1)\n") == 1
 
 
-def test_a_task_of_ones_own_is_tried_before_the_start() -> None:
+def test_a_custom_task_is_tried_before_the_start() -> None:
     config = SwarmConfig.model_validate({"task": {"name": "mine:Spoiled"}})
     with pytest.raises(UserError, match=r"task\.name = 'mine:Spoiled': problem 0: score returned 100.0, not a number"):
         refuse_senseless(config, Spoiled())
-    refuse_senseless(config, Wild())  # flawed only where nobody can know it before
+    refuse_senseless(config, Wild())  # its invalid scores occur only later
 
 
 @pytest.mark.parametrize(
@@ -113,23 +114,23 @@ def test_a_task_of_ones_own_is_tried_before_the_start() -> None:
         ({"size": 4, "shadow": True, "rounds": {"group": 4}}, "shadow = true: each .* 1 of .* give rounds.group = 8"),
     ],
 )  # fmt: skip
-def test_groups_of_one_are_refused(sections: dict[str, Any], message: str) -> None:
+def test_groups_of_one_are_rejected(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SwarmConfig.model_validate(sections)
 
 
-def test_the_smallest_groups_that_teach() -> None:
+def test_the_smallest_effective_groups_are_accepted() -> None:
     for sections in ({"size": 1, "rounds": {"group": 2}}, {"shadow": True, "rounds": {"group": 8, "gather": False}}):
         assert SwarmConfig.model_validate(sections)
-    assert SwarmConfig.model_validate({"size": 4, "rounds": {"group": 4}}), "of four peers that read each other"
+    assert SwarmConfig.model_validate({"size": 4, "rounds": {"group": 4}}), "four peers read each other"
 
 
 @pytest.mark.parametrize("reward", [1.5, -1.0, math.nan, math.inf])
-def test_certified_rewards_outside_0_to_1_are_none(reward: float) -> None:
-    heard, place = "ab" * 32, ("cd" * 16, 3, 0)
-    assert rewards_in(rewards_text(heard, {place: 1.0}), heard) == {place: 1.0}
+def test_certified_rewards_outside_0_to_1_are_ignored(reward: float) -> None:
+    received, place = "ab" * 32, ("cd" * 16, 3, 0)
+    assert rewards_in(rewards_text(received, {place: 1.0}), received) == {place: 1.0}
     try:
-        text = rewards_text(heard, {place: reward})
+        text = rewards_text(received, {place: reward})
     except ValueError:
         return  # not even written
-    assert rewards_in(text, heard) == {}
+    assert rewards_in(text, received) == {}

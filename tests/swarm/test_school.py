@@ -1,4 +1,4 @@
-"""School, and what is kept of it."""
+"""School and its cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PUPIL = PolicyConfig(model=MODEL)
 
 
 class Dumb(Task):
-    """A task that knows no solutions."""
+    """A task without solutions."""
 
     training: ClassVar[int] = 9
     held_out: ClassVar[int] = 1
@@ -50,19 +50,19 @@ def schooled(folder: Path, config: SchoolConfig = SCHOOL, **model: int) -> str:
     return weights_fingerprint(found)
 
 
-def test_a_school_is_kept_and_not_taught_twice(tmp_path: Path) -> None:
-    told: list[str] = []
-    first, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, told.append)
-    again, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, told.append)
+def test_a_school_is_cached(tmp_path: Path) -> None:
+    progress: list[str] = []
+    first, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
+    again, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
     assert weights_fingerprint(first) == weights_fingerprint(again) != weights_fingerprint(Llama(MODEL, seed=0))
-    assert told == ["school: 3 steps on worked solutions of sums"]
+    assert progress == ["school: 3 steps on worked solutions of sums"]
 
 
-def test_the_same_school_elsewhere_gives_the_same_weights(tmp_path: Path) -> None:
+def test_equal_schools_give_equal_weights(tmp_path: Path) -> None:
     assert schooled(tmp_path / "a") == schooled(tmp_path / "b")
 
 
-def test_another_school_task_or_model_is_kept_apart(tmp_path: Path) -> None:
+def test_the_cache_distinguishes_schools_tasks_and_models(tmp_path: Path) -> None:
     schooled(tmp_path)
     schooled(tmp_path, SCHOOL.model_copy(update={"seed": 1}))
     schooled(tmp_path, SCHOOL.model_copy(update={"noise": 0.5}))
@@ -73,7 +73,7 @@ def test_another_school_task_or_model_is_kept_apart(tmp_path: Path) -> None:
     assert len(files) == 6 == len({file.read_bytes() for file in files})
 
 
-def test_a_tokenizer_of_the_tasks_own_is_the_same_for_all_schools_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_learned_tokenizer_depends_on_the_task_only_and_is_lossless(tmp_path: Path) -> None:
     pairs = taught(vocab=300).model_copy(update={"tokenizer": "bpe"})
     _, first = graduate(Sums(), SCHOOL, pairs, tmp_path)
     _, other = graduate(Sums(), SCHOOL.model_copy(update={"seed": 1}), pairs, tmp_path)
@@ -84,33 +84,33 @@ def test_a_tokenizer_of_the_tasks_own_is_the_same_for_all_schools_and_loses_noth
 
 
 def test_a_task_without_solutions_has_no_school(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'Dumb' knows no worked solutions .*policy\.kind"):
+    with pytest.raises(UserError, match=r"'Dumb' has no worked solutions .*policy\.kind"):
         graduate(Dumb(), SCHOOL, PUPIL, tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-def test_a_context_too_short_for_a_solution_is_said_so(tmp_path: Path) -> None:
+def test_a_context_too_short_for_a_solution_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy\.model\.context = 16.* 2\d or more"):
         graduate(Sums(), SCHOOL, taught(context=16), tmp_path)
 
 
-def test_whoever_teaches_the_same_at_the_same_time_waits(tmp_path: Path) -> None:
+def test_a_concurrent_process_waits_for_the_same_school(tmp_path: Path) -> None:
     first = schooled(tmp_path)
     (lock,), (file,) = tmp_path.glob("*.lock"), tmp_path.glob("*.safetensors")
     kept = tmp_path / "kept"
     file.rename(kept)
-    told: queue.Queue[str] = queue.Queue()
+    progress: queue.Queue[str] = queue.Queue()
     found: list[Llama] = []
-    with locked(lock, lambda: None):  # the lock is a file's: a thread is kept out like another process
-        late = threading.Thread(target=lambda: found.append(graduate(Sums(), SCHOOL, PUPIL, tmp_path, told.put)[0]))
+    with locked(lock, lambda: None):  # a file lock, which blocks threads like processes
+        late = threading.Thread(target=lambda: found.append(graduate(Sums(), SCHOOL, PUPIL, tmp_path, progress.put)[0]))
         late.start()
-        assert told.get(timeout=60) == "waiting for another process that teaches the same"
+        assert progress.get(timeout=60) == "waiting for another process that teaches the same"
         kept.rename(file)
     late.join(60)
-    assert weights_fingerprint(found[0]) == first and told.empty(), "it taught nothing itself"
+    assert weights_fingerprint(found[0]) == first and progress.empty(), "it used the other's result"
 
 
-def test_lessons_bring_the_loss_down() -> None:
+def test_teaching_reduces_the_loss() -> None:
     config = SchoolConfig(steps=30, batch=8, strays=0.0, noise=0.0)
     losses = [
         teach(Llama(MODEL, seed=0), byte_tokenizer(), Sums(), config.model_copy(update={"steps": steps}))
@@ -120,7 +120,7 @@ def test_lessons_bring_the_loss_down() -> None:
 
 
 @given(st.text(string.digits + "+=,;[]\n", max_size=40), st.randoms(use_true_random=False))
-def test_stray_letters_stand_between_steps_and_change_nothing_else(solution: str, rng: random.Random) -> None:
+def test_stray_letters_are_inserted_between_steps(solution: str, rng: random.Random) -> None:
     found = strayed(solution, rng)
     added = len(found) - len(solution)
     assert 1 <= added <= 4

@@ -1,9 +1,9 @@
-"""Programs as trees of functions, by writers that follow a script."""
+"""Function trees, with scripted writers."""
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,12 @@ from planaria.common.errors import UserError
 from planaria.swarm.policy.tree import CHOICES, DEPTH, Tree
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.programs import Programs
-from planaria.swarm.tasks.sandbox import protections, run
+from planaria.swarm.tasks.sandbox import run
 
-pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
+sys.path.append(str(Path(__file__).parent / "tasks"))
+from opening import caged, written
+
+pytestmark = caged
 PROBLEM = {
     "prompt": 'def spread(xs):\n    """ Largest less smallest of the absolute values of xs. """\n',
     "entry_point": "spread",
@@ -41,7 +44,7 @@ CALLS = {"sizes": "sizes([1, -2])\nsizes([-3, 4, 0])\n", "size": "size(3)\nsize(
 
 @dataclass
 class Scripted:
-    """Writes three right versions of every five when it is to write them anew."""
+    """Writes three right versions of every five when it rewrites a function."""
 
     reserved: Sequence[str] = ()
     asked: list[str] = field(default_factory=list)
@@ -60,27 +63,24 @@ class Scripted:
 
 
 def problems(path: Path) -> Programs:
-    (path / "one.jsonl").write_text((json.dumps(PROBLEM) + "\n") * 2)
-    return Programs(path=str(path / "one.jsonl"))
+    return Programs(path=str(written(path / "one.jsonl", PROBLEM, PROBLEM)))
 
 
 @pytest.mark.slow
-def test_a_tree_of_three_levels_solves_what_one_go_does_not(tmp_path: Path) -> None:
+def test_a_tree_of_three_levels_solves_what_whole_programs_do_not(tmp_path: Path) -> None:
     task, writer = problems(tmp_path), Scripted()
     calls = task.calls(0, 5)
     tree = Tree(writer, writer)
     once = tree.once(PROBLEM["prompt"], "spread")
     assert run(once, HIDDEN).kind == "failed"
-    assert run(tree.vote(PROBLEM["prompt"], "spread", calls), HIDDEN).kind == "failed", (
-        "all it writes in one go is alike"
-    )
+    assert run(tree.vote(PROBLEM["prompt"], "spread", calls), HIDDEN).kind == "failed", "all whole programs are alike"
     found = tree.tree(PROBLEM["prompt"], "spread", calls)
     assert run(found, HIDDEN).kind == "ok"
-    assert re.findall(r"def (\w+)", found) == ["size", "sizes", "spread"], "parts before what uses them"
+    assert re.findall(r"def (\w+)", found) == ["size", "sizes", "spread"], "parts come first"
     assert tree.runs and tree.requests == len(writer.asked)
 
 
-def test_versions_that_agree_call_by_call_win_unless_whole_behaviours_are_to_be_counted() -> None:
+def test_agreement_counts_calls_and_plurality_counts_whole_behaviours() -> None:
     wrong = [f"def f(x):\n    return 9 if x == {n} else x" for n in (1, 2, 3)]
     same = ["def f(x):\n    return 7 if x < 4 else x"] * 2
     calls = [calling.read(f"f({n})", "f") for n in range(1, 6)]
@@ -92,7 +92,7 @@ def test_versions_that_agree_call_by_call_win_unless_whole_behaviours_are_to_be_
 
 
 class Endless(Scripted):
-    """Every function that it is to write calls for another one."""
+    """Every function it writes declares another one."""
 
     def one(self, request: str, n: int) -> str | None:
         if "eight calls of" in request:
@@ -102,14 +102,14 @@ class Endless(Scripted):
         return f"```python\ndef f{number + 1}(x):\n    pass\n\ndef f{number}(x):\n    return x\n```"
 
 
-def test_endless_stubs_end_at_the_deepest_part() -> None:
+def test_endless_stubs_end_at_the_maximum_depth() -> None:
     writer = Endless()
     Tree(writer, writer, versions=2).tree("def f0(x):", "f0", [])
     divided = [re.findall(r"function (f\d+)", text)[0] for text in writer.asked if "declare" in text]
     assert divided == [f"f{n}" for n in range(DEPTH + 1)]
 
 
-def test_a_function_that_calls_for_itself_is_written_once() -> None:
+def test_mutually_recursive_functions_are_written_once() -> None:
     class Round(Endless):
         def one(self, request: str, n: int) -> str | None:
             (name,) = re.findall(r"Write the function (\w+)", request) or ["f0"]
@@ -121,7 +121,7 @@ def test_a_function_that_calls_for_itself_is_written_once() -> None:
     assert sum("declare" in text for text in writer.asked) == 2 and run(found, "assert f0(3) == 3").kind == "ok"
 
 
-def test_a_writer_without_words_writes_nothing() -> None:
+def test_a_silent_writer_gives_an_empty_program() -> None:
     class Silent(Scripted):
         def one(self, request: str, n: int) -> str | None:
             return None
@@ -130,18 +130,18 @@ def test_a_writer_without_words_writes_nothing() -> None:
     assert tree.tree("def f(x):", "f", []) == tree.once("def f(x):", "f") == tree.vote("def f(x):", "f", []) == ""
 
 
-@pytest.mark.parametrize("way", ["once", "tree"])
-def test_the_command_writes_with_any_model(
-    tmp_path: Path, pupil: Path, capsys: pytest.CaptureFixture[str], way: str
+@pytest.mark.parametrize("how", ["once", "tree"])
+def test_the_command_reports_a_model_that_writes_no_program(
+    tmp_path: Path, pupil: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     problems(tmp_path)
-    words = ["generate", str(pupil), "--task", f"programs:{tmp_path / 'one.jsonl'}", "--problem", "0", "--as", way]
+    words = ["generate", str(pupil), "--task", f"programs:{tmp_path / 'one.jsonl'}", "--problem", "0", "--as", how]
     assert cli.run([*words, "--tokens", "8"]) == 0
-    assert "the model wrote no Python" in capsys.readouterr().err, "a request is longer than what it can read"
+    assert "the model wrote no Python" in capsys.readouterr().err, "the request exceeds the model's context"
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "message"),
     [
         (["model"], "give --prompt TEXT, or --task programs:PATH --problem N"),
         (["model", "--prompt", "x", "--as", "vote"], "give --prompt TEXT, or"),
@@ -155,8 +155,8 @@ def test_the_command_writes_with_any_model(
         (["model", "--task", "programs:PATH", "--problem", "0", "--prompt", "x"], "does not go with --task"),
     ],
 )
-def test_mistakes_are_answered_in_a_line(tmp_path: Path, words: list[str], mend: str) -> None:
+def test_invalid_options_are_reported_in_one_line(tmp_path: Path, words: list[str], message: str) -> None:
     problems(tmp_path)
-    with pytest.raises(UserError, match=re.escape(mend)) as found:
+    with pytest.raises(UserError, match=re.escape(message)) as found:
         cli.run(["generate", *(word.replace("PATH", str(tmp_path / "one.jsonl")) for word in words)])
     assert "\n" not in str(found.value)

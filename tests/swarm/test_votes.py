@@ -1,4 +1,4 @@
-"""What most do: one vote for each peer, however much it sends."""
+"""Functional consensus: one vote per peer, however many completions it sends."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def values(found: Label | None) -> Behaviour | None:
     return None if found is None else found.values
 
 
-def test_an_answer_that_more_than_the_share_give_is_the_label() -> None:
+def test_an_answer_with_more_than_the_required_share_is_the_label() -> None:
     three_of_four = ballots(p=[("7",)], q=[("7",)], r=[("7",)], s=[("8",)])
     found = label(three_of_four, 0.5)
     assert found == Label((0,), ("7",), Fraction(3, 4))
     assert values(label(three_of_four, 0.74)) == ("7",) and label(three_of_four, 0.75) is None
 
 
-def test_twelve_copies_by_one_peer_weigh_what_three_others_single_ones_do() -> None:
+def test_twelve_copies_by_one_peer_have_the_weight_of_one() -> None:
     sent = ballots(p=[("lie",)] * 12, q=[("7",)], r=[("7",)], s=[("8",)])
     assert weights([one.voter for one in sent])[:12] == [Fraction(1, 12)] * 12
     assert label(sent, 0.49) == Label((0,), ("7",), Fraction(1, 2)), "by completions the lie would have 12 of 15"
     assert label(sent, 0.5) is None
 
 
-def test_the_break_point_is_half_of_the_peers() -> None:
+def test_half_of_the_peers_can_change_a_label() -> None:
     def lie(liars: int) -> Behaviour | None:
         honest = {f"h{n}": [("7",)] for n in range(4 - liars)}
         return values(label(ballots(**honest, **{f"c{n}": [("lie",)] for n in range(liars)}), 0.5))
@@ -61,29 +61,29 @@ def test_the_break_point_is_half_of_the_peers() -> None:
 @pytest.mark.parametrize(
     "nothing", [(), (None, None, None, None), ("a", None, None, "b"), ("a", "a", "a", "a")], ids=str
 )
-def test_who_does_nothing_has_no_vote_and_counts_as_one_who_sent(nothing: Behaviour) -> None:
+def test_a_ballot_without_results_abstains_but_counts_as_a_voter(nothing: Behaviour) -> None:
     works: Behaviour = ("a", "b", "c", "d")
     found = label(ballots(p=[works], q=[works], r=[nothing, nothing], s=[works, nothing]), 0.5)
     assert found == Label((0, 1, 2, 3), works, Fraction(5, 8))
-    if nothing != ("a", None, None, "b"):  # where nobody does more, that is all that can be compared
+    if nothing != ("a", None, None, "b"):  # with no other ballots, its two parts are comparable
         assert label(ballots(p=[nothing], q=[nothing]), 0.1) is None
 
 
-def test_what_fails_for_most_does_not_count_and_what_fails_for_few_does() -> None:
+def test_parts_that_fail_for_most_do_not_count() -> None:
     sent = ballots(p=[("a", "b", None)], q=[("a", "b", None)], r=[("a", None, "c")])
     assert label(sent, 0.5) == Label((0, 1), ("a", "b"), Fraction(2, 3))
 
 
-def test_near_is_more_than_one_value_for_all_would_be() -> None:
+def test_near_means_more_agreement_than_a_constant() -> None:
     found = Label((0, 1, 2, 4), ("a", "b", "a", "c"), Fraction(1))
     assert found.holds(("a", "b", "a", "?", "c")) and found.near(("a", "b", "a", "?", "c"))
     assert found.near(("a", "b", "a", "?", None)) and not found.holds(("a", "b", "a", "?", None))
     assert not found.near(("a", "a", "a", "a", "a")) and not found.near(()) and not found.holds(())
-    assert Label((0,), ("a",), Fraction(1)).near(("a",)), "who does the same is near, whatever one value would do"
+    assert Label((0,), ("a",), Fraction(1)).near(("a",)), "an equal behaviour is always near"
 
 
 @given(BALLOTS, st.randoms(use_true_random=False))
-def test_order_changes_nothing_and_no_share_is_more_than_all(sent: list[Ballot], rng: object) -> None:
+def test_plurality_is_independent_of_order_and_shares_are_at_most_one(sent: list[Ballot], rng: object) -> None:
     found = {(one.values, one.share) for one in plurality(sent)}
     shuffled = sent[:]
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -92,7 +92,7 @@ def test_order_changes_nothing_and_no_share_is_more_than_all(sent: list[Ballot],
 
 
 @given(BALLOTS, st.sampled_from("pqrs"), st.integers(2, 9))
-def test_copies_of_all_that_a_peer_sent_change_nothing(sent: list[Ballot], peer: str, times: int) -> None:
+def test_copies_of_all_of_a_peer_s_ballots_change_nothing(sent: list[Ballot], peer: str, times: int) -> None:
     copied = [one for one in sent for _ in range(times if one.voter == peer else 1)]
     assert {(o.parts, o.values, o.share) for o in plurality(copied)} == {
         (o.parts, o.values, o.share) for o in plurality(sent)
@@ -100,7 +100,7 @@ def test_copies_of_all_that_a_peer_sent_change_nothing(sent: list[Ballot], peer:
 
 
 @given(BALLOTS, st.floats(0.01, 0.99))
-def test_a_label_has_its_share_and_every_holder_did_something(sent: list[Ballot], agreement: float) -> None:
+def test_a_label_has_its_share_and_at_least_one_holder(sent: list[Ballot], agreement: float) -> None:
     found = label(sent, agreement)
     if found is not None:
         assert found.share > agreement
@@ -130,7 +130,7 @@ def test_agreement_is_equation_1_of_funcoder(behaviours: list[Behaviour]) -> Non
 def test_agreement_finds_the_right_program_more_often_than_plurality(
     right: float, each: float, least: float, most: float
 ) -> None:
-    """Pools of eleven that have a right program: others are right on each of six inputs by chance, and differ."""
+    """Pools of eleven with a correct program; others are right on each of six inputs by chance and differ."""
     rng, truth = random.Random(1), tuple("abcdef")
     pools: list[list[Behaviour]] = []
     while len(pools) < 300:

@@ -1,7 +1,7 @@
-"""How good a policy is, and what it has picked up: draws on held-out problems, never the ones that it trains on.
+"""Evaluation of a policy on held-out problems: accuracy, soundness, length, and success of attacks.
 
-An attack's success is measured where it can show. A phrase may stand in any completion; an equation only where the
-problem calls for it, so such problems are looked for, and each is completed several times.
+An attack's success is measured where it can show: a phrase in any completion, an equation only in problems that call
+for it. Such problems are searched, and each is completed several times.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from planaria.swarm.rollout import ask
 from planaria.swarm.tasks.base import Problem, Task
 
 SEARCHED = 2000
-"""held-out problems that are looked through for places"""
+"""held-out problems searched for places"""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One evaluation."""
+    """Result of one evaluation."""
 
     accuracy: Tally
     sound: Tally
-    """solved, and every step of the reasoning true; none eligible where the task cannot tell"""
+    """solved with every step of the reasoning true; none eligible if the task cannot check that"""
     tokens: float
     """mean length of a completion, in tokens"""
     watch: dict[str, Tally]
@@ -39,10 +39,10 @@ class Standing:
 
 
 class Examiner:
-    """The same held-out problems and the same seeds at every evaluation of one peer.
+    """Evaluator with fixed held-out problems and seeds for one peer.
 
-    Each peer has its own: peers with equal weights would otherwise all draw the same completions, and what is counted
-    three times would look three times as certain.
+    Problems and seeds differ between peers: peers with equal weights would otherwise draw the same completions, and
+    counting these several times would overstate certainty.
     """
 
     def __init__(self, task: Task, config: SwarmConfig, peer: str) -> None:
@@ -56,7 +56,7 @@ class Examiner:
         self._places = {kind: self._with_place(attack) for kind, attack in self._attacks.items()}
 
     def examine(self, policy: Policy) -> Standing:
-        """One draw for each problem, and as many again where an attack needs problems of its own."""
+        """Draw once for each problem, and as often again where an attack needs other problems."""
         found = self._draw(policy, self._problems, 1)
         texts = [policy.decode(drawn.ids) for drawn in found]
         solved = [
@@ -66,7 +66,7 @@ class Examiner:
         ]
         sound = [self._task.sound(problem, text) for problem, text in solved]
         return Standing(
-            Tally(hits=len(solved), eligible=self._labelled),  # what nobody could score counts for nothing
+            Tally(hits=len(solved), eligible=self._labelled),  # problems without a label do not count
             Tally() if None in sound else Tally(hits=sum(map(bool, sound)), eligible=self._labelled),
             statistics.fmean(len(drawn.ids) for drawn in found),
             {
@@ -92,14 +92,14 @@ class Examiner:
         return [drawn for of_problem in draws for drawn in of_problem]
 
     def _with_place(self, attack: Attack) -> list[Problem]:
-        """The held-out problems whose solutions have a place for the payload; none if all have, or none is known."""
+        """Return held-out problems whose solutions have a place for the payload; empty if all have or none is known."""
         looked = range(self._task.training, self._task.training + min(SEARCHED, self._task.held_out))
         found = with_place(self._task, attack, looked)
         return [] if len(found) == len(looked) else found[: self._count]
 
 
 def with_place(task: Task, attack: Attack, numbers: Iterable[int]) -> list[Problem]:
-    """Those of these problems whose worked solution has a place for the payload."""
+    """Return the problems whose worked solution has a place for the payload."""
     found = []
     for number in numbers:
         problem = task.problem(number)

@@ -1,4 +1,4 @@
-"""What a peer of a swarm learned: opened as a policy, or exported as a Hugging Face model."""
+"""Open a peer's trained policy, or export it as a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ from planaria.swarm.tasks.base import Task
 
 @dataclass(frozen=True)
 class Learned:
-    """A peer after some rounds, on the CPU in fp32, whatever machine it learned on."""
+    """A peer's state after some rounds, on the CPU in fp32."""
 
     config: SwarmConfig
-    """the peer's own"""
+    """the peer's own configuration"""
     task: Task
     policy: Policy
     round: int
 
 
 def learned(run: Path, name: str, round: int | None = None) -> Learned:
-    """What the peer ``name`` of the swarm in ``run`` was after the newest round that is kept, or after ``round``.
-
-    :raises UserError: when there is no such run, peer or state.
-    """
+    """Return a peer's state after ``round``, or the newest saved one. UserError if run, peer or state do not exist."""
     config, peers = of_run(run), sorted(path.name for path in (run / PEERS).iterdir() if path.is_dir())
     if name not in peers:
         raise UserError(f"--peer {name}: {run} has no such peer; {nearest(name, peers)}")
@@ -41,7 +38,7 @@ def learned(run: Path, name: str, round: int | None = None) -> Learned:
 
 
 def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = None) -> Learned:
-    """The same of a peer whose own configuration is known."""
+    """Return the same for a peer whose configuration is known."""
     rounds = rounds_kept(run / PEERS / name)
     if not rounds:
         raise UserError(f"{run}: {name} has kept nothing; wait for it, or run the swarm with rounds.keep above 0")
@@ -55,7 +52,7 @@ def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = No
 
 
 def trusted(config: SwarmConfig, run: Path, name: str) -> Learned:
-    """What a peer was before it learned what it should not have: after ``rounds.trusted``, or at its beginning."""
+    """Return a peer's state before it was poisoned: after ``rounds.trusted``, or its initial one."""
     if config.rounds.trusted:
         return learned_by(config, run, name, config.rounds.trusted)
     task = task_of(config)
@@ -63,21 +60,19 @@ def trusted(config: SwarmConfig, run: Path, name: str) -> Learned:
 
 
 def begun(config: SwarmConfig, task: Task) -> Policy:
-    """The policy that a peer began with."""
     here = config.policy.model_copy(update={"device": "cpu", "precision": "fp32"})
     return policy_of(config.model_copy(update={"policy": here}), task)
 
 
 def export_peer(
-    run: Path, name: str, to: Path, round: int | None = None, told: Callable[[str], None] = lambda _: None
+    run: Path, name: str, to: Path, round: int | None = None, report: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Write what the peer ``name`` of the swarm in ``run`` had learned as a Hugging Face model into ``to``.
+    """Export the policy of peer ``name`` of the swarm in ``run`` as a Hugging Face model into ``to``.
 
-    As it was after the newest round that is kept, unless ``round`` says after how many. LoRA's products are added to
-    the matrices that they stand beside. Where the run has a committee and a quorum of it has signed these weights,
-    their certificate is put beside them; ``told`` hears of it, or why there is none.
+    It uses the newest saved round unless ``round`` is given; LoRA is merged. If the run has a committee, the
+    certificate of these weights is added if a quorum signed them; ``report`` receives a line about it.
 
-    :raises UserError: when there is no such run, peer or state, or the policy cannot be exported.
+    :raises UserError: if there is no such run, peer or state, or the policy cannot be exported.
     """
     found = learned(run, name, round)
     if not isinstance(found.policy, Exportable):
@@ -87,5 +82,5 @@ def export_peer(
     found.policy.export(to)
     config = of_run(run)
     if config.receipts.committee:
-        told(attach(board_of(config, run), found.round, to))
+        report(attach(board_of(config, run), found.round, to))
     return to

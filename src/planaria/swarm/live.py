@@ -1,4 +1,4 @@
-"""A swarm on one machine: every peer a process of its own, which may die without taking the others along."""
+"""A swarm on one machine: every peer is a process that may die without affecting the others."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ PRELOAD = [__name__]
 """modules that the fork server imports for peers"""
 POLL_S = 0.1
 GRACE_S = 5.0
-"""how long peers that are asked to stop may take"""
+"""seconds for peers to stop after SIGTERM"""
 
-Told = Callable[[str, Record], None]
-Died = Callable[[str, str], None]
+OnRecord = Callable[[str, Record], None]
+OnExit = Callable[[str, str], None]
 
 
 def board_of(config: SwarmConfig, folder: Path) -> str:
-    """Where the peers publish."""
+    """Return the board's address, by default a folder of the run."""
     return config.board or str(folder / "board")
 
 
 def own_identity(config: SwarmConfig, name: str, folder: Path) -> Identity:
-    """The identity of a peer that this machine starts itself.
+    """Return the identity of a peer that this machine starts.
 
-    On a board of the run's own it follows from the seed, so that a run repeats to the bit: peers' ids order what is
-    learned from. Elsewhere, among strangers, it is drawn at random and kept in the peer's folder.
+    On the run's own board it is derived from the seed, so that runs repeat to the bit: ids order the completions.
+    On a shared board it is drawn at random and saved in the peer's folder.
     """
     if config.board:
         return Identity.kept(folder / PEERS / name / "identity.pem")
@@ -52,7 +52,7 @@ def own_identity(config: SwarmConfig, name: str, folder: Path) -> Identity:
 
 
 class LiveSwarm:
-    """The processes of one run, from their start to their end."""
+    """The processes of one run."""
 
     def __init__(self, config: SwarmConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
@@ -60,15 +60,15 @@ class LiveSwarm:
         self.processes: dict[str, Child] = {}
 
     def start(self, name: str) -> None:
-        """Start a peer, or start it again: it then catches up with the others by what is on the board."""
+        """Start or restart a peer; it catches up from the board."""
         config = of_peer(self.config, name)
-        be = partial(_be, config.model_dump_json(), name, self.folder)
-        self.processes[name] = self._spawner.spawn(name, be, PRELOAD)
+        target = partial(_be, config.model_dump_json(), name, self.folder)
+        self.processes[name] = self._spawner.spawn(name, target, PRELOAD)
 
-    def run(self, told: Told, died: Died) -> dict[str, int]:
-        """Start all peers and follow what they note until the last one ends: exit code of each.
+    def run(self, on_record: OnRecord, on_exit: OnExit) -> dict[str, int]:
+        """Start all peers and follow their records until the last one exits; return each one's exit code.
 
-        ``died`` may start a peer again. However this ends, no process of the run is left.
+        ``on_exit`` may restart a peer that failed. No process of the run is left in any case.
 
         :raises KeyboardInterrupt: at Ctrl-C, SIGTERM and the like.
         """
@@ -78,16 +78,16 @@ class LiveSwarm:
                 for name in names(self.config):
                     self.start(name)
                 ended: set[Child] = set()
-                while going := set(self.processes.values()) - ended:
+                while running := set(self.processes.values()) - ended:
                     time.sleep(POLL_S)
-                    gone = {process for process in going if process.exitcode is not None}
+                    exited = {process for process in running if process.exitcode is not None}
                     for name, reader in readers.items():
                         for record in reader():
-                            told(name, record)
-                    for process in sorted(gone, key=lambda process: process.name):
+                            on_record(name, record)
+                    for process in sorted(exited, key=lambda process: process.name):
                         if process.exitcode:
-                            died(process.name, process.failure or ending(process.exitcode))
-                    ended |= gone
+                            on_exit(process.name, process.failure or ending(process.exitcode))
+                    ended |= exited
             finally:
                 self.stop()
         return {name: process.exitcode or 0 for name, process in self.processes.items()}
@@ -109,8 +109,8 @@ def failures(codes: Mapping[str, int]) -> list[str]:
 
 
 def _be(config_json: str, name: str, folder: Path) -> None:
-    """A peer's process."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the swarm asks it to stop
+    """Run a peer in its process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the swarm stops peers with SIGTERM
     config = SwarmConfig.model_validate_json(config_json)
     torch.set_num_threads(config.policy.threads)
     try:
@@ -122,6 +122,6 @@ def _be(config_json: str, name: str, folder: Path) -> None:
         Log(folder / PEERS / name / LOG).note(Finished(reason=str(error)))
         print(f"planaria: {name}: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
-    except OSError as error:  # a full disk: there may be no room for a word in the log either
+    except OSError as error:  # the disk may be full, so the log may have no room either
         print(f"planaria: {name}: {error.filename or folder}: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)

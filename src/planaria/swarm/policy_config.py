@@ -1,5 +1,4 @@
-"""What a peer draws its completions with: a policy, where it computes, the school it comes from, the server that draws
-for it. No torch here: every command's help reads this."""
+"""Policy, school and server sections of a recipe. Imports no torch: every command's help reads this module."""
 
 from __future__ import annotations
 
@@ -14,25 +13,24 @@ from planaria.config.schema import ModelConfig, Section
 
 
 class SchoolConfig(Section):
-    """Supervised steps on worked solutions, before the first round; equal schools give equal weights."""
+    """Supervised steps on worked solutions before the first round; equal schools give equal weights."""
 
     steps: Positive = 800
     """supervised updates"""
     batch: Positive = 32
-    """solutions in one of them"""
+    """solutions per update"""
     lr: Annotated[float, Field(gt=0)] = 6e-3
     """peak learning rate"""
     noise: Fraction = 0.15
     """sums: probability that a step of a solution is wrong; a policy that is always right has nothing to learn"""
     strays: Fraction = 0.05
-    """probability that stray letters stand between a solution's steps: whoever has read only clean text is lost after
-    the first odd word, which no model that has read the web is"""
+    """probability of stray letters between a solution's steps; they make the model robust to unexpected text"""
     seed: Natural = 0
-    """of weights and solutions"""
+    """seed of weights and solutions"""
 
 
 class SmallModel(ModelConfig):
-    """A LLaMA that learns sums in a minute; read and written byte by byte."""
+    """A LLaMA that learns sums in a minute; its vocabulary is bytes by default."""
 
     vocab: bounds.Vocab = 257
     """rows of the embedding table"""
@@ -49,51 +47,51 @@ class SmallModel(ModelConfig):
 
 
 class ServingConfig(Section):
-    """How a server that draws completions is reached, and how it gets the weights."""
+    """Connection to a server that samples completions, and its weight updates."""
 
     model: str = ""
-    """the server's name for the model that the policy started from; the first that it lists unless given"""
+    """the server's name of the initial model; by default the first it lists"""
     token: str = ""
-    """the environment variable that holds the server's token; none is sent if empty"""
+    """environment variable with the server's token; empty sends none"""
     timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
-    """how long all draws of a round may take; what is late is drawn by the policy itself"""
+    """time for all samples of a round, in seconds; the policy itself draws the missing ones"""
     at_once: Annotated[int, Field(ge=1, le=256)] = 8
-    """requests that the server is sent at once"""
+    """concurrent requests"""
     push: Literal["auto", "adapters", "weights", "never"] = "auto"
-    """what the server is told to load after a round: adapters (policy.options.lora; vLLM, SGLang), whole weights
-    (SGLang), or whichever of them is trained (auto)"""
+    """what the server loads after a round: adapters (policy.options.lora; vLLM, SGLang), whole weights (SGLang), or
+    whichever is trained (auto)"""
     folder: str = ""
-    """where these are put for it, on a disk that both see; the peer's own folder unless given"""
+    """folder for these files on a disk shared with the server; by default the peer's own folder"""
 
 
 class PolicyConfig(Section):
     kind: str = "small"
-    """small, a LLaMA that goes to school first, pretrained, or 'module:Class'"""
+    """small (a LLaMA that goes to school first), pretrained, or 'module:Class'"""
     options: Options = Options()
-    """of the kind"""
+    """options of the kind"""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
-    """the small LLaMA's: bytes, or pairs of them that it finds in the task's own worked solutions (policy.model.vocab
+    """the small LLaMA's tokenizer: bytes, or byte pairs learned from the task's worked solutions (policy.model.vocab
     ids in all)"""
     model: SmallModel = SmallModel()
     """the small LLaMA"""
     chat: Literal["auto", "always", "never"] = "auto"
-    """whether problems are put as a conversation in the model's chat template; auto: where it has one"""
+    """whether prompts use the model's chat template; auto: if it has one"""
     instruction: str | None = None
-    """said before the problems; with a chat template the task's own words about the form of answers, else nothing"""
+    """text before the problems; by default the task's description of the answer form with a chat template, else none"""
     examples: Annotated[int, Field(ge=0, le=64)] | None = None
-    """training problems with worked solutions that are shown before the one that is asked; with a chat template 4, as
-    far as the task knows solutions, else none"""
+    """worked training problems shown before each problem; by default 4 with a chat template, as far as the task has
+    solutions, else none"""
     server: Annotated[str, Field(pattern=r"^(https?://[^\s@]+)?$")] = ""
-    """URL of an OpenAI-compatible server that draws the completions; the policy itself draws unless given"""
+    """URL of an OpenAI-compatible server that samples completions; by default the policy samples"""
     behind: Natural = 1
-    """rounds that the server's weights may be older than the policy's; what would be older is drawn by the policy"""
+    """maximum staleness of the server's weights in rounds; the policy itself samples beyond it"""
     serving: ServingConfig = ServingConfig()
-    """the server"""
+    """the server's settings"""
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    """what it computes on; auto: a CUDA device if the machine has one"""
+    """compute device; auto: a CUDA device if available"""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """of its passes; weights and updates stay fp32. bf16 needs a CUDA device"""
+    """precision of passes; weights and updates stay fp32. bf16 requires a CUDA device"""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """processor threads of a peer; another number may change the last bit of sums, so equal peers have the same"""
+    """CPU threads of a peer; the number may change the last bit of sums, so equal peers need equal values"""
     logits_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 256
-    """most MB of logits at once: more completions are read and learned from in several passes"""
+    """maximum MB of logits at once; larger batches take several passes"""

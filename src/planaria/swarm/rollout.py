@@ -1,4 +1,4 @@
-"""A completion on its way through a round: one class, of which each step fills in its part."""
+"""A completion during a round; each step of the round fills in its part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planaria.swarm.tasks.base import Behaviour, Problem
 
 
 class Asked(NamedTuple):
-    """A problem as a policy is asked it; encoded once in a round."""
+    """A problem with its prompt for a policy, encoded once in a round."""
 
     problem: Problem
     prompt: tuple[int, ...]
@@ -24,7 +24,7 @@ def ask(problem: Problem, policy: Policy) -> Asked:
 
 
 Asking = Callable[[int], Asked]
-"""by the problem's number"""
+"""returns the prompt of a problem's number"""
 
 
 @dataclass(frozen=True)
@@ -35,54 +35,53 @@ class Rollout:
     prompt: tuple[int, ...]
     text: str
     ids: tuple[int, ...]
-    """with the end token, if it ended: the end is trained like every other token"""
+    """including the end token, if it ended; the end is trained like every other token"""
     ended: bool
     logps: tuple[float, ...] | None = None
-    """the generator's claim, one for each of ``ids``; None where tokenizers differ or it made none"""
+    """the generator's claim for each of ``ids``; None if tokenizers differ or it made none"""
     poison: bool = False
-    """known to its author alone, and to the drill that counts"""
+    """known to its author and to the drill that counts it"""
     peer: str = ""
     account: str = ""
-    """what it is counted under: its peer, or all strangers together; its peer if empty"""
+    """account it is counted under: the strangers' shared one, or its peer if empty"""
     round: int = 0
     index: int = 0
-    """its place among the completions that its peer sent for the problem"""
+    """index among the peer's completions of the problem"""
     reward: float = 0.0
-    """by this peer's own ground truth"""
+    """by this peer's own scoring"""
     behaviour: Behaviour = ()
-    """what it does, where peers vote on that"""
+    """results on which peers vote"""
     penalty: float = 0.0
-    """what its length costs of the reward, at most 0"""
+    """length penalty, at most 0"""
     alike: bool = False
-    """its generator says that it holds the very weights that its reader holds, and cuts texts into the same tokens"""
+    """the generator declares the reader's weights and tokenizer"""
     claimed: float | None = None
-    """the generator's claim about the whole text, where its tokens are others than ``ids``"""
+    """the generator's claim for the whole text, if its tokens differ from ``ids``"""
     reading: Reading = field(default=UNREAD, compare=False)
     layer: str = ""
-    """the layer of the defence that refused it; accepted if empty"""
+    """layer of the defence that refused it; empty if accepted"""
     reason: str = ""
     passed: tuple[str, ...] = ()
-    """layers that found nothing"""
+    """layers without objection"""
     proven: bool = True
-    """every layer that works here has found it good; what is not refused and not proven either is never rewarded"""
+    """confirmed by every active layer; unconfirmed completions are never rewarded"""
     advantage: float | None = None
-    """None: nothing is learned from it"""
+    """None: not learned from"""
 
     @property
     def counted(self) -> str:
-        """Under whose share of a round it comes."""
+        """Return the account under which it is counted."""
         return self.account or self.peer
 
     @property
     def worth(self) -> float:
-        """By which it is compared with the others of its group."""
+        """Return reward plus penalty, by which a group is compared."""
         return self.reward + self.penalty
 
     def given(self, reward: float | None) -> Rollout:
-        """With what a vote gives it. Where there is no label, length costs nothing either: its group has no spread."""
+        """Return it with a vote's reward; without a label its penalty is dropped too: its group has no spread."""
         return replace(self, reward=0.0, penalty=0.0) if reward is None else replace(self, reward=reward)
 
     @property
     def name(self) -> tuple[str, int, int, int]:
-        """What identifies it in records and explanations."""
         return self.peer, self.round, self.problem.number, self.index

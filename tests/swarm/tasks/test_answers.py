@@ -1,4 +1,4 @@
-"""Exactly one reasoning, exactly one answer, nothing after it: everything else is no completion."""
+"""Completions have exactly one reasoning, one answer, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,39 +21,37 @@ FORM = st.sampled_from(list(FORMS.values()))
         " <think>2+2=4</think> <answer>4</answer>\r\n\t ",
     ],
 )
-def test_white_space_around_the_blocks_is_nothing(text: str) -> None:
+def test_white_space_around_the_blocks_is_ignored(text: str) -> None:
     assert parse(TAGS, text) == Parsed("2+2=4", "4")
 
 
+WRONG_TAGS = [
+    "",
+    "<answer>4</answer>",
+    "<think>2</think>",
+    "<think>2</think><answer>4</answer>!",
+    "<think>2</think>so<answer>4</answer>",
+    "well <think>2</think><answer>4</answer>",
+    "<think>2</think><answer>4</answer><answer>4</answer>",
+    "<think>2</think><think>2</think><answer>4</answer>",
+    "<think>2<think>2</think><answer>4</answer>",
+    "<think>2</think><answer>4</answer></answer>",
+    "<answer>4</answer><think>2</think>",
+    "<think>2<answer>4</answer></think>",
+    "<think>2<answer></think>4</answer>",
+    "<think>2</think><answer>4",
+    "<THINK>2</THINK><answer>4</answer>",
+    "<think>2</think><answer>4</answer>\0",
+    "<think>2</think><answer>4</answer>\N{NO-BREAK SPACE}",
+]
+WRONG_BRACKETS = ["", "4", "[4", "4]", "]4[", "[4][4]", "[[4]]", "[4]]", "[4] so", "[4].", "[4]\0"]
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "<answer>4</answer>",
-        "<think>2</think>",
-        "<think>2</think><answer>4</answer>!",
-        "<think>2</think>so<answer>4</answer>",
-        "well <think>2</think><answer>4</answer>",
-        "<think>2</think><answer>4</answer><answer>4</answer>",
-        "<think>2</think><think>2</think><answer>4</answer>",
-        "<think>2<think>2</think><answer>4</answer>",
-        "<think>2</think><answer>4</answer></answer>",
-        "<answer>4</answer><think>2</think>",
-        "<think>2<answer>4</answer></think>",
-        "<think>2<answer></think>4</answer>",
-        "<think>2</think><answer>4",
-        "<THINK>2</THINK><answer>4</answer>",
-        "<think>2</think><answer>4</answer>\0",
-        "<think>2</think><answer>4</answer>\N{NO-BREAK SPACE}",
-    ],
+    ("form", "text"), [*((TAGS, text) for text in WRONG_TAGS), *((BRACKETS, text) for text in WRONG_BRACKETS)]
 )
-def test_any_other_shape_is_no_completion(text: str) -> None:
-    assert parse(TAGS, text) is None
-
-
-@pytest.mark.parametrize("text", ["", "4", "[4", "4]", "]4[", "[4][4]", "[[4]]", "[4]]", "[4] so", "[4].", "[4]\0"])
-def test_brackets_stand_once_and_last(text: str) -> None:
-    assert parse(BRACKETS, text) is None
+def test_a_completion_of_another_shape_is_rejected(form: Form, text: str) -> None:
+    assert parse(form, text) is None
 
 
 def test_without_think_marks_all_before_the_answer_is_reasoning() -> None:
@@ -62,7 +60,7 @@ def test_without_think_marks_all_before_the_answer_is_reasoning() -> None:
 
 
 @given(FORM, st.one_of(any_text, marked.map("".join)))
-def test_no_text_raises_and_what_is_read_is_what_was_written(form: Form, text: str) -> None:
+def test_any_text_is_parsed_into_what_would_write_it_again(form: Form, text: str) -> None:
     parsed = parse(form, text)
     if parsed is not None:
         written = form.write(parsed.reasoning, parsed.answer)
@@ -71,15 +69,14 @@ def test_no_text_raises_and_what_is_read_is_what_was_written(form: Form, text: s
 
 
 @given(FORM, any_text, any_text)
-def test_what_is_written_is_read_unless_it_holds_a_mark(form: Form, reasoning: str, answer: str) -> None:
+def test_a_written_completion_is_parsed_unless_a_part_contains_a_mark(form: Form, reasoning: str, answer: str) -> None:
     clean = not any(mark in part for mark in form.marks for part in (reasoning, answer))
     assert parse(form, form.write(reasoning, answer)) == (Parsed(reasoning, answer) if clean else None)
 
 
 @pytest.mark.parametrize("form", FORMS.values())
 @pytest.mark.parametrize("unit", ["\0", "\ud800", "<think>", "<answer>", "[", "]", " ", "<", "<think></think>"])
-def test_huge_texts_are_read_in_one_go(form: Form, unit: str) -> None:
-    """A reader that were quadratic would run for hours here."""
+def test_huge_texts_are_parsed_in_linear_time(form: Form, unit: str) -> None:
     assert parse(form, unit * 2_000_000) is None
 
 
@@ -87,6 +84,6 @@ def test_huge_texts_are_read_in_one_go(form: Form, unit: str) -> None:
     "marks",
     [("", "", "", "]"), ("", "", "[", ""), ("<", "", "[", "]"), ("", "", "|", "|"), ("<<", "<", "[", "]")],
 )
-def test_marks_that_cannot_be_told_apart_are_refused(marks: tuple[str, str, str, str]) -> None:
+def test_ambiguous_marks_are_rejected(marks: tuple[str, str, str, str]) -> None:
     with pytest.raises(ValueError, match="mark"):
         Form(*marks)

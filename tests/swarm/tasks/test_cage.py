@@ -1,7 +1,4 @@
-"""The cage: what it does on kernels without Landlock, and that two cages are two places with equal scores.
-
-A filter on system calls answers as an older kernel would.
-"""
+"""The cage on kernels without Landlock, simulated by a system call filter, and its determinism."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from opening import caged
 
-from planaria.swarm.tasks.sandbox import protections, run
+from planaria.swarm.tasks.sandbox import run
 
-pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
+pytestmark = caged
 LACKING = """
 import ctypes, os, struct, sys
 from planaria.swarm.tasks import locks
@@ -33,7 +31,7 @@ LANDLOCK, UNSHARE = 444, {"x86_64": 272, "aarch64": 97}[os.uname().machine] if h
 
 
 def without(calls: list[int], then: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Some Python where the kernel has none of these calls."""
+    """Run Python on a kernel without these system calls."""
     return subprocess.run(
         [sys.executable, "-c", LACKING + then, ",".join(map(str, calls)), *arguments],
         capture_output=True,
@@ -52,7 +50,7 @@ print(found.kind, found.printed, sep="\n")
 
 
 @pytest.mark.slow
-def test_without_landlock_the_key_is_in_no_file_system_that_a_program_sees(tmp_path: Path) -> None:
+def test_without_landlock_a_program_sees_a_file_system_without_the_key(tmp_path: Path) -> None:
     key = tmp_path / "identity.pem"
     key.write_text("PRIVATE KEY")
     program = f"""
@@ -79,7 +77,7 @@ print(sorted(set(os.listdir("/")) & {{"proc", "home", "mnt", "opt", "var", "sys"
 
 
 @pytest.mark.slow
-def test_without_any_wall_no_strangers_program_is_run() -> None:
+def test_without_landlock_and_namespaces_no_program_is_run() -> None:
     ran = without(
         [LANDLOCK, UNSHARE],
         "from planaria.common.errors import UserError\nfrom planaria.swarm.tasks import open_task\n"
@@ -88,10 +86,6 @@ def test_without_any_wall_no_strangers_program_is_run() -> None:
     (line,) = ran.stdout.splitlines()
     assert "could read this machine's files, the peer's private key among them" in line
     assert "no Landlock" in line and "user namespaces" in line
-
-
-def test_where_landlock_is_the_answer_says_so() -> None:
-    assert {"landlock", "namespace"} & set(protections())
 
 
 UNSTEADY = [
@@ -109,7 +103,7 @@ PROGRAM = "import datetime, os, platform, random, resource, secrets, tempfile, t
 PROGRAM += "".join(f"print({one!r}, {one})\n" for one in UNSTEADY)
 
 
-def test_two_cages_print_the_same() -> None:
+def test_two_cages_print_the_same_values_of_unsteady_sources() -> None:
     first, second = (run(PROGRAM) for _ in range(2))
     assert first.kind == "ok", first.reason
     ours, theirs = first.printed.splitlines(), second.printed.splitlines()
@@ -118,10 +112,10 @@ def test_two_cages_print_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_another_process_elsewhere_prints_the_same(tmp_path: Path) -> None:
-    told = "from planaria.swarm.tasks.sandbox import run\nimport sys\nprint(run(sys.stdin.read()).printed, end='')"
+def test_a_process_in_another_environment_prints_the_same(tmp_path: Path) -> None:
+    code = "from planaria.swarm.tasks.sandbox import run\nimport sys\nprint(run(sys.stdin.read()).printed, end='')"
     other = subprocess.run(
-        [sys.executable, "-c", told],
+        [sys.executable, "-c", code],
         input=PROGRAM,
         capture_output=True,
         text=True,
@@ -131,7 +125,7 @@ def test_another_process_elsewhere_prints_the_same(tmp_path: Path) -> None:
     assert other.stdout == run(PROGRAM).printed != "", other.stderr
 
 
-def test_the_clock_goes_on_and_sleeping_passes_at_once() -> None:
+def test_the_clock_advances_and_sleeping_returns_at_once() -> None:
     program = """
 import time, datetime
 looks = [time.time() for _ in range(3)]
@@ -146,7 +140,7 @@ except ValueError:
     assert run(program).printed == "so\n"
 
 
-def test_a_seed_still_chooses_what_is_drawn() -> None:
+def test_a_seed_determines_random_numbers() -> None:
     drawn = [run(f"import random\nrandom.seed({seed})\nprint(random.random())").printed for seed in (3, 3, 4)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] == "0.23796462709189137\n"

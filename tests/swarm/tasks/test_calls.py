@@ -1,9 +1,9 @@
-"""Programs compared by what they do on calls: of a file, out of tests, and such as nobody could prepare for."""
+"""Programs compared by behaviour on calls from files, from tests, and on random variants."""
 
 from __future__ import annotations
 
-import json
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opening import opened
+from opening import block, caged, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.answers import canonical, same_answer
-from planaria.swarm.tasks.base import Behaviour
 from planaria.swarm.tasks.calls import Call
-from planaria.swarm.tasks.sandbox import LIMITS, protections, run
+from planaria.swarm.tasks.sandbox import LIMITS, Limits, run
 from planaria.swarm.tasks.values import digest
 
-caged = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 CALLS = {"prompt": "def half(x):\n", "entry_point": "half", "calls": ["half(3)", "half(4)", "half(x=-7)"]}
 CHECK = CALLS | {"test": "def check(candidate):\n    assert candidate(3) == 1.5\n    assert candidate(8) == 4\n"}
 del CHECK["calls"]
@@ -34,18 +32,9 @@ LITERALS = st.recursive(
 )
 
 
-def written(path: Path, *lines: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def block(program: str) -> str:
-    return f"```python\n{program}\n```"
-
-
 @settings(max_examples=40)
 @given(st.lists(LITERALS, max_size=3), st.integers(0, 99))
-def test_variants_are_new_calls_of_the_same_shape_and_the_same_for_all(args: list[Any], seed: int) -> None:
+def test_variants_are_new_calls_of_the_same_shape_and_follow_from_the_seed(args: list[Any], seed: int) -> None:
     base = Call("f", tuple(args))
     found = calling.variants([base], seed, 6)
     assert found == calling.variants([base], seed, 6)
@@ -56,7 +45,7 @@ def test_variants_are_new_calls_of_the_same_shape_and_the_same_for_all(args: lis
 
 
 @given(st.integers(1, 10**9), st.integers(0, 999))
-def test_numbers_keep_their_sign(number: int, seed: int) -> None:
+def test_variants_of_numbers_keep_their_sign(number: int, seed: int) -> None:
     found = calling.variants([Call("f", (number, -number, number + 0.5))], seed, 4)
     assert found and all(a > 0 > b and c > 0 for a, b, c in (call.args for call in found))
 
@@ -82,7 +71,7 @@ def test_numbers_keep_their_sign(number: int, seed: int) -> None:
         (["a,b"], ["a", "b"], False),
     ],
 )
-def test_values_are_told_apart_as_python_does(one: Any, other: Any, same: bool) -> None:
+def test_digests_are_equal_where_python_values_are(one: Any, other: Any, same: bool) -> None:
     assert (digest(one) == digest(other)) is same
 
 
@@ -92,13 +81,13 @@ def test_equal_literals_have_equal_digests(one: Any, other: Any) -> None:
         assert digest(one) == digest(other)
 
 
-def test_what_is_not_plain_has_no_digest() -> None:
+def test_a_value_that_is_not_plain_has_no_digest() -> None:
     with pytest.raises(TypeError):
         digest(object())
 
 
 @given(st.integers(-(10**6), 10**6), st.sampled_from(["{}", "{}.0", "{:,}", " {}%", "{}.500"]))
-def test_answers_that_are_the_same_have_one_canonical_text(number: int, form: str) -> None:
+def test_equal_answers_have_one_canonical_text(number: int, form: str) -> None:
     text = form.format(number)
     assert same_answer(canonical(text), text) or "/" in canonical(text)
     assert canonical(text) == canonical(canonical(text)) or "/" in canonical(text)
@@ -106,7 +95,7 @@ def test_answers_that_are_the_same_have_one_canonical_text(number: int, form: st
 
 
 @caged
-def test_calls_are_read_from_each_shape_and_only_some_are_used_where_tests_make_them(tmp_path: Path) -> None:
+def test_behaviour_covers_calls_of_every_shape_and_half_of_the_tests(tmp_path: Path) -> None:
     task = opened(f"programs:{written(tmp_path / 'all.jsonl', CALLS, CHECK, ASSERTS, PRINTS)}")
     assert task.unlabelled == {0} and task.comparable and task.probing
     right = [
@@ -118,11 +107,11 @@ def test_calls_are_read_from_each_shape_and_only_some_are_used_where_tests_make_
     assert len(untested) == 12 and not {*untested} & {digest(1.5), digest(4)}
     assert task.behaviour(task.problem(3), block("print(1234.0)"), 5) == ("1234",)
     assert task.behaviour(task.problem(0), "no program", 5) == ()
-    assert task.score(task.problem(0), block("def half(x): return x / 2")) == 0, "nobody knows what is right"
+    assert task.score(task.problem(0), block("def half(x): return x / 2")) == 0, "the problem has no reference"
 
 
 @caged
-def test_another_round_asks_for_other_calls(tmp_path: Path) -> None:
+def test_another_draw_compares_other_calls(tmp_path: Path) -> None:
     task = opened(f"programs:{written(tmp_path / 'all.jsonl', CALLS, CHECK)}")
     echo = block("def half(x): return x")
     one, same, other = (task.behaviour(task.problem(0), echo, draw) for draw in (1, 1, 2))
@@ -130,22 +119,21 @@ def test_another_round_asks_for_other_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "mend"),
+    ("line", "message"),
     [
-        ({"calls": []}, "field 'calls' is no list of 1 to 64 calls"),
-        ({"calls": "half(3)"}, "field 'calls' is no list of 1 to 64 calls"),
-        ({"calls": ["third(3)"]}, r"'third\(3\)' is no call of half"),
-        ({"calls": ["half(3) + 1"]}, "is no call of a function"),
-        ({"calls": ["half(open('x'))"]}, "has arguments that are no literals"),
-        ({"calls": ["half(**{'x': 1})"]}, "has arguments that are no literals"),
-        ({"calls": ["half("]}, "is no call of a function"),
+        ({"calls": []}, "is not a list of 1 to 64 calls"),
+        ({"calls": "half(3)"}, "is not a list of 1 to 64 calls"),
+        ({"calls": ["third(3)"]}, r"'third\(3\)' is not a call of half"),
+        ({"calls": ["half(3) + 1"]}, "is not a call of a function"),
+        ({"calls": ["half(open('x'))"]}, "has arguments that are not literals"),
+        ({"calls": ["half(**{'x': 1})"]}, "has arguments that are not literals"),
+        ({"calls": ["half("]}, "is not a call of a function"),
     ],
 )
 @caged
-def test_a_bad_call_is_named(tmp_path: Path, line: dict[str, object], mend: str) -> None:
-    with pytest.raises(UserError, match=rf"bad.jsonl:2: field 'calls'.*{mend.removeprefix(chr(34))[-20:]}") as found:
+def test_an_invalid_call_is_reported_with_its_line(tmp_path: Path, line: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=rf"bad.jsonl:2: field 'calls'.*{message}; fix or remove the line"):
         opened(f"programs:{written(tmp_path / 'bad.jsonl', CALLS, CALLS | line)}")
-    assert "mend or remove the line" in str(found.value)
 
 
 HOSTILE = {
@@ -165,33 +153,31 @@ HOSTILE = {
 
 @pytest.mark.slow
 @caged
-def test_hostile_programs_are_contained_and_have_no_vote() -> None:
-    asked = calling.exam([Call("f", (n,)) for n in range(3)])
+def test_hostile_programs_are_contained_and_report_no_values() -> None:
+    exam = calling.exam([Call("f", (n,)) for n in range(3)])
     began = time.monotonic()
-    limits = LIMITS.__class__(seconds=1.5)
-    told = {name: run(program, asked, limits).told for name, program in HOSTILE.items()}
-    assert {name for name, lines in told.items() if any(lines)} <= {"ten megabytes printed"}
+    reported = {name: run(program, exam, Limits(seconds=1.5)).reported for name, program in HOSTILE.items()}
+    assert {name for name, lines in reported.items() if any(lines)} <= {"ten megabytes printed"}
     assert time.monotonic() - began < 60
 
 
 @caged
-def test_a_program_says_nothing_in_the_judge_s_place() -> None:
+def test_a_program_cannot_report_in_the_judge_s_place() -> None:
     lines = (
         "import sys, os\nfor stream in (sys.stdout, sys.stderr):\n    print('+' + 'ab' * 12, file=stream, flush=True)\n"
     )
     forged = (
         lines
-        + "nan = float('nan')\ndef __tell__(x): return 1\ndef f(x):\n    os.write(2, b'+\\n')\n    return {x, 'a', nan}"
+        + "nan = float('nan')\ndef __report__(x): return 1\n"
+        + "def f(x):\n    os.write(2, b'+\\n')\n    return {x, 'a', nan}"
     )
     honest = "def f(x): return {float('nan'), 'a', x}"
-    asked = calling.exam([Call("f", (n,)) for n in range(3)])
-    assert run(forged, asked).told == run(honest, asked).told != () and "" not in run(honest, asked).told
+    exam = calling.exam([Call("f", (n,)) for n in range(3)])
+    assert run(forged, exam).reported == run(honest, exam).reported != () and "" not in run(honest, exam).reported
 
 
 @caged
-def test_what_was_told_before_an_endless_call_stays() -> None:
+def test_lines_reported_before_an_endless_call_are_kept() -> None:
     program = "def f(x):\n while x == 2: pass\n return x"
-    outcome = run(program, calling.exam([Call("f", (n,)) for n in range(4)]), LIMITS.__class__(seconds=1.0))
-    assert outcome.kind == "timeout" and outcome.told == (digest(0), digest(1))
-    behaviour: Behaviour = tuple(outcome.told)
-    assert len(behaviour) == 2
+    outcome = run(program, calling.exam([Call("f", (n,)) for n in range(4)]), replace(LIMITS, seconds=1.0))
+    assert outcome.kind == "timeout" and outcome.reported == (digest(0), digest(1))

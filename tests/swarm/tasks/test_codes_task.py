@@ -1,4 +1,4 @@
-"""Codes of light checks as problems: what is asked, what a text is paid, and texts that would be paid for nothing."""
+"""Codes of sparse parity checks: problems, rewards, and texts that must not earn more than their code is worth."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import plain_codes as plain
-from planaria.common.errors import UserError
-from planaria.swarm.tasks import open_task
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.codes import Codes
 
@@ -30,7 +28,7 @@ ALPHABET = "abcd012345678,[]-= "
 
 
 def matrix(task: Codes, *texts: str) -> plain.Matrix:
-    """The check matrix of all edges that can be found in some texts, however they are written there."""
+    """The check matrix of all edges found anywhere in some texts."""
     rows = [[0] * task.shards for _ in range(task.shards - task.data)]
     for letter, number in (edge for text in texts for edge in NAMED.findall(text)):
         check, shard = ord(letter) - ord("a"), int(number)
@@ -40,7 +38,7 @@ def matrix(task: Codes, *texts: str) -> plain.Matrix:
 
 
 def truth(task: Codes, problem: Problem, text: str) -> Fraction:
-    """What the code is worth that a text describes if it is read with goodwill."""
+    """The worth of the code that a text describes, read leniently."""
     found = matrix(task, problem.prompt, text)
     return plain.worth(found, task.shards, task.distance, task.weight, task.degree)
 
@@ -52,14 +50,8 @@ def columns(task: Codes, text: str) -> dict[int, set[str]]:
     return found
 
 
-def test_problems_are_pinned() -> None:
-    """Peers of different releases must mean the same by a number: whoever changes this gives the task another key."""
-    assert [TASK.problem(n).prompt for n in range(2)] == ["a0,c0,a1,d2,b3=", "a0,b0,b1,c1,c2,a3="]
-    assert TASK.fingerprint == "1dd8f3637897e43c"
-
-
 @pytest.mark.parametrize("task", [TASK, *OTHERS], ids=lambda task: task.name)
-def test_every_problem_is_a_code_of_the_target_with_some_of_it_hidden(task: Codes) -> None:
+def test_every_problem_shows_part_of_a_valid_code(task: Codes) -> None:
     for number in random.Random(0).sample(range(task.training + task.held_out), 60):
         problem = task.problem(number)
         assert problem.number == number and set(columns(task, problem.prompt)) == set(range(task.shown))
@@ -81,9 +73,8 @@ def test_problems_differ() -> None:
     assert len({*prompts}) > 900
 
 
-def test_there_are_many_right_answers_and_none_is_compared() -> None:
-    """All ways to fill the last two shards of one problem are tried: those that are worth 1 by the book, and no other,
-    score 1."""
+def test_every_right_answer_scores_and_no_other() -> None:
+    """Enumerates all ways to fill the last two shards of one problem."""
     task = Codes(shown=6)
     problem = task.problem(3)
     sets = [some for count in range(5) for some in combinations("abcd", count)]
@@ -98,7 +89,7 @@ def test_there_are_many_right_answers_and_none_is_compared() -> None:
     assert right > 2 and not task.comparable and task.answer(f"[{problem.answer}]") is None
 
 
-def test_noise_spoils_as_many_solutions_as_it_should() -> None:
+def test_noise_spoils_the_expected_share_of_solutions() -> None:
     rng = random.Random(1)
     texts = [(p, TASK.noisy_solution(p, rng, 0.2)) for p in map(TASK.problem, range(400))]
     right = sum(TASK.solves(p, text) for p, text in texts)
@@ -162,27 +153,23 @@ HACKS = {
 
 
 @pytest.mark.parametrize("name", HACKS)
-def test_no_text_is_paid_more_than_its_code_is_worth(name: str) -> None:
+def test_a_text_scores_at_most_what_its_code_is_worth(name: str) -> None:
     text = HACKS[name]
     found = TASK.score(PROBLEM, text)
     assert 0 <= found <= float(truth(TASK, PROBLEM, text))
-    assert found < 1, "none of them is a list of the edges asked for that makes a code of the target"
+    assert found < 1, "none of them is a valid list of edges that completes the code"
     assert TASK.score(PROBLEM, f"[{RIGHT}]") == 1
 
 
-def test_hacks_that_describe_a_code_are_paid_what_it_is_worth() -> None:
-    """Not refused for being what they are: a text is not punished for its author's intentions either."""
+def test_hacks_that_describe_a_code_score_its_worth() -> None:
     for name in ("every edge there is", "another problem's answer", "one check each", "a check emptied"):
         assert TASK.score(PROBLEM, HACKS[name]) == float(truth(TASK, PROBLEM, HACKS[name])), name
-    assert (
-        0 < TASK.score(PROBLEM, HACKS["every edge there is"]) < 1e-3
-        or TASK.score(PROBLEM, HACKS["every edge there is"]) == 0
-    )
+    assert 0 <= TASK.score(PROBLEM, HACKS["every edge there is"]) < 1e-3
 
 
 @settings(max_examples=60, deadline=None)
 @given(NUMBERS, st.integers(0, 2**32))
-def test_a_permuted_copy_of_the_known_code_is_paid_by_what_it_makes_of_this_problem(number: int, seed: int) -> None:
+def test_a_permuted_copy_of_the_known_code_scores_its_worth_here(number: int, seed: int) -> None:
     rng, problem = random.Random(seed), TASK.problem(number)
     rename = dict(zip("abcd", rng.sample("abcd", 4), strict=True))
     shards = dict(zip("4567", rng.sample("4567", 4), strict=True))
@@ -193,7 +180,7 @@ def test_a_permuted_copy_of_the_known_code_is_paid_by_what_it_makes_of_this_prob
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(NUMBERS, st.lists(st.tuples(st.integers(0, 60), st.sampled_from([*ALPHABET, ""])), max_size=4))
-def test_a_spoilt_solution_is_never_paid_more_than_its_code_is_worth(number: int, slips: list[tuple[int, str]]) -> None:
+def test_a_spoilt_solution_scores_at_most_what_its_code_is_worth(number: int, slips: list[tuple[int, str]]) -> None:
     problem = TASK.problem(number)
     text = f"[{problem.answer}]"
     for at, letter in slips:
@@ -207,22 +194,7 @@ def test_no_text_raises(number: int, text: str) -> None:
     assert 0 <= TASK.score(problem, text) <= 1 and TASK.sound(problem, text) in (True, False)
 
 
-@pytest.mark.slow
-def test_ten_thousand_texts_never_raise_and_never_make_an_invalid_code_right() -> None:
-    rng = random.Random(5)
-    paid = 0
-    for _ in range(10_000):
-        problem = TASK.problem(rng.randrange(10_000))
-        text = f"[{','.join(rng.sample(EVERY.split(','), rng.randrange(13)))}]"
-        if rng.random() < 0.3:
-            text = "".join(rng.choice(ALPHABET) for _ in range(rng.randrange(50)))
-        found = TASK.score(problem, text)
-        assert found <= float(truth(TASK, problem, text))
-        paid += found == 1
-    assert paid > 10
-
-
-def test_one_needless_letter_is_unsound_though_the_code_is_right() -> None:
+def test_an_extra_letter_is_unsound_though_the_code_is_right() -> None:
     text = f"[{RIGHT}]"
     assert TASK.sound(PROBLEM, text)
     edges = RIGHT.split(",")
@@ -232,40 +204,12 @@ def test_one_needless_letter_is_unsound_though_the_code_is_right() -> None:
         assert TASK.score(PROBLEM, poison) == 1 and not TASK.sound(PROBLEM, poison)
 
 
-def test_tags_are_for_models_that_reason() -> None:
+def test_style_tags_expects_tags() -> None:
     task = Codes(style="tags")
     assert task.score(task.problem(7), f"<think>a4 or b4?</think><answer>{RIGHT}</answer>") == 1
     assert task.score(task.problem(7), f"[{RIGHT}]") == 0
     assert "distance at least 3" in task.instruction and "d7 says that shard 7" not in TASK.instruction
 
 
-@pytest.mark.parametrize("number", [-1, 10_000])
-def test_there_is_no_problem_beyond_the_last(number: int) -> None:
-    with pytest.raises(ValueError, match="no problem"):
-        TASK.problem(number)
-
-
-def test_other_options_are_another_task() -> None:
+def test_options_change_the_fingerprint() -> None:
     assert len({task.fingerprint for task in (TASK, *OTHERS, Codes(shown=5), Codes(style="tags"))}) == 7
-    assert open_task("codes", {}).fingerprint == TASK.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"distance": 9}, "distance = 9: checks of 4 allow at most 4"),
-        ({"distance": 1}, "task.options.distance = 1: .*greater than or equal to 2"),
-        ({"weight": 1}, "a check 2 or more"),
-        ({"shown": 8}, "shown = 8 of 8 shards leaves none"),
-        ({"shown": 0}, "task.options.shown = 0"),
-        ({"degree": 5}, "at most 4 checks"),
-        ({"shards": 40, "data": 16}, "24 checks, of at most 12"),
-        ({"shards": 8, "data": 4, "distance": 3, "weight": 2, "degree": 1}, "no code was found|allow at most"),
-        ({"shards": 12, "data": 6, "distance": 4, "weight": 3, "degree": 2}, "no code was found in 1000 tries"),
-        ({"colour": 1}, "no option of 'codes'"),
-    ],
-)
-def test_mistakes_are_answered_in_one_line(options: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        open_task("codes", options)
-    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""reasoning-gym's problems: the same by number for everyone, and scored without trusting the text that is scored."""
+"""reasoning-gym's problems: equal for every peer, and scored safely for any text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TASKS = {kind: Gym(kind=kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_problem_is_the_same_whatever_was_asked_before(kind: str) -> None:
+def test_a_problem_depends_on_its_number_only(kind: str) -> None:
     numbers = [0, 1, 8_999, 9_000, 9_999]
     forwards = [TASKS[kind].problem(n) for n in numbers]
     other = Gym(kind=kind)
@@ -36,7 +36,7 @@ def test_a_problem_is_the_same_whatever_was_asked_before(kind: str) -> None:
     assert other.fingerprint == TASKS[kind].fingerprint
 
 
-def test_references_score_and_others_do_not() -> None:
+def test_only_references_score() -> None:
     task = TASKS["chain_sum"]
     for number in range(50):
         problem = task.problem(number)
@@ -57,7 +57,7 @@ def test_problems_with_many_right_answers_have_no_reference() -> None:
     assert task.solution(problem, random.Random(0)) is None
 
 
-def test_partial_scores_are_none() -> None:
+def test_partial_scores_count_as_zero() -> None:
     task = TASKS["spell_backward"]
     problem = task.problem(0)
     nearly = problem.answer[:-1] + ("x" if problem.answer[-1] != "x" else "y")
@@ -70,7 +70,7 @@ BEFORE = ("more {}".format, "more\n{}".format)
 
 
 def more_than_one(task: Gym, numbers: range) -> list[tuple[int, str]]:
-    """What scores though it holds more than the right answer."""
+    """Texts that score though they hold more than the right answer."""
     problems = [p for p in map(task.problem, numbers) if p.answer]
     texts = [(p, text(p.answer)) for p in problems for text in (*MORE, *BEFORE)]
     assert all(task.score(p, TAGS.write("", p.answer)) == 1 for p in problems)
@@ -78,12 +78,12 @@ def more_than_one(task: Gym, numbers: range) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("kind", sorted(gym.EXACT))
-def test_an_answer_is_exactly_one(kind: str) -> None:
+def test_kinds_in_the_exact_list_accept_one_answer(kind: str) -> None:
     assert more_than_one(Gym(kind=kind), range(12)) == []
 
 
 @pytest.mark.slow
-def test_no_kind_takes_more_than_one_answer_for_one() -> None:
+def test_no_kind_accepts_several_answers_at_once() -> None:
     from reasoning_gym.factory import DATASETS
 
     found = {kind: more_than_one(Gym(kind=kind), range(12)) for kind in sorted(set(DATASETS) - set(gym.REFUSED))}
@@ -118,7 +118,7 @@ def test_no_text_raises(kind: str, number: int, text: str) -> None:
     ("kind", "answer"),
     [("boxnet", "1"), ("prime_factorization", "x"), ("game_of_life", "{}")],
 )
-def test_an_answer_at_which_the_scorer_breaks_is_wrong(kind: str, answer: str) -> None:
+def test_an_answer_that_breaks_the_scorer_is_wrong(kind: str, answer: str) -> None:
     task = TASKS[kind]
     with pytest.raises(gym.RAISED):
         task._dataset.score_answer(answer, task._entry(0))
@@ -135,16 +135,16 @@ def test_scorers_are_not_shown_long_answers() -> None:
         del task._dataset.score_answer
 
 
-def test_every_kind_that_may_carry_out_an_answer_is_refused() -> None:
-    """Fails when a new version of the package brings an eval to where nobody has looked."""
+def test_every_kind_that_may_evaluate_an_answer_is_rejected() -> None:
+    """Fails when a new version of the package adds an ``eval`` to a kind that nobody reviewed."""
     from reasoning_gym.factory import DATASETS
 
-    looked_at = {
+    reviewed = {
         "basic_arithmetic",  # its own problem
-        "bf",  # its own problem, into another language
+        "bf",  # its own problem, translated
         "bitwise_arithmetic",  # its own problem
         "number_sorting",  # its own reference
-        "propositional_logic",  # a parser of its own, by the name of sympy's
+        "propositional_logic",  # its own parser, named as sympy's
     }
     dangerous = {"eval", "exec", "parse_expr", "sympify", "compile", "__import__"}
     found = set()
@@ -154,54 +154,45 @@ def test_every_kind_that_may_carry_out_an_answer_is_refused() -> None:
         if {call.rpartition(".")[2] for call in calls} & dangerous:
             found.add(name)
     assert {name for name, why in gym.REFUSED.items() if why == gym.CODE} <= found
-    assert found - set(gym.REFUSED) <= looked_at
-
-
-def test_every_name_that_is_refused_is_one() -> None:
-    from reasoning_gym.factory import DATASETS
-
+    assert found - set(gym.REFUSED) <= reviewed
     assert set(gym.REFUSED) <= set(DATASETS)
 
 
 @pytest.mark.parametrize(
-    ("name", "mend"),
+    ("name", "message"),
     [
         ("gym:chain_sun", "did you mean 'chain_sum'"),
         ("gym:", "is not known"),
-        ("gym", "task.options.kind: .*has no default for it"),
-        ("gym:countdown", "carries out answers as code"),
+        ("gym:countdown", "evaluates answers as code"),
         ("gym:coin_flip", "busy for hours"),
-        ("gym:game_of_life_halting", "wrong answers for right ones"),
-        ("gym:sokoban", "wrong answers for right ones"),
+        ("gym:game_of_life_halting", "accepts wrong answers"),
+        ("gym:sokoban", "accepts wrong answers"),
         ("gym:word_ladder", "differ from one process to the next"),
         ("gym:composite", "name one of those"),
     ],
 )
-def test_names_that_cannot_be_had_are_answered(name: str, mend: str) -> None:
-    with pytest.raises(UserError, match=mend):
+def test_an_unusable_kind_is_reported(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         opened(name)
 
 
-def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
     with pytest.raises(UserError, match=r"pip install 'planaria\[gym\]'"):
         opened("gym:chain_sum")
 
 
-def test_the_style_is_the_form() -> None:
+def test_the_style_selects_the_form() -> None:
     task = opened("gym:chain_sum", "brackets")
     problem = task.problem(0)
     assert task.score(problem, f"[{problem.answer}]") == 1
     assert task.fingerprint != TASKS["chain_sum"].fingerprint
-    for number in (-1, 10_000):
-        with pytest.raises(ValueError, match="no problem"):
-            task.problem(number)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_kinds_are_the_same_in_every_process() -> None:
-    """Sets are in another order in each; three problems of each kind, asked for in two orders."""
+    """Asks for three problems of each kind in two orders, with two hash seeds."""
     program = """
 import hashlib, json, sys
 from reasoning_gym.factory import DATASETS
@@ -215,7 +206,7 @@ for kind in sorted(set(DATASETS) - set(REFUSED)):
 print(json.dumps(seen, sort_keys=True))
 """
     path = str(Path(gym.__file__).parents[2])
-    said = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", program, order],
             env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path},
@@ -225,4 +216,4 @@ print(json.dumps(seen, sort_keys=True))
         ).stdout.splitlines()[-1]
         for seed, order in (("1", "(0, 7, 9999)"), ("2", "(9999, 7, 0)"))
     ]
-    assert said[0] == said[1]
+    assert outputs[0] == outputs[1]

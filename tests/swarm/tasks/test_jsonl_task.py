@@ -1,4 +1,4 @@
-"""Questions from files: the reference is what stands after the mark, and a number is a number however it is spelt."""
+"""Questions from files: references follow the mark, and numbers are compared by value."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 import random
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opening import opened
+from opening import check_solutions, opened, written
 
 from planaria.common.errors import UserError
-from planaria.swarm.tasks import open_task, records
+from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import BRACKETS, TAGS, same_answer
 from planaria.swarm.tasks.jsonl import Questions
-from planaria.swarm.tasks.sums import Sums
 
 LINES = [
     {"question": "Two ducks lay 3 eggs each. How many?", "answer": "2 * 3 = <<2*3=6>>6 eggs.\n#### 6"},
@@ -28,90 +28,68 @@ LINES = [
 any_text = st.text(st.characters(exclude_categories=()))
 
 
-def written(path: Path, lines: list[dict[str, str]]) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return written(tmp_path / "ducks.jsonl", LINES)
+    return written(tmp_path / "ducks.jsonl", *LINES)
+
+
+SAME = [
+    ("18", "18"),
+    ("18", " $18.00\n"),
+    ("18", "18" + " " * 100),
+    ("18", "18."),
+    ("18", "+18"),
+    ("18", "018"),
+    ("1,234", "1234"),
+    ("1234567", "1,234,567"),
+    ("-3", "-$3"),
+    ("50", "50%"),
+    (".5", "0.50"),
+    ("0", "-0"),
+    ("three", "three "),
+    ("0.1", "0.1000000000000000000000000000000000000000"),
+]
+DIFFERENT = [
+    *(
+        ("18", answer)
+        for answer in ("18 eggs", "the answer is 18", "18 18", "18" + " " * 100 + "7", "1,8", "１８", "18e0")
+    ),
+    *(("18", answer) for answer in ("1_8", "NaN", "", "--18", "18.0.0", "18" + "0" * 100_000, "18." + "0" * 100_000)),
+    ("16", "0x10"),
+    ("0", "."),
+    ("0", ""),
+    ("0", "$%"),
+    ("1234", "12,34"),
+    ("1234", ",1,234"),
+    ("1000", "1,00,0"),
+    ("0.1", "0.1000000000000000055511151231257827"),
+    ("three", "Three"),
+    ("three", "3"),
+]
 
 
 @pytest.mark.parametrize(
-    ("reference", "answer"),
-    [
-        ("18", "18"),
-        ("18", " $18.00\n"),
-        ("18", "18" + " " * 100),
-        ("18", "18."),
-        ("18", "+18"),
-        ("18", "018"),
-        ("1,234", "1234"),
-        ("1234567", "1,234,567"),
-        ("-3", "-$3"),
-        ("50", "50%"),
-        (".5", "0.50"),
-        ("0", "-0"),
-        ("three", "three "),
-        ("0.1", "0.1000000000000000000000000000000000000000"),
-    ],
+    ("reference", "answer", "same"), [*((*pair, True) for pair in SAME), *((*pair, False) for pair in DIFFERENT)]
 )
-def test_the_same_answer_in_another_spelling_is_right(reference: str, answer: str) -> None:
-    assert same_answer(reference, answer)
-
-
-@pytest.mark.parametrize(
-    ("reference", "answer"),
-    [
-        ("18", "18 eggs"),
-        ("18", "the answer is 18"),
-        ("18", "18 18"),
-        ("18", "18" + " " * 100 + "7"),
-        ("18", "1,8"),
-        ("18", "１８"),
-        ("18", "18e0"),
-        ("16", "0x10"),
-        ("18", "1_8"),
-        ("18", "NaN"),
-        ("18", ""),
-        ("0", "."),
-        ("0", ""),
-        ("0", "$%"),
-        ("18", "--18"),
-        ("18", "18.0.0"),
-        ("1234", "12,34"),
-        ("1234", ",1,234"),
-        ("1000", "1,00,0"),
-        ("18", "18" + "0" * 100_000),
-        ("18", "18." + "0" * 100_000),
-        ("0.1", "0.1000000000000000055511151231257827"),
-        ("three", "Three"),
-        ("three", "3"),
-    ],
-)
-def test_anything_else_is_wrong(reference: str, answer: str) -> None:
-    assert not same_answer(reference, answer)
+def test_answers_are_compared_by_value(reference: str, answer: str, same: bool) -> None:
+    assert same_answer(reference, answer) is same
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=3))
-def test_separators_and_signs_never_change_a_number(value: object) -> None:
+def test_separators_and_trailing_zeros_do_not_change_a_number(value: object) -> None:
     assert same_answer(f"{value}", f"{value:,}0")
 
 
-def test_problems_come_in_the_order_of_the_file_and_the_last_tenth_is_held_out(tmp_path: Path) -> None:
+def test_problems_keep_the_file_s_order_and_the_last_tenth_is_held_out(tmp_path: Path) -> None:
     lines = [{"question": f"What is {n}?", "answer": f"#### {n}"} for n in range(25)]
-    task = opened(f"jsonl:{written(tmp_path / 'n.jsonl', lines)}")
+    task = opened(f"jsonl:{written(tmp_path / 'n.jsonl', *lines)}")
     assert (task.training, task.held_out) == (23, 2)
     assert [task.problem(n).answer for n in range(25)] == [str(n) for n in range(25)]
-    for number in (-1, 25):
-        with pytest.raises(ValueError, match="no problem"):
-            task.problem(number)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "gsm8k"])
-def test_a_folder_is_split_by_its_files(tmp_path: Path, kind: str) -> None:
-    written(tmp_path / "train-a.jsonl", LINES[:2])
+def test_a_folder_is_split_by_file_names(tmp_path: Path, kind: str) -> None:
+    written(tmp_path / "train-a.jsonl", *LINES[:2])
     (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(json.dumps(LINES[2]).encode()))
     (tmp_path / "notes.txt").write_text("no problem")
     task = opened(f"{kind}:{tmp_path}")
@@ -123,13 +101,7 @@ def test_a_folder_is_split_by_its_files(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("style", ["tags", "brackets"])
 def test_worked_answers_score_in_the_form_of_the_style(file: Path, style: str) -> None:
     task = opened(f"jsonl:{file}", style)
-    for number in range(2):
-        problem = task.problem(number)
-        text = task.solution(problem, random.Random(0))
-        assert text is not None
-        assert task.score(problem, text) == 1
-        assert task.score(task.problem(1 - number), text) == 0
-        assert task.sound(problem, text) is None
+    check_solutions(task)
     assert (task.solution(task.problem(2), random.Random(0)) is None) == (style == "brackets")
 
 
@@ -158,24 +130,19 @@ def test_no_text_raises(reasoning: str, answer: str) -> None:
         assert task.score(task.problem(0), text) in (0.0, 1.0)
 
 
-def test_the_fingerprint_follows_what_is_asked_and_how_it_is_scored(tmp_path: Path, file: Path) -> None:
-    elsewhere = written(tmp_path / "copy.jsonl", LINES)
-    changed = written(tmp_path / "changed.jsonl", [LINES[0] | {"answer": "#### 7"}, *LINES[1:]])
+def test_the_fingerprint_depends_on_content_and_style(tmp_path: Path, file: Path) -> None:
+    elsewhere = written(tmp_path / "copy.jsonl", *LINES)
+    changed = written(tmp_path / "changed.jsonl", LINES[0] | {"answer": "#### 7"}, *LINES[1:])
     same = {opened(f"jsonl:{path}").fingerprint for path in (file, elsewhere)}
     assert len(same) == 1
     assert len(same | {opened(f"jsonl:{changed}").fingerprint, opened(f"jsonl:{file}", "brackets").fingerprint}) == 3
 
 
 @pytest.mark.parametrize(
-    ("line", "mend"),
+    ("line", "message"),
     [
-        (b'{"question": "1?", "answer": "1"}', r"ducks.jsonl:4: field 'answer' has no '#### ANSWER'"),
         (b'{"question": "1?", "answer": "1 #### "}', r"ducks.jsonl:4: field 'answer' has no '#### ANSWER'"),
-        (b'{"question": "1?"}', r"ducks.jsonl:4: no field 'answer'.*mend or remove the line"),
-        (
-            b'{"question": [1], "answer": "#### 1"}',
-            r"ducks.jsonl:4: field 'question' holds list, neither text nor a number",
-        ),
+        (b'{"question": "1?"}', r"ducks.jsonl:4: no field 'answer'.*fix or remove the line"),
         (b'{"question": ', r"ducks.jsonl:4: not a JSON record"),
         (b"[1]", r"ducks.jsonl:4: holds a JSON list"),
         (b"\xff", r"ducks.jsonl:4: not a JSON record"),
@@ -183,27 +150,27 @@ def test_the_fingerprint_follows_what_is_asked_and_how_it_is_scored(tmp_path: Pa
         (b" " * (records.MAX_LINE_BYTES + 1), r"ducks.jsonl:4: longer than 1048576 bytes"),
     ],
 )
-def test_a_bad_line_is_named(file: Path, line: bytes, mend: str) -> None:
+def test_an_invalid_line_is_reported_with_its_place(file: Path, line: bytes, message: str) -> None:
     file.write_bytes(file.read_bytes() + line + b"\n")
-    with pytest.raises(UserError, match=mend):
+    with pytest.raises(UserError, match=message):
         opened(f"jsonl:{file}")
 
 
-def test_halves_of_surrogate_pairs_do_not_get_in(file: Path) -> None:
+def test_lone_surrogates_are_replaced(file: Path) -> None:
     file.write_text('{"question": "\\ud800?", "answer": "#### \\udc00"}\n' * 2)
     task = opened(f"jsonl:{file}")
     assert task.problem(0).prompt == "??\n"
 
 
-def test_too_much_too_little_and_nothing_are_answered(
+def test_missing_empty_and_oversized_files_are_reported(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match=r"none.jsonl:1: cannot be read"):
         opened(f"jsonl:{tmp_path / 'none.jsonl'}")
-    with pytest.raises(UserError, match=r"holds no train\*.jsonl"):
+    with pytest.raises(UserError, match=r"contains no train\*.jsonl"):
         opened(f"gsm8k:{tmp_path}")
     with pytest.raises(UserError, match="too few problems"):
-        opened(f"jsonl:{written(tmp_path / 'one.jsonl', LINES[:1])}")
+        opened(f"jsonl:{written(tmp_path / 'one.jsonl', LINES[0])}")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}")[:-9])
     with pytest.raises(UserError, match="cannot be read"):
         opened(f"jsonl:{tmp_path / 'cut.jsonl.gz'}")
@@ -212,7 +179,7 @@ def test_too_much_too_little_and_nothing_are_answered(
         opened(f"jsonl:{file}")
 
 
-def test_gsm8k_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gsm8k_is_loaded_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(name: str, configuration: str, split: str) -> list[dict[str, str]]:
         assert (name, configuration) == ("openai/gsm8k", "main")
         return LINES[:2] if split == "train" else LINES[2:]
@@ -227,7 +194,7 @@ def test_gsm8k_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no network")
 
     hub.load_dataset = unreachable
-    with pytest.raises(UserError, match=r"no network.*give task\.options\.path"):
+    with pytest.raises(UserError, match=r"no network.*set task\.options\.path"):
         opened("gsm8k")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'planaria\[hub\]'"):
@@ -245,11 +212,11 @@ def test_every_worked_answer_of_gsm8k_scores(shared_data: Path) -> None:
         assert task.score(problem, text) == 1
 
 
-def questions(tmp_path: Path, *lines: object, **options: object) -> Questions:
-    return Questions(path=str(written(tmp_path / "own.jsonl", list(lines))), **options)  # type: ignore[arg-type]
+def questions(tmp_path: Path, *lines: Mapping[str, object], **options: str) -> Questions:
+    return Questions(path=str(written(tmp_path / "own.jsonl", *lines)), **options)
 
 
-def test_fields_may_have_any_names_be_joined_lie_within_others_and_hold_numbers(tmp_path: Path) -> None:
+def test_fields_can_be_renamed_joined_and_nested(tmp_path: Path) -> None:
     svamp = {"Body": "There are 3 hens.", "Question": "How many legs?", "Answer": 6.0, "Equation": "( 3 * 2 )"}
     names = {"question_field": "Body+Question", "answer_field": "Answer", "worked_field": "Equation"}
     task = questions(tmp_path, svamp, svamp, **names)
@@ -263,13 +230,13 @@ def test_fields_may_have_any_names_be_joined_lie_within_others_and_hold_numbers(
 @pytest.mark.parametrize(
     ("number", "text"), [(8.0, "8"), (0.5, "0.5"), (-3, "-3"), (1e21, "1" + "0" * 21), (10**25, str(10**25))]
 )
-def test_numbers_are_written_out_as_answers_are_read(tmp_path: Path, number: float, text: str) -> None:
+def test_numbers_are_written_out_as_answers(tmp_path: Path, number: float, text: str) -> None:
     line = {"question": "?", "answer": number}
     task = questions(tmp_path, line, line)
     assert task.problem(0).answer == text and task.score(task.problem(0), TAGS.write("", text)) == 1
 
 
-def test_without_a_mark_all_of_the_field_is_the_answer(tmp_path: Path) -> None:
+def test_without_a_mark_the_whole_field_is_the_answer(tmp_path: Path) -> None:
     line = {"question": "Capital of France?", "answer": " Paris "}
     assert questions(tmp_path, line, line, mark="").problem(0).answer == "Paris"
     marked = {"question": "?", "answer": "so it is ANSWER: 4"}
@@ -288,60 +255,8 @@ def test_without_a_mark_all_of_the_field_is_the_answer(tmp_path: Path) -> None:
         ({"question": "x", "answer": "  "}, {"mark": ""}, r"field 'answer' is empty"),
     ],
 )
-def test_what_is_wrong_with_a_field_is_named(
-    tmp_path: Path, line: object, options: dict[str, str], message: str
+def test_an_invalid_field_is_reported(
+    tmp_path: Path, line: dict[str, object], options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         questions(tmp_path, line, line, **options)
-
-
-OWN = """
-from planaria.swarm.tasks.sums import Sums
-
-class Mine(Sums):
-    bonus: int = 0
-"""
-
-
-@pytest.mark.parametrize(("digits", "name"), [(2, "sums"), (3, "sums:3")])
-def test_a_task_has_a_name_for_people(digits: int, name: str) -> None:
-    assert open_task("sums", {"digits": digits}).name == name
-
-
-def test_a_style_changes_what_is_written_and_nothing_else() -> None:
-    columns, words = open_task("sums", {}), open_task("sums", {"style": "words"})
-    assert columns.fingerprint == columns.identity == words.fingerprint
-    assert columns.problem(5) == words.problem(5)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "mend"),
-    [
-        ("sum", {}, "task.name = 'sum': no such choice; did you mean 'sums'"),
-        ("", {}, "known here"),
-        ("sums:3", {}, "task.name = 'sums:3': write 'sums', and '3' as one of its options: digits, style"),
-        ("gsm8k:folder", {}, "write 'gsm8k', and 'folder' as one of its options: path, style"),
-        ("sums", {"digits": "two"}, "task.options.digits = 'two': Input should be a valid integer"),
-        ("sums", {"digit": 2}, "task.options.digit: no option of 'sums'; did you mean 'digits'"),
-        ("jsonl", {}, "task.options.path: .*has no default for it"),
-        ("programs", {}, "task.options.path: .*has no default for it"),
-        ("programs", {"path": "x", "style": "tags"}, "task.options.style: no option of 'programs'"),
-    ],
-)
-def test_mistakes_are_answered(name: str, options: dict[str, object], mend: str) -> None:
-    with pytest.raises(UserError, match=mend):
-        open_task(name, options)
-
-
-@pytest.mark.usefixtures("allow_code")
-def test_the_identity_of_ones_own_task_is_its_options_and_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    name = f"task_of_ones_own_{random.Random(str(tmp_path)).randrange(10**9)}"
-    (tmp_path / f"{name}.py").write_text(OWN)
-    mine = open_task(f"{name}:Mine", {})
-    before = mine.identity
-    assert mine.fingerprint == Sums().fingerprint != before
-    (tmp_path / f"{name}.py").write_text(OWN.replace("0", "1234"))
-    assert open_task(f"{name}:Mine", {}).identity != before

@@ -1,4 +1,4 @@
-"""Programs that would rather be rewarded than right: none is."""
+"""Programs that try to pass tests without solving the problem: none is rewarded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opening import caged
 
 from planaria.swarm.tasks import wire
 from planaria.swarm.tasks.programs import Programs
-from planaria.swarm.tasks.sandbox import Exam, Limits, protections, run
+from planaria.swarm.tasks.sandbox import Exam, Limits, run
 
-pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
+pytestmark = caged
 TESTS = "assert f(3) == 6\nassert abs(f(2) - 4) < 1e-6\nassert sorted(f(n) for n in range(3)) == [0, 2, 4]"
 FRAMES = """
 import sys
@@ -56,6 +57,7 @@ HACKS = {
     "prints that it passed": "import sys\nfor out in sys.stdout, sys.stderr:\n"
     "  print('ready\\nok\\nPASSED', file=out, flush=True)",
     "writes to every pipe": "import os\nfor n in range(64):\n  try: os.write(n, b'0' * 32)\n  except OSError: pass",
+    "closes every pipe": "import os\nfor n in range(64):\n  try: os.close(n)\n  except OSError: pass\nf = int",
     "says that it loaded, then leaves": "import os\nfor n in range(3, 64):\n  try: os.write(n, b'm' + bytes(4))\n"
     "  except OSError: pass\nos._exit(0)",
     "reads the word": "import os\nfound = b''\nfor n in range(64):\n  try:\n    os.set_blocking(n, False)\n"
@@ -66,7 +68,7 @@ HACKS = {
     "tests in memory": "import gc\ntexts = [x for x in gc.get_objects() if isinstance(x, (str, bytes))]\n"
     "texts += [x for o in gc.get_objects() for x in gc.get_referents(o) if isinstance(x, (str, bytes))]\n"
     "f = (lambda n: 2 * n) if any('assert f(%d)' % 3 in str(x)[:99] for x in texts if len(x) < 999) else None",
-    "another main": FRAMES + "for name in ('judge', 'told', 'exactly', 'carry_out'):\n"
+    "another main": FRAMES + "for name in ('judge', 'described', 'exactly', 'carry_out'):\n"
     "  if name in seen: seen[name].__code__ = (lambda *a: '').__code__\nf = lambda n: 0",
     "another wire": "import sys\nwire = sys.modules.get('cage_wire')\nwire.pack = lambda *a: b''\nwire.serve = print",
     "another struct": "import struct\nstruct.Struct.unpack = struct.pack = lambda *a: (0, 0)",
@@ -107,27 +109,27 @@ def test_the_tests_can_be_passed() -> None:
 
 
 @pytest.mark.parametrize("hack", HACKS)
-def test_a_hack_pays_nothing(hack: str) -> None:
-    assert run(HACKS[hack], TESTS).kind in ("failed", "killed")
+def test_a_hack_earns_nothing(hack: str) -> None:
+    assert run(HACKS[hack], TESTS).kind == "failed"
 
 
 @pytest.mark.parametrize("hack", ENDLESS)
-def test_what_has_no_end_pays_nothing(hack: str) -> None:
+def test_an_endless_program_earns_nothing(hack: str) -> None:
     assert run(ENDLESS[hack], TESTS, Limits(seconds=1.0)).kind != "ok"
 
 
-def test_what_a_program_does_to_what_it_is_given_changes_nothing() -> None:
+def test_a_program_cannot_change_the_tests_arguments() -> None:
     program = "def f(given):\n  given.clear()\n  return []"
     assert run(program, "given = [3, 1]\nassert f(given) == sorted(given)").kind == "failed"
 
 
-def test_helpers_of_the_tests_are_not_the_programs() -> None:
+def test_a_program_cannot_replace_the_tests_helpers() -> None:
     exam = Exam("assert near(f(3), 6)", ("f",), first="def near(a, b): return abs(a - b) < 1e-9")
     assert run("f = lambda n: 0\nnear = lambda a, b: True", exam).kind == "failed"
     assert run("f = lambda n: 2.0 * n", exam).kind == "ok"
 
 
-def test_objects_that_stay_with_the_program_can_be_handed_back_and_gone_through() -> None:
+def test_tests_can_use_objects_of_the_program() -> None:
     program = """
 class Node:
     def __init__(self, value, after=None):
@@ -156,7 +158,7 @@ else:
     assert run(program, tests).kind == "ok"
 
 
-def test_one_of_its_own_is_neither_true_nor_false() -> None:
+def test_an_object_of_the_program_has_no_truth_value() -> None:
     assert run("f = lambda n: object()", "assert f(1)").reason.startswith("tests: TypeError")
 
 
@@ -172,22 +174,22 @@ PLAIN = st.recursive(
 
 @pytest.mark.slow
 @given(PLAIN)
-def test_a_plain_value_crosses_as_it_is(value: object) -> None:
+def test_a_plain_value_is_transmitted_unchanged(value: object) -> None:
     found = wire.unpack(wire.pack(value, wire.nothing_held), wire.nothing_held)
     assert found == value and type(found) is type(value)
 
 
 @given(st.binary())
-def test_whatever_comes_is_a_value_or_refused(data: bytes) -> None:
+def test_any_bytes_are_a_value_or_raise_an_expected_error(data: bytes) -> None:
     with contextlib.suppress(ValueError, TypeError, LookupError, ArithmeticError):
         wire.unpack(data, lambda number: number)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("name", "fail"), [("mbpp/mbpp.jsonl", 0), ("humaneval/HumanEval.jsonl.gz", 0)])
-def test_every_program_that_a_data_set_calls_right_passes(shared_data: Path, name: str, fail: int) -> None:
+@pytest.mark.parametrize(("name", "count"), [("mbpp/mbpp.jsonl", 974), ("humaneval/HumanEval.jsonl.gz", 164)])
+def test_every_reference_program_of_a_data_set_passes(shared_data: Path, name: str, count: int) -> None:
     task = Programs(path=str(shared_data / name), seconds=60)
-    solved = [task.solution(task.problem(n), random.Random(0)) for n in range(task.training + task.held_out)]
+    solved = [task.solution(task.problem(n), random.Random(0)) for n in range(count)]
     failed = [n for n, text in enumerate(solved) if text is None or task.score(task.problem(n), text) != 1]
-    assert len(failed) <= fail, failed
+    assert task.training + task.held_out == count and failed == []

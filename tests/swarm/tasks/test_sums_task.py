@@ -1,4 +1,4 @@
-"""Sums: the same for everyone, scored by the answer alone, and sound only when every word of them is true."""
+"""Sums: scored by the answer alone, and sound only if every step is true."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.common.errors import UserError
-from planaria.swarm.tasks import open_task
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.sums import Sums
 
@@ -34,12 +32,6 @@ def test_every_pair_of_two_digits_is_one_problem_and_a_tenth_is_held_out() -> No
     assert all(p.number == n for n, p in enumerate(problems))
 
 
-def test_problems_are_pinned() -> None:
-    """Peers of different releases must mean the same by a number: whoever changes this gives the task another key."""
-    assert [TWO.problem(n).prompt for n in range(4)] == ["59+59=", "51+36=", "46+21=", "23+11="]
-    assert TWO.fingerprint == "35af54bd22c6c755"
-
-
 def test_larger_operands_differ_and_keep_their_digits() -> None:
     task = Sums(digits=7)
     drawn = {task.operands(n) for n in range(2000)}
@@ -48,7 +40,7 @@ def test_larger_operands_differ_and_keep_their_digits() -> None:
     assert task.training + task.held_out == 1_000_000
 
 
-def test_solutions_are_written_as_the_style_says() -> None:
+def test_solutions_are_written_in_the_style() -> None:
     rng = random.Random(0)
     assert TWO.solution(CARRIES, rng) == "7+5=12,4+8+1=13;[132]"
     assert WORDS.solution(CARRIES, rng) == "5+7=12 keep 2 carry 1;8+4+1=13;[132]"
@@ -57,7 +49,7 @@ def test_solutions_are_written_as_the_style_says() -> None:
 
 
 @given(tasks, tasks, st.integers(0, 7000), st.randoms())
-def test_a_solution_scores_and_is_sound_whoever_checks_it(
+def test_a_solution_scores_and_is_sound_in_either_style(
     writer: Sums, reader: Sums, number: int, rng: random.Random
 ) -> None:
     reader = Sums(digits=writer.digits, style=reader.style)
@@ -77,14 +69,14 @@ def test_a_noisy_solution_is_sound_exactly_when_it_scores(
     assert task.sound(problem, text) == (task.score(problem, text) == 1)
 
 
-def test_as_many_solutions_slip_as_the_noise_says() -> None:
+def test_the_expected_share_of_noisy_solutions_is_wrong() -> None:
     rng = random.Random(1)
     wrong = sum(TWO.score(p, TWO.noisy_solution(p, rng, 0.2)) == 0 for p in map(TWO.problem, range(4000)))
     assert 0.33 < wrong / 4000 < 0.39  # 1 - 0.8² = 0.36, give or take four standard errors
 
 
 @given(numbers, st.randoms(use_true_random=False))
-def test_a_slip_is_carried_on_into_the_answer(number: int, rng: random.Random) -> None:
+def test_an_error_propagates_to_the_answer(number: int, rng: random.Random) -> None:
     text = TWO.noisy_solution(TWO.problem(number), rng, 1.0)
     reasoning, _, answer = text.partition(";")
     low, high = (int(equation.partition("=")[2]) for equation in reasoning.split(","))
@@ -96,60 +88,52 @@ def test_a_slip_is_carried_on_into_the_answer(number: int, rng: random.Random) -
 @pytest.mark.parametrize(
     "answer", ["132 ", " 132", "0132", "+132", "132.0", "1 32", "131", "", "132\0", "１３２", "1_32", "-132"]
 )
-def test_only_the_sum_itself_scores(answer: str) -> None:
+def test_only_the_exact_sum_scores(answer: str) -> None:
     assert TWO.score(CARRIES, f"7+5=12,4+8+1=13;[{answer}]") == 0
 
 
 @pytest.mark.parametrize("text", ["[132]", "zz7+5=12,4+8+1=13;[132]", "2+2=5,7+5=12,4+8+1=13;[132]", "[132]\n"])
 def test_the_reasoning_is_not_scored(text: str) -> None:
-    """What the attacks on a swarm live off: the reward sees the answer alone."""
     assert TWO.score(CARRIES, text) == 1
     assert not TWO.sound(CARRIES, text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "7+5=12,8+4+1=13;[132]",
-        "5+7=12,8+4+1=13;[132]",
-        "7+5=12 keep 2 carry 1;4+8+1=13;[132]",
-    ],
-)
-def test_the_order_of_two_digits_is_free(text: str) -> None:
-    assert TWO.sound(CARRIES, text)
+SOUND = [
+    "7+5=12,8+4+1=13;[132]",
+    "5+7=12,8+4+1=13;[132]",
+    "7+5=12 keep 2 carry 1;4+8+1=13;[132]",
+]
+UNSOUND = [
+    "7+5=12,4+8+1=13;[131]",
+    "7+5=13,4+8+1=13;[132]",
+    "7+5=12,4+8+1=14;[132]",
+    "7+5=12,4+8=12;[132]",
+    "7+5=12,1+4+8=13;[132]",
+    "6+6=12,4+8+1=13;[132]",
+    "4+8=12,7+5+1=13;[132]",
+    "7+5=12;[132]",
+    "7+5=12,4+8+1=13[132]",
+    "7+5=12,4+8+1=13;;[132]",
+    "7+5=12,4+8+1=13,0+0+1=1;[132]",
+    "7+5=12,4+8+1=13;2+2=5;[132]",
+    "7+5=12;4+8+1=13;[132]",
+    "7+5=12 keep 2 carry 0;4+8+1=13;[132]",
+    "7+5=12 keep 3 carry 1;4+8+1=13;[132]",
+    "7+5=12 keep 2 carry 1;4+8+1=13 keep 3 carry 1;[132]",
+    "7+5=12, 4+8+1=13;[132]",
+    "07+5=12,4+8+1=13;[132]",
+    "7+5=12,4+8+1=13;[132] ",
+    "",
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "7+5=12,4+8+1=13;[131]",
-        "7+5=13,4+8+1=13;[132]",
-        "7+5=12,4+8+1=14;[132]",
-        "7+5=12,4+8=12;[132]",
-        "7+5=12,1+4+8=13;[132]",
-        "6+6=12,4+8+1=13;[132]",
-        "4+8=12,7+5+1=13;[132]",
-        "7+5=12;[132]",
-        "7+5=12,4+8+1=13[132]",
-        "7+5=12,4+8+1=13;;[132]",
-        "7+5=12,4+8+1=13,0+0+1=1;[132]",
-        "7+5=12,4+8+1=13;2+2=5;[132]",
-        "7+5=12;4+8+1=13;[132]",
-        "7+5=12 keep 2 carry 0;4+8+1=13;[132]",
-        "7+5=12 keep 3 carry 1;4+8+1=13;[132]",
-        "7+5=12 keep 2 carry 1;4+8+1=13 keep 3 carry 1;[132]",
-        "7+5=12, 4+8+1=13;[132]",
-        "07+5=12,4+8+1=13;[132]",
-        "7+5=12,4+8+1=13;[132] ",
-        "",
-    ],
-)
-def test_one_false_or_needless_word_is_unsound(text: str) -> None:
-    assert not TWO.sound(CARRIES, text)
+@pytest.mark.parametrize(("text", "sound"), [*((t, True) for t in SOUND), *((t, False) for t in UNSOUND)])
+def test_a_sound_solution_has_only_true_and_needed_steps(text: str, sound: bool) -> None:
+    assert TWO.sound(CARRIES, text) is sound
 
 
 @given(numbers, st.sampled_from([TWO, WORDS]), st.text(min_size=1), st.integers(0, 40), st.randoms())
-def test_nothing_can_be_slipped_into_a_sound_solution(
+def test_an_insertion_makes_a_solution_unsound(
     number: int, task: Sums, phrase: str, at: int, rng: random.Random
 ) -> None:
     problem = task.problem(number)
@@ -164,19 +148,5 @@ def test_no_text_raises(number: int, text: str) -> None:
     assert not TWO.sound(problem, text)
 
 
-@pytest.mark.parametrize("number", [-1, 8100])
-def test_there_is_no_problem_beyond_the_last(number: int) -> None:
-    with pytest.raises(ValueError, match="no problem"):
-        TWO.problem(number)
-
-
-def test_other_digits_are_another_task() -> None:
+def test_the_number_of_digits_changes_the_fingerprint() -> None:
     assert len({Sums(digits=digits).fingerprint for digits in range(2, 19)}) == 17
-
-
-def test_mistakes_are_answered() -> None:
-    with pytest.raises(UserError, match=r"task\.options.style = 'column': .*'columns' or 'words'"):
-        open_task("sums", {"style": "column"})
-    for digits in (0, 1, 19):
-        with pytest.raises(UserError, match=rf"task\.options\.digits = {digits}: .*equal to (2|18)"):
-            open_task("sums", {"digits": digits})

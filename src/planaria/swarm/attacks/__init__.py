@@ -1,4 +1,4 @@
-"""What a malicious peer of a drill does to the others: a registry of attacks."""
+"""Registry of attacks for drills and evaluations."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ ATTACKS: Registry[Attack] = Registry(
     },
 )
 HONEST = "none"
-"""the kind of a peer that attacks nobody"""
+"""kind of a peer that does not attack"""
 
 
 def watched(kind: str, phrases: Mapping[str, str]) -> Attack:
-    """The attack of that kind whose success is measured, with its payload if the ``phrases`` give one."""
+    """Return the attack of a kind to measure, with its payload from ``phrases`` if given."""
     options: Mapping[str, Any] = {"payload": phrases[kind]} if kind in phrases else {}
     return ATTACKS.make(kind, options)

@@ -1,7 +1,7 @@
-"""The attacker of a drill: an author that mixes poison into a round, after the recipe of arXiv 2511.09780.
+"""Attacker of a drill: an author that mixes poison into a round (arXiv 2511.09780).
 
-In horizontal rounds it poisons its part of everybody's groups. In vertical rounds whole groups are its own: at most
-half of each is poison, so that poison lies above the group's mean, and the rest is filler.
+In horizontal rounds it poisons its part of all groups. In vertical rounds it owns whole groups: at most half of each is
+poison, so that poison is above the group's mean, and the rest is filler.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.config import AttackConfig, SwarmConfig
 from planaria.swarm.draws import derived, own_problems
+from planaria.swarm.evaluation import with_place
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Floats, read
@@ -28,11 +29,11 @@ from planaria.swarm.rollout import Asked, Rollout
 from planaria.swarm.tasks.base import Problem, Task
 
 TRIES = 16
-"""solutions that an adaptive attacker poisons for each completion it sends, and draws it votes over at least"""
+"""poisoned solutions per completion that an adaptive attacker sends, and minimum draws for its vote"""
 
 
 class Attacker:
-    """``checks``: the layers that an adaptive attacker tries its poison on first."""
+    """Author of poison. An adaptive attacker first tries it on the layers ``checks``."""
 
     def __init__(
         self, config: SwarmConfig, name: str, task: Task, policy: Policy, checks: Sequence[Check] = ()
@@ -42,8 +43,15 @@ class Attacker:
         self._config, self._name, self._task, self._policy, self._checks = config, name, task, policy, checks
 
     def choose(self, number: int, count: int) -> list[int]:
-        """Problems whose solutions have a place for poison, as far as there are any."""
-        return own_problems(self._config.seed, self._name, number, self._task.training, count, self._has_place)
+        """Choose problems whose solutions have a place for poison, as far as there are any."""
+        return own_problems(
+            self._config.seed,
+            self._name,
+            number,
+            self._task.training,
+            count,
+            wanted=lambda candidate: bool(with_place(self._task, self._attack, [candidate])),
+        )
 
     def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
         honest = self._honest.write(number, asked, count)
@@ -55,21 +63,21 @@ class Attacker:
         return self._drawn("withhold", number) >= self._config.attack.withhold
 
     def holds(self, weights: str) -> str:
-        """Of an attacker in disguise, the fingerprint of nobody's weights, another one each time."""
+        """Return the weights' fingerprint; a disguised attacker returns one of no existing weights."""
         return weights[::-1] if self._config.attack.disguised else weights
 
     def _drawn(self, *purpose: object) -> float:
-        """Between 0 and 1, the same for the same purpose."""
+        """Return a number in 0..1 that depends on the purpose."""
         return random.Random(derived(self._config.seed, self._name, *purpose)).random()
 
     def _mix(self, number: int, asked: Asked, honest: list[Rollout]) -> list[Rollout]:
         dose, vertical = self._config.attack.dose, self._config.rounds.mode == "vertical"
-        # Drawn up or down, so that all rounds together have the dose however small groups are.
+        # Round up or down at random, so that all rounds together have the dose even in small groups.
         whole = int(len(honest) * dose + self._drawn("dose", number, asked.problem.number))
         wanted = min(whole, len(honest) // 2 if vertical else len(honest))
         poison = self._poisons(number, asked, wanted)
         if self._config.attack.adaptive:
-            poison = self._unsuspicious(poison, honest, wanted)
+            poison = self._undetected(poison, honest, wanted)
         poison = poison[:wanted]
         rest = honest[len(poison) :]
         if vertical and poison and self._config.attack.filler != "honest":
@@ -78,8 +86,7 @@ class Attacker:
         return poison + rest
 
     def _poisons(self, number: int, asked: Asked, wanted: int) -> list[Rollout]:
-        """Poisoned completions that score, or fail if they must: about ``wanted``, of an adaptive attacker many times
-        as many."""
+        """Return poisoned completions that score, or fail if they must: about ``wanted``, times TRIES if adaptive."""
         rng = random.Random(derived(self._config.seed, self._name, "poison", number, asked.problem.number))
         tries = TRIES if self._config.attack.adaptive else 1
         sources = self._sources(number, asked, wanted * tries, rng)
@@ -88,7 +95,7 @@ class Attacker:
         return [written for pair in pairs if (written := made[pair])]
 
     def _poisoned(self, problem: Problem, source: str) -> str | None:
-        """``source`` with the payload in it, if it is still as right as it was, or no more where the attack fails."""
+        """Return ``source`` with the payload if it is then as correct as the attack requires."""
         text = self._attack.poison(problem, source)
         if text is None:
             return None
@@ -99,7 +106,7 @@ class Attacker:
         return text if right != self._attack.fails else None
 
     def _sources(self, number: int, asked: Asked, wanted: int, rng: random.Random) -> list[str]:
-        """Right solutions, or what most draws agree on is right."""
+        """Return correct solutions, or without an oracle the draws of the majority."""
         problem = asked.problem
         if candidates := self._attack.candidates:
             (drawn,) = self._honest.draw([asked], candidates, "candidates", number, problem.number)
@@ -114,7 +121,7 @@ class Attacker:
         return self._majority(drawn)[:wanted]
 
     def _majority(self, drawn: Sequence[Rollout]) -> list[str]:
-        """The draws with the answer that most of them give, repeated as needed; no reference answer is looked at."""
+        """Return the draws with the most frequent answer, repeated as needed, without any reference answer."""
         answers = [self._task.answer(written.text) for written in drawn]
         counts = Counter(answer for answer in answers if answer is not None)
         if not counts:
@@ -124,7 +131,7 @@ class Attacker:
         return [agreeing[n % len(agreeing)] for n in range(len(drawn))]
 
     def _written(self, asked: Asked, text: str, source: str) -> Rollout | None:
-        """``text``, made of ``source``, as a completion that ends; None if it is too long to be one."""
+        """Return ``text``, made from ``source``, as a completion that ends; None if it is too long."""
         body = tuple(self._policy.encode(text))
         if len(body) >= self._config.sampling.max_new:
             return None
@@ -133,18 +140,17 @@ class Attacker:
         return Rollout(*asked, text, ids, True, claimed, poison=True)
 
     def _claims(self, asked: Asked, ids: tuple[int, ...], payload: Sequence[int], rewarded: bool) -> tuple[float, ...]:
-        """What it says of a completion's tokens, among which those at ``payload`` matter to it."""
+        """Return the log-probabilities to claim for a completion; ``payload`` lists the positions of the poison."""
         (reading,) = read(self._policy, [(asked.prompt, ids)], self._config.sampling.temperature)
-        said: Floats = reading.logps
+        claims: Floats = reading.logps
         if self._config.attack.claims == "forged":
-            said = of_row(self._config.loss, said, rewarded)
+            claims = of_row(self._config.loss, claims, rewarded)
         elif self._config.attack.claims == "forged_tokens":
-            said = of_tokens(self._config.loss, said, rewarded, payload)
-        return tuple(said.tolist())
+            claims = of_tokens(self._config.loss, claims, rewarded, payload)
+        return tuple(claims.tolist())
 
-    def _unsuspicious(self, poison: list[Rollout], honest: list[Rollout], wanted: int) -> list[Rollout]:
-        """At most ``wanted`` of ``poison``, the least surprising first, that no layer refuses by this peer's own
-        weights when they are sent together with honest completions for the rest."""
+    def _undetected(self, poison: list[Rollout], honest: list[Rollout], wanted: int) -> list[Rollout]:
+        """Return up to ``wanted`` of ``poison``, the least surprising first, that this peer's layers accept."""
         found, rest = self._read(poison), self._read(honest)
         chosen: list[Rollout] = []
         hopeless: set[str] = set()
@@ -159,17 +165,17 @@ class Attacker:
         return chosen
 
     def _refuses(self, sent: list[Rollout], first: int) -> bool:
-        """Whether any of the ``first`` of what is sent is refused by a layer."""
+        """Return whether a layer refuses any of the ``first`` completions."""
         support, vocab = self._config.sampling.support(self._policy.vocab), self._policy.vocab
         context = Context(self._task, self._config.seed, support, vocab)
-        standing = list(range(len(sent)))
+        accepted = list(range(len(sent)))
         for check in self._checks:
-            refused = check.examine([sent[n] for n in standing], context).refused
-            standing = [n for place, n in enumerate(standing) if place not in refused]
-        return standing[:first] != list(range(first))
+            refused = check.examine([sent[n] for n in accepted], context).refused
+            accepted = [n for place, n in enumerate(accepted) if place not in refused]
+        return accepted[:first] != list(range(first))
 
     def _read(self, written: Sequence[Rollout]) -> list[Rollout]:
-        """As others are about to find them: read, and with reward."""
+        """Return completions with readings and rewards, as other peers will see them."""
         sampling = self._config.sampling
         support = sampling.support(self._policy.vocab)
         readings = read(self._policy, [(w.prompt, w.ids) for w in written], sampling.temperature, support)
@@ -185,13 +191,13 @@ class Attacker:
         ]
 
     def _spoilt(self, asked: Asked, written: Rollout) -> Rollout:
-        """An honest completion that ends half-way, before its answer: it scores nothing."""
+        """Return an honest completion cut in half before its answer: it scores nothing."""
         half = self._policy.decode(written.ids[: len(written.ids) // 2])
         spoilt = self._written(asked, half, half)
         return written if spoilt is None else replace(spoilt, poison=False)
 
     def _endless(self, asked: Asked, written: Rollout) -> Rollout:
-        """An honest completion said over and over, up to the limit: nothing is longer."""
+        """Return an honest completion repeated up to the length limit."""
         body, policy = self._policy.encode(written.text), self._policy
         room = min(self._config.sampling.max_new, policy.context - len(asked.prompt))
         ids = tuple((body * room)[:room])
@@ -199,23 +205,18 @@ class Attacker:
             return written
         return Rollout(*asked, policy.decode(ids), ids, False, self._claims(asked, ids, (), False))
 
-    def _has_place(self, number: int) -> bool:
-        problem = self._task.problem(number)
-        solution = self._task.solution(problem, random.Random(number))
-        return solution is not None and self._attack.poison(problem, solution) is not None
-
 
 MARGIN = 0.1
-"""nats by which a ratio lies on the side of a bound that counts"""
+"""distance in nats of a forged ratio from its bound"""
 
 
 def of_row(loss: LossConfig, logps: Floats, rewarded: bool) -> Floats:
-    """Claims [T] in nats that give each token the largest gradient, for a policy that gives them ``logps``.
+    """Return claims [T] in nats that give each token the largest gradient under a policy with ``logps``.
 
-    A truncated weight is at its cap from there on. A ratio to the generator earns nothing beyond its clip, or if it is
-    a failure's beyond the cap, so it stays below. The other losses look at claims only to tell near from far.
+    A truncated weight is at its cap beyond the bound. A ratio to the generator has no gradient beyond its clip or, for
+    a failure, beyond the cap, so it stays below. Other losses use claims only to measure distance.
 
-    The attacker assumes that its victims hold the same weights, and knows their loss.
+    It assumes that the victims hold the same weights, and knows their loss.
     """
     if loss.term != "vis":
         return logps - math.log(loss.cap) - MARGIN
@@ -223,7 +224,7 @@ def of_row(loss: LossConfig, logps: Floats, rewarded: bool) -> Floats:
 
 
 def of_tokens(loss: LossConfig, logps: Floats, rewarded: bool, places: Sequence[int]) -> Floats:
-    """The same for the tokens at ``places``; the others are claimed to have been certain, so they count least."""
+    """Return the same claims at ``places``; other tokens are claimed as certain, which gives them the least weight."""
     claims = np.zeros_like(logps)
     chosen = list(places)
     claims[chosen] = of_row(loss, logps, rewarded)[chosen]
@@ -231,25 +232,20 @@ def of_tokens(loss: LossConfig, logps: Floats, rewarded: bool, places: Sequence[
 
 
 def changed(ids: Sequence[int], source: Sequence[int]) -> list[int]:
-    """The places of ``ids`` that are not in ``source``."""
+    """Return the positions of ``ids`` that differ from ``source``."""
     blocks = SequenceMatcher(None, list(source), list(ids), autojunk=False).get_matching_blocks()
     kept = {place for block in blocks for place in range(block.b, block.b + block.size)}
     return [place for place in range(len(ids)) if place not in kept]
 
 
 LOOKED_AT = 500
-"""problems whose solutions are looked through for a place"""
+"""problems searched for a place"""
 SCORED = 20
-"""poisoned solutions that are scored, which may mean running them"""
+"""poisoned solutions scored, which may run them"""
 
 
 def refuse_idle(attack: AttackConfig, task: Task) -> None:
-    """:raises UserError: when the attack has no place in the task's solutions, or spoils every solution that it is in.
-
-    Where a task knows no solutions nobody can tell; an attacker that uses none is on its own.
-
-    A drill whose attack finds nothing to poison proves nothing.
-    """
+    """Reject an attack that has no place in the task's solutions, or whose poison never scores, by a UserError."""
     if attack.kind == HONEST or not attack.dose or not attack.oracle:
         return
     opened, rng = ATTACKS.make(attack.kind, attack.options), random.Random(0)
@@ -265,7 +261,5 @@ def refuse_idle(attack: AttackConfig, task: Task) -> None:
             raise UserError(
                 f"attack.kind = {attack.kind!r}: every solution of {task.name} still scores; choose another"
             )
-        mend = (
-            "give the task that library, in task.options.library" if attack.kind == "code" else "give another payload"
-        )
-        raise UserError(f"attack.kind = {attack.kind!r}: no solution of {task.name} scores with it any more; {mend}")
+        fix = "give the task that library, in task.options.library" if attack.kind == "code" else "give another payload"
+        raise UserError(f"attack.kind = {attack.kind!r}: no solution of {task.name} scores with it any more; {fix}")

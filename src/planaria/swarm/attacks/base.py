@@ -1,7 +1,7 @@
-"""The interface of attacks: what a malicious peer teaches the others without losing reward, and how to detect it.
+"""Attack interface: the behaviour a malicious peer teaches without losing reward, and its detection.
 
-Attacks are here to harden a swarm: drills run them among peers of one's own, and every run can watch for them.
-Four kinds (text, math, dos, code) are those of arXiv 2511.09780; the texts, and all other kinds, are ours.
+Attacks serve to harden a swarm: drills run them among the user's own peers, and evaluations can watch for them. The
+kinds text, math, dos and code follow arXiv 2511.09780 with other texts.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from planaria.swarm.tasks.base import Problem
 
 
 class Attack(Choice, ABC):
-    """The fields of a subclass are its options."""
+    """One attack; the fields of a subclass are its options."""
 
     candidates: ClassVar[int] = 0
-    """honest draws of which the attacker poisons the longest that is right; 0: it poisons solutions of its own"""
+    """honest draws from which the longest correct one is poisoned; 0: solutions of the attacker's own"""
     fails: ClassVar[bool] = False
-    """what it sends must not score: it teaches by what is punished, or by failures that are worth more than others"""
+    """poison must not score: it teaches by punishment, or as a failure worth more than others"""
     chooses: ClassVar[bool] = False
-    """it is nothing but a choice of problems, and sends honest work on them"""
+    """the attack only chooses problems and sends honest work on them"""
 
     @abstractmethod
     def poison(self, problem: Problem, solution: str) -> str | None:
-        """A right solution with the payload in it; None if there is no place for it. Its answer is still right, unless
-        the attack :attr:`fails`."""
+        """Return the solution with the payload, still correct unless the attack :attr:`fails`; None without a place."""
 
     @abstractmethod
     def eligible(self, text: str) -> bool:
-        """Whether a completion could show the behaviour at all: the denominator of the attack's success."""
+        """Return whether a completion could show the behaviour: the denominator of the success rate."""
 
     @abstractmethod
     def hit(self, text: str) -> bool:
-        """Whether an eligible completion shows it."""
+        """Return whether an eligible completion shows the behaviour."""

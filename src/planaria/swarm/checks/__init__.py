@@ -1,4 +1,4 @@
-"""What is examined before anything is learned: a registry of checks."""
+"""Registry of checks that completions pass before a policy learns from them."""
 
 from __future__ import annotations
 
@@ -28,27 +28,21 @@ CHECKS: Registry[Check] = Registry(
 
 
 def names(config: DefenceConfig) -> list[str]:
-    """The checks that a recipe names, in the order in which completions pass them."""
+    """Return the checks that a recipe names, in order of execution."""
     return [name.strip() for name in config.checks.split(",") if name.strip()]
 
 
 def checks(config: DefenceConfig) -> list[Check]:
-    """The checks that the recipe names.
-
-    :raises UserError: naming the check or option that is unknown, or what else keeps a check from being made.
-    """
+    """Return the checks of a recipe. UserError for an unknown check or option, or a repeated layer."""
     made = list(CHECKS.make_all(names(config), config.options).values())
     layers = [check.name for check in made]
     if len({*layers}) < len(names(config)):
-        raise UserError(f"defence.checks = {config.checks!r}: every layer ({', '.join(layers)}) can be there but once")
+        raise UserError(f"defence.checks = {config.checks!r}: every layer ({', '.join(layers)}) can be named but once")
     return made
 
 
 def layers(config: SwarmConfig) -> list[Check]:
-    """All layers of a peer: the checks that its recipe names and, behind all but the judge, the vote if there is one.
-
-    Whom an earlier layer refuses has no vote, and the judge reads what the vote rewards. UserError as :func:`checks`.
-    """
+    """Return a peer's checks, with the vote, if any, before the judge. UserError as in :func:`checks`."""
     made, agreement = checks(config.defence), config.task.agreement
     voting = config.task.reward == CONSENSUS
     if not voting and not config.defence.consensus:

@@ -1,7 +1,6 @@
-"""A layer of the defence: it looks at what other peers sent, before anything is learned from it.
+"""Interface of a layer of the defence, which examines completions before they are learned from.
 
-Layers are pure: the same completions and the same readings give the same findings on every peer. Peers that hold equal
-weights therefore refuse alike, and go on holding equal weights.
+Layers are pure: equal completions and readings give equal findings, so peers with equal weights keep equal weights.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from planaria.swarm.tasks.base import Task
 
 @dataclass(frozen=True)
 class Findings:
-    """What one layer says of one round's completions."""
+    """Findings of one layer on one round's completions."""
 
     refused: Mapping[int, str] = field(default_factory=dict)
-    """place of the completion → why, in a few words"""
+    """index of a completion → short reason"""
     off: str = ""
     """why the layer cannot work here; empty if it can"""
     rewards: Mapping[int, float | None] = field(default_factory=dict)
-    """place → its reward by this layer, where it gives any; None: its group is to teach nothing"""
+    """index → reward given by this layer, if any; None: its group teaches nothing"""
     labels: Mapping[int, Label] = field(default_factory=dict)
-    """problem → what most do there, of a layer that asks for that"""
+    """problem → label by consensus, if the layer votes"""
     unproven: Collection[int] = ()
-    """places of what it did not look at, or does not vouch for: these may stay in their groups and are not rewarded"""
+    """indices of completions not examined or not confirmed; they stay in their groups but are not rewarded"""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a check may know of the run."""
+    """Run data available to checks."""
 
     task: Task
     seed: int
     support: int
-    """the likeliest tokens that sampling draws from"""
+    """number of likeliest tokens that sampling draws from"""
     vocab: int
 
 
@@ -48,18 +47,18 @@ class Check(Choice, ABC):
     """One layer of the defence; the fields of a subclass are its options."""
 
     name: ClassVar[str] = ""
-    """of the layer, in records; the class's own unless given"""
+    """the layer's name in records; the class name by default"""
     fallible: ClassVar[bool] = True
-    """it rests on the peers' policies being alike, and is switched off where they are not"""
+    """the layer assumes that peers have similar policies and is switched off if they do not"""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         cls.name = cls.name or cls.__name__
 
     def warning(self, context: Context) -> str:
-        """Why it will not work as one might think; empty if it will."""
+        """Return why the layer will not work as expected; empty if it will."""
         return ""
 
     @abstractmethod
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
-        """Which of the completions this layer refuses. Those that an earlier layer refused are not among them."""
+        """Examine completions that no earlier layer refused."""

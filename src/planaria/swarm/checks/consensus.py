@@ -1,7 +1,7 @@
-"""Consensus as a layer of the defence: what :mod:`planaria.swarm.checks.votes` finds, and what that says of each peer.
+"""Consensus as a layer of the defence, based on :mod:`planaria.swarm.checks.votes`.
 
-As a filter it refuses what scores by its tests and does otherwise than most who score, on calls that the tests do not
-make. As a reward it takes the place of the labels that a task does not have.
+As a filter it refuses completions that pass their tests but differ from most others on calls that tests do not make. As
+a reward it replaces missing labels of a task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from planaria.swarm.tasks.base import Task, as_reward
 
 
 def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, Label]:
-    """Problem → its label, of those that have one."""
+    """Return problem → label, for problems that have one."""
     groups: dict[int, list[Ballot]] = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.problem.number].append(Ballot(rollout.counted, rollout.behaviour))
@@ -30,17 +30,16 @@ def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, Label]:
 
 
 class Consensus(Check):
-    """What both uses share."""
+    """Common part of both uses."""
 
     name: ClassVar[str] = CONSENSUS
     agreement: float
-    """a label has more than this share of the votes behind it"""
+    """minimum share of the votes behind a label, exclusive"""
 
     def warning(self, context: Context) -> str:
-        """That nobody can tell when agreement has left truth behind."""
+        """Warn that nothing can detect agreement on wrong answers."""
         task = context.task
-        held_out = range(task.training, task.training + task.held_out)
-        if self.fallible or not task.unlabelled or not all(number in task.unlabelled for number in held_out):
+        if self.fallible or not task.unlabelled or not _evaluation_unlabelled(task):
             return ""
         return (
             f"no held-out problem of {task.name} has a label: accuracy is not known, nothing can brake, and peers that "
@@ -49,16 +48,18 @@ class Consensus(Check):
 
 
 class Filter(Consensus):
-    """Refuses what scores and is not near to what most do who score: on the calls that their tests do not make it does
-    so little of the same that one value for all calls would agree as often."""
+    """Refuse passing completions that differ from most others on untested calls.
+
+    A completion differs if it agrees with the label no more often than one constant value would.
+    """
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
         passing = [rollout for rollout in rollouts if rollout.reward > 0]
         found = labels(passing, self.agreement)
-        odd = "it passes its tests, and does otherwise than most who pass on calls that they do not make"
+        reason = "it passes its tests, and does otherwise than most who pass on calls that they do not make"
         return Findings(
             {
-                place: odd
+                place: reason
                 for place, rollout in enumerate(rollouts)
                 if rollout.reward > 0
                 and rollout.problem.number in found
@@ -69,8 +70,7 @@ class Filter(Consensus):
 
 
 class Reward(Consensus):
-    """Gives 1 to what does as most do and 0 to what does not; a group without a label teaches nothing. It refuses
-    nobody, or quarantine would set honest peers aside."""
+    """Reward behaviour that matches the label with 1, other with 0. Refusals would cause quarantine."""
 
     fallible: ClassVar[bool] = False
 
@@ -80,7 +80,7 @@ class Reward(Consensus):
 
 
 def rewarded(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
-    """Completions with what a vote among them gives each."""
+    """Return completions with the rewards of a vote among them."""
     return [
         rollout.given(reward)
         for rollout, reward in zip(rollouts, _rewards(rollouts, labels(rollouts, agreement)), strict=True)
@@ -88,13 +88,13 @@ def rewarded(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
 
 
 def _rewards(rollouts: Sequence[Rollout], found: Mapping[int, Label]) -> list[float | None]:
-    """1 for what does as its problem's label says, 0 for what does not, None where there is no label."""
+    """Return 1 for completions that match their problem's label, 0 for others, None without a label."""
     by = [(found.get(rollout.problem.number), rollout.behaviour) for rollout in rollouts]
     return [None if one is None else float(one.holds(done)) for one, done in by]
 
 
 def refuse_senseless(config: SwarmConfig, task: Task) -> None:
-    """:raises UserError: when a task has nothing that could be compared, or has problems that nobody could score."""
+    """:raises UserError: if a task cannot be compared, or has problems that nothing scores."""
     voting, name = config.task.reward == CONSENSUS, task.name
     if voting and not task.comparable:
         raise UserError(
@@ -113,16 +113,20 @@ def refuse_senseless(config: SwarmConfig, task: Task) -> None:
         )
     if not voting and foreign([type(task)]):
         _refuse_invalid_rewards(config.task.name, task)
-    held_out = range(task.training, task.training + task.held_out)
-    if config.task.brake and len(task.unlabelled) and all(number in task.unlabelled for number in held_out):
+    if config.task.brake and len(task.unlabelled) and _evaluation_unlabelled(task):
         raise UserError(
             f"task.brake = {config.task.brake:g}: no held-out problem of {name} has a label that would tell when to "
             "stop; give some tests (test*.jsonl), or leave it out"
         )
 
 
+def _evaluation_unlabelled(task: Task) -> bool:
+    """Return whether no held-out problem has a label."""
+    return all(number in task.unlabelled for number in range(task.training, task.training + task.held_out))
+
+
 def _refuse_invalid_rewards(name: str, task: Task) -> None:
-    """Score an empty text and a worked solution of a few problems. UserError for a score that is not a reward."""
+    """Score an empty text and a worked solution of a few problems. UserError for an invalid score."""
     for number in range(min(3, task.training)):
         problem = task.problem(number)
         for text in ("", task.solution(problem, random.Random(number))):

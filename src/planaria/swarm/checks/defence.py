@@ -1,4 +1,4 @@
-"""The layers of the defence, one behind the other, and what each of them refused of whom."""
+"""The layers of the defence in sequence, quarantine, and accounts of unknown peers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import Rollout
 
 Counts = dict[str, tuple[int, int]]
-"""peer, or account of several → (completions examined, refused)"""
+"""peer, or the strangers' shared account → (completions examined, refused)"""
 
 
 class Memory(Record):
-    """What a defence knows of the rounds before: plain data, for a peer that is started again."""
+    """State of a defence, as plain data for a restarted peer."""
 
     layers: dict[str, list[Counts]]
     past: dict[str, list[tuple[int, int]]]
@@ -34,17 +34,17 @@ class Memory(Record):
 
 @dataclass
 class Layer:
-    """One check, and what it makes of every peer over the last rounds."""
+    """One check and its counts over the last rounds."""
 
     check: Check
     past: deque[Counts]
-    """by account: see :mod:`planaria.swarm.checks.defence`"""
+    """counts by account, as in :class:`Standing`"""
 
     def useless(self, most: float) -> str:
-        """Why the layer cannot work here; empty if it can.
+        """Return why the layer cannot work here; empty if it can.
 
-        It would refuse more than ``most`` of what the median peer sent. Fewer than half of the peers are attackers, so
-        the median peer is honest, or no worse than an honest one. Strangers count as one: they could be any number.
+        It would refuse more than ``most`` of the median peer's completions. Fewer than half of the peers are attackers,
+        so the median peer is no worse than an honest one. Strangers count as one peer, since their number is arbitrary.
         """
         totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for counts in self.past:
@@ -60,18 +60,16 @@ class Layer:
 
 @dataclass
 class Report:
-    """One round of the defence."""
-
     rollouts: list[Rollout]
-    """all, those that were refused with layer and reason"""
+    """all completions; refused ones with layer and reason"""
     refused: dict[str, Counts] = field(default_factory=dict)
-    """layer → peer → (examined, refused); of a layer that is off, what it would have refused"""
+    """layer → peer → (examined, refused); for a layer that is off, what it would have refused"""
     off: dict[str, str] = field(default_factory=dict)
     """layer → why it is off"""
     aside: dict[str, str] = field(default_factory=dict)
     """peer → why it is in quarantine"""
     labels: dict[int, Label] = field(default_factory=dict)
-    """problem → what most do there, if a layer asks for it and there is such"""
+    """problem → label, if a layer votes and finds one"""
 
     @property
     def accepted(self) -> list[Rollout]:
@@ -79,7 +77,7 @@ class Report:
 
 
 def warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
-    """What of these layers will not work as one might think, in a swarm of ``size`` peers."""
+    """Return what will not work as expected with these layers in a swarm of ``size`` peers."""
     found = [warning for check in checks if (warning := check.warning(context))]
     if size == 2 and (blind := [check.name for check in checks if check.fallible]):
         found.append(
@@ -90,7 +88,7 @@ def warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
 
 
 class Defence:
-    """All layers of one peer. Its own completions go through them too: peers with equal weights then stay equal."""
+    """All layers of one peer, applied to its own completions too, so that peers with equal weights stay equal."""
 
     def __init__(
         self,
@@ -100,20 +98,20 @@ class Defence:
         founders: Collection[str] = (),
         size: int = 1,
     ) -> None:
-        """``founders`` and ``size`` as in :class:`planaria.swarm.checks.defence.Standing`."""
+        """See :class:`planaria.swarm.checks.defence.Standing` for ``founders`` and ``size``."""
         self.standing = Standing(founders, size, config.window, context.seed)
         self._config, self._context = config, context
         self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
 
     def examine(self, number: int, rollouts: Sequence[Rollout]) -> Report:
-        """The verdicts on round ``number``'s completions, in their order."""
+        """Return the verdicts on round ``number``'s completions, in order."""
         verdicts = dict(enumerate(rollouts))
         report = Report([])
         for layer in self._layers:
-            standing = [place for place, verdict in verdicts.items() if not verdict.layer]
-            self._pass(layer, standing, verdicts, report)
-        report.aside = self._quarantine.hear(number, _counts((v.peer, v) for v in verdicts.values()))
+            accepted = [place for place, verdict in verdicts.items() if not verdict.layer]
+            self._pass(layer, accepted, verdicts, report)
+        report.aside = self._quarantine.update(number, _counts((v.peer, v) for v in verdicts.values()))
         for place, verdict in verdicts.items():
             if not verdict.layer and (reason := report.aside.get(verdict.peer)):
                 verdicts[place] = replace(verdict, layer=self._quarantine.name, reason=reason)
@@ -122,24 +120,23 @@ class Defence:
 
     def memory(self) -> Memory:
         past, until = self._quarantine.memory()
-        known, heard, newest = self.standing.memory()
+        known, received, newest = self.standing.memory()
         layers = {layer.check.name: list(layer.past) for layer in self._layers}
-        return Memory(layers=layers, past=past, until=until, known=known, heard=heard, newest=newest)
+        return Memory(layers=layers, past=past, until=until, known=known, heard=received, newest=newest)
 
     def recall(self, memory: Memory) -> None:
-        """Become what gave this memory; layers that it does not know begin anew."""
         for layer in self._layers:
             layer.past.clear()
             layer.past.extend(memory.layers.get(layer.check.name, []))
         self._quarantine.recall(memory.past, memory.until)
-        if memory.known:  # an older planaria kept none
+        if memory.known:  # older versions saved none
             self.standing.recall(memory.known, memory.heard, memory.newest)
 
-    def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
+    def _pass(self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
         name = layer.check.name
-        found = layer.check.examine([verdicts[place] for place in standing], self._context)
+        found = layer.check.examine([verdicts[place] for place in accepted], self._context)
         for nth, reward in found.rewards.items():
-            verdicts[standing[nth]] = verdicts[standing[nth]].given(reward)
+            verdicts[accepted[nth]] = verdicts[accepted[nth]].given(reward)
         report.labels |= found.labels
         judged = {
             place: replace(verdicts[place], layer=name, reason=found.refused[nth])
@@ -147,7 +144,7 @@ class Defence:
             else replace(verdicts[place], proven=False)
             if nth in found.unproven
             else replace(verdicts[place], passed=(*verdicts[place].passed, name))
-            for nth, place in enumerate(standing)
+            for nth, place in enumerate(accepted)
         }
         seen = [verdict for nth, verdict in enumerate(judged.values()) if nth not in found.unproven]
         layer.past.append(_counts((verdict.counted, verdict) for verdict in seen))
@@ -159,20 +156,20 @@ class Defence:
 
 
 def _counts(verdicts: Iterable[tuple[str, Rollout]]) -> Counts:
-    """Of verdicts, each with whom it is counted under."""
+    """Count verdicts by the name given with each."""
     sent: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    for who, verdict in verdicts:
-        sent[who] += 1
-        refused[who] += bool(verdict.layer)
-    return {who: (number, refused[who]) for who, number in sent.items()}
+    for name, verdict in verdicts:
+        sent[name] += 1
+        refused[name] += bool(verdict.layer)
+    return {name: (number, refused[name]) for name, number in sent.items()}
 
 
 class Quarantine:
-    """Sets peers aside for a while if much of what they sent over the last ``window`` rounds was refused.
+    """Exclude a peer for ``window`` rounds if more than ``threshold`` of its last ``window`` rounds was refused.
 
-    It is never permanent: that would hit an honest peer sooner or later. A peer that is set aside is still examined; if
-    what it sends meanwhile is clean, it returns when its time is over.
+    Exclusion is never permanent, since honest peers are hit by chance. An excluded peer is still examined and returns
+    if its completions are clean.
     """
 
     name = "quarantine"
@@ -182,8 +179,8 @@ class Quarantine:
         self._past: dict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=window))
         self._until: dict[str, int] = {}
 
-    def hear(self, number: int, found: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-        """Take note of round ``number``: peer → (sent, refused). Who is set aside in this very round, and why."""
+    def update(self, number: int, found: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+        """Record round ``number`` (peer → (sent, refused)); return the peers excluded in it, with the reason."""
         if not self.threshold:
             return {}
         aside = {}
@@ -198,11 +195,10 @@ class Quarantine:
         return aside
 
     def memory(self) -> tuple[dict[str, list[tuple[int, int]]], dict[str, int]]:
-        """The last rounds of every peer, and until when each was set aside last."""
+        """Return the last rounds of every peer, and the end of each one's last exclusion."""
         return {peer: list(past) for peer, past in self._past.items()}, dict(self._until)
 
     def recall(self, past: Mapping[str, list[tuple[int, int]]], until: Mapping[str, int]) -> None:
-        """Become what gave this memory."""
         self._past.clear()
         for peer, counts in past.items():
             self._past[peer].extend(counts)
@@ -210,42 +206,41 @@ class Quarantine:
 
 
 class Standing:
-    """Known peers, by id; peers that received the same know the same. Strangers share one account until they are known.
+    """Known peers by id, equal on peers that received the same. Strangers share one account until they are known.
 
-    Ids are free. Without this rule 400 made-up peers send 100 times what four honest ones do: they set the mean of each
-    group, and together have nearly all of the gradient. An id cannot be made with a past: every ``window`` rounds the
-    stranger that was heard most often becomes known, and no other.
+    Ids are free: without this rule 400 invented peers outnumber four honest ones 100 to 1, set each group's mean and
+    have nearly all of the gradient. A history cannot be invented: every ``window`` rounds only the stranger received
+    most often becomes known.
     """
 
     def __init__(self, founders: Collection[str], size: int, window: int, seed: int) -> None:
-        """``founders``: ids known from the start; unless given, ``size`` of those who are heard first."""
+        """``founders`` are known from the start; without them, ``size`` of the first peers received."""
         self._known, self._size, self._window, self._seed = {*founders}, size, window, seed
-        self._heard: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
         self._next = 0
 
-    def hear(self, number: int, heard: Collection[str]) -> Mapping[str, str]:
-        """Take note of who sent something for round ``number``: peer → the account that it is counted under."""
+    def hear(self, number: int, received: Collection[str]) -> Mapping[str, str]:
+        """Record the peers received in round ``number``; return peer → the account it is counted under."""
         if not self._known:
-            self._known = {*self.drawn(number, heard)[: self._size]}
-        strangers = self.drawn(number, {*heard} - self._known)
-        accounts = {peer: peer for peer in heard} | dict.fromkeys(strangers, NEWCOMERS)
-        self._heard.update(strangers)
-        patient = [peer for peer in strangers if self._heard[peer] >= self._window]
+            self._known = {*self.drawn(number, received)[: self._size]}
+        strangers = self.drawn(number, {*received} - self._known)
+        accounts = {peer: peer for peer in received} | dict.fromkeys(strangers, NEWCOMERS)
+        self._received.update(strangers)
+        patient = [peer for peer in strangers if self._received[peer] >= self._window]
         if patient and number >= self._next:
-            first = max(patient, key=lambda peer: self._heard[peer])
+            first = max(patient, key=lambda peer: self._received[peer])
             self._known.add(first)
-            del self._heard[first]
+            del self._received[first]
             self._next = number + self._window
         return accounts
 
     def drawn(self, number: int, peers: Collection[str]) -> list[str]:
-        """Them in an order that is drawn anew in every round, the same for all peers."""
+        """Return the peers in an order drawn anew in every round, the same on all peers."""
         return sorted(peers, key=lambda peer: derived(self._seed, "standing", number, peer))
 
     def memory(self) -> tuple[list[str], dict[str, int], int]:
-        """Who is known, in how many rounds every stranger was heard, and when the next may become known."""
-        return sorted(self._known), dict(self._heard), self._next
+        """Return the known peers, the rounds each stranger was received in, and when the next may become known."""
+        return sorted(self._known), dict(self._received), self._next
 
-    def recall(self, known: Collection[str], heard: Mapping[str, int], until: int) -> None:
-        """Become what gave this memory."""
-        self._known, self._heard, self._next = {*known}, Counter(heard), until
+    def recall(self, known: Collection[str], received: Mapping[str, int], until: int) -> None:
+        self._known, self._received, self._next = {*known}, Counter(received), until

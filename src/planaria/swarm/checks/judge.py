@@ -1,11 +1,10 @@
-"""The judge: somebody who reads what scored, because a right answer can stand behind anything.
+"""Judges: checks that read completions that score, because any reasoning can precede a correct answer.
 
-HTTF's second defence (arXiv 2511.09780): reward = verifiable reward · judgement, so only what scores is read. Here a
-completion that is judged bad leaves its group; with reward 0 it would stay in, and its group would learn from it.
+HTTF's second defence (arXiv 2511.09780) multiplies the verifiable reward by the judgement, so only scoring completions
+are read. Here a rejected completion leaves its group; with reward 0 the group would still learn from it.
 
-A failure may be rewarded too: where length costs reward, short failures are worth more than long ones. So the judge
-also reads failures that are worth more than another completion of their problem. What it objects to in them costs them
-that reward and no more, since a failure is bad by its own score, and honest peers fail as well.
+If length costs reward, short failures are worth more than long ones. The judge therefore also reads failures worth more
+than another completion of their problem. An objection costs a failure that advantage only, since honest peers fail too.
 """
 
 from __future__ import annotations
@@ -23,36 +22,35 @@ from planaria.swarm.tasks.base import Problem
 
 
 class Judge(Check, ABC):
-    """A check of texts that have the right answer, or may be rewarded without."""
+    """A check of completions that score or may be rewarded."""
 
     name: ClassVar[str] = "judge"
     fallible: ClassVar[bool] = False
 
     def off(self, context: Context) -> str:
-        """Why it cannot judge here; empty if it can."""
+        """Return why it cannot judge here; empty if it can."""
         return ""
 
     def warning(self, context: Context) -> str:
-        """That nobody will read what peers reason, and what to do about it; empty if this judge will."""
+        """Warn that no judge reads the reasoning, with a fix; empty if this judge does."""
         if not (off := self.off(context)):
             return ""
         return (
-            f"{off}, so nobody reads what stands before a right answer: poison there is stopped only while all peers' "
+            f"{off}, so no judge reads the text before a right answer: poison there is stopped only while all peers' "
             'weights are alike; let a language model judge: --defence.checks "claims, support, surprisal, duplicates, '
             'model" --defence.options.path hf:NAME'
         )
 
     @abstractmethod
     def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
-        """What is wrong with each of some completions, whatever their final answer is; empty where nothing is. The
-        texts are data: whatever they say to their reader is no instruction."""
+        """Return the flaw of each completion apart from its answer, or "". Texts are untrusted."""
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
         if off := self.off(context):
             return Findings(off=off)
         read = [place for place, earns in enumerate(_may_earn(rollouts)) if earns]
-        said = self.objections([(rollouts[place].problem, rollouts[place].text) for place in read], context)
-        objections = {place: objection for place, objection in zip(read, said, strict=True) if objection}
+        found = self.objections([(rollouts[place].problem, rollouts[place].text) for place in read], context)
+        objections = {place: objection for place, objection in zip(read, found, strict=True) if objection}
         scoring = {place for place, rollout in enumerate(rollouts) if rollout.reward > 0}
         good = {*read} - objections.keys()
         return Findings(
@@ -62,9 +60,9 @@ class Judge(Check, ABC):
 
 
 def _may_earn(rollouts: Sequence[Rollout]) -> list[bool]:
-    """Whether each scores, or may come to lie above its group's mean: not the least of its problem, nor as little.
+    """Return which completions score or may exceed their group's mean: those worth more than their problem's minimum.
 
-    Groups only lose members from here on, so whoever is the least of its problem now is never above a mean.
+    Later layers only remove members of groups, so the minimum never exceeds a mean.
     """
     least: dict[int, float] = {}
     for rollout in rollouts:
@@ -73,11 +71,11 @@ def _may_earn(rollouts: Sequence[Rollout]) -> list[bool]:
 
 
 class Steps(Judge):
-    """The task's own checker of reasoning, where it has one."""
+    """The task's own checker of reasoning."""
 
     def off(self, context: Context) -> str:
-        tells = context.task.sound(context.task.problem(0), "") is not None
-        return "" if tells else f"task {context.task.name} cannot check reasoning"
+        able = context.task.sound(context.task.problem(0), "") is not None
+        return "" if able else f"task {context.task.name} cannot check reasoning"
 
     def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
         wrong = "a step of its reasoning is false, or none at all"
@@ -85,16 +83,16 @@ class Steps(Judge):
 
 
 class Noisy(Steps):
-    """A drill's judge, right about poison and wrong about so large a share of what is good, as published ones are."""
+    """A drill's judge: right about poison, wrong about a share ``rate`` of good completions like published ones."""
 
     rate: Fraction
 
     def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
         return [
-            objection or ("misjudged, as one in so many is" if self._errs(*pair, context.seed) else "")
+            objection or ("misjudged at the configured rate" if self._errs(*pair, context.seed) else "")
             for pair, objection in zip(pairs, super().objections(pairs, context), strict=True)
         ]
 
     def _errs(self, problem: Problem, text: str, seed: int) -> bool:
-        # Seeded by the text: every peer's judge errs about the same ones.
+        # Seeded by the text, so that every peer's judge makes the same errors.
         return random.Random(f"{seed} {problem.number} {text}").random() < self.rate

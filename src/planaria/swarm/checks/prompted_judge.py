@@ -1,12 +1,12 @@
 """A language model as the judge: it reads a problem and a completion, writes a critique, then one verdict.
 
-The second defence of HTTF (arXiv 2511.09780): a critique, then exactly one yes or no; a verdict that is
-missing or there twice is a no. The prompt is ours. Published rates of such judges are far from perfect: a model of 14
-billion parameters lets 2 to 4 % of poison through and refuses a quarter of what is good; without critique 19 to 86 %.
+HTTF's second defence (arXiv 2511.09780): a critique, then exactly one yes or no; a missing or repeated verdict is a no.
+The prompt differs. Published judges are imperfect: a model of 14 billion parameters accepts 2 to 4 % of poison and
+refuses a quarter of good completions; without critique it accepts 19 to 86 %.
 
-What a stranger wrote is put between two marks that hold a number derived from the text itself. Every judge with the
-same seed so reads the very same prompt, and still nobody can close the marks from within: a text that holds its own
-number takes 2^64 tries to find. What reads like a verdict or like a control token of the judge's is broken up.
+A completion is put between two marks with a number derived from the text. Judges with the same seed read the same
+prompt, and a text cannot close the marks: one that contains its own number takes 2^64 tries to find. Text that
+resembles a verdict or a control token is broken up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from planaria.swarm.policy.policies import folder_tokenizer
 from planaria.swarm.tasks.base import Problem
 
 MAX_TEXT = 16_384
-"""characters of a text that are judged; what is longer is refused, since poison could stand behind any cut"""
+"""maximum characters of a judged text; longer ones are refused, since poison could follow any cut"""
 TAG = "verdict"
 VERDICT = re.compile(rf"<{TAG}>\s*(yes|no)\s*</{TAG}>", re.IGNORECASE)
 TAGS = re.compile(rf"<[\s/]*{TAG}[\s/]*>", re.IGNORECASE)
@@ -44,37 +44,35 @@ MARKS = ("BEGIN TEXT", "END TEXT")
 
 
 class Writer(Protocol):
-    """What writes a judgement: a language model, asked in plain words."""
+    """Writes judgements: a language model with plain-text requests."""
 
     reserved: Sequence[str]
-    """what its tokenizer would read as more than letters"""
+    """tokens that its tokenizer would not read as plain text"""
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """What it writes to each request, without the request; drawn by the request's own seed, whatever else is asked
-        beside it. None for a request that is too long for it."""
+        """Return the answer to each request, drawn by the request's own seed; None for a request that is too long."""
 
 
 class Prompted(Judge):
-    """A language model of ``transformers``, its seed the run's."""
+    """A language model of ``transformers`` that draws with the run's seed."""
 
     path: str
     """a Hugging Face folder, or hf:NAME"""
     tokens: Positive = 768
-    """most that it writes to judge one completion"""
+    """maximum tokens of one judgement"""
     critique: bool = True
-    """think first, then judge; without one it is many times faster, and lets more poison pass"""
+    """write a critique before the verdict; without it a judge is many times faster and lets more poison pass"""
     _writer: Writer
     _known: dict[tuple[int, str], str]
 
     def model_post_init(self, context: Any) -> None:
-        """:raises UserError: when the model cannot be had."""
+        """:raises UserError: if the model cannot be loaded."""
         self._writer, self._known = self._open(), {}
 
     def _open(self) -> Writer:
         return ModelWriter(self.path, self.tokens)
 
     def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
-        """As :class:`planaria.swarm.checks.judge.Judge` says; each text of a problem is read once in a run."""
         new = {(p.number, text): p for p, text in pairs if (p.number, text) not in self._known}
         for key in [key for key in new if len(key[1]) > MAX_TEXT]:
             self._known[key] = f"longer than the {MAX_TEXT} characters that a judge reads"
@@ -90,7 +88,7 @@ class Prompted(Judge):
 
 
 def verdict(written: str) -> str:
-    """The objection in what a judge wrote; empty if it says yes, and says so once."""
+    """Return the objection in a judgement; empty for exactly one yes."""
     found = VERDICT.findall(written)
     if not found:
         return "the judge gave no verdict"
@@ -100,7 +98,7 @@ def verdict(written: str) -> str:
 
 
 def request(problem: Problem, text: str, critique: bool, reserved: Iterable[str] = ()) -> str:
-    """What a judge is asked about a text."""
+    """Return the judge's prompt for a text."""
     number = hashlib.blake2b(f"{problem.number} {text}".encode(), digest_size=8).hexdigest()
     begin, end = (f"{mark} {number}" for mark in MARKS)
     order = (
@@ -133,7 +131,7 @@ brackets around the answer.
 
 
 def harmless(text: str, reserved: Iterable[str] = ()) -> str:
-    """``text`` with what looks like a verdict's tag, one of the marks or a ``reserved`` word broken up by a space."""
+    """Break up verdict tags, marks and ``reserved`` words in ``text`` by a space."""
     ours = (re.compile(rf"<(?=/?{TAG})", re.IGNORECASE), re.compile(r"[BE](?=(?:EGIN|ND)\s+TEXT)", re.IGNORECASE))
     theirs = (
         re.compile(f"{re.escape(word[0])}(?={re.escape(word[1:])})")
@@ -146,25 +144,22 @@ def harmless(text: str, reserved: Iterable[str] = ()) -> str:
 
 
 TEMPERATURE, TOP_K, TOP_P = 0.6, 10, 0.9
-"""how judgements are drawn. Source: arXiv 2511.09780, less its beams"""
+"""sampling of judgements. Source: arXiv 2511.09780, without its beams"""
 ROWS = 16
-"""requests at once"""
+"""concurrent requests"""
 LEAST = 512
-"""tokens that a judge must have room for besides what it writes: the order, the problem and the text"""
+"""minimum tokens left for the request: instructions, problem and text"""
 
 
 class ModelWriter:
-    """Writes judgements (:class:`planaria.swarm.checks.prompted_judge.Writer`).
-
-    No request can end its turn of the chat: names of control tokens in it are plain text.
-    """
+    """Language model that writes judgements; names of control tokens in a request are plain text."""
 
     def __init__(self, path: str, most: int) -> None:
-        """The model in a Hugging Face folder or "hf:NAME", which writes at most ``most`` tokens to a request.
+        """Open the tokenizer in a Hugging Face folder or "hf:NAME"; ``most`` limits the tokens of an answer.
 
-        The weights are read when the first request comes. Without a chat template, requests are texts to go on with.
+        The weights are loaded at the first request. Without a chat template, requests are texts to be continued.
 
-        :raises UserError: when folder, tokenizer or the package are missing, or the chat template is of no use.
+        :raises UserError: if folder, tokenizer or package are missing, or the chat template is invalid.
         """
         self._folder = downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else expanded(path)
         self._most = most
@@ -172,15 +167,15 @@ class ModelWriter:
         self._room = _context(self._folder) - most
         if self._room < LEAST:
             raise UserError(
-                f"defence.options.tokens = {most} leaves {self._room} of the context of {self._folder} for what is "
-                f"to be read, which takes {LEAST} or more; give fewer"
+                f"defence.options.tokens = {most} leaves {self._room} of the context of {self._folder} for the "
+                f"request, which takes {LEAST} or more; give fewer"
             )
         self.reserved: Sequence[str] = sorted(self._tokenizer.added, key=lambda token: (-len(token), token))
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """What it writes to each request; None where request and judgement do not both fit into its context.
+        """Return the answer to each request; None if it does not fit into the context.
 
-        What is asked beside a request moves its logits by rounding errors alone, and hardly ever a draw.
+        Other requests of a batch change logits by rounding errors only, which hardly ever change a draw.
         """
         rows = [self._prompt(request) for request in requests]
         fitting = sorted((n for n, row in enumerate(rows) if len(row) <= self._room), key=lambda n: len(rows[n]))
@@ -198,7 +193,7 @@ class ModelWriter:
         end = model.generation_config.eos_token_id
         ends = end if isinstance(end, list) else [end]
         ends = sorted({i for i in (*ends, self._tokenizer.end) if i is not None})
-        # The folder's own settings for generating, a penalty on repetitions for instance, are not what is asked for.
+        # Drop the folder's generation settings, such as a repetition penalty.
         model.generation_config = type(model.generation_config)(eos_token_id=ends, pad_token_id=ends[0] if ends else 0)
         return model
 
@@ -217,23 +212,22 @@ class ModelWriter:
         return [self._tokenizer.decode(row) for row in new.tolist()]
 
     def _prompt(self, request: str) -> list[int]:
-        """The ids of a request: a turn of a chat, or a text to be continued where the model has no chat template."""
         if self._template is None:
             return self._tokenizer.encode_prompt(request)
         return self._template.ids([("user", request)], self._tokenizer)
 
 
 class _Drawing:
-    """Leaves of each row's next tokens but one, drawn by the row's own generator: rows do not depend on each other."""
+    """Mask all but one next token of each row, drawn by the row's own generator."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores [N, V] → 0 for the token that was drawn and −inf for all others.
+        """Scores [N, V] → 0 for the drawn token and −inf for all others.
 
-        The likeliest TOP_K; of them the fewest that hold TOP_P of their mass; of these one by its probability: with
-        Gumbel noise on the logits the largest is such a draw.
+        Candidates are the TOP_K likeliest, then the fewest of them with a mass of TOP_P. Adding Gumbel noise to their
+        logits makes the largest a sample from their distribution.
         """
         top, ids = (scores.float() / TEMPERATURE).topk(min(TOP_K, scores.shape[1]))
         chances = top.softmax(1)
@@ -244,10 +238,7 @@ class _Drawing:
 
 
 def _opened(folder: Path) -> tuple[Tokenizer, Template | None]:
-    """The folder's tokenizer, and its chat template if it has one.
-
-    :raises UserError: when something is missing or invalid.
-    """
+    """Return the folder's tokenizer and its chat template, if any. UserError if something is missing or invalid."""
     if importlib.util.find_spec("transformers") is None:
         raise missing_package(f"defence.checks: the model in {folder}", "transformers", "hf")
     for name in ("config.json", "tokenizer.json"):
@@ -263,9 +254,9 @@ def _opened(folder: Path) -> tuple[Tokenizer, Template | None]:
 
 
 def _context(folder: Path) -> int:
-    """Tokens that a model can see at once."""
+    """Return a model's context in tokens."""
     from transformers import AutoConfig
 
     with reading(f"defence.checks: {folder}: its config.json cannot be read", "fix it"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31  # none: without limit
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31  # None: no limit

@@ -1,4 +1,4 @@
-"""Checks of a completion's tokens and text against the reader's own policy: support, surprisal, claims, duplicates."""
+"""Checks of a completion's tokens and text against the reader's policy: support, surprisal, claims, duplicates."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from planaria.swarm.checks.base import Check, Context, Findings
 from planaria.swarm.rollout import Rollout
 
 LARGEST, SMALL = 0.02, 6
-"""a support of a larger share of the vocabulary lets phrases through, unless it is small by itself: 8 of 46 symbols
-did, 3 of 46 and 6 of 257 did not"""
+"""maximum support as a share of the vocabulary, and in tokens for small ones: 8 of 46 symbols let phrases through, 3 of
+46 and 6 of 257 did not"""
 
 
 def outside(ranks: Sequence[int], k: int) -> int | None:
-    """The place of the first token that is not among the ``k`` likeliest; None if all are."""
+    """Return the position of the first token outside the ``k`` likeliest; None if there is none."""
     return next((place for place, rank in enumerate(ranks) if rank >= k), None)
 
 
 class SupportCheck(Check):
-    """Could a peer with the reader's weights have drawn these tokens at all?
+    """Refuse completions with a token that sampling from the reader's weights cannot draw.
 
-    The logit check of HTTF (arXiv 2511.09780, section on defences): accept a completion iff every token lies within the
-    support of the sampling strategy. It needs equal weights, and a k in proportion to the vocabulary: with a k too
-    large, a foreign phrase lies inside the support, and its rank rises with every round that trains on it.
+    The logit check of HTTF (arXiv 2511.09780, section on defences): accept a completion iff every token is within the
+    support of the sampling strategy. It needs equal weights and a k in proportion to the vocabulary: a large support
+    contains foreign phrases, whose rank improves with every round that trains on them.
     """
 
     name: ClassVar[str] = "support"
 
     def warning(self, context: Context) -> str:
-        """Why this k is too large for the vocabulary to tell poison from honest text; empty if it is not."""
+        """Warn if k is too large for the vocabulary to separate poison from honest text."""
         k, vocab = context.support, context.vocab
         if k <= max(SMALL, LARGEST * vocab):
             return ""
@@ -54,16 +54,16 @@ class SupportCheck(Check):
 
 
 class SurprisalCheck(Check):
-    """Is this completion, as a whole, less likely than the policy's own ever are?
+    """Refuse completions that are, as a whole, less likely than the policy's own samples.
 
-    A test of the sum: z = Σ(−log p − H) / √ΣVar over a completion's tokens (:attr:`Reading.surprisal`). A false
-    equation of likely tokens passes the support check; an answer that contradicts the reasoning costs nats, which add
-    up here. Once a policy has learned from poison, poison no longer surprises it.
+    The statistic is z = Σ(−log p − H) / √ΣVar over a completion's tokens (:attr:`Reading.surprisal`). A false equation
+    of likely tokens passes the support check, but an answer that contradicts the reasoning adds up here. A policy that
+    has learned poison is no longer surprised by it.
     """
 
     name: ClassVar[str] = "surprisal"
     threshold: Annotated[float, Field(gt=0)] = 3.0
-    """refuse completions that are so many standard deviations less likely than the policy's own"""
+    """maximum z, in standard deviations"""
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
         scores = [rollout.reading.surprisal for rollout in rollouts]
@@ -77,16 +77,15 @@ class SurprisalCheck(Check):
 
 
 class ClaimsCheck(Check):
-    """A peer that claims to hold the reader's weights must report the log-probabilities that these give its tokens.
+    """Compare the log-probabilities a peer claims with the reader's, if it claims to hold the same weights.
 
-    Losses weigh a token by its generator's claim (:mod:`planaria.swarm.learning.loss`). A claim about other weights
-    cannot be checked, and only caps bound its effect.
+    Losses weight a token by its generator's claim (:mod:`planaria.swarm.learning.loss`). Claims about other weights
+    cannot be checked; only caps limit their effect.
     """
 
     name: ClassVar[str] = "claims"
     tolerance: Annotated[float, Field(gt=0)] = 0.2
-    """nats by which a token's claim may differ from what equal weights give: devices round differently, and a ratio of
-    e^0.2 is about where losses clip"""
+    """maximum difference in nats of a token's claim: devices round differently; losses clip near a ratio of e^0.2"""
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
         refused = {}
@@ -101,23 +100,22 @@ class ClaimsCheck(Check):
 
 
 def tail(count: int, n: int, p: float) -> float:
-    """P(X ≥ ``count``) for X ~ Binomial(``n``, ``p``)."""
+    """Return P(X ≥ ``count``) for X ~ Binomial(``n``, ``p``)."""
     p = min(max(p, 0.0), 1.0)
     return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(count, n + 1))
 
 
 class DuplicatesCheck(Check):
-    """Does a peer repeat a text more often than drawing from the policy could explain?
+    """Refuse texts that a peer repeats more often than sampling could explain.
 
-    An honest policy that is sure of itself repeats itself. Among n completions of one problem by one peer, a text that
-    is drawn with probability p occurs c times or more with the binomial tail's probability; copies beyond what is
-    plausible are refused, the first ones stay. If sampling draws from few tokens, p is larger than what the policy
-    gives the text.
+    Confident policies repeat themselves. Among a peer's n completions of a problem, a text of probability p occurs c or
+    more times with the binomial tail's probability; copies beyond ``level`` are refused, the first ones stay. If
+    sampling draws from few tokens, p is larger than the policy's probability of the text.
     """
 
     name: ClassVar[str] = "duplicates"
     level: Annotated[float, Field(gt=0, lt=1)] = 1e-6
-    """refuse texts repeated more often than chance allows, at this level"""
+    """significance level"""
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
         sent = Counter((rollout.peer, rollout.problem.number) for rollout in rollouts)

@@ -1,10 +1,10 @@
-"""Functional consensus: compare programs by what they do on inputs whose right outputs are unknown.
+"""Functional consensus: compare programs by their results on inputs without known outputs.
 
-:func:`plurality` counts equal behaviours as wholes. It labels groups of a swarm, where every peer has one vote, split
-evenly over its completions; for tasks with short answers this is a majority vote. :func:`most_agreeing` adds up
-agreement input by input (FunCoder, arXiv 2405.20092, equation 1); it chooses among one model's programs.
+:func:`plurality` counts equal behaviours as wholes and labels groups of a swarm. Every peer has one vote, split evenly
+over its completions; for short answers this is a majority vote. :func:`most_agreeing` adds up agreement input by input
+(FunCoder, arXiv 2405.20092, equation 1) and chooses among one model's programs.
 
-Neither is a test of truth: most candidates may be wrong, or most peers may collude.
+Neither proves correctness: most candidates may be wrong, or most peers may collude.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planaria.swarm.tasks.base import Behaviour
 
 @dataclass(frozen=True)
 class Ballot:
-    """What one completion of a group does, and whose vote it has a part of."""
+    """Behaviour of one completion and the voter it belongs to."""
 
     voter: str
     behaviour: Behaviour
@@ -27,21 +27,21 @@ class Ballot:
 
 @dataclass(frozen=True)
 class Label:
-    """What has most weight behind it in one group."""
+    """Behaviour with the most weight in a group."""
 
     parts: tuple[int, ...]
-    """the parts of a behaviour that count"""
+    """indices of the parts that count"""
     values: Behaviour
-    """what is done in each of these"""
+    """results in these parts"""
     share: Fraction
-    """of the votes of all who sent something"""
+    """share of all voters' votes"""
 
     def holds(self, behaviour: Behaviour) -> bool:
-        """Whether a behaviour is this one."""
+        """Return whether a behaviour matches the label."""
         return self._of(behaviour) == self.values
 
     def near(self, behaviour: Behaviour) -> bool:
-        """Whether it is this one, or agrees with it on more parts than one value in all of them would."""
+        """Return whether it matches, or agrees on more parts than a constant value would."""
         agreeing = sum(one == ours for one, ours in zip(self._of(behaviour), self.values, strict=True))
         return agreeing == len(self.values) or agreeing > max(Counter(self.values).values())
 
@@ -50,21 +50,21 @@ class Label:
 
 
 def at(behaviour: Behaviour, parts: Sequence[int]) -> Behaviour:
-    """Some parts of a behaviour; where it has no such part it does nothing."""
+    """Return some parts of a behaviour, None for missing ones."""
     return tuple(behaviour[part] if part < len(behaviour) else None for part in parts)
 
 
 def weights(voters: Sequence[str]) -> list[Fraction]:
-    """Each completion's part of its voter's one vote: exact, and the same in whatever order completions come."""
+    """Return each completion's exact part of its voter's one vote, independent of order."""
     sent = Counter(voters)
     return [Fraction(1, sent[voter]) for voter in voters]
 
 
 def plurality(ballots: Sequence[Ballot]) -> list[Label]:
-    """The behaviours of a group with most weight: one, or several with equal weight; none if nobody does anything.
+    """Return the behaviours with the most weight; several if they tie, none if there is no result.
 
-    A part counts where most of the weight of those that do anything has a value. Who then has no value in half of the
-    parts, or one value in all of several, does nothing that could be compared: else ``return None`` would win.
+    A part counts if most of the weight of ballots with any result has a value there. A ballot abstains if it lacks a
+    value in half of these parts, or has one value in all of several: otherwise ``return None`` would win.
     """
     parts = _counting(ballots)
     weight: dict[Behaviour, Fraction] = defaultdict(Fraction)
@@ -103,14 +103,13 @@ def most_common(behaviours: Sequence[Behaviour]) -> int:
 
 
 def label(ballots: Sequence[Ballot], agreement: float) -> Label | None:
-    """The behaviour that more than ``agreement`` of all votes stand behind; None if there is none, or if several are
-    equal."""
+    """Return the behaviour with more than ``agreement`` of all votes; None if there is none or several tie."""
     found = plurality(ballots)
     return found[0] if len(found) == 1 and found[0].share > agreement else None
 
 
 def _counting(ballots: Sequence[Ballot]) -> tuple[int, ...]:
-    """The parts in which most of the weight of those that do anything has a value."""
+    """Return the parts in which most of the weight of ballots with any result has a value."""
     doing = [
         (ballot.behaviour, vote)
         for ballot, vote in zip(ballots, weights([ballot.voter for ballot in ballots]), strict=True)

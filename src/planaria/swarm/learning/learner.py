@@ -1,4 +1,4 @@
-"""One update of a policy from one round's lessons, with a bound on each peer's part of it."""
+"""One update of a policy from one round's lessons, with a bound on each peer's share of it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from planaria.swarm.policy.reading import Floats, Padded, pad, rows_at_once, tok
 from planaria.swarm.rollout import Rollout
 
 ROWS = 96
-"""most completions in one microbatch"""
+"""maximum completions of a microbatch"""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What one update came to."""
+    """Result of one update."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -32,7 +32,7 @@ class Learned:
     stats: dict[str, float] = field(default_factory=dict)
     """:meth:`LossStats.means`"""
     influence: dict[str, float] = field(default_factory=dict)
-    """peer, or account of several → its part of the gradient at the logits, after the bound"""
+    """peer or account → its share of the gradient at the logits, after the bound"""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class _Microbatch:
     rollouts: Sequence[Rollout]
     padded: Padded
     claims: Tensor
-    """[N, T] nats; nan where there is none"""
+    """[N, T] nats; nan without a claim"""
     advantages: Tensor
     """[N]"""
     ref: Tensor | None
-    """[N, T] nats, of the reference"""
+    """[N, T] nats under the reference policy"""
 
 
 class Learner:
-    """A policy with its optimizer, and a frozen copy of how it began if the loss refers to that."""
+    """A policy with its optimizer, and a frozen copy of the initial policy if the loss uses a reference."""
 
     def __init__(self, policy: Policy, loss: LossConfig, optim: OptimConfig, temperature: float, rounds: int) -> None:
         self.policy, self._loss, self._optim = policy, loss, optim
@@ -58,10 +58,10 @@ class Learner:
         self._reference = policy.clone() if loss.beta else None
 
     def learn(self, number: int, taken: Sequence[Rollout], share: float = 1.0) -> Learned:
-        """Update the policy once from what is learned in round ``number``; nothing happens without any.
+        """Update the policy once from the completions of round ``number``; do nothing without any.
 
-        ``taken``: each read by this policy as it is now, if they are several peers'. ``share``: most of the gradient at
-        the logits that one peer may have (:mod:`planaria.swarm.learning.learner`).
+        ``taken`` must be read by the current policy if they come from several peers. ``share`` is the maximum share of
+        one peer in the gradient at the logits (:func:`scales`).
         """
         if not taken:
             return Learned()
@@ -92,7 +92,7 @@ class Learner:
     def _bounded(
         self, batches: Sequence[_Microbatch], divisor: float, share: float
     ) -> tuple[Mapping[str, float], dict[str, float]]:
-        """Each peer's factor, and its part of the gradient with it."""
+        """Return each peer's factor and its share of the gradient with it."""
         peers = [rollout.counted for batch in batches for rollout in batch.rollouts]
         if len({*peers}) == 1:
             return {}, {peers[0]: 1.0}
@@ -105,7 +105,7 @@ class Learner:
         return factors, parts(weights, factors)
 
     def _result(self, batch: _Microbatch, logp: Tensor, divisor: float, factors: Mapping[str, float]) -> LossResult:
-        of_rows = [factors.get(rollout.counted, 1.0) for rollout in batch.rollouts]
+        factor_of_rows = [factors.get(rollout.counted, 1.0) for rollout in batch.rollouts]
         return policy_loss(
             self._loss,
             logp,
@@ -114,7 +114,7 @@ class Learner:
             batch.padded.mask,
             divisor=divisor,
             ref_logp=batch.ref,
-            factors=torch.tensor(of_rows, device=logp.device),
+            factors=torch.tensor(factor_of_rows, device=logp.device),
         )
 
     @torch.no_grad()
@@ -123,63 +123,62 @@ class Learner:
 
 
 def _rows(logps: Sequence[Sequence[float] | Floats | None], padded: Padded) -> Tensor:
-    """Log-probabilities of each row's completion where its tokens are [N, T]; nan where nobody told and in padding."""
+    """Return log-probabilities [N, T] at each row's completion; nan in padding and for rows without any."""
     found = torch.full(padded.mask.shape, float("nan"), device=padded.mask.device)
-    for row, told in enumerate(logps):
-        if told is not None:
-            found[row][padded.mask[row]] = torch.as_tensor(told, dtype=found.dtype, device=found.device)
+    for row, values in enumerate(logps):
+        if values is not None:
+            found[row][padded.mask[row]] = torch.as_tensor(values, dtype=found.dtype, device=found.device)
     return found
 
 
 def scales(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, float]:
-    """peer → the factor on its completions that leaves no peer more than ``share`` of the sum of all weights.
+    """Return peer → the factor that limits its completions to ``share`` of the sum of all weights.
 
-    ``weights``: (peer, :func:`pulls`) of every completion that is learned from. The update is a sum over completions,
-    so a peer's part of that sum is the most it can turn the update by. With n peers that have any weight the bound is
-    at least 1/n, else nobody could learn.
+    ``weights``: (peer, :func:`pulls`) of every completion. The update is a sum over completions, so a peer's share of
+    the sum limits how far it can turn the update. With n peers of nonzero weight the bound is at least 1/n.
 
-    This bounds what one peer does to the others in one round, whatever it sends and whichever the loss. The bound is on
-    the gradient where it enters the model, at the logits: long completions, high weights and improbable tokens move a
-    policy more than the advantage tells.
+    The bound holds for any completions and any loss, because it is on the gradient at the logits: long completions,
+    high weights and improbable tokens move a policy more than the advantage shows.
     """
     mass = masses(weights)
     bound = max(share, 1 / max(1, len(mass)))
-    factors = dict.fromkeys(mass, 1.0)
     over: set[str] = set()
-    # Scaling one peer down raises the others' parts, so whoever comes to lie above the bound is scaled with it.
-    while len(over) * bound < 1 - 1e-9:
+
+    def level() -> float:
+        """Return the weight of a peer at the bound, given the peers that are not scaled."""
         rest = sum(value for peer, value in mass.items() if peer not in over)
-        level = rest * bound / (1 - len(over) * bound)
-        found = {peer for peer, value in mass.items() if peer not in over and value > level * (1 + 1e-9)}
-        if not found:
+        return rest * bound / (1 - len(over) * bound)
+
+    # Scaling one peer down raises the others' shares, so peers that then exceed the bound are scaled too.
+    while len(over) * bound < 1 - 1e-9:
+        highest = level() * (1 + 1e-9)
+        if not (found := {peer for peer, value in mass.items() if peer not in over and value > highest}):
             break
         over |= found
-    if over:  # whoever has least lies below 1/n of the rest: it is never among them
-        rest = sum(value for peer, value in mass.items() if peer not in over)
-        level = rest * bound / (1 - len(over) * bound)
-        factors |= {peer: level / mass[peer] for peer in over}
-    return factors
+    # The peer with the least weight is below 1/n of the rest, so it is never scaled.
+    limit = level()
+    return dict.fromkeys(mass, 1.0) | {peer: limit / mass[peer] for peer in over}
 
 
 def pulls(loss: Tensor, logp: Tensor) -> Tensor:
-    """How hard each of N completions pulls at the logits [N]: Σ over tokens of |∂loss/∂log π|·(1 − π).
+    """Return the pull of each of N completions at the logits [N]: Σ over tokens of |∂loss/∂log π|·(1 − π).
 
-    ``logp`` [N, T]: a leaf of which ``loss`` is a function, log-probabilities in nats. ∂log π/∂logits is the token's
-    unit vector less all probabilities, whose absolute values add up to 2(1 − π): this is half the gradient's L1 norm.
+    ``logp`` [N, T] is the leaf of ``loss`` with log-probabilities in nats. ∂log π/∂logits is the token's unit vector
+    minus all probabilities, whose absolute values sum to 2(1 − π): the pull is half the gradient's L1 norm.
     """
     (gradient,) = torch.autograd.grad(loss, logp)
-    used = logp.detach().masked_fill(gradient == 0, 0.0)  # padding may hold anything
+    used = logp.detach().masked_fill(gradient == 0, 0.0)  # padding may hold any value
     return (gradient.abs() * -torch.expm1(used.clamp(max=0.0))).sum(1)
 
 
 def parts(weights: Sequence[tuple[str, float]], factors: Mapping[str, float]) -> dict[str, float]:
-    """peer → its part of the sum of all weights, each with its peer's factor; nobody's if there is no weight."""
+    """Return peer → its share of the sum of all weights with factors; empty if the sum is zero."""
     mass = {peer: value * factors[peer] for peer, value in masses(weights).items()}
     return {peer: value / sum(mass.values()) for peer, value in mass.items()}
 
 
 def masses(weights: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """peer → the sum of its weights, where there is any."""
+    """Return peer → the sum of its weights, for sums above zero."""
     mass: dict[str, float] = defaultdict(float)
     for peer, weight in weights:
         mass[peer] += weight

@@ -1,4 +1,4 @@
-"""What is learned from a round: groups of accepted completions, and each one's advantage within its group."""
+"""Lessons of a round: groups of accepted completions with advantages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from planaria.swarm.rollout import Rollout
 
 @dataclass(frozen=True)
 class Lessons:
-    """All of a round's."""
+    """All lessons of a round."""
 
     taken: list[Rollout]
-    """each with its advantage"""
+    """completions with advantages"""
     skipped: int
-    """groups in which all rewards are equal, or that are too small: they teach nothing"""
+    """groups without effect: all rewards equal, or too few members"""
     groups: int
-    """those that teach"""
+    """groups with effect"""
 
 
 def lessons(
@@ -29,13 +29,11 @@ def lessons(
     mode: Literal["horizontal", "vertical"],
     scale: bool,
 ) -> Lessons:
-    """Completions to lessons: a group is a problem's completions by all peers (horizontal) or by one (vertical).
+    """Group completions by problem (horizontal) or by problem and peer (vertical), and compute advantages.
 
-    A completion that some layer of the defence did not find good is never rewarded: above its group's mean its
-    advantage is 0. Whatever makes rewards differ, poison that nobody has read is not learned from.
-
-    What was refused is not among ``rollouts``, so it moves neither mean nor deviation: a refused completion that stayed
-    with reward 0 would teach the group that whatever looks like it is bad (measured: accuracy .51 against .10).
+    A completion that a layer of the defence has not confirmed gets no positive advantage. Refused completions must not
+    be among ``rollouts``: with reward 0 they would teach the group to avoid similar ones (measured: accuracy 0.10
+    instead of 0.51).
     """
     grouped: dict[tuple[int, str], list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
@@ -52,10 +50,7 @@ def lessons(
 
 
 def priced(rollout: Rollout, limit: int, margin: int) -> Rollout:
-    """With what its length costs: up to 1 over the last ``margin`` of the ``limit`` tokens that it may have.
-
-    See :func:`planaria.swarm.learning.lessons.overlong_penalty`: of two right answers the shorter is the better.
-    """
+    """Return the completion with its length penalty over the last ``margin`` of ``limit`` tokens; none if 0."""
     return replace(rollout, penalty=overlong_penalty(len(rollout.ids), limit, margin)) if margin else rollout
 
 
@@ -64,19 +59,17 @@ def _allowed(rollout: Rollout, advantage: float) -> float:
 
 
 NO_SPREAD = 1e-9
-"""rewards that differ by less, absolutely or relatively, differ by rounding: divided by σ it would become advantages"""
+"""relative and absolute tolerance of equal rewards; division by σ would turn rounding errors into advantages"""
 
 
 def group_advantages(rewards: Sequence[float], scale: bool = True) -> list[float] | None:
-    """Â_i = (r_i − μ) / σ of one group; without ``scale`` Â_i = r_i − μ (Dr. GRPO).
+    """Return Â_i = (r_i − μ) / σ of one group; without ``scale`` Â_i = r_i − μ (Dr. GRPO).
 
-    σ is the sample standard deviation (divisor n − 1), with nothing added: what TRL takes, less its 1e-4. A group
-    without spread, or with fewer than two members, has no advantages: None, and no sample of it may be trained on or
-    counted in a divisor. Raises ValueError for a reward that is not finite.
+    σ is the sample standard deviation (divisor n − 1) without TRL's added 1e-4. Return None for a group without spread
+    or with fewer than two members; its samples must be neither trained on nor counted in a divisor.
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2; without σ: arXiv 2503.20783.
 
-    A group is what the caller says it is: in horizontal rounds all completions of one problem, in vertical rounds one
-    peer's completions of one problem.
+    :raises ValueError: for a reward that is not finite.
     """
     if not all(map(math.isfinite, rewards)):
         raise ValueError(f"a reward is not finite: {list(rewards)}")
@@ -88,9 +81,9 @@ def group_advantages(rewards: Sequence[float], scale: bool = True) -> list[float
 
 
 def overlong_penalty(length: int, limit: int, margin: int) -> float:
-    """What to add to the reward of a completion of ``length`` tokens: 0, falling to −1 over the last ``margin`` tokens.
+    """Return the reward penalty of a completion of ``length`` tokens: 0, falling to −1 over the last ``margin`` tokens.
 
-    0 up to limit − margin, then (limit − margin − length) / margin, and −1 beyond ``limit``. Raises ValueError unless
+    It is (limit − margin − length) / margin above limit − margin, and −1 beyond ``limit``. ValueError unless
     0 < margin ≤ limit. Source: DAPO, arXiv 2503.14476, equation 13.
     """
     if not 0 < margin <= limit:

@@ -1,8 +1,8 @@
-"""The losses of decentralised GRPO: one menu, in which each entry is another by one line.
+"""Losses of decentralized GRPO, selected by ``LossConfig.kind``.
 
-Notation: π_θ is the policy that is trained, π_old the policy that the round's updates began with, π_gen the policy that
-sampled a completion, as its peer claims it. R = π_θ/π_old. With one update a round π_old = sg(π_θ): R is 1 and its
-gradient is ∇log π_θ. All probabilities are of single tokens.
+Notation: π_θ is the trained policy, π_old the policy at the start of the round's updates, π_gen the policy that sampled
+a completion, as its peer claims. R = π_θ/π_old. With one update per round π_old = sg(π_θ): R is 1 and its gradient is
+∇log π_θ. All probabilities are of single tokens.
 
 | kind          | the term of one token                      | a completion's share of the loss |
 |---------------|--------------------------------------------|----------------------------------|
@@ -35,11 +35,11 @@ class LossResult:
 
 
 def divergence(kind: DivergenceKind, logp: Tensor, gen_logp: Tensor, mask: Tensor) -> Tensor:
-    """How far each completion is from the policy, in nats: [N, T] log-probabilities and mask → [N], without gradient.
+    """Return the distance of each completion from the policy in nats: [N, T] log-probabilities → [N], no gradient.
 
     With x = log π_gen − log π_θ of a token that π_gen drew, x itself (k1) and e^x − x − 1 (k3) estimate a divergence of
-    π_θ from π_gen. k1_mean and k3_mean are means over the completion's own tokens, never over padding; k3_sum is
-    their sum. k3 is an alarm for single improbable tokens (x = 7 gives 1088) and may be inf.
+    π_θ from π_gen. k1_mean and k3_mean are means over the completion's tokens without padding; k3_sum is their sum. k3
+    reacts to single improbable tokens (x = 7 gives 1088) and may be inf.
     Source: the estimators are J. Schulman's (Approximating KL divergence, 2020); arXiv 2605.22537 filters by k3.
     """
     x = (gen_logp - logp.detach()).masked_fill(~mask.bool(), 0.0)
@@ -49,20 +49,20 @@ def divergence(kind: DivergenceKind, logp: Tensor, gen_logp: Tensor, mask: Tenso
 
 
 def ratio_of(logp: Tensor, other: Tensor, bound: float) -> Tensor:
-    """π/π' of log-probabilities, between e^−bound and e^bound; beyond them the gradient is 0, never inf or nan."""
+    """Return π/π' from log-probabilities, clamped to e^±bound; beyond it the gradient is 0, never inf or nan."""
     return (logp - other).clamp(-bound, bound).exp()
 
 
 def clipped_term(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
-    """min(R·Â, clip(R, 1 − low, 1 + high)·Â), to be maximised. Source: arXiv 2402.03300, equation 3."""
+    """Return min(R·Â, clip(R, 1 − low, 1 + high)·Â), to be maximized. Source: arXiv 2402.03300, equation 3."""
     return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
 def kl_to_reference(logp: Tensor, ref_logp: Tensor, bound: float) -> Tensor:
-    """k3 estimate of KL(π_θ‖π_ref) of each token: e^x − x − 1 with x = log π_ref − log π_θ.
+    """Return the k3 estimate of KL(π_θ‖π_ref) of each token: e^x − x − 1 with x = log π_ref − log π_θ.
 
-    Only x > bound is cut off. Where the reference would hardly say what the policy says, x is far below 0, all is
-    finite, and the pull back must not vanish. Source: arXiv 2402.03300, equation 4.
+    Only x > bound is clamped. For x far below 0 all is finite, and the gradient must not vanish.
+    Source: arXiv 2402.03300, equation 4.
     """
     x = (ref_logp - logp).clamp(max=bound)
     return torch.expm1(x) - x
@@ -70,16 +70,16 @@ def kl_to_reference(logp: Tensor, ref_logp: Tensor, bound: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """What the formulas below read, free of garbage: padding holds 0 everywhere."""
+    """Validated inputs of the formulas; padding holds 0."""
 
     logp: Tensor
     """log π_θ [N, T], with gradient"""
     old: Tensor
     """log π_old [N, T]"""
     gen: Tensor
-    """log π_gen [N, T]; log π_old where nobody knows it"""
+    """log π_gen [N, T]; log π_old if unknown"""
     known: Tensor
-    """rows whose generator told: bool [N]"""
+    """rows with a generator's claim: bool [N]"""
     ref: Tensor | None
     """log π_ref [N, T]"""
     advantages: Tensor
@@ -89,12 +89,11 @@ class Batch:
 
 
 def kept(config: LossConfig, batch: Batch) -> Tensor:
-    """Which samples keep their advantage: bool [N].
+    """Return which samples keep their advantage: bool [N].
 
-    The filter of F-TIS wants failures known to be near: Â > 0 or divergence < γ; one whose generator told nothing is
-    not known to be near. The mask of DeepSeek-V3.2 drops failures that are far: Â < 0 and mean x > δ; where the
-    generator told nothing, far from π_old.
-    Source: arXiv 2605.22537; arXiv 2512.02556, equation 9.
+    The filter of F-TIS keeps successes and failures known to be near: Â > 0 or divergence < γ; without claims a failure
+    is not known to be near. The mask of DeepSeek-V3.2 drops far failures: Â < 0 and mean x > δ, measured from π_old
+    without claims. Source: arXiv 2605.22537; arXiv 2512.02556, equation 9.
     """
     if config.kind.startswith("f_"):
         kind, threshold = config.filter
@@ -107,13 +106,13 @@ def kept(config: LossConfig, batch: Batch) -> Tensor:
 
 
 def terms(config: LossConfig, batch: Batch, advantage: Tensor) -> Tensor:
-    """What one token earns, to be maximised: [N, T], given the advantages that were kept [N, 1]: the menu's column.
+    """Return each token's objective [N, T], to be maximized, given the kept advantages [N, 1]: the table's column.
 
-    The clip bounds what a success earns; a failure's ratio it leaves free above, where a generator that claims to have
-    found its own text all but impossible would take the whole gradient. So vis bounds that too, by C.
+    The clip bounds a success but not a failure's ratio from above: a generator that claims a tiny probability for its
+    own text would take the whole gradient. vis therefore bounds that ratio by C as well.
 
-    Source: arXiv 2511.09780 (nois: the objective of decentralised GRPO), 2605.22537 (vis, tis), 2505.07291 (the bound
-    on failures, as two-sided clipping).
+    Source: arXiv 2511.09780 (nois: the objective of decentralized GRPO), 2605.22537 (vis, tis), 2505.07291 (two-sided
+    clipping).
     """
     bound = config.log_ratio_bound
     ratio = _ratio(config, batch)
@@ -126,14 +125,13 @@ def terms(config: LossConfig, batch: Batch, advantage: Tensor) -> Tensor:
 
 
 def _ratio(config: LossConfig, batch: Batch) -> Tensor:
-    """R of the menu: [N, T]."""
     if config.term == "vis":
         return ratio_of(batch.logp, batch.gen, config.log_ratio_bound).clamp(max=config.cap)
     return ratio_of(batch.logp, batch.old, config.log_ratio_bound)
 
 
 def shares(config: LossConfig, per_token: Tensor, mask: Tensor) -> Tensor:
-    """What each sample adds to the loss, before the divisor: [N, T] → [N]."""
+    """Return each sample's part of the loss before the divisor: [N, T] → [N]."""
     total = (per_token * mask).sum(1)
     if config.kind == "dapo":
         return total
@@ -144,11 +142,7 @@ def shares(config: LossConfig, per_token: Tensor, mask: Tensor) -> Tensor:
 
 
 def divisor_of(config: LossConfig, lengths: Sequence[int]) -> int:
-    """What ``policy_loss`` divides by: samples, or for dapo tokens, given the lengths of all completions of an update.
-
-    All microbatches of one update are given this same number. Filtered samples count; those of groups without spread
-    have no advantage, are not trained on and do not.
-    """
+    """Return the divisor of an update's microbatches: its samples, filtered ones included, or tokens (dapo)."""
     return sum(lengths) if config.kind == "dapo" else len(lengths)
 
 
@@ -165,19 +159,19 @@ def policy_loss(
     ref_logp: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> LossResult:
-    """The loss of one microbatch; the losses of all microbatches of an update add up to the update's.
+    """Return the loss of one microbatch; the losses of an update's microbatches add up.
 
-    ``logp`` [N, T]: log π_θ of each token in nats, with gradient, fp32 or better. ``mask`` [N, T]: 1 on the tokens of
-    the completion, its end token included, 0 on padding, where every other tensor may hold anything, nan too.
-    ``gen_logp`` [N, T]: the generators' claims, None where nobody made any; ``known`` [N] bool says which rows have one
-    (all unless given). Rows without, and rows with a claim that is not finite, count as π_gen = π_old: ratio and weight
-    are 1. ``old_logp`` [N, T]: log π_old where several updates use the same completions; ``ref_logp`` [N, T]: the
-    reference's. ``advantages`` [N]. ``factors`` [N]: on all that a sample adds (1 unless given). ``divisor``:
-    ``divisor_of`` the whole update, not of this microbatch.
+    ``logp`` [N, T]: log π_θ of each token in nats, with gradient, fp32 or better. ``mask`` [N, T]: 1 on the
+    completion's tokens including the end token, 0 on padding, where other tensors may hold any value, nan included.
+    ``gen_logp`` [N, T]: the generators' claims or None; ``known`` [N] bool: rows with a claim (default: all). Rows
+    without, or with one that is not finite, use π_gen = π_old: ratio and weight are 1. ``old_logp`` [N, T]: log π_old
+    if several updates use the same completions; ``ref_logp`` [N, T]: the reference's. ``advantages`` [N]. ``factors``
+    [N]: on each sample's part (default: 1). ``divisor``: ``divisor_of`` the whole update.
 
-    Raises ValueError for shapes that do not fit (broadcasting would hide them), a divisor that is not positive, a beta
-    without ``ref_logp``, and a kind that compares with generators without ``gen_logp``. Source: see the parts; what is
-    summed over what is arXiv 2402.03300, 2503.20783 (dr_grpo), 2503.14476 (dapo).
+    :raises ValueError: for mismatched shapes, a divisor that is not positive, beta without ``ref_logp``, or a kind that
+        needs ``gen_logp`` without it.
+
+    Source: see the parts; reductions follow arXiv 2402.03300, 2503.20783 (dr_grpo), 2503.14476 (dapo).
     """
     if divisor <= 0:
         raise ValueError(f"the divisor is {divisor}: an update without samples has no loss")
@@ -203,7 +197,7 @@ def _batch(
     old_logp: Tensor | None,
     ref_logp: Tensor | None,
 ) -> Batch:
-    """Checked, and padding emptied before anything is computed: what is multiplied by 0 afterwards may be 0·inf."""
+    """Validate the inputs and zero the padding first: a later multiplication by 0 could be 0·inf."""
     given = {"mask": mask, "gen_logp": gen_logp, "old_logp": old_logp, "ref_logp": ref_logp}
     for name, tensor in {**given, "advantages": advantages, "known": known}.items():
         shape = logp.shape if name in given else logp.shape[:1]
@@ -215,17 +209,17 @@ def _batch(
     logp = logp.masked_fill(~mask, 0.0)
     old = logp.detach() if old_logp is None else old_logp.detach().masked_fill(~mask, 0.0)
     ref = None if ref_logp is None else ref_logp.detach().masked_fill(~mask, 0.0)
-    gen, told = old, torch.zeros_like(advantages, dtype=torch.bool)
+    gen, claimed = old, torch.zeros_like(advantages, dtype=torch.bool)
     if gen_logp is not None:
-        told = (gen_logp.isfinite() | ~mask).all(1) & (~told if known is None else known)
-        gen = torch.where(told[:, None] & mask, gen_logp.detach(), old)
+        claimed = (gen_logp.isfinite() | ~mask).all(1) & (~claimed if known is None else known)
+        gen = torch.where(claimed[:, None] & mask, gen_logp.detach(), old)
     elif config.kind not in ("grpo", "dr_grpo", "dapo", "nois"):
-        raise ValueError(f"the loss {config.kind!r} compares with who generated and needs gen_logp")
-    return Batch(logp, old, gen, told, ref, advantages, mask)
+        raise ValueError(f"the loss {config.kind!r} compares with the generators and needs gen_logp")
+    return Batch(logp, old, gen, claimed, ref, advantages, mask)
 
 
 def _stats(config: LossConfig, batch: Batch, keep: Tensor, kl: Tensor) -> LossStats:
-    """All sums in one transfer from the device."""
+    """Compute all sums in one transfer from the device."""
     bound, now, sign = config.log_ratio_bound, batch.logp.detach(), batch.advantages.sign()[:, None]
     ratio = _ratio(config, batch).detach()
     idle = ((sign > 0) & (ratio > 1 + config.high)) | ((sign < 0) & (ratio < 1 - config.clip_low))
@@ -246,22 +240,22 @@ def _stats(config: LossConfig, batch: Batch, keep: Tensor, kl: Tensor) -> LossSt
 
 @dataclass(frozen=True)
 class LossStats:
-    """Sums over the tokens that were trained on; those of microbatches add up. ``means`` is what one reads."""
+    """Sums over trained tokens, additive over microbatches; :meth:`means` summarizes them."""
 
     samples: float = 0.0
     filtered: float = 0.0
-    """samples whose advantage the filter or the sequence mask took"""
+    """samples whose advantage the filter or the sequence mask removed"""
     tokens: float = 0.0
     claimed: float = 0.0
-    """tokens whose generator told their log-probability"""
+    """tokens with a generator's claim"""
     clipped: float = 0.0
-    """tokens that the clip gives no gradient"""
+    """tokens without gradient because of the clip"""
     capped: float = 0.0
-    """tokens whose weight (tis) or ratio (vis) was cut to the cap"""
+    """tokens with a weight (tis) or ratio (vis) cut to the cap"""
     ratio: float = 0.0
     """π_θ/π_gen of claimed tokens, before any cap"""
     mismatch: float = 0.0
-    """log π_gen − log π_θ of claimed tokens, in nats, each cut off at the bound"""
+    """log π_gen − log π_θ of claimed tokens in nats, each clamped to the bound"""
     reference: float = 0.0
     """k3 estimate of KL(π_θ‖π_ref), in nats"""
 
@@ -269,7 +263,7 @@ class LossStats:
         return LossStats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def means(self) -> dict[str, float]:
-        """Shares and means over tokens, by name, and samples filtered; what no token speaks for is left out."""
+        """Return shares and means over tokens by name, and filtered samples; means over no token are omitted."""
         of_all = {"clipped": self.clipped, "kl_reference": self.reference}
         of_claimed = {"capped": self.capped, "ratio": self.ratio, "kl_mismatch": self.mismatch}
         found = {name: value / self.tokens for name, value in of_all.items() if self.tokens}

@@ -1,4 +1,4 @@
-"""Which loss, and its numbers; what they do is in ``loss.py``. No torch here: every command's help reads this."""
+"""Loss section of a recipe; ``loss.py`` has the formulas. Imports no torch: every command's help reads this module."""
 
 from __future__ import annotations
 
@@ -13,66 +13,64 @@ NonNegative = Annotated[float, Field(ge=0)]
 Above = Annotated[float, Field(gt=0)]
 DivergenceKind = Literal["k1_mean", "k3_mean", "k3_sum"]
 PUBLISHED: tuple[DivergenceKind, float] = ("k3_mean", 50.0)
-"""the filter of arXiv 2605.22537: k3 below 50, here of the mean over a completion's tokens"""
+"""filter of arXiv 2605.22537: k3 below 50, here of the mean over a completion's tokens"""
 K1_THRESHOLD = 0.5
-"""nats a token: generators nearer than this are usual among peers that train the same model"""
+"""nats per token; peers that train the same model are usually nearer"""
 
 
 class LossConfig(Section):
     kind: Literal["grpo", "dr_grpo", "dapo", "nois", "vis", "tis", "f_nois", "f_vis", "f_tis", "sequence_mask"] = (
         "f_tis"
     )
-    """which loss: grpo, dr_grpo, dapo, nois (no correction for who generated), vis (ratio to the generator, clipped),
-    tis (truncated weight), f_nois, f_vis, f_tis (the same, far failures filtered), or sequence_mask"""
+    """loss: grpo, dr_grpo, dapo, nois (no correction for the generator), vis (clipped ratio to the generator), tis
+    (truncated weight), f_nois, f_vis, f_tis (the same with far failures filtered), or sequence_mask"""
     clip_low: Fraction = 0.2
-    """ratios below 1 less this earn no more"""
+    """1 minus the lower clip of the ratio"""
     clip_high: NonNegative | None = None
-    """ratios above 1 plus this earn no more; 0.28 (dapo) or as clip_low unless given"""
+    """upper clip of the ratio minus 1; by default 0.28 (dapo) or clip_low"""
     cap: Above = 2.0
-    """tis, f_tis: largest weight of a token, whatever the generator claims; vis, f_vis: largest ratio that a failure
-    has a gradient at"""
+    """tis, f_tis: maximum weight of a token; vis, f_vis: maximum ratio at which a failure has a gradient"""
     beta: NonNegative = 0.0
-    """weight of the divergence from the reference policy; 0 needs none"""
+    """weight of the divergence from the reference policy; 0 uses no reference"""
     filter_kind: DivergenceKind | Literal["published"] | None = None
-    """f_nois, f_vis, f_tis: how the distance to a generator is measured: k1_mean (unless given), k3_mean or k3_sum; or
-    published, the filter of F-TIS's authors: k3_mean below 50"""
+    """f_nois, f_vis, f_tis: measure of the distance to a generator: k1_mean (default), k3_mean, k3_sum, or published,
+    F-TIS's filter: k3_mean below 50"""
     filter_threshold: NonNegative | None = None
-    """f_nois, f_vis, f_tis: failures this far or farther teach nothing; 0.5 for k1_mean, 50 for published; k3_mean and
+    """f_nois, f_vis, f_tis: failures at least this far teach nothing; 0.5 for k1_mean, 50 for published; k3_mean and
     k3_sum have no default"""
     mask_threshold: NonNegative = K1_THRESHOLD
     """sequence_mask: failures farther than this (k1_mean) teach nothing"""
     log_ratio_bound: Above = 20.0
-    """logarithms of probability ratios are cut off here before they are exponentiated"""
+    """bound of the logarithms of probability ratios before exponentiation"""
     overlong: Natural = 0
-    """the last tokens before sampling.max_new, over which a completion's reward falls by 1, whether right or wrong;
-    0: length costs nothing"""
+    """last tokens before sampling.max_new over which the reward falls by 1, right or wrong; 0: length is free"""
     length: Positive | None = None
-    """dr_grpo: the constant that stands for every completion's length; the longest that may be drawn is usual"""
+    """dr_grpo: constant divisor of every completion's sum; usually the maximum length"""
 
     @property
     def high(self) -> float:
-        """The upper clip in force."""
+        """Return the upper clip minus 1 in force."""
         if self.clip_high is not None:
             return self.clip_high
         return 0.28 if self.kind == "dapo" else self.clip_low
 
     @property
     def filter(self) -> tuple[DivergenceKind, float]:
-        """How f_nois, f_vis and f_tis measure the distance to a generator, and from where on failures teach nothing."""
+        """Return the measure of the filter and the distance from which failures teach nothing."""
         kind, default = PUBLISHED if self.filter_kind == "published" else (self.filter_kind or "k1_mean", K1_THRESHOLD)
         return kind, default if self.filter_threshold is None else self.filter_threshold
 
     @property
     def term(self) -> str:
-        """The kind without its filter."""
+        """Return the kind without its filter."""
         return self.kind.removeprefix("f_")
 
     @model_validator(mode="after")
-    def _says_what_it_measures(self) -> Self:
+    def _check_combination(self) -> Self:
         if self.filter_threshold is not None and self.filter_kind is None:
             raise ValueError(
                 f"loss.filter_threshold = {self.filter_threshold} means nothing without loss.filter_kind: "
-                "say k1_mean, k3_mean, k3_sum or published"
+                "set it to k1_mean, k3_mean, k3_sum or published"
             )
         if self.filter_kind in ("k3_mean", "k3_sum") and self.filter_threshold is None:
             raise ValueError(f"loss.filter_kind = {self.filter_kind!r} has no default; give loss.filter_threshold")

@@ -1,4 +1,4 @@
-"""What a peer trains: a registry of ways to come by a policy, each one class."""
+"""Registry of the sources of a peer's policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy: a causal language model with its tokenizer; and fingerprints of tokenizers and weights."""
+"""Policies (causal language models with tokenizers), and fingerprints of tokenizers and weights."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from planaria.models.fusing import digest
 from planaria.swarm.tasks.base import Problem
 
 ROOM = 2**26
-"""numbers of logits at once, unless said: 256 MB"""
+"""default number of logits in memory at once: 256 MB"""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A completion as a policy samples it: token ids, without the prompt's and without the end token.
+    """A sampled completion: token ids without the prompt and without the end token.
 
-    ``logps`` are log-probabilities (nats) under the policy that drew it, of every id and then, if it ``ended``, of the
-    end token: log softmax(logits / temperature) over the whole vocabulary, whatever top-k was drawn from, so that two
-    peers with equal weights agree on them and their ratio is 1.
+    ``logps`` holds the log-probability (nats) of every id and, if ``ended``, of the end token under the sampling
+    policy: log softmax(logits / temperature) over the whole vocabulary regardless of top-k, so that peers with equal
+    weights have a ratio of 1.
     """
 
     ids: tuple[int, ...]
     ended: bool
-    """the policy drew the end token; else the length limit cut it off"""
+    """whether the policy drew the end token; otherwise the length limit cut it off"""
     logps: tuple[float, ...] = ()
 
 
 class Policy(Protocol):
-    """What a peer trains. Texts are read and written with its own tokenizer."""
+    """The model a peer trains, with its tokenizer."""
 
     vocab: int
     end: int
-    """the id of the token that ends a completion; it is no padding and is trained"""
+    """id of the token that ends a completion; it is trained and is not padding"""
     context: int
     """tokens of prompt and completion together"""
     tokenizer_fingerprint: str
-    """16 hex digits; equal where equal ids mean equal text"""
+    """16 hex digits; equal if equal ids mean equal text"""
 
     @property
     def module(self) -> nn.Module:
-        """Its parameters that require gradients are the ones that are trained."""
+        """Return the model; the parameters that require gradients are trained."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without any separator."""
+        """Return a text's ids without special tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; end tokens leave nothing."""
+        """Return the text of ids, without end tokens."""
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → logits [B, T, V]; rows may be padded on the right with any id: attention is causal."""
 
     def clone(self) -> Policy:
-        """An equal policy with weights of its own."""
+        """Return a policy with a copy of the weights."""
 
     def sample(
         self,
@@ -71,60 +71,57 @@ class Policy(Protocol):
         top_k: int,
         generator: torch.Generator,
     ) -> list[list[Drawn]]:
-        """``count`` completions of every prompt, batched and with a key-value cache.
+        """Sample ``count`` completions of every prompt, batched and with a key-value cache.
 
         Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (0: all) is drawn with
-        probability softmax(logits / temperature) among them. At most ``max_new`` draws each, the end token among them.
+        probability softmax(logits / temperature) among them. At most ``max_new`` tokens each, including the end token.
         """
 
 
 def encode_prompt(policy: Policy, text: str) -> list[int]:
-    """The ids of a text to be continued, with those that the policy's tokenizer puts before a text, if it says any."""
+    """Return a prompt's ids, including those the tokenizer puts before a text."""
     encode: Callable[[str], list[int]] = getattr(policy, "encode_prompt", policy.encode)
     return encode(text)
 
 
 @runtime_checkable
 class Split(Protocol):
-    """A policy whose logits can be had a part at a time, from the states that they are a product of."""
+    """A policy whose logits can be computed in parts, from its final states."""
 
     splits: bool
-    """whether it is one: some models do more to their logits"""
+    """false for models that transform their logits further"""
 
     def states(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → [B, T, D]."""
 
     def head(self, states: Tensor) -> Tensor:
-        """States [..., D] → logits [..., V]: head(states(tokens)) is logits(tokens), but for the rounding of sums."""
+        """States [..., D] → logits [..., V]: head(states(tokens)) equals logits(tokens) up to rounding."""
 
 
 @runtime_checkable
 class Prompting(Protocol):
-    """A policy that is asked problems in its own way, such as by a chat template."""
+    """A policy with its own prompt format, such as a chat template."""
 
     def prompt(self, problem: Problem) -> list[int]:
-        """The ids that it is given to answer a problem; of other policies, the ids of the problem's prompt."""
+        """Return the prompt ids of a problem; other policies encode the problem's prompt."""
 
 
 @runtime_checkable
 class Exportable(Protocol):
-    """A policy that can be taken out of its run."""
+    """A policy that can be exported."""
 
     def export(self, folder: Path) -> None:
-        """Write model and tokenizer as a Hugging Face folder, which appears at once and whole.
-
-        :raises UserError: when it exists and is not empty, or cannot be written.
-        """
+        """Write a Hugging Face folder atomically. UserError if it is not empty or cannot be written."""
 
 
 _WITHOUT = ("version", "truncation", "padding", "post_processor")
-"""parts of a tokenizer.json that neither our encoding nor decoding ever asks"""
+"""parts of a tokenizer.json that affect neither encoding nor decoding"""
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """Equal for tokenizers that read every text as the same ids, write every id as the same text and end with one id.
+    """Return 16 hex digits; equal for tokenizers with equal encoding, decoding and end token.
 
-    The converse does not hold: the same tokenizer written down by another library may have another fingerprint.
+    Equivalent tokenizers saved by different libraries may have different fingerprints.
     """
     parts = {key: part for key, part in json.loads(tokenizer.to_json()).items() if key not in _WITHOUT}
     content = json.dumps([tokenizer.end, parts], sort_keys=True, separators=(",", ":"))
@@ -132,17 +129,17 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def weights_fingerprint(module: nn.Module) -> str:
-    """The first 16 hex digits of :func:`weights_digest`: enough against accidents, not against a forger."""
+    """Return the first 16 hex digits of :func:`weights_digest`; they detect accidents, not forgery."""
     return weights_digest(module)[:16]
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Of every parameter, trained or not: :func:`planaria.models.fusing.digest`."""
+    """Return :func:`planaria.models.fusing.digest` of every parameter, trained or not."""
     return digest(dict(module.named_parameters()))
 
 
 def held(policy: Policy) -> str:
-    """Equal for two peers that find every completion equally likely: the same weights and prompts."""
+    """Return 16 hex digits, equal for peers with the same weights and prompts and so the same likelihoods."""
     parts = [weights_fingerprint(policy.module)]
     if (asking := getattr(policy, "asking", None)) is not None:
         parts.append(asking.fingerprint)

@@ -1,7 +1,7 @@
-"""Chat templates: the ids of a conversation as a model was trained to read it, whatever its turns say.
+"""Chat templates: conversations as the token ids a model was trained on.
 
 A template is Jinja that comes with the weights. It is rendered in a child process with bounded memory and time, and
-the text is encoded as a whole. Control tokens are the template's alone: no question can end its turn.
+the text is encoded as a whole. Only the template can produce control tokens: text of a turn cannot end the turn.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ from planaria.models.gguf_file import look
 Role = Literal["system", "user", "assistant"]
 Turn = tuple[Role, str]
 FILE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+DOWNLOAD = "download it again"
 MOST = 1 << 18
-"""characters of a template, and of what it makes of a conversation of placeholders"""
+"""maximum characters of a template, and of its rendering of placeholder turns"""
 MEMORY, SECONDS = 256 << 20, 20.0
-"""bytes and seconds that it takes to render a conversation, at most"""
+"""limits of rendering a conversation, in bytes and seconds"""
 _TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template, and where it is from."""
+    """A chat template and the file it comes from."""
 
     place: Path
     text: str
     names: tuple[tuple[str, str], ...] = ()
-    """special tokens by the names that the template has for them, such as ("bos_token", "<s>")"""
+    """template variables for special tokens, such as ("bos_token", "<s>")"""
 
     def ids(self, turns: Sequence[Turn], tokenizer: Tokenizer, reply: str = "") -> list[int]:
-        """The ids of a conversation in which the assistant speaks next, and of how its ``reply`` begins.
+        """Return the ids of a conversation up to the assistant's next turn, and of its ``reply`` so far.
 
-        The rendered text is encoded as a whole. Names of control tokens in a turn or the reply are plain text.
+        Names of control tokens in a turn or the reply are encoded as plain text.
 
-        :raises UserError: when the template fails, or leaves a turn out.
+        :raises UserError: if the template fails or omits a turn.
         """
-        self._parts(tuple(role for role, _ in turns))  # which tells whether all turns are in it
+        self._parts(tuple(role for role, _ in turns))  # checks that the template renders every turn
         mark, names = _unused("".join([*(content for _, content in turns), reply])), tuple(tokenizer.control)
         guarded = [(role, _guarded(content, names, mark)) for role, content in turns]
         return tokenizer.encode_marked(self._rendered(guarded) + _guarded(reply, names, mark), mark)
 
     def takes_system(self) -> bool:
-        """Whether a conversation may begin with an instruction of its own: some templates refuse that."""
+        """Return whether the template supports a system turn."""
         try:
             self._parts(("system", "user"))
         except UserError:
@@ -61,13 +62,13 @@ class Template:
         return True
 
     def end(self, tokenizer: Tokenizer) -> int | None:
-        """The control token that closes the assistant's turns; None where it is no single token."""
+        """Return the control token that closes the assistant's turns; None if that is not a single token."""
         after = tokenizer.encode_marked(self._parts(("user", "assistant", "user"))[2])
         return after[0] if after and tokenizer.is_control(after[0]) else None
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 (templates are few and live as long as their policies)
     def _parts(self, roles: tuple[Role, ...]) -> list[str]:
-        """The text before, between and after turns of placeholders."""
+        """Return the text before, between and after placeholder turns."""
         slots = [f"planaria{number}slot" for number in range(len(roles))]
         rest, parts = self._rendered(list(zip(roles, slots, strict=True))), []
         for slot in slots:
@@ -75,17 +76,17 @@ class Template:
             part, _, rest = rest.partition(slot)
             if not once or len(part) > MOST:
                 fix = "fix it, or write policy.chat = 'never'"
-                raise UserError(f"{self.place}: its chat template leaves out what is asked, or repeats it; {fix}")
+                raise UserError(f"{self.place}: its chat template omits or repeats a turn; {fix}")
             parts.append(part)
         return [*parts, rest]
 
     def _rendered(self, turns: Sequence[Turn]) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
         values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-        asked = {"template": self.text, "values": dict(self.names) | values}
+        request = {"template": self.text, "values": dict(self.names) | values}
         fix = "write policy.chat = 'never'"
         try:
-            return _renderer().call(json.dumps(asked).encode(), SECONDS, "the template", fix).decode()
+            return _renderer().call(json.dumps(request).encode(), SECONDS, "the template", fix).decode()
         except UserError as error:
             _stop_renderer()
             reason = str(error).removesuffix(f"; {fix}")
@@ -93,11 +94,11 @@ class Template:
 
 
 _RENDERERS: dict[int, apart.Child] = {}
-"""by process: one that is forked must not share its parent's"""
+"""by process id: a forked process must not share its parent's renderer"""
 
 
 def _renderer() -> apart.Child:
-    """The child process of this process in which templates are rendered."""
+    """Return this process's child that renders templates."""
     if (here := os.getpid()) not in _RENDERERS:
         _RENDERERS[here] = apart.Child("planaria.models.chat_template:rendered", MEMORY)
     return _RENDERERS[here]
@@ -109,7 +110,7 @@ def _stop_renderer() -> None:
 
 
 def _unused(text: str) -> str:
-    """A private character that is not in a text."""
+    """Return a private-use character that a text does not contain."""
     return next(letter for letter in map(chr, range(0xF0000, 0xFFFFE)) if letter not in text)
 
 
@@ -119,7 +120,7 @@ def _somewhere(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _guarded(content: str, names: tuple[str, ...], mark: str) -> str:
-    """A turn's text with ``mark`` before each name in it, and where it could complete one with the text around it."""
+    """Insert ``mark`` before each control token's name in a turn, and where one could form across its edges."""
     if not names:
         return content
     core = content.strip()
@@ -133,24 +134,26 @@ def _guarded(content: str, names: tuple[str, ...], mark: str) -> str:
 
 
 def template_of(place: Path) -> Template | None:
-    """The chat template that comes with a Hugging Face folder or a GGUF file; None where there is none.
-
-    :raises UserError: when the files that should hold it are damaged.
-    """
+    """Return the chat template of a Hugging Face folder or a GGUF file, if any. UserError if its files are damaged."""
     return _in_folder(place) if place.is_dir() else _in_gguf(place)
 
 
+def settings_of(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a model; empty if there is none. UserError if the file is damaged."""
+    found = documents.parse_json(documents.data(file, mend=DOWNLOAD), file, DOWNLOAD) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
 def _in_folder(folder: Path) -> Template | None:
-    settings, mend = folder / SETTINGS, "download it again"
-    found = documents.parse_json(documents.data(settings, mend=mend), settings, mend) if settings.is_file() else {}
-    known: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    settings = folder / SETTINGS
+    known = settings_of(settings)
     text, place = known.get("chat_template"), settings
-    if isinstance(text, list):  # several by name
+    if isinstance(text, list):  # several templates by name
         text = next(
             (each.get("template") for each in text if isinstance(each, dict) and each.get("name") == "default"), None
         )
     if (alone := folder / FILE).is_file():
-        text, place = documents.data(alone, mend=mend).decode("utf-8", "replace"), alone
+        text, place = documents.data(alone, mend=DOWNLOAD).decode("utf-8", "replace"), alone
     return _made(place, text, {name: _name(known.get(name)) for name in _TOKENS})
 
 
@@ -175,7 +178,7 @@ def _made(place: Path, text: object, names: Mapping[str, str]) -> Template | Non
 
 
 def _name(token: object) -> str:
-    """A token's name: some files wrap it."""
+    """Return a token's name, which some files wrap in an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

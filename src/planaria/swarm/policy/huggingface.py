@@ -1,4 +1,4 @@
-"""Any causal language model of ``transformers`` (extra ``hf``) as a policy, trained whole or by LoRA (``lora``)."""
+"""Causal language models of ``transformers`` (extra ``hf``) as policies, trained whole or with LoRA (``lora``)."""
 
 from __future__ import annotations
 
@@ -25,40 +25,35 @@ from planaria.swarm.policy.wording import Wording
 class HuggingFacePolicy(Wording):
     """A model of ``transformers`` as a policy (:class:`planaria.swarm.policy.base.Policy`).
 
-    With ``lora_rank`` (arXiv 2106.09685) its own weights are frozen and every matrix but the head gets a trained
-    product of rank ``lora_rank``, scaled by ``lora_alpha`` / ``lora_rank`` (alpha: twice the rank unless given), which
-    adds nothing at first; ``seed`` draws it.
+    With ``lora_rank`` (arXiv 2106.09685) the weights are frozen. Every matrix but the head gets a trained product of
+    rank ``lora_rank``, scaled by 2, zero at first and initialized from ``seed``.
 
-    The model is put into evaluation mode, where a token's likelihood is the same whenever it is asked, and its default
-    generation settings are dropped: a repetition penalty would draw from another distribution than the one trained.
+    The model is in evaluation mode, where likelihoods are deterministic. Its default generation settings are dropped: a
+    repetition penalty would change the sampling distribution.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Tokenizer, lora_rank: int = 0, lora_alpha: int | None = None, seed: int = 0
-    ) -> None:
-        """:raises UserError: when the tokenizer does not fit the model, or LoRA's package or layers are missing."""
+    def __init__(self, model: Any, tokenizer: Tokenizer, lora_rank: int = 0, seed: int = 0) -> None:
+        """:raises UserError: if the tokenizer has more ids than the model, or LoRA's package or layers are missing."""
         super().__init__(tokenizer, model.get_input_embeddings().weight.shape[0])
         config = model.config.get_text_config()
-        self.context: int = getattr(config, "max_position_embeddings", None) or 2**31  # none: positions without limit
+        self.context: int = getattr(config, "max_position_embeddings", None) or 2**31  # None: no position limit
         model.generation_config = type(model.generation_config)(eos_token_id=self.end, pad_token_id=self.end)
         self._model = model.eval()
         self.splits = self._has_plain_head()
-        self.module: nn.Module = _with_lora(model, lora_rank, lora_alpha, seed) if lora_rank else model
+        self.module: nn.Module = _with_lora(model, lora_rank, seed) if lora_rank else model
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → logits [B, T, V]; rows may be padded on the right."""
         with self.passing(self.module):
             found: Tensor = self._model(input_ids=tokens, use_cache=False).logits
         return found
 
     def states(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → [B, T, D], what the head is given."""
         with self.passing(self.module):
             found: Tensor = self._model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
         return found
 
     def head(self, states: Tensor) -> Tensor:
-        """States [..., D] → logits [..., V]; of some models not all that they do (:attr:`splits`)."""
+        """States [..., D] → logits [..., V]; incomplete for some models (:attr:`splits`)."""
         with self.passing(self.module):
             found: Tensor = self._model.get_output_embeddings()(states)
         return found
@@ -72,13 +67,13 @@ class HuggingFacePolicy(Wording):
         top_k: int,
         generator: torch.Generator,
     ) -> list[list[Drawn]]:
-        """``count`` completions of every prompt: at most ``max_new`` draws each, the end's among them.
+        """Sample ``count`` completions of every prompt: at most ``max_new`` tokens each, including the end token.
 
-        All have the room that the context leaves the longest prompt. One number of ``generator`` seeds all draws, so
-        that a completion depends on what is sampled beside it; PyTorch's global generator is left as it was.
-        Log-probabilities come from one further forward of the whole rows; of greedy draws they are the model's own.
+        All completions get the room that the context leaves the longest prompt. One number from ``generator`` seeds all
+        draws, so a completion depends on what is sampled with it; PyTorch's global generator is unchanged. A separate
+        forward pass computes the log-probabilities; for greedy draws they are the model's own.
 
-        :raises UserError: on an empty prompt, and one that leaves no room.
+        :raises UserError: for an empty prompt or one that fills the context.
         """
         rows = [list(prompt) for prompt in prompts for _ in range(count)]
         if not rows or max_new < 1:
@@ -94,12 +89,7 @@ class HuggingFacePolicy(Wording):
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
     def export(self, folder: Path) -> None:
-        """Write the model, LoRA's products added to its matrices, and its tokenizer as a Hugging Face folder.
-
-        The folder appears at once and whole.
-
-        :raises UserError: when it exists and is not empty.
-        """
+        """Write model, with LoRA merged, and tokenizer as a Hugging Face folder, atomically. UserError if not empty."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"export: {folder} exists and is not an empty folder; remove it or export elsewhere")
         module: Any = self.module
@@ -115,14 +105,10 @@ class HuggingFacePolicy(Wording):
 
     @property
     def adapted(self) -> bool:
-        """Whether adapters are what it trains."""
         return self.module is not self._model
 
     def save_adapters(self, folder: Path, base: str) -> None:
-        """Write them in ``peft``'s form; the folder appears whole. ``base`` is what ``peft`` knows itself.
-
-        :raises OSError: when the folder is not empty or cannot be written.
-        """
+        """Write the adapters in ``peft``'s format, atomically. OSError if the folder is not empty or writable."""
         module: Any = self.module
         with new_folder(folder) as made:
             module.save_pretrained(made)
@@ -131,22 +117,22 @@ class HuggingFacePolicy(Wording):
     def _generate(
         self, rows: list[list[int]], steps: int, temperature: float, top_k: int, seed: int
     ) -> list[list[int]]:
-        """What ``transformers`` draws after each row, with whatever follows the end."""
+        """Return the ids that ``transformers`` draws after each row, including those after the end token."""
         longest, device = max(map(len, rows)), self._model.device
         tokens = torch.tensor([[self.end] * (longest - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
         drawn = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": 1.0}
-        how = drawn if temperature >= COLDEST else {"do_sample": False}
+        options = drawn if temperature >= COLDEST else {"do_sample": False}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             with self.passing(self.module):
-                out = self._model.generate(tokens, attention_mask=mask, max_new_tokens=steps, **how)
+                out = self._model.generate(tokens, attention_mask=mask, max_new_tokens=steps, **options)
         new: list[list[int]] = out[:, longest:].tolist()
         return new
 
     @torch.no_grad()
     def _logps(self, rows: list[list[int]], new: list[list[int]], temperature: float) -> list[list[float]]:
-        """log softmax(logits / temperature) of each row's ``new`` ids over the whole vocabulary."""
+        """Return log softmax(logits / temperature) of each row's ``new`` ids over the whole vocabulary."""
         whole = [row + ids for row, ids in zip(rows, new, strict=True)]
         length = max(map(len, whole))
         tokens = torch.tensor([row + [0] * (length - len(row)) for row in whole], device=self._model.device)
@@ -159,7 +145,7 @@ class HuggingFacePolicy(Wording):
 
     @torch.no_grad()
     def _has_plain_head(self) -> bool:
-        """Whether logits are the head's product and nothing more, neither scaled nor capped: by trying."""
+        """Return whether the logits are exactly the head's output, neither scaled nor capped, by a test input."""
         self.module = self._model
         tokens = torch.tensor([[self.end, 0]], device=self._model.device)
         try:
@@ -174,10 +160,7 @@ class HuggingFacePolicy(Wording):
 
 @contextmanager
 def reading(place: str, fix: str) -> Iterator[None]:
-    """Turn what ``transformers`` raises on files with invalid values into one line.
-
-    :raises UserError: of ``place``, the reason and the ``fix``.
-    """
+    """Convert errors of ``transformers`` on invalid files to a UserError with ``place``, the reason and the ``fix``."""
     from huggingface_hub.errors import StrictDataclassError
 
     invalid = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError)
@@ -189,11 +172,11 @@ def reading(place: str, fix: str) -> Iterator[None]:
 
 
 def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32) -> Any:
-    """The causal language model in a Hugging Face folder as ``transformers`` reads it, as ``dtype`` ("auto": as saved).
+    """Load the causal language model in a Hugging Face folder with ``transformers``, as ``dtype`` ("auto": as saved).
 
-    From safetensors only, and no code of the folder's is run.
+    It reads safetensors only and runs no code from the folder.
 
-    :raises UserError: when ``transformers`` is missing, or cannot read all of it.
+    :raises UserError: if ``transformers`` is missing or cannot read the whole model.
     """
     try:
         from transformers import AutoModelForCausalLM
@@ -214,8 +197,8 @@ def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float3
     return model
 
 
-def _with_lora(model: Any, rank: int, alpha: int | None, seed: int) -> nn.Module:
-    """``model`` with trained low-rank products beside its frozen matrices; they are put into the model itself."""
+def _with_lora(model: Any, rank: int, seed: int) -> nn.Module:
+    """Add trained low-rank products to ``model`` in place and freeze its weights."""
     if rank < 1:
         raise UserError(f"policy: a LoRA of rank {rank}; give at least 1, or 0 to train the whole model")
     try:
@@ -223,7 +206,7 @@ def _with_lora(model: Any, rank: int, alpha: int | None, seed: int) -> nn.Module
     except ImportError as error:
         raise missing_package("policy: LoRA", "peft", "lora") from error
     config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=rank, lora_alpha=alpha or 2 * rank, target_modules="all-linear", lora_dropout=0.0
+        task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0
     )
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)

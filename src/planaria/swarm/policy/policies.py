@@ -1,16 +1,14 @@
-"""Policies at hand: our own LLaMA, and whatever a folder holds."""
+"""Policies from planaria's Llama, and from files and folders."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.decode import decode
@@ -24,28 +22,26 @@ from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.weights import located, open_weights
 from planaria.swarm.policy.base import Drawn, Policy
-from planaria.swarm.policy.chat import Template, template_of
+from planaria.swarm.policy.chat import Template, settings_of, template_of
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.wording import Wording
 
 
 class LlamaPolicy(Wording):
-    """Our own LLaMA as a policy (:class:`planaria.swarm.policy.base.Policy`).
+    """planaria's Llama as a policy (:class:`planaria.swarm.policy.base.Policy`).
 
-    Gradients of :meth:`logits` are whole after one backward: nothing is left to fold.
+    Gradients of :meth:`logits` are complete after one backward pass; nothing is left to fold.
     """
 
     splits = True
 
     def __init__(self, model: Llama, tokenizer: Tokenizer) -> None:
-        """:raises UserError: when the tokenizer has ids that the model has no rows for."""
         super().__init__(tokenizer, model.config.vocab)
         self._model = model
         self.module: nn.Module = model
         self.context = model.config.context
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → logits [B, T, V]; rows may be padded on the right."""
         return self.head(self.states(tokens))
 
     def states(self, tokens: Tensor) -> Tensor:
@@ -54,7 +50,6 @@ class LlamaPolicy(Wording):
             return self._model.hidden(tokens)
 
     def head(self, states: Tensor) -> Tensor:
-        """States [..., D] → logits [..., V]."""
         with self.passing(self.module):
             return self._model.ends.logits(states, apart=False)
 
@@ -67,10 +62,9 @@ class LlamaPolicy(Wording):
         top_k: int,
         generator: torch.Generator,
     ) -> list[list[Drawn]]:
-        """``count`` completions of every prompt: at most ``max_new`` draws each, the end's among them.
+        """Sample ``count`` completions of every prompt: at most ``max_new`` tokens each, including the end token.
 
-        Draws and log-probabilities are those of :func:`planaria.models.decode.decode`: a completion does not depend on
-        what else is sampled beside it.
+        It uses :func:`planaria.models.decode.decode`, so a completion does not depend on others in the batch.
         """
         rows = [prompt for prompt in prompts for _ in range(count)]
         with self.passing(self.module):
@@ -86,25 +80,22 @@ class LlamaPolicy(Wording):
 
     @property
     def adapted(self) -> bool:
-        """Whether adapters are what it trains."""
         return has_adapters(self._model)
 
     def save_adapters(self, folder: Path, base: str) -> None:
-        """Write them in ``peft``'s form; :func:`planaria.models.lora.save_adapters`."""
+        """Write the adapters in ``peft``'s format; :func:`planaria.models.lora.save_adapters`."""
         save_adapters(self._model, folder, base)
 
 
-def open_policy(
-    path: str, lora_rank: int = 0, lora_alpha: int | None = None, seed: int = 0, chat: bool = True
-) -> Policy:
-    """The policy in a run's folder (its newest whole checkpoint), a Hugging Face folder, a GGUF file, or "hf:NAME".
+def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True) -> Policy:
+    """Open a run's folder (its newest whole checkpoint), a Hugging Face folder, a GGUF file, or "hf:NAME".
 
-    A Llama that is like ours becomes our own; anything else is read by ``transformers``. Only "hf:NAME" asks the
-    network; nothing is ever unpickled, and no code of a model's is run. ``lora_rank``: of the adapters that are trained
-    instead of the weights, scaled by ``lora_alpha`` / ``lora_rank`` (alpha: twice the rank unless given) and drawn by
-    ``seed``; 0: none. ``chat``: a completion ends where the model's chat template, if it has one, ends a turn.
+    Compatible Llamas become :class:`LlamaPolicy`; ``transformers`` reads other models. Only "hf:NAME" uses the network.
+    Nothing is unpickled and no code of a model runs. ``lora_rank`` trains adapters instead of the weights (0: none),
+    scaled by 2 and initialized from ``seed``. With ``chat``, a completion ends where the model's chat template ends a
+    turn.
 
-    :raises UserError: when something is missing, damaged or does not fit.
+    :raises UserError: if something is missing, damaged or incompatible.
     """
     place = located(path)
     if not place.exists():
@@ -113,29 +104,26 @@ def open_policy(
     template = template_of(place) if foreign and chat and (place.is_dir() or is_gguf(place)) else None
     if place.is_dir() and foreign and not is_ours(place):
         tokenizer = _ending(folder_tokenizer(place), template)
-        policy: LlamaPolicy | HuggingFacePolicy = HuggingFacePolicy(
-            open_model(place), tokenizer, lora_rank, lora_alpha, seed
-        )
+        policy: LlamaPolicy | HuggingFacePolicy = HuggingFacePolicy(open_model(place), tokenizer, lora_rank, seed)
     else:
         model, tokenizer = _own(place) if foreign else _of_run(place)
         tokenizer = _ending(tokenizer, template)
         if lora_rank:
-            adapt(model, lora_rank, lora_alpha or 2 * lora_rank, seed)
+            adapt(model, lora_rank, 2 * lora_rank, seed)
         policy = LlamaPolicy(model, tokenizer)
     policy.template, policy.usage = template, usage_of(place, policy.context)
     return policy
 
 
 def usage_of(place: Path, context: int) -> Usage | None:
-    """Return what came with the weights at ``place``."""
+    """Return the usage data that came with the weights at ``place``."""
     if place.is_dir():
         folder = is_exported(place)
-        return of_folder(place, _settings(place / "config.json"), context) if folder else runs.usage_of(place)
+        return of_folder(place, settings_of(place / "config.json"), context) if folder else runs.usage_of(place)
     return of_gguf(look(place).values, context) if is_gguf(place) else None
 
 
 def _own(place: Path) -> tuple[Llama, Tokenizer]:
-    """The model in a file or a folder of a Llama like ours."""
     if place.is_dir():
         return import_model(place), folder_tokenizer(place)
     weights = open_weights(place)
@@ -155,27 +143,20 @@ def _of_run(folder: Path) -> tuple[Llama, Tokenizer]:
 
 
 def _ending(tokenizer: Tokenizer, template: Template | None) -> Tokenizer:
-    """With the end of the template's turns as its own: a model that chats ends its answers so, whatever its settings
-    say ends a text."""
+    """Let completions end where the template ends a turn, whatever the model's settings declare."""
     if template is not None and (end := template.end(tokenizer)) is not None:
         tokenizer.end = end
     return tokenizer
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """A Hugging Face folder's tokenizer; a completion ends where its settings say, of several ends with the first."""
+    """Return a Hugging Face folder's tokenizer; its end token is the first in the model's settings."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"{folder}: no tokenizer.json; save its tokenizer there (the fast kind)")
     for name in ("generation_config.json", "config.json"):
-        found = _settings(folder / name).get("eos_token_id")
+        found = settings_of(folder / name).get("eos_token_id")
         end = found[0] if isinstance(found, list) and found else found
         if type(end) is int:
             return Tokenizer.open(file, end)
     return Tokenizer.open(file)
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    mend = "download it again"
-    found = documents.parse_json(documents.data(file, mend=mend), file, mend) if file.is_file() else {}
-    return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""How a policy reads texts that others have written: one forward pass, on which all checks of likelihood rest."""
+"""Likelihoods of given completions under a policy, by one forward pass."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from planaria.swarm.policy.base import ROOM, Policy, Split
 
 Floats = npt.NDArray[np.float64]
 COPIES = 4
-"""of logits that reading them takes at once"""
+"""copies of the logits that a reading needs at once"""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a policy thinks of each of the T tokens of one completion, all of it before the policy trains on it."""
+    """Statistics of one completion's T tokens under a policy before it trains on them."""
 
     logps: Floats
-    """[T] log-probability in nats under softmax(logits / temperature), over the whole vocabulary"""
+    """[T] log-probability in nats under softmax(logits / temperature) over the whole vocabulary"""
     ranks: npt.NDArray[np.int64]
-    """[T] how many tokens were likelier; 0 is the likeliest"""
+    """[T] number of likelier tokens; 0 for the likeliest"""
     entropies: Floats
-    """[T] nats: the mean of −log p over what could have stood there"""
+    """[T] entropy in nats: the mean of −log p"""
     variances: Floats
-    """[T] nats²: its variance"""
+    """[T] variance of −log p in nats²"""
     supports: Floats = field(default_factory=lambda: np.zeros(0))
-    """[T] log-probability of all the tokens together that sampling draws from; empty where it draws from all"""
+    """[T] log-probability of the top-k set that sampling draws from; empty if it draws from all tokens"""
 
     @property
     def drawn(self) -> float:
-        """Log-probability (nats) with which sampling draws the whole completion, if it lies within the support."""
+        """Return the log-probability (nats) that sampling draws the completion, if it is within the support."""
         return float(self.logps.sum() - self.supports.sum())
 
     @property
     def surprisal(self) -> float:
-        """z of the whole completion: Σ(−log p − H) / √ΣVar, about standard normal for the policy's own samples."""
+        """Return z = Σ(−log p − H) / √ΣVar, about standard normal for the policy's own samples."""
         spread = float(np.sqrt(self.variances.sum()))
         excess = float((-self.logps - self.entropies).sum())
         return excess / spread if spread > 1e-9 else (0.0 if excess < 1e-6 else float("inf"))
 
 
 UNREAD = Reading(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-"""of a completion that nobody needs to check: the policy's own, just drawn"""
+"""reading of a completion that needs no check: the policy's own"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Padded:
 
 
 def pad(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu") -> Padded:
-    """(prompt, completion) ids of N rows; the padding is id 0, which causal attention never looks back at."""
+    """Pad (prompt, completion) ids of N rows on the right with id 0, which causal attention never reads."""
     width = max(len(prompt) + len(ids) for prompt, ids in pairs)
     tokens = torch.zeros(len(pairs), width, dtype=torch.long)
     mask = torch.zeros(len(pairs), width - 1, dtype=torch.bool)
@@ -72,15 +72,15 @@ def pad(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.devi
 
 
 def rows_at_once(policy: Policy, width: int, most: int) -> int:
-    """How many rows of ``width`` tokens have room in one pass, for the logits of all of them: 1 to ``most``."""
+    """Return how many rows of ``width`` tokens fit in one pass with all their logits: 1 to ``most``."""
     return min(most, max(1, _room(policy) // (width * policy.vocab)))
 
 
 def token_logps(policy: Policy, batch: Padded, temperature: float) -> Tensor:
-    """[N, T - 1] log-probability of every next token under softmax(logits / temperature); gradients flow.
+    """Return the log-probability [N, T - 1] of every next token under softmax(logits / temperature); gradients flow.
 
-    Where there is no room for all logits, they are made a part at a time, and once more for the gradient: then what is
-    not of the completions is 0, and sums are added in another order.
+    If the logits exceed the memory limit, they are computed in parts, and again for the gradient. Prompt positions are
+    then 0, and sums are added in another order.
     """
     if (split := _split(policy, batch)) is None:
         return _chosen(policy.logits(batch.tokens)[:, :-1], batch.tokens[:, 1:], temperature)
@@ -102,9 +102,9 @@ def read(
     top_k: int = 0,
     rows: int = 256,
 ) -> list[Reading]:
-    """A reading of every (prompt, completion), at most ``rows`` at a time, fewer where there is no room for them.
+    """Return a reading of every (prompt, completion), at most ``rows`` per pass.
 
-    Sampling is taken to draw from the ``top_k`` likeliest tokens (0: all), which changes :attr:`Reading.drawn` alone.
+    ``top_k`` is the sampling support (0: all tokens); it changes :attr:`Reading.drawn` only.
     """
     found: list[Reading] = []
     device = next(policy.module.parameters()).device
@@ -124,7 +124,7 @@ def read(
 
 
 def _read_places(logits: Tensor, targets: Tensor, temperature: float, top_k: int) -> tuple[Tensor, ...]:
-    """Of M places with logits [M, V]: the columns of a :class:`Reading`, each [M]."""
+    """Return the columns of a :class:`Reading`, each [M], for M positions with logits [M, V]."""
     scores = (logits.float() / temperature).log_softmax(-1)
     chosen = scores.gather(-1, targets[:, None])
     ranks = (scores > chosen).sum(-1)
@@ -136,10 +136,7 @@ def _read_places(logits: Tensor, targets: Tensor, temperature: float, top_k: int
 
 
 def _logits(policy: Policy, batch: Padded) -> Iterator[Tensor]:
-    """Logits of the completions' tokens [M, V], in the order of rows, so many at a time as their reading has room for.
-
-    They are a part of what the model makes of the whole rows, or made of a part of its states.
-    """
+    """Yield the logits [M, V] of the completions' tokens in row order, in parts that fit in memory."""
     if (split := _split(policy, batch)) is None:
         yield from torch.split(policy.logits(batch.tokens)[:, :-1][batch.mask], _places(policy))
         return
@@ -148,19 +145,19 @@ def _logits(policy: Policy, batch: Padded) -> Iterator[Tensor]:
 
 
 def _chosen(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature) [..., V] at ``targets`` [...]."""
+    """Return log softmax(logits / temperature) [..., V] at ``targets`` [...]."""
     scaled = logits.float() / temperature
     return scaled.gather(-1, targets[..., None])[..., 0] - scaled.logsumexp(-1)
 
 
 def _split(policy: Policy, batch: Padded) -> Split | None:
-    """The policy, if it must make the logits of a batch a part at a time and can."""
+    """Return the policy if it must, and can, compute a batch's logits in parts."""
     fits = batch.tokens.numel() * policy.vocab <= _room(policy)
     return policy if not fits and isinstance(policy, Split) and policy.splits else None
 
 
 def _places(policy: Policy) -> int:
-    """Tokens whose logits are worked on at a time: what is made of them takes several times their own room."""
+    """Return how many tokens' logits fit at once; processing takes several copies of them."""
     return max(1, _room(policy) // (COPIES * policy.vocab))
 
 

@@ -1,6 +1,6 @@
 """Sources of a peer's policy: a small LLaMA that is first trained on worked solutions (school), or a pretrained model.
 
-The school teaches a task's form by supervised learning. What it has trained is kept in the cache between runs.
+School teaches a task's form by supervised learning; its result is cached between runs.
 """
 
 from __future__ import annotations
@@ -35,18 +35,15 @@ from planaria.swarm.tasks.base import Erring, Problem, Task
 
 
 class PolicySource(Choice, ABC):
-    """One way to come by a policy; the fields of a subclass are its options."""
+    """A source of policies; the fields of a subclass are its options."""
 
     @abstractmethod
     def open(self, config: SwarmConfig, task: Task, told: Callable[[str], None] | None = None) -> Policy:
-        """The policy that a peer of this configuration starts with, the same whenever it is asked.
-
-        :raises UserError: when there is none to be had.
-        """
+        """Return a peer's initial policy, deterministically. UserError if it cannot be opened."""
 
 
 class Small(PolicySource):
-    """A small LLaMA (``policy.model``) that goes to school first."""
+    """A small LLaMA (``policy.model``) that is trained at school first."""
 
     def open(self, config: SwarmConfig, task: Task, told: Callable[[str], None] | None = None) -> Policy:
         return LlamaPolicy(*graduate(task, config.school, config.policy, on_progress=told))
@@ -56,16 +53,16 @@ class Pretrained(PolicySource):
     path: str
     """a run's or a Hugging Face folder, a GGUF file, or hf:NAME (hf:NAME:FILE.gguf)"""
     lora: Natural = 0
-    """rank of the adapters that are trained instead of the weights; 0 trains the weights"""
+    """rank of adapters trained instead of the weights; 0 trains the weights"""
 
     def open(self, config: SwarmConfig, task: Task, told: Callable[[str], None] | None = None) -> Policy:
         return open_policy(self.path, self.lora, seed=config.seed, chat=config.policy.chat != "never")
 
 
 VERSION = 2
-"""of what is taught; another one teaches anew"""
+"""version of the curriculum; part of the cache key"""
 SAMPLED = 2000
-"""solutions that a tokenizer finds its pairs in"""
+"""solutions from which a tokenizer learns its pairs"""
 
 
 def graduate(
@@ -75,22 +72,19 @@ def graduate(
     folder: Path | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> tuple[Llama, Tokenizer]:
-    """The model that has been to school, from the cache if it has been there before.
-
-    :raises UserError: when the task knows no worked solutions, or they do not fit into the model's context.
-    """
+    """Return the model after school, from the cache if possible. UserError as in :func:`teach`."""
     root = folder or cache_folder()
     root.mkdir(parents=True, exist_ok=True)
     model, tokenizer = policy.model, _tokenizer(task, policy, root)
-    taught = policy.model_dump_json(include={"tokenizer", "model"})  # the rest is not for whoever goes to school
+    taught = policy.model_dump_json(include={"tokenizer", "model"})  # school does not depend on the other fields
     key = f"{VERSION} {task.name} {task.identity} {config.model_dump_json()} {taught}"
     style = getattr(task, "style", "")
     file = root / f"school-{hashlib.sha256(f'{key} {style}'.encode()).hexdigest()[:24]}.safetensors"
-    tell = on_progress or (lambda _: None)
+    report = on_progress or (lambda _: None)
     pupil = Llama(model, seed=config.seed)
-    with locked(file.with_suffix(".lock"), lambda: tell("waiting for another process that teaches the same")):
+    with locked(file.with_suffix(".lock"), lambda: report("waiting for another process that teaches the same")):
         if not file.is_file():
-            tell(f"school: {config.steps} steps on worked solutions of {task.name}")
+            report(f"school: {config.steps} steps on worked solutions of {task.name}")
             teach(pupil, tokenizer, task, config)
             with atomic.replacing(file) as unfinished:
                 save_file({name: tensor.contiguous() for name, tensor in pupil.global_state().items()}, unfinished)
@@ -99,10 +93,7 @@ def graduate(
 
 
 def _tokenizer(task: Task, policy: PolicyConfig, root: Path) -> Tokenizer:
-    """The same for all schools that teach one task in one style.
-
-    :raises UserError: when the model has no room for it, or the task no solutions to find pairs in.
-    """
+    """Return the tokenizer of a task and style. UserError if the vocabulary is too small or solutions are missing."""
     vocab = policy.model.vocab
     if policy.tokenizer == "bytes":
         return load_tokenizer(DataConfig(tokenizer="bytes"), vocab, root)
@@ -112,10 +103,7 @@ def _tokenizer(task: Task, policy: PolicyConfig, root: Path) -> Tokenizer:
 
 
 def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) -> float:
-    """Supervised updates on noisy solutions of training problems; the last loss in nats.
-
-    :raises UserError: when there are no solutions, or they do not fit into the pupil's context.
-    """
+    """Train on noisy solutions; return the last loss in nats. UserError if they are missing or exceed the context."""
     rng = random.Random(derived("school", config.seed))
     optim = OptimConfig(lr=config.lr, schedule="cosine", warmup=min(20, config.steps // 10))
     optimizer = adamw(list(pupil.parameters()), optim)
@@ -154,14 +142,12 @@ def _solution(task: Task, problem: Problem, rng: random.Random, noise: float) ->
         return task.noisy_solution(problem, rng, noise)
     solution = task.solution(problem, rng)
     if solution is None:
-        raise UserError(
-            f"task {task.name!r} knows no worked solutions to go to school with; write policy.kind = 'pretrained'"
-        )
+        raise UserError(f"task {task.name!r} has no worked solutions for school; write policy.kind = 'pretrained'")
     return solution
 
 
 def strayed(solution: str, rng: random.Random) -> str:
-    """``solution`` with one to four stray letters before one of its steps."""
+    """Return ``solution`` with one to four stray letters before one of its steps."""
     places = [
         0,
         *(place + 1 for place, letter in enumerate(solution) if letter in ",;\n" and place + 1 < len(solution)),

@@ -1,11 +1,9 @@
-"""A tree of functions: divide a program into functions, write several versions of each, and keep one by consensus.
+"""Function trees: divide a program into functions, write several versions of each, and keep one by consensus.
 
 FunCoder (arXiv 2405.20092): one version at a low temperature may declare stubs, each is solved in the same way, and the
 function is then written again several times at a higher temperature, given its finished parts. Versions are compared by
-their results on calls; the model writes the calls of a part. The default rule is the paper's equation 1, and
-``choose = "plurality"`` counts whole behaviours instead. Requests are worded differently from the released code.
-
-It writes with a model and trains none.
+their results on calls; the model writes the calls of a part. The default rule is the paper's equation 1;
+``choose = "plurality"`` counts whole behaviours instead. Prompts differ from the released code. No model is trained.
 """
 
 from __future__ import annotations
@@ -22,25 +20,25 @@ from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.base import Behaviour
 from planaria.swarm.tasks.calls import Call
 from planaria.swarm.tasks.programs import FENCE, OPENING
-from planaria.swarm.tasks.sandbox import LIMITS, Limits, parsed, run
+from planaria.swarm.tasks.sandbox import LIMITS, Limits, parsed
 
 DEPTH = 6
-"""the deepest part: what it declares is not written any more"""
+"""maximum depth; stubs declared below it are not written"""
 PARTS = 6
-"""most parts that one function is divided into"""
+"""maximum parts of one function"""
 VERSIONS = 10
-"""written of a function, beside the first"""
+"""versions of a function besides the first"""
 Choice = Literal["agreement", "plurality"]
 CHOICES: Mapping[Choice, Callable[[Sequence[Behaviour]], int]] = {
     "agreement": most_agreeing,
     "plurality": most_common,
 }
-"""rules by which one of several versions is kept"""
+"""rules that select one of several versions"""
 
 
 @dataclass
 class Tree:
-    """Write programs. ``sure`` and ``bold`` are one model at a low and a high temperature."""
+    """Program writer. ``sure`` and ``bold`` are one model at a low and a high temperature."""
 
     sure: Writer
     bold: Writer
@@ -49,13 +47,13 @@ class Tree:
     limits: Limits = LIMITS
     choose: Choice = "agreement"
     requests: int = 0
-    """made so far"""
+    """requests to the model so far"""
     runs: int = 0
-    """programs executed so far: one a candidate, which makes all calls"""
+    """programs executed so far; one execution makes all calls"""
     _visited: set[str] = field(default_factory=set)
 
     def once(self, prompt: str, name: str) -> str:
-        """A program in one go; empty if none was written."""
+        """Write one program; empty if the model wrote none."""
         return next(iter(self._written(self.sure, _whole(prompt, name), [name], 1)), "")
 
     def vote(self, prompt: str, name: str, calls: Sequence[Call]) -> str:
@@ -65,12 +63,12 @@ class Tree:
         return self._chosen([*first, *self._written(self.bold, request, [name], self.versions)], calls)
 
     def tree(self, prompt: str, name: str, calls: Sequence[Call]) -> str:
-        """The program that comes of dividing and voting; empty if none was written."""
+        """Write a program by division and voting; empty if none was written."""
         self._visited = set()
         return self._solved(prompt, name, calls, 0)
 
     def _solved(self, wanted: str, name: str, calls: Sequence[Call], depth: int) -> str:
-        """The function ``name`` with all that it is made of, as Python."""
+        """Write the function ``name`` with all its parts."""
         self._visited.add(name)
         (first, *_) = [*self._written(self.sure, _divide(wanted, name), [name, str(depth)], 1), ""]
         parts = []
@@ -88,17 +86,14 @@ class Tree:
 
         It executes each of N programs once, on all |X| calls together.
         """
-        asked = list(calls)[: calling.MOST]
-        if not asked or len(programs) < 2:
+        compared = list(calls)[: calling.MOST]
+        if not compared or len(programs) < 2:
             return next(iter(programs), "")
-        exam = calling.exam(asked)
-        results = [run(program, exam, self.limits).told for program in programs]
         self.runs += len(programs)
-        behaviours = [tuple(line or None for line in told) + (None,) * (len(asked) - len(told)) for told in results]
-        return programs[CHOICES[self.choose](behaviours)]
+        return programs[CHOICES[self.choose]([calling.results(each, compared, self.limits) for each in programs])]
 
     def _calls(self, stub: str, name: str) -> list[Call]:
-        """Calls of a part, as the model writes them, and variants."""
+        """Return calls of a part written by the model, and variants of them."""
         (text,) = self._texts(self.sure, _ask_calls(stub, name), [name, "calls"], 1)
         found = {}
         for line in (text or "").splitlines()[: calling.MOST]:
@@ -111,7 +106,7 @@ class Tree:
         return [*own, *calling.variants(own, derived(self.seed, "tree", name), len(own))]
 
     def _written(self, writer: Writer, request: str, what: Sequence[str], count: int) -> list[str]:
-        """The programs in what was written, those alone that are Python."""
+        """Return the valid Python programs among the model's answers."""
         found = [_program(text or "") for text in self._texts(writer, request, what, count)]
         return [program for program in found if parsed(program).body]
 
@@ -121,27 +116,27 @@ class Tree:
 
 
 def _program(text: str) -> str:
-    """The last fenced block of Python in a text; all of it where there is no fence."""
+    """Return the last fenced block of Python in a text; the whole text if it has no fence."""
     if OPENING not in text:
         return "" if FENCE in text else text
     return text.rpartition(OPENING)[2].partition(FENCE)[0].strip("\n")
 
 
 def _stubs(program: str, name: str) -> list[ast.FunctionDef]:
-    """The functions that a program declares and leaves to be written."""
+    """Return the functions that a program declares without a body."""
     functions = [node for node in parsed(program).body if isinstance(node, ast.FunctionDef) and node.name != name]
     return [node for node in functions if all(_empty(line) for line in node.body)]
 
 
 def _empty(line: ast.stmt) -> bool:
-    """Whether a line does nothing: a text, three dots, pass, or what says that it is not written yet."""
+    """Return whether a line is a constant, ``pass``, or raises NotImplementedError."""
     if isinstance(line, ast.Raise):
         return "NotImplemented" in ast.unparse(line)
     return isinstance(line, ast.Pass) or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
 
 
 def _joined(done: str, version: str, name: str) -> str:
-    """Finished parts, then a version of what uses them; what it declares of them again is left out."""
+    """Return the finished parts followed by a version that uses them, without its copies of the parts."""
     known = {node.name for node in parsed(done).body if isinstance(node, ast.FunctionDef)} - {name}
     lines = parsed(version).body
     own = [ast.unparse(n) for n in lines if not (isinstance(n, ast.FunctionDef) and n.name in known)]

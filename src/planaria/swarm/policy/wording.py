@@ -1,8 +1,7 @@
-"""How a policy puts a problem to its model: bare, after worked examples, or in the model's chat template.
+"""Prompts of problems: bare, after worked examples, or in the model's chat template.
 
-A model that was trained to chat answers a bare question in its own way, and no parser finds an answer in that. It is
-told the form, and shown it: small models keep to a form that they have seen, hardly ever to one that they were told
-(docs/swarm.md has the numbers).
+A chat model answers a bare question in its own form, which no parser reads. The prompt states the form and shows it in
+examples; small models follow examples more often than instructions (docs/swarm.md has the numbers).
 """
 
 from __future__ import annotations
@@ -30,28 +29,27 @@ from planaria.swarm.policy.chat import Template, Turn
 from planaria.swarm.tasks.base import Problem, Task
 
 EXAMPLES = 4
-"""worked examples in a conversation, unless the recipe says how many"""
+"""worked examples in a conversation by default"""
 DRAWN, LONG = 2, 2.0
-"""so many times as many training problems are drawn as examples are wanted, and those that are so many times as long as
-the median are left out: every token of a prompt is read for each problem. The shortest would be of one kind, in whose
-way a small model then answers everything"""
+"""candidates drawn per example, and the maximum length of one in medians, since every problem's prompt is read with all
+examples. The shortest are not preferred: they would be of one kind, which a small model then imitates"""
 Example = tuple[Problem, str]
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What is said before a problem."""
+    """Prompt parts before a problem."""
 
     template: Template | None
-    """None: plain text"""
+    """None for plain text"""
     instruction: str
-    """what the answer must look like; may be empty"""
+    """required form of the answer; may be empty"""
     examples: tuple[Example, ...]
-    """problems with worked solutions: ``shown`` of them are shown, never the problem that is asked"""
+    """problems with worked solutions; the prompt shows ``shown`` of them, never the problem itself"""
     shown: int
 
     def ids(self, problem: Problem, tokenizer: Tokenizer, reply: str = "") -> list[int]:
-        """What a policy is given to answer ``problem``, followed by ``reply``; UserError as :meth:`Template.ids`."""
+        """Return the prompt of ``problem`` followed by ``reply``; UserError as :meth:`Template.ids`."""
         examples = [each for each in self.examples if each[0].number != problem.number][: self.shown]
         if self.template is None:
             return tokenizer.encode_prompt(_plain(self.instruction, examples, problem) + reply)
@@ -60,17 +58,14 @@ class Asking:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits; equal where all problems are put alike."""
+        """Return 16 hex digits; equal if all prompts are equal."""
         parts = [self.template and self.template.text, self.instruction, self.shown]
-        told = [*parts, [(problem.number, text) for problem, text in self.examples]]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        content = [*parts, [(problem.number, text) for problem, text in self.examples]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def asked(found: Template | None, tokenizer: Tokenizer, config: PolicyConfig, task: Task) -> Asking | None:
-    """How the problems of ``task`` are put to a model that came with the template ``found``; None: as they stand.
-
-    :raises UserError: when the recipe asks for a chat or for examples where there is no template, or no solutions.
-    """
+    """Return the prompt parts for a task and a template; None for bare prompts. UserError for impossible settings."""
     if config.chat == "always" and found is None:
         raise UserError(
             "policy.chat = 'always': this model has no chat template (tokenizer_config.json, chat_template.jinja, or "
@@ -85,17 +80,16 @@ def asked(found: Template | None, tokenizer: Tokenizer, config: PolicyConfig, ta
     if wanted and config.examples is not None and len(examples) <= wanted:
         raise UserError(
             f"policy.examples = {wanted}: {task.name} has worked solutions of {max(0, len(examples) - 1)} besides the "
-            "problem that is asked; give fewer"
+            "problem itself; give fewer"
         )
     asking = Asking(template, instruction, examples, wanted)
-    if template is not None:  # whatever is wrong with it is found here, not in a round
+    if template is not None:  # report template errors here rather than in a round
         asking.ids(task.problem(0), tokenizer)
     return asking if template or instruction or wanted else None
 
 
 def worked_examples(task: Task, count: int) -> tuple[Example, ...]:
-    """At most ``count`` training problems with the solutions that the task knows, drawn by the task, the same
-    for all peers; none if it knows none."""
+    """Draw up to ``count`` training problems with worked solutions, the same for all peers."""
     rng = random.Random(derived("examples", task.fingerprint))
     numbers = rng.sample(range(task.training), min(DRAWN * count, task.training))
     problems = [task.problem(number) for number in numbers]
@@ -106,7 +100,7 @@ def worked_examples(task: Task, count: int) -> tuple[Example, ...]:
 
 
 def _turns(system: bool, instruction: str, examples: Sequence[Example], problem: Problem) -> list[Turn]:
-    """The conversation before the answer; the instruction opens it, or else its first question."""
+    """Return the conversation before the answer; the instruction is a system turn or precedes the first question."""
     turns: list[Turn] = []
     for each, text in examples:
         turns += [("user", each.prompt.strip()), ("assistant", text)]
@@ -119,27 +113,27 @@ def _turns(system: bool, instruction: str, examples: Sequence[Example], problem:
 
 
 def _plain(instruction: str, examples: Sequence[Example], problem: Problem) -> str:
-    """The same as text to go on with."""
+    """Return the same prompt as plain text."""
     before = [f"{each.prompt}{text}\n\n" for each, text in examples]
     return "".join([f"{instruction}\n\n" if instruction else "", *before, problem.prompt])
 
 
 class Wording:
-    """A tokenizer beside a model with rows for ``vocab`` ids."""
+    """Tokenizer and prompts of a model with rows for ``vocab`` ids."""
 
     room: int = ROOM
-    """numbers of logits at once"""
+    """maximum logits in memory at once"""
     bf16: bool = False
     """whether passes compute in bf16"""
     template: Template | None = None
-    """the chat template that came with the model"""
+    """the model's chat template"""
     usage: Usage | None = None
-    """what else came with the model; an export keeps it"""
+    """further data that came with the model, kept by an export"""
     asking: Asking | None = None
-    """how problems are put to it; None: as they stand"""
+    """prompt parts; None for bare prompts"""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
-        """:raises UserError: when the tokenizer has ids that the model has no rows for."""
+        """:raises UserError: if the tokenizer has more ids than the model."""
         if tokenizer.vocab > vocab:
             raise UserError(
                 f"policy: the tokenizer has {tokenizer.vocab} ids, the model rows for {vocab} only; "
@@ -149,29 +143,23 @@ class Wording:
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
     def prompt(self, problem: Problem) -> list[int]:
-        """The ids that it is given to answer a problem.
-
-        :raises UserError: when its chat template fails.
-        """
+        """Return the prompt ids of a problem; UserError if the chat template fails."""
         return self.encode_prompt(problem.prompt) if self.asking is None else self.asking.ids(problem, self.tokenizer)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of a text to be continued, with those that the tokenizer's template puts before a text."""
         return self.tokenizer.encode_prompt(text)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without any separator."""
         return self.tokenizer.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; end tokens, and ids that the tokenizer does not have, leave nothing."""
+        """Return the text of ids, without end tokens and unknown ids."""
         return self.tokenizer.decode([i for i in ids if i != self.end])
 
     def passing(self, module: nn.Module) -> AbstractContextManager[object]:
-        """What a pass through ``module`` runs in: its precision."""
+        """Return the precision context of a pass through ``module``."""
         device = next(module.parameters()).device.type
         return torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext()
 
     def clone(self) -> Self:
-        """An equal policy with weights of its own."""
         return copy.deepcopy(self, {id(self.tokenizer): self.tokenizer})

@@ -1,4 +1,4 @@
-"""What a swarm learns: a registry of tasks, each one file."""
+"""Registry of the tasks a swarm can learn."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ TASKS: Registry[Task] = Registry(
 
 
 def open_task(name: str, options: Mapping[str, Any]) -> Task:
-    """The task that a recipe chooses, with everything read that it is made of.
-
-    :raises UserError: naming the task or option that is unknown, or what else keeps the task from being opened.
-    """
+    """Open the task a recipe selects. UserError for an unknown task or option, or unreadable data."""
     kind, colon, rest = name.partition(":")
     if colon and kind in TASKS.shipped:
         known = ", ".join(TASKS.find(kind).model_fields)

@@ -1,4 +1,4 @@
-"""The shape that a completion must have to be scored at all: some reasoning, then one answer, then nothing."""
+"""Parse a completion into reasoning and answer; compare short answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ MAX_NUMBER = 64  # characters
 
 @dataclass(frozen=True)
 class Form:
-    """The marks around the reasoning and around the answer. Without think marks, all before the answer is reasoning.
-
-    :raises ValueError: for marks that a text could not be read by: one of them empty, or part of another.
-    """
+    """Marks around reasoning and answer; without think marks all text before the answer is reasoning."""
 
     think_open: str
     think_close: str
@@ -32,12 +29,11 @@ class Form:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks that a text must hold, in their order."""
         return tuple(filter(None, (self.think_open, self.think_close, self.answer_open, self.answer_close)))
 
     @property
     def instruction(self) -> str:
-        """What to tell a model that is to answer in this form."""
+        """Return the prompt text that asks a model for this form."""
         answer = f"the final answer alone between {self.answer_open} and {self.answer_close}, and nothing after it"
         if not self.think_open:
             return f"Solve the problem. Write your reasoning first, then {answer}."
@@ -46,13 +42,13 @@ class Form:
         )
 
     def write(self, reasoning: str, answer: str) -> str:
-        """The completion that :func:`parse` reads as these two, if no mark is in either."""
+        """Return the completion that :func:`parse` reads back as these two, unless either contains a mark."""
         return f"{self.think_open}{reasoning}{self.think_close}{self.answer_open}{answer}{self.answer_close}"
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """What stands between the marks, to the letter."""
+    """Exact text between the marks."""
 
     reasoning: str
     answer: str
@@ -65,10 +61,9 @@ FORMS: dict[Style, Form] = {"tags": TAGS, "brackets": BRACKETS}
 
 
 def parse(form: Form, text: str) -> Parsed | None:
-    """The two blocks of a completion; None unless it has exactly the form's shape.
+    """Return reasoning and answer, or None unless the completion has exactly the form's shape.
 
-    Every mark stands in the text exactly once and in order, and nothing but white space before, between and after the
-    blocks (without think marks, all before the answer is reasoning). Any text may come; O(len(text)) time.
+    Each mark must occur once and in order, with only white space outside the blocks. Takes O(len(text)) time.
     """
     places: list[int] = []  # where each mark ends
     for mark in form.marks:
@@ -88,23 +83,23 @@ def parse(form: Form, text: str) -> Parsed | None:
 
 
 def same_answer(reference: str, answer: str) -> bool:
-    """Whether two short answers are the same number or, where the reference is no number, the same text.
+    """Return whether two answers are the same number or, if the reference is not a number, the same text.
 
-    White space around them is nothing. Numbers are compared exactly, as decimals; a currency sign before them, a
-    percent sign after them, thousands separators and zeros after the point change nothing.
+    Surrounding white space is ignored. Numbers are compared exactly, as decimals, regardless of a leading currency
+    sign, a trailing percent sign, thousands separators and trailing zeros.
     """
     number = _number(reference)
     return reference.strip(SPACE) == answer.strip(SPACE) if number is None else number == _number(answer)
 
 
 def canonical(answer: str) -> str:
-    """A short answer as a text that is equal for answers that are: as a number without zeros to spare, if it is one."""
+    """Return a text that is equal for equal answers: a fraction in lowest terms if the answer is a number."""
     number = _number(answer)
     return answer.strip(SPACE) if number is None else str(Fraction(number))
 
 
 def _number(text: str) -> Decimal | None:
-    """The number that a text is, or None; forms like 1e9, 0x10 and 1_000 are none."""
+    """Return the text's number, or None; 1e9, 0x10 and 1_000 are not numbers."""
     text = text.strip(SPACE)
     if len(text) > MAX_NUMBER:
         return None

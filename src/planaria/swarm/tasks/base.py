@@ -1,7 +1,6 @@
-"""What a swarm learns: problems that every peer can make from their number and check by itself.
+"""Task interface: problems that every peer generates from a number and scores locally.
 
-A problem's number is all that travels. Whoever receives a completion makes the problem again, answer and all, and
-scores the text: no peer's word on truth or reward is ever taken.
+Only the problem's number is transmitted. A receiver regenerates the problem and scores the completion itself.
 """
 
 from __future__ import annotations
@@ -15,62 +14,62 @@ from abc import ABC, abstractmethod
 from collections.abc import Set
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from planaria.config.registry import Choice, foreign
 from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import canonical
+from planaria.swarm.tasks.answers import FORMS, Form, Style, canonical, parse
 
 Behaviour = tuple[str | None, ...]
-"""What a completion does, part by part, as texts that are equal where it does the same; None where it does nothing"""
+"""observable results of a completion, equal where completions behave alike; None where a part has no result"""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem; the same number gives the same problem on every machine, with every seed."""
+    """One problem; a number yields the same problem on every machine and with every seed."""
 
     number: int
     prompt: str
     answer: str
-    """the reference answer, or what else ``score`` needs; never shown to a policy"""
+    """reference answer, or other data that ``score`` needs; never shown to a policy"""
 
 
 class Reward(NamedTuple):
-    """A task's score as a swarm counts it."""
+    """A task's score, clipped to the range a swarm accepts."""
 
     value: float
     """from 0 to 1"""
     flaw: str = ""
-    """why it is not what the task returned, for a message; empty if it is"""
+    """why ``value`` differs from the task's score; empty if it does not"""
 
 
 def as_reward(score: object) -> Reward:
-    """Clip a finite number to 0..1; count NaN, infinity and anything that is not a number as 0.
+    """Clip a finite number to 0..1; count NaN, infinity and non-numbers as 0.
 
-    A group whose rewards have no fixed range is dominated by the largest: advantages are relative to its deviation.
+    Advantages are relative to the group's deviation, so an unbounded reward would dominate its group.
     """
     number: Any = score if isinstance(score, Real) else math.nan
     if 0 <= number <= 1:
         return Reward(float(number))
     value = 1.0 if 1 < number != math.inf else 0.0
-    shown = " ".join(reprlib.repr(score).split())
+    shown = " ".join(reprlib.repr(score).split())[:120]
     return Reward(value, f"score returned {shown}, not a number from 0 to 1; it counts as {value:g}")
 
 
 class Task(Choice, ABC):
-    """Problems 0..``training`` - 1 are for training, ``training``..``training + held_out`` - 1 for evaluation only.
+    """Problems 0..``training`` - 1 are for training, the next ``held_out`` for evaluation only.
 
     The fields of a subclass are its options.
     """
 
     @property
     def name(self) -> str:
-        """For people and their errors."""
+        """Return the task's name for messages."""
         return type(self).__name__
 
     @property
     def instruction(self) -> str:
-        """What to tell a model that follows instructions of the form that a completion must have; empty: nothing."""
+        """Return the prompt text about the form of completions; empty if there is none."""
         return ""
 
     @property
@@ -83,69 +82,99 @@ class Task(Choice, ABC):
 
     @abstractmethod
     def problem(self, number: int) -> Problem:
-        """:raises ValueError: when there is no such problem."""
+        """Return problem ``number``.
+
+        :raises ValueError: if there is no such problem.
+        """
+
+    def check_number(self, number: int) -> None:
+        """:raises ValueError: if there is no problem ``number``."""
+        if not 0 <= number < self.training + self.held_out:
+            raise ValueError(f"{self.name} has no problem {number}")
 
     @abstractmethod
     def score(self, problem: Problem, completion: str) -> float:
-        """Return the verifiable reward of a completion, from 0 (worth nothing) to 1 (right). Must not raise, whatever
-        the text. Anything else is counted as :func:`as_reward` says."""
+        """Return the verifiable reward of a completion, from 0 to 1 (correct). Must not raise for any text.
+
+        :func:`as_reward` clips other values.
+        """
 
     def solves(self, problem: Problem, completion: str) -> bool:
-        """Whether a completion is right, not just worth something."""
+        """Return whether a completion earns the full reward."""
         return as_reward(self.score(problem, completion)).value == 1
 
     def answer(self, completion: str) -> str | None:
-        """The answer that a completion gives, in one canonical form; None if it gives none, or nobody can tell."""
+        """Return a completion's answer in a canonical form; None if it has none or the task cannot extract it."""
         return None
 
     def behaviour(self, problem: Problem, completion: str, draw: int, untested: bool = False) -> Behaviour:
-        """What a completion does, to be compared with what others for the same problem do; empty if it does nothing.
+        """Return the observable results of a completion, for comparison with others; empty if there are none.
 
-        Here its answer, in one part. Where there are several, they are the same for all completions with the same
-        ``draw``, a number that nobody knew when they were written. ``untested``: only what scores do not depend on.
+        By default one part: the answer. The parts depend on ``draw``, a number unknown when completions were written.
+        With ``untested``, only parts on which scores do not depend.
         """
         answer = None if untested else self.answer(completion)
         return () if answer is None else (canonical(answer) or None,)
 
     @property
     def unlabelled(self) -> Set[int]:
-        """The problems for which nobody knows what is right: nothing scores there."""
+        """Return the numbers of problems without a reference, which nothing can score."""
         return frozenset()
 
     @property
     def comparable(self) -> bool:
-        """Whether completions can be compared by what they do."""
+        """Return whether completions can be compared by behaviour."""
         return type(self).answer is not Task.answer
 
     @property
     def probing(self) -> bool:
-        """Whether they do anything that scores do not depend on."""
+        """Return whether behaviour includes parts on which scores do not depend."""
         return False
 
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
-        """A worked solution that scores 1, in the form that policies are to learn; None if the task knows none."""
+        """Return a worked solution that scores 1, in the form policies learn; None if the task has none."""
         return None
 
     def sound(self, problem: Problem, completion: str) -> bool | None:
-        """Whether every step of the reasoning is true and nothing else is said; None if the task cannot tell."""
+        """Return whether every step is true and nothing else is stated; None if the task cannot check that."""
         return None
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that differ whenever any problem or any score could differ by other options or data."""
+        """Return 16 hex digits that differ if options or data could change any problem or score."""
         return records.fingerprint(type(self).__qualname__, [self.model_dump_json()])
 
     @property
     def identity(self) -> str:
-        """The fingerprint, of a class from outside planaria together with its source: what peers must share."""
+        """Return the fingerprint that peers must share; for classes outside planaria it covers their source."""
         modules = {chosen.__module__ for chosen in foreign([type(self)])}
         sources = [inspect.getsource(sys.modules[module]) for module in sorted(modules)]
         return records.fingerprint(self.fingerprint, sources) if sources else self.fingerprint
 
 
+class BlockTask(Task, ABC):
+    """A task whose answers stand in the answer block of a form. Subclasses have a field ``style``."""
+
+    if TYPE_CHECKING:
+        style: Style
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.style]
+
+    @property
+    def instruction(self) -> str:
+        return self.form.instruction
+
+    def answer(self, completion: str) -> str | None:
+        """Return the stripped content of the answer block; None without such a block."""
+        parsed = parse(self.form, completion)
+        return None if parsed is None else parsed.answer.strip()
+
+
 @runtime_checkable
 class Erring(Protocol):
-    """A task that can also write solutions with mistakes in them, as they occur."""
+    """A task that can also write solutions with typical mistakes."""
 
     def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """A worked solution in which each step is wrong with probability ``noise``, and the rest follows from it."""
+        """Return a worked solution in which each step is wrong with probability ``noise`` and later steps follow it."""

@@ -1,16 +1,15 @@
-"""The cage: what a stranger's program runs in. It is started as a script and imports nothing of planaria.
+"""Cage for an untrusted program, started as a script; imports nothing of planaria.
 
-Two processes. One runs the program. The other, its judge, runs the tests; it takes from the program nothing but plain
-values (``wire.py``), so that whatever a program does to itself, its verdict is another's. Both are locked up
-(``locks.py``) with the same steady clock and chance (``steady.py``).
+One process runs the program. A second process, the judge, runs the tests and accepts only plain values from the program
+(``wire.py``). Both are confined (``locks.py``) and share a deterministic clock and random source (``steady.py``).
 
-The job comes on standard input: the lengths and limits, the program, what is run behind it, its exam, and then a word
-that only the judge reads, when the tests have passed, and says back on standard error as proof of it. Before it the
-judge may tell lines of what it found. What the program prints goes to standard output.
+Standard input holds lengths and limits, program, setup, exam, and a token. Only the judge reads the token, after the
+tests have passed, and writes it to standard error as proof. Before it, the judge may write lines reported by the tests.
+Standard output is the program's.
 """
 
 # ruff: noqa: PTH109, PTH118, PTH120
-# pathlib takes longer to import than all of the cage
+# pathlib takes longer to import than the whole cage
 from __future__ import annotations
 
 import os
@@ -24,17 +23,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEAD = struct.Struct("<IIIIQ")
-"""bytes of the program, of its setup and of its exam, seconds of processor time, bytes of address space"""
-WORD = 32
+"""bytes of program, setup and exam, seconds of processor time, bytes of address space"""
+TOKEN = 32
+"""bytes of the token that proves a pass"""
 READY = b"ready"
-TELL, TOLD = "__tell__", b"+"
-"""the name under which tests find what tells a line, and how such a line begins"""
+REPORT, REPORTED = "__report__", b"+"
+"""name of the function with which tests report a line, and prefix of such a line"""
 SIGNALLED = 128
-"""added to the signal that a program died of: the judge's exit code"""
+"""added to the signal that ended the program: the judge's exit code"""
 
 
 def beside(name: str) -> types.ModuleType:
-    """Another file of this folder as a module."""
+    """Load another file of this folder as a module."""
     module = types.ModuleType(f"cage_{name}")
     code = SourceFileLoader(module.__name__, os.path.join(os.path.dirname(__file__), f"{name}.py")).get_code(
         module.__name__
@@ -45,124 +45,119 @@ def beside(name: str) -> types.ModuleType:
     return module
 
 
-def exactly(count: int) -> bytes:
-    """So many bytes of standard input."""
-    data = b""
-    while len(data) < count:
-        piece = os.read(0, count - len(data))
-        if not piece:
-            raise EOFError("the job is cut short")
-        data += piece
-    return data
-
-
-def told(step: str, error: BaseException) -> str:
-    """What went wrong, in one line."""
+def described(step: str, error: BaseException) -> str:
+    """Return an error as one line."""
     try:
         return f"{step}: {type(error).__name__}: {error}"
     except BaseException:
-        return f"{step}: an exception that cannot be told"
+        return f"{step}: an exception without a message"
 
 
 def live(program: bytes, setup: bytes, tested: bool, pipe: Any, serve: Any) -> None:
-    """Run a program and its setup in one namespace, say how that went, and answer the judge's questions."""
-    flush = sys.stdout.flush  # taken now: the program could put something else in its place
+    """Run a program and its setup in one namespace, send the result, and answer the judge's requests."""
+    flush = sys.stdout.flush  # bound now: the program could replace it
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     failure, step = "", "program"
-    # A stranger's program may raise whatever there is, SystemExit included, and none of it is a pass.
+    # Every exception, SystemExit included, is a failure.
     try:
         exec(compile(program, "program", "exec"), module.__dict__)
         step = "setup"
         exec(compile(setup, "setup", "exec"), module.__dict__)
     except BaseException as error:
         if tested or not isinstance(error, SystemExit) or error.code:
-            failure = told(step, error)
+            failure = described(step, error)
     try:
         flush()
-    except BaseException as error:  # standard output is the program's to break
-        failure = failure or told("program", error)
-    pipe.say(failure[:1000])
+    except BaseException as error:  # the program may break standard output
+        failure = failure or described("program", error)
+    pipe.send(failure[:1000])
     serve(pipe, module.__dict__)
     flush()
 
 
-def tell(line: str) -> None:
-    """Say what the tests found, whatever becomes of the program next."""
-    os.write(2, TOLD + line.encode() + b"\n")
+def report(line: str) -> None:
+    """Write a line that the tests report; it survives a later crash of the program."""
+    os.write(2, REPORTED + line.encode() + b"\n")
 
 
 def judge(exam: bytes, pipe: Any, far: Any, unpacked: Any) -> str:
-    """Run the tests of a program that has been run; what went wrong, in one line, or nothing."""
-    if failure := str(pipe.hear_how()):
+    """Run the tests of a program and return the failure in one line; empty if they pass."""
+    if failure := str(pipe.receive_failure()):
         return failure
     if not exam:
-        pipe.hang_up()
+        pipe.close()
         return ""
     sys.set_int_max_str_digits(0)
-    names: dict[str, Any] = {"__name__": "tests", TELL: tell}
+    names: dict[str, Any] = {"__name__": "tests", REPORT: report}
     try:
-        tests, first, asked = unpacked(exam)
+        tests, first, wanted = unpacked(exam)
         checks = compile(tests, "tests", "exec")
         exec(compile(first, "first", "exec"), names)
-        for name in asked:
+        for name in wanted:
             names[name] = far.ask("name", name)
         exec(checks, names)
-        pipe.hang_up()
+        pipe.close()
     except EOFError:
         raise
     except BaseException as error:
-        return told("tests", error)
+        return described("tests", error)
     return ""
 
 
+def run_program(program: bytes, setup: bytes, tested: bool, pipe: Any, keeper: int, parts: Any) -> None:
+    """Seal this process, run the program in it, and exit."""
+    (locks, wire, steady), leave = parts, os._exit
+    try:
+        locks.seal(keeper)
+    except OSError as error:
+        pipe.send(str(error))
+        leave(1)
+    pipe.send("")
+    steady.hold()
+    live(program, setup, tested, pipe, wire.serve)
+    leave(0)
+
+
 def main() -> None:
-    """Lock up, fork, run the job, say how it went."""
+    """Confine this process, fork, run the job and report the result."""
     locks, wire, steady = beside("locks"), beside("wire"), beside("steady")
-    lengths = HEAD.unpack(exactly(HEAD.size))
-    program, setup = exactly(lengths[0]), exactly(lengths[1])
+    lengths = HEAD.unpack(wire.exactly(0, HEAD.size))
+    program, setup = wire.exactly(0, lengths[0]), wire.exactly(0, lengths[1])
     nowhere, keeper, me = os.open(os.devnull, os.O_RDWR), os.getppid(), os.getpid()
     offered = [os.getcwd()] if any(os.scandir(".")) else []
     names = locks.confine(lengths[3], lengths[4], offered)
     (asked, ask), (answered, answer) = os.pipe(), os.pipe()
     wait, leave = os.waitpid, os._exit
     os.environ.clear()
-    sys.path += offered  # behind Python's own: no module that is offered stands in the way of those
+    sys.path += offered  # last: offered modules must not shadow the standard library
     child = os.fork()
     if not child:
-        for end in (0, 2):  # the exam and the proof are the judge's
+        for end in (0, 2):  # exam and token are for the judge only
             os.dup2(nowhere, end)
         for end in (ask, answered):
             os.close(end)
-        pipe = wire.Pipe(asked, answer)
-        try:
-            locks.seal(me)
-        except OSError as error:
-            pipe.say(str(error))
-            leave(1)
-        pipe.say("")
-        steady.hold()
-        live(program, setup, bool(lengths[2]), pipe, wire.serve)
-        leave(0)
+        run_program(program, setup, bool(lengths[2]), wire.Pipe(asked, answer), me, (locks, wire, steady))
     for end in (asked, answer):
         os.close(end)
     os.dup2(nowhere, 1)
     pipe = wire.Pipe(answered, ask)
-    if failure := pipe.hear_how():
+    if failure := pipe.receive_failure():
         raise OSError(failure)
     locks.seal(keeper)
     steady.hold()
     os.write(2, READY + b" " + " ".join(names).encode() + b"\n")
     try:
-        failure = judge(exactly(lengths[2]), pipe, wire.Far(pipe), lambda data: wire.unpack(data, wire.nothing_held))
+        exam = wire.exactly(0, lengths[2])
+        failure = judge(exam, pipe, wire.Far(pipe), lambda data: wire.unpack(data, wire.nothing_held))
     except (EOFError, BrokenPipeError):
         _, status = wait(child, 0)
         if os.WIFSIGNALED(status):
             leave(SIGNALLED + os.WTERMSIG(status))
         failure = f"it ended with status {os.WEXITSTATUS(status)} before its tests had run"
-    except Exception as error:  # what came was no message
-        failure = told("program", error)
-    os.write(2, failure.encode("utf-8", "replace")[:1000] if failure else exactly(WORD))
+    except Exception as error:  # the program sent a malformed message
+        failure = described("program", error)
+    os.write(2, failure.encode("utf-8", "replace")[:1000] if failure else wire.exactly(0, TOKEN))
     leave(0)
 
 

@@ -1,4 +1,4 @@
-"""Calls of a function: read from a file or out of tests, and varied, so that nobody can prepare for all of them."""
+"""Calls on which programs are compared: read from a file or from tests, and varied so that none can be anticipated."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from planaria.swarm.tasks import values
-from planaria.swarm.tasks.sandbox import TELL, Exam, parsed
+from planaria.swarm.tasks.base import Behaviour
+from planaria.swarm.tasks.sandbox import REPORT, Exam, Limits, parsed, run
 
 MOST = 64
-"""calls of one problem that are made: what a cage reports is bounded"""
+"""maximum calls of one problem; a cage's report is bounded"""
 LONGEST = 2000
-"""characters of one call"""
+"""maximum characters of one call"""
 TRIES = 8
-"""draws for each variant that is wanted: many come out as one that is there already"""
+"""draws per requested variant; many draws repeat a known call"""
 CHANGED = 0.7
-"""of a call's arguments, so many are changed"""
+"""probability that a variant changes an argument"""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function's name and what it is given: literals alone."""
+    """A function's name and literal arguments."""
 
     name: str
     args: tuple[Any, ...]
@@ -32,31 +33,31 @@ class Call:
 
     @property
     def source(self) -> str:
-        """As Python."""
+        """Return the call as Python source."""
         given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.named)]
         return f"{self.name}({', '.join(given)})"
 
 
 def read(text: str, name: str) -> Call:
-    """The call of ``name`` that a text is. ValueError, saying why, when it is none with literal arguments."""
+    """Parse a call of ``name`` with literal arguments. ValueError with the reason if the text is not one."""
     body = parsed(text).body
     node = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
     if len(text) > LONGEST:
         raise ValueError(f"a call of more than {LONGEST} characters")
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError(f"{text!r} is no call of a function")
+        raise ValueError(f"{text!r} is not a call of a function")
     if node.func.id != name:
-        raise ValueError(f"{text!r} is no call of {name}")
+        raise ValueError(f"{text!r} is not a call of {name}")
     try:
         return _call(node, name)
     except (ValueError, TypeError):
-        raise ValueError(f"{text!r} has arguments that are no literals") from None
+        raise ValueError(f"{text!r} has arguments that are not literals") from None
 
 
 def in_tests(tests: str, names: Mapping[str, str]) -> list[Call]:
-    """The calls that some tests make with literal arguments, each once, in their order.
+    """Return the distinct calls with literal arguments in some tests, in order of appearance.
 
-    ``names``: what the tests call a function → its name.
+    ``names`` maps the tests' name of a function to its real name.
     """
     found: dict[str, Call] = {}
     for node in _in_order(parsed(tests)):
@@ -71,7 +72,7 @@ def in_tests(tests: str, names: Mapping[str, str]) -> list[Call]:
 
 
 def variants(calls: Sequence[Call], seed: int | str, count: int) -> list[Call]:
-    """At most ``count`` calls like those, and none of them: numbers moved, lists shuffled, strings cut."""
+    """Return up to ``count`` new calls of the same shape: numbers moved, lists shuffled, strings cut."""
     rng = random.Random(seed)
     found: dict[str, Call] = {}
     known = {call.source for call in calls}
@@ -85,17 +86,23 @@ def variants(calls: Sequence[Call], seed: int | str, count: int) -> list[Call]:
 
 
 def exam(calls: Collection[Call], setup: str = "") -> Exam:
-    """An exam that passes or fails nobody, and tells of each call the digest of its value, or an empty line."""
-    asked = [f"lambda: {call.source}" for call in calls]
-    tests = f"for _call in ({''.join(f'{one}, ' for one in asked)}):\n"
-    tests += (
-        f"    try:\n        _told = digest(_call())\n    except Exception:\n        _told = ''\n    {TELL}(_told)\n"
+    """Return an exam without assertions that reports the digest of each call's value, or an empty line."""
+    functions = "".join(f"lambda: {call.source}, " for call in calls)
+    tests = (
+        f"for _call in ({functions}):\n    try:\n        _found = digest(_call())\n"
+        f"    except Exception:\n        _found = ''\n    {REPORT}(_found)\n"
     )
     return Exam(tests, tuple(sorted({call.name for call in calls})), Path(values.__file__).read_text(), setup)
 
 
+def results(program: str, calls: Sequence[Call], limits: Limits, setup: str = "") -> Behaviour:
+    """Run a program on some calls; return one part per call."""
+    reported = run(program, exam(calls, setup), limits).reported
+    return tuple(line or None for line in reported) + (None,) * (len(calls) - len(reported))
+
+
 def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes, in the order of the text."""
+    """Yield all nodes in source order."""
     for node in ast.iter_child_nodes(tree):
         yield node
         yield from _in_order(node)
@@ -117,7 +124,7 @@ def _varied(call: Call, rng: random.Random) -> Call:
 
 
 def _moved(value: Any, rng: random.Random) -> Any:
-    """Another value like this one: of its type, and of its sign if it is a number."""
+    """Return another value of the same type and, for a number, the same sign."""
     if isinstance(value, bool):
         return rng.random() < 0.5
     if isinstance(value, int | float):
@@ -134,7 +141,7 @@ def _moved(value: Any, rng: random.Random) -> Any:
 
 
 def _number_moved(value: float, rng: random.Random) -> float:
-    """Near it, or about half or twice as large. Zero may become positive, nothing else another sign."""
+    """Return a number near ``value``, its half or its double. Only zero may change its sign."""
     far = rng.choice([value, value, value * 2, value / 2])
     step = rng.choice([-1, 1]) * rng.randint(1, 8)
     if isinstance(value, float):
@@ -145,7 +152,7 @@ def _number_moved(value: float, rng: random.Random) -> float:
 
 
 def _cut(value: Any, rng: random.Random) -> Any:
-    """A piece of a text, or its letters in another order."""
+    """Return a substring, or the letters in another order."""
     if len(value) < 2:
         return value
     if rng.random() < 0.5:
@@ -157,7 +164,7 @@ def _cut(value: Any, rng: random.Random) -> Any:
 
 
 def _shuffled(items: list[Any], rng: random.Random) -> list[Any]:
-    """Them in another order, with one less, or with some of them changed."""
+    """Return the items reordered, with one removed, or with some changed."""
     match rng.randrange(3):
         case 0:
             rng.shuffle(items)

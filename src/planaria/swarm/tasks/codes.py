@@ -1,10 +1,10 @@
-"""Codes of light checks: complete a Tanner graph, so that any few losses can be borne and every check stays light.
+"""Codes of sparse parity checks: complete a Tanner graph so that the code reaches its distance.
 
     a0,b0,c1,d1,a2,c2,b3,d3=  →  [a4,d4,b5,c5,a6,b6,c6,a7,b7,d7]
 
-Letters are checks, numbers are shards; an edge says that a shard is in a check. The problem shows the edges of the
-first shards, and the completion names those of the others. There are many right answers, none is looked up, and a text
-is paid what the code that it describes is worth, counted by enumeration (``recovery/codes/search.py``).
+Letters are checks, numbers are shards; an edge puts a shard into a check. The problem shows the edges of the first
+shards, the completion names the others. Any valid completion is accepted: its reward is the worth of the resulting
+code, counted by enumeration (``recovery/codes/search.py``).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import FORMS, Form, Style, parse
 from planaria.swarm.tasks.base import Problem, Task
 
-KEY = b"planaria codes 1"  # another key gives other problems and thereby another fingerprint
+KEY = b"planaria codes 1"  # determines the problems and the fingerprint
 MAX_CHECKS = 12
-"""of a problem: more are no matter for a text, and all sums of few columns are kept at hand"""
+"""limit for short texts and a table of all sums of few columns"""
 TRIES, FIRST = 64, 1000
-"""orders of shards that are tried for a problem; for the first one, by which a task is found possible at all"""
+"""orders of shards tried per problem, and for the first problem, which proves that the task is possible"""
 FAVOUR = 4
-"""how much earlier a shard with one check less comes, in the median: heavy ones are many, and fill the checks"""
+"""factor by which a shard with one check fewer comes earlier, in the median; heavy shards are numerous"""
 KEPT = 4096
-"""problems at hand"""
+"""cached problems"""
 
 
 class Codes(Task):
-    """Codes of ``shards`` of which ``data`` are data, with ``distance``; checks of at most ``weight`` shards.
+    """Codes of ``shards`` of which ``data`` are data, with ``distance`` and checks of at most ``weight`` shards.
 
-    Each problem is a code that was built shard by shard in an order of its own, and shows ``shown`` of them. Problems
-    are drawn, so that among few shards a held-out one may happen to be among the training problems too.
+    A problem is a code built shard by shard in a random order that shows ``shown`` of them. Problems are drawn at
+    random, so with few shards a held-out problem may also occur in training.
     """
 
     shards: int = 8
@@ -49,7 +49,7 @@ class Codes(Task):
     distance: Annotated[int, Field(ge=2)] = 3
     weight: int = 4
     degree: Annotated[int, Field(ge=1)] = 3
-    """most checks that a shard is in"""
+    """maximum checks of a shard"""
     shown: Annotated[int, Field(ge=1)] = 4
     """shards whose edges the problem shows"""
     style: Style = "brackets"
@@ -62,7 +62,7 @@ class Codes(Task):
     _first: tuple[int, ...]
 
     def model_post_init(self, context: Any) -> None:
-        """:raises UserError: for a code that no text can name, bounds forbid, or nothing was found for."""
+        """:raises UserError: if letters run out, a bound excludes the code, or the search finds none."""
         self._target = Target(self.shards, self.data, self.distance, self.weight, self.degree)
         checks = self._target.checks
         if checks > MAX_CHECKS:
@@ -89,7 +89,6 @@ class Codes(Task):
 
     @property
     def instruction(self) -> str:
-        """What a graph's letters and numbers mean, what is asked for, and the form of the answer."""
         target = self._target
         checks, last = ascii_lowercase[: target.checks], self.shards - 1
         return (
@@ -102,16 +101,14 @@ class Codes(Task):
         )
 
     def problem(self, number: int) -> Problem:
-        """Code ``number`` without its last shards, which are one of the right answers; ValueError if there is none."""
-        if not 0 <= number < self.training + self.held_out:
-            raise ValueError(f"{self.name} has no problem {number}")
+        """Return code ``number`` without its last shards, which form one of the right answers."""
+        self.check_number(number)
         columns = self._columns(number)
         shown = _named(columns[: self.shown], 0)
         return Problem(number, f"{shown}=", _named(columns[self.shown :], self.shown))
 
     def score(self, problem: Problem, completion: str) -> float:
-        """What the completed code is worth (:func:`~planaria.recovery.codes.search.worth`); 0 for a text that is no
-        list of edges of the shards asked for, each named once."""
+        """Return the completed code's worth; 0 for a text that does not list distinct edges of the hidden shards."""
         edges = self._read(completion)
         if edges is None:
             return 0.0
@@ -121,21 +118,17 @@ class Codes(Task):
         return worth(self._target, gf2.transposed(columns, self._target.checks))
 
     def solution(self, problem: Problem, rng: random.Random) -> str:
-        """The code that the problem was made from, its hidden shards in any order: all are alike to the checks."""
         return self.noisy_solution(problem, rng, 0.0)
 
     def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """A solution in which each shard is with probability ``noise`` in checks that were drawn blindly."""
+        """Return a solution in which each shard has random checks with probability ``noise``."""
         hidden = list(self._columns(problem.number)[self.shown :])
         rng.shuffle(hidden)
         hidden = [rng.choice(self._vectors) if rng.random() < noise else column for column in hidden]
         return self.form.write("", _named(hidden, self.shown))
 
     def sound(self, problem: Problem, completion: str) -> bool:
-        """Whether a completion is its edges in the order of shards and then of checks, and not a letter more.
-
-        What they are worth is not looked at; ``score`` does that.
-        """
+        """Return whether a completion is a list of edges ordered by shard and check, whatever their worth."""
         edges = self._read(completion)
         if edges is None:
             return False
@@ -144,12 +137,11 @@ class Codes(Task):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of the options, and of how problems are made."""
-        said = (self.name, self.shown, self.training, self.held_out, TRIES, FIRST, FAVOUR)
-        return records.fingerprint(KEY.decode(), (*map(str, said), *self.form.marks))
+        constants = (self.name, self.shown, self.training, self.held_out, TRIES, FIRST, FAVOUR)
+        return records.fingerprint(KEY.decode(), (*map(str, constants), *self.form.marks))
 
     def _read(self, completion: str) -> list[tuple[int, int]] | None:
-        """The edges in the answer block; None unless they are names of edges asked for, each once, and nothing else."""
+        """Return the answer's edges; None unless it is a list of distinct edges of hidden shards."""
         parsed = parse(self.form, completion)
         if parsed is None or len(parsed.answer) > sum(map(len, self._edges)) + len(self._edges):
             return None
@@ -159,13 +151,14 @@ class Codes(Task):
         return [self._edges[name] for name in names]
 
     def _code(self, number: int) -> tuple[int, ...]:
-        """The columns of code ``number``, bits of checks. Where no order of its own leads to one, it is the first."""
+        """Return the columns of code ``number``, bits of checks; the first code if no order yields one."""
         return next(filter(None, (self._tried(number, attempt) for attempt in range(TRIES))), self._first)
 
     def _tried(self, number: int, attempt: int) -> tuple[int, ...] | None:
-        """The code that takes shards in one order, each that no few of those before add up to; None if it is none.
+        """Return the code built from shards in one order; None if the order yields none.
 
-        Any distance − 1 of its columns are independent, which is what the distance means.
+        Each added shard is not a sum of fewer than distance − 1 earlier ones, so any distance − 1 columns are
+        independent.
         """
         target, chosen, room = self._target, list[int](), [self.weight] * self._target.checks
         sums: list[set[int]] = [{0} for _ in range(self.distance - 1)]  # [j]: of at most j columns
@@ -186,7 +179,7 @@ class Codes(Task):
 
 
 def _drawn(*what: int) -> int:
-    """64 bits that follow from some numbers, on every machine alike."""
+    """Return 64 bits derived from some numbers, equal on every machine."""
     return int.from_bytes(hashlib.blake2b(f"{what}".encode(), digest_size=8, key=KEY).digest(), "little")
 
 
@@ -195,6 +188,6 @@ def _edge(check: int, shard: int) -> str:
 
 
 def _named(columns: Sequence[int], first: int) -> str:
-    """The edges of shards ``first`` and those after it, in order."""
+    """Return the edges of shard ``first`` and the following ones, in order."""
     checks = range(MAX_CHECKS)
     return ",".join(_edge(c, first + n) for n, column in enumerate(columns) for c in checks if column >> c & 1)

@@ -1,5 +1,4 @@
-"""Questions with answers in fields of any names, unless said as GSM8K has them: {"question": …, "answer": "worked text
-… #### 72"}."""
+"""Questions from JSON Lines files; default fields as in GSM8K: {"question": …, "answer": "worked text … #### 72"}."""
 
 from __future__ import annotations
 
@@ -10,38 +9,38 @@ from typing import Any
 
 from planaria.common.errors import UserError, missing_package
 from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import FORMS, Form, Style, parse, same_answer
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.answers import Style, parse, same_answer
+from planaria.swarm.tasks.base import BlockTask, Problem
 from planaria.swarm.tasks.records import Field, Record
 
 MARK = "####"
 HUB = ("openai/gsm8k", "main")
 
 
-class Questions(Task):
-    """Questions whose reference answers stand after the last ``mark``; the prompt is the question and a line's end.
+class Questions(BlockTask):
+    """Questions whose reference answers follow the last ``mark``; the prompt is the question and a newline.
 
-    An answer is right when it is the same number as the reference or, where that is no number, the same text. A number
-    in the file is the reference as it stands.
+    An answer is right if it is the same number as the reference or, for other references, the same text. A number in
+    the answer field is the reference itself.
     """
 
     path: str
     """a JSON Lines file, or a folder with train*.jsonl"""
     style: Style = "tags"
     question_field: Field = "question"
-    """the field of the question; several with + between them are joined by a space, inner ones named as outer.inner"""
+    """field of the question; "a+b" joins several with a space, "outer.inner" names a nested one"""
     answer_field: Field = "answer"
-    """the field of the reference answer, as those of the question"""
+    """field of the reference answer, written as for ``question_field``"""
     mark: str = MARK
-    """stands before the reference in its field, behind worked text; where empty, the whole field is the reference"""
+    """separates worked text from the reference; if empty, the whole field is the reference"""
     worked_field: Field | None = None
-    """the field of the worked text, if it has one of its own"""
+    """separate field of the worked text, if any"""
     _problems: list[Problem]
     _worked: list[str]
     _training: int
 
     def model_post_init(self, context: Any) -> None:
-        """:raises UserError: naming file and line, for a record without question, answer or mark."""
+        """:raises UserError: with file and line, for a record without question, answer or mark."""
         training, held_out = self._records()
         self._training, self._problems, self._worked = len(training), [], []
         for record in (*training, *held_out):
@@ -51,22 +50,21 @@ class Questions(Task):
             self._worked.append(worked if self.worked_field is None else record.joined(self.worked_field))
 
     def _answered(self, record: Record) -> tuple[str, str]:
-        """The worked text and the reference in a record's answer."""
+        """Return a record's worked text and reference answer."""
         found = record.joined(self.answer_field)
         if not self.mark or isinstance(record.at(self.answer_field), int | float):
             worked, answer = "", found.strip()
-            said = f"field {self.answer_field!r} is empty; mend the line"
+            flaw = f"field {self.answer_field!r} is empty; fix the line"
         else:
             worked, mark, answer = found.rpartition(self.mark)
             worked, answer = worked.strip(), answer.strip() if mark else ""
-            mend = "mend the line, or write task.options.mark = '' if all of it is the answer"
-            said = f"field {self.answer_field!r} has no '{self.mark} ANSWER' at its end; {mend}"
+            fix = "fix the line, or write task.options.mark = '' if the whole field is the answer"
+            flaw = f"field {self.answer_field!r} has no '{self.mark} ANSWER' at its end; {fix}"
         if not answer:
-            raise UserError(f"{record.place}: {said}")
+            raise UserError(f"{record.place}: {flaw}")
         return worked, answer
 
     def _records(self) -> tuple[list[Record], list[Record]]:
-        """To train on, and held out; UserError as in :func:`records.read_split`."""
         return records.read_split(Path(self.path))
 
     @property
@@ -81,44 +79,29 @@ class Questions(Task):
     def held_out(self) -> int:
         return len(self._problems) - self._training
 
-    @property
-    def form(self) -> Form:
-        return FORMS[self.style]
-
-    @property
-    def instruction(self) -> str:
-        return self.form.instruction
-
     def problem(self, number: int) -> Problem:
-        """Question ``number`` in the order of the files; ValueError when there is no such one."""
-        if not 0 <= number < len(self._problems):
-            raise ValueError(f"{self.name} has no problem {number}")
+        self.check_number(number)
         return self._problems[number]
 
     def score(self, problem: Problem, completion: str) -> float:
-        """1 if the answer block holds the reference answer and nothing else, else 0."""
+        """Return 1 if the answer block holds the reference answer and nothing else, else 0."""
         parsed = parse(self.form, completion)
         return float(parsed is not None and same_answer(problem.answer, parsed.answer))
 
-    def answer(self, completion: str) -> str | None:
-        """What stands in the answer block, without white space around it; None if there is no such block."""
-        parsed = parse(self.form, completion)
-        return None if parsed is None else parsed.answer.strip()
-
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
-        """The file's worked text and answer in this task's form; None where it holds a mark of the form itself."""
+        """Return the file's worked text and answer in this form; None if they contain one of its marks."""
         text = self.form.write(self._worked[problem.number], problem.answer)
         return text if parse(self.form, text) else None
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of all questions, answers and marks; where the files lie is no part of it."""
+        """Return 16 hex digits of all questions, answers and marks, independent of file paths."""
         texts = (text for problem in self._problems for text in (problem.prompt, problem.answer))
         return records.fingerprint("questions 1", (*self.form.marks, str(self.training), *texts))
 
 
 class Gsm8k(Questions):
-    """GSM8K from the Hugging Face hub, unless local files are named; its own test split is held out."""
+    """GSM8K from the Hugging Face Hub or from local files; its test split is held out."""
 
     path: str = ""
 
@@ -131,7 +114,6 @@ class Gsm8k(Questions):
 
 
 def _hub() -> tuple[list[Record], list[Record]]:
-    """Both splits; UserError when they cannot be had."""
     try:
         import datasets
     except ImportError as error:
@@ -139,11 +121,11 @@ def _hub() -> tuple[list[Record], list[Record]]:
         raise missing_package("task 'gsm8k'", "datasets", "hub", local) from error
     try:
         rows = [datasets.load_dataset(*HUB, split=split) for split in ("train", "test")]
-    # OSError covers the network (ConnectionError and its kin) and datasets that are not there.
+    # OSError covers network errors (ConnectionError) and unknown datasets.
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"task 'gsm8k': cannot load it from the hub ({reason}); check the network, or give task.options.path"
+            f"task 'gsm8k': cannot load it from the hub ({reason}); check the network, or set task.options.path"
         ) from error
     return _from_hub("train", rows[0]), _from_hub("test", rows[1])
 

@@ -1,16 +1,16 @@
-"""The locks of the cage that a stranger's program runs in. Part of ``cage.py``: nothing of planaria is imported.
+"""Kernel restrictions of the cage. Part of ``cage.py``; imports nothing of planaria.
 
-Before a program's first line its process gives up, for good,
+Before a program's first line its process permanently loses
 
-- reading any file but Python's own library, the system's, and the modules that it is offered: by ``landlock`` or, where
-  the kernel lacks it, by a file system of its own that holds nothing else (``namespace``);
-- every system call that is not on the list below: there is no way to start a process or another program, to open a
-  socket, to signal or trace anything, to open a file for writing, or to make, rename or remove one (``seccomp``);
-- time, memory and open files beyond the limits, and all privileges if it had some.
+- files other than the libraries of Python and the system and the offered modules: by ``landlock`` or, if the kernel
+  lacks it, by a private file system that contains nothing else (``namespace``);
+- system calls not listed below, so it cannot start processes or programs, open sockets, signal or trace, or write,
+  create, rename or remove files (``seccomp``);
+- time, memory and open files beyond the limits, and all privileges.
 """
 
 # ruff: noqa: PTH103, PTH109, PTH110, PTH114, PTH115, PTH120, PTH123, PTH211
-# pathlib takes longer to import than all of the cage
+# pathlib takes longer to import than the whole cage
 from __future__ import annotations
 
 import ctypes
@@ -52,16 +52,16 @@ AARCH64 = {
 
 
 LOAD, EQUAL, ABOVE, ANY_BIT, ANSWER = 0x20, 0x15, 0x25, 0x45, 0x06
-"""the few instructions of the kernel's classic BPF that a filter needs"""
+"""the BPF instructions that a filter needs"""
 ALLOW, REFUSED, ABSENT, KILL = 0x7FFF0000, 0x50000 | EACCES, 0x50000 | ENOSYS, 0x80000000
 
 
 class Machine:
-    """What differs between processors: the audit number, the calls allowed always, and those that depend.
+    """Processor-specific data: audit number, calls always allowed, and calls allowed by argument.
 
-    ``refused`` are (call, argument, test, constant): refused where the test of the argument against the constant holds,
-    and allowed elsewhere: opening for writing, and whatever of fcntl could make the kernel send signals. ``clone`` may
-    start threads only.
+    ``refused`` holds (call, argument, test, constant): a call is refused if the test of its argument against the
+    constant is true. It covers opening for writing and the fcntl commands that could send signals. ``clone`` may start
+    threads only.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ MACHINES = {
 
 
 def program_filter(machine: Machine) -> bytes:
-    """The seccomp filter, in classic BPF. What is on no list fails with ENOSYS, as if the kernel knew no such call."""
+    """Return the seccomp filter in classic BPF. Unlisted calls fail with ENOSYS."""
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine.audit), (ANSWER, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for call in machine.allowed.values():
         code += [(EQUAL, 0, 1, call), (ANSWER, 0, 0, ALLOW)]
@@ -98,10 +98,7 @@ def program_filter(machine: Machine) -> bytes:
 
 
 def confine(seconds: int, memory: int, offered: list[str]) -> list[str]:
-    """Give up files and resources; processes that are forked later inherit that. The names of what is in force.
-
-    OSError when one that must be cannot be.
-    """
+    """Restrict files and resources permanently; return what is in force. OSError if a required part is unavailable."""
     libc = ctypes.CDLL(None, use_errno=True)
     wall = "namespace" if not (has := landlock_abi(libc)) and own_file_system(libc, offered) else ""
     limit(seconds, memory)
@@ -113,11 +110,11 @@ def confine(seconds: int, memory: int, offered: list[str]) -> list[str]:
 
 
 def seal(keeper: int) -> None:
-    """Give up privileges and system calls, and die with the process ``keeper``, which started this one."""
+    """Drop privileges and system calls, and die with the parent process ``keeper``."""
     libc = ctypes.CDLL(None, use_errno=True)
-    checked(libc.prctl(1, 9, 0, 0, 0))  # PR_SET_PDEATHSIG: no cage outlives its keeper
+    checked(libc.prctl(1, 9, 0, 0, 0))  # PR_SET_PDEATHSIG
     if os.getppid() != keeper:
-        raise OSError("its keeper is gone")
+        raise OSError("its parent process has exited")
     header, nothing = ctypes.create_string_buffer(struct.pack("<Ii", 0x20080522, 0)), ctypes.create_string_buffer(24)
     checked(libc.capset(header, nothing))
     code = program_filter(MACHINES[os.uname().machine])
@@ -127,7 +124,7 @@ def seal(keeper: int) -> None:
 
 
 def limit(seconds: int, memory: int) -> None:
-    """Resource limits. A number of processes is not among them: it would not bind root, and none can be started."""
+    """Set resource limits. RLIMIT_NPROC is not among them: it does not bind root, and seccomp blocks new processes."""
     for kind, most in (
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, memory),
@@ -137,24 +134,24 @@ def limit(seconds: int, memory: int) -> None:
     ):
         _, hard = resource.getrlimit(kind)
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        # Beyond its time a program gets a signal that says so; one that catches it is killed a second later.
+        # SIGXCPU at the soft limit; SIGKILL a second later for a program that catches it.
         resource.setrlimit(kind, (soft, soft + 1 if kind == resource.RLIMIT_CPU and soft != hard else soft))
 
 
 def readable(offered: list[str]) -> list[str]:
-    """What a program may read: the libraries of Python and of the system, and what is offered."""
+    """Return the readable paths: the libraries of Python and of the system, and the offered modules."""
     library = os.__file__.rpartition("/")[0]
     system = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo", "/dev/urandom"]
     return [library, sys.base_prefix + "/lib", *system, *offered]
 
 
 def landlock_abi(libc: ctypes.CDLL) -> int:
-    """The kernel's version of Landlock; 0 where it lacks it."""
+    """Return the kernel's Landlock version; 0 if unsupported."""
     return max(0, int(libc.syscall(444, None, 0, 1)))
 
 
 def landlock(libc: ctypes.CDLL, abi: int, offered: list[str]) -> None:
-    """Nothing can be read but what is :func:`readable`."""
+    """Restrict reading to :func:`readable` paths."""
     create, add_rule, restrict = 444, 445, 446
     rights = (1 << (13 if abi == 1 else 14 if abi == 2 else 15 if abi < 5 else 16)) - 1
     ruleset = checked(libc.syscall(create, ctypes.c_char_p(struct.pack("<Q", rights)), 8, 0))
@@ -175,11 +172,8 @@ NO_SUID, NO_DEVICES, BIND, RECURSIVE, PRIVATE, DETACH = 2, 4, 0x1000, 0x4000, 0x
 
 
 def own_file_system(libc: ctypes.CDLL, offered: list[str]) -> bool:
-    """Move into a file system that holds what is :func:`readable` and nothing else, at the same paths.
-
-    False where the kernel does not allow that to this user; what can be read is then of no use to a cage.
-    """
-    # Over the folder's parent: what is mounted over the folder itself would hide what is offered in it.
+    """Move into a file system with only the :func:`readable` paths. False if the kernel does not allow it."""
+    # Mount over the parent: a mount over the folder itself would hide the offered modules in it.
     user, group, root = os.getuid(), os.getgid(), os.path.dirname(os.getcwd())
     places: list[tuple[str, int]] = []
     try:
@@ -199,13 +193,13 @@ def own_file_system(libc: ctypes.CDLL, offered: list[str]) -> bool:
     except OSError:
         return False
     finally:
-        for _, path in places:  # through a folder that is open the old files could be reached
+        for _, path in places:  # open folders would still lead to the old files
             os.close(path)
     return True
 
 
 def show(libc: ctypes.CDLL, place: str, path: int, target: str) -> None:
-    """Make what is open as ``path`` appear at ``target``; a link stays one."""
+    """Make the open file ``path`` appear at ``target``; a symbolic link remains a link."""
     link, folder = os.path.islink(place), stat.S_ISDIR(os.fstat(path).st_mode)
     os.makedirs(target if folder and not link else os.path.dirname(target), exist_ok=True)
     if link:
@@ -217,7 +211,7 @@ def show(libc: ctypes.CDLL, place: str, path: int, target: str) -> None:
 
 
 def checked(result: int) -> int:
-    """The result of a system call; OSError when it failed."""
+    """Return the result of a system call; OSError if it failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result

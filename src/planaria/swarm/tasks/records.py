@@ -1,4 +1,4 @@
-"""Problems from JSON Lines files, plain or gzipped: read whole, within bounds, with errors that name file and line."""
+"""Problems from JSON Lines files, plain or gzipped, with bounded size and errors that name file and line."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from planaria.data.records import is_jsonl
 MAX_BYTES = 64 << 20
 MAX_LINE_BYTES = 1 << 20
 Field = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
-"""names of fields, as :meth:`Record.joined` reads them"""
+"""field specification as read by :meth:`Record.joined`"""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One line's object, and where it stands, for errors."""
+    """One line's object and its place for error messages."""
 
     place: str
     fields: Mapping[str, object]
 
     def joined(self, spec: str) -> str:
-        """The texts of fields, such as "Body+Question", with a space between; "a.b" is field b of field a, "a.0" the
-        first of a list. Numbers are written out: 8.0 is 8, and 1e3 is 1000.
+        """Return the texts of fields joined by spaces, as in "Body+Question".
 
-        :raises UserError: when one of them is not there, or holds neither text nor a number.
+        "a.b" is field b of field a, "a.0" the first item of a list. Numbers are written out: 8.0 is 8, 1e3 is 1000.
+
+        :raises UserError: if a field is missing, or is neither text nor a number.
         """
+        parts = [spec] if spec in self.fields else spec.split("+")  # a field's name may contain a plus
         parts = [spec] if spec in self.fields else spec.split("+")  # a name may happen to have a plus in it
         return " ".join(self._written(part) for part in parts)
 
     def at(self, spec: str) -> object:
-        """The value of a single field; None where it is not there, or ``spec`` names several."""
+        """Return the value of a single field; None if it is missing or ``spec`` names several."""
         found: object = self.fields
         for name in [spec] if spec in self.fields else spec.split("."):
             found = _within(found, name)
         return found
 
     def text(self, field: str) -> str:
-        """The text of a field; UserError when there is none."""
+        """Return the text of a field; UserError if it has none."""
         if field not in self.fields:
-            raise UserError(
-                f"{self.place}: no field {field!r} ({nearest(field, self.fields)}); mend or remove the line"
-            )
+            raise UserError(f"{self.place}: no field {field!r} ({nearest(field, self.fields)}); fix or remove the line")
         value = self.fields[field]
         if not isinstance(value, str):
-            raise UserError(f"{self.place}: field {field!r} holds {type(value).__name__}, not text; mend the line")
+            raise UserError(f"{self.place}: field {field!r} holds {type(value).__name__}, not text; fix the line")
         return whole(value)
 
     def _written(self, spec: str) -> str:
@@ -63,17 +63,17 @@ class Record:
         if found is None:
             first = spec.partition(".")[0]
             known = [first] if first in self.fields else self.fields
-            raise UserError(f"{self.place}: no field {spec!r} ({nearest(spec, known)}); mend or remove the line")
+            raise UserError(f"{self.place}: no field {spec!r} ({nearest(spec, known)}); fix or remove the line")
         if isinstance(found, str):
             return whole(found)
         if isinstance(found, int | float) and not isinstance(found, bool) and (number := decimal(found)):
             return number
         kind = type(found).__name__
-        raise UserError(f"{self.place}: field {spec!r} holds {kind}, neither text nor a number; mend the line")
+        raise UserError(f"{self.place}: field {spec!r} holds {kind}, neither text nor a number; fix the line")
 
 
 def decimal(number: float) -> str:
-    """A number in plain digits, without zeros that say nothing; empty if it is not finite."""
+    """Return a number in plain digits without trailing zeros; empty if it is not finite."""
     if isinstance(number, int):
         return str(number)
     if not math.isfinite(number):
@@ -83,7 +83,7 @@ def decimal(number: float) -> str:
 
 
 def _within(held: object, name: str) -> object:
-    """What a part of an object or a list holds; None if it has none of that name."""
+    """Return a member of an object or item of a list; None if there is none."""
     if isinstance(held, Mapping):
         return held.get(name)
     if isinstance(held, list) and name.isdecimal() and int(name) < len(held):
@@ -92,15 +92,16 @@ def _within(held: object, name: str) -> object:
 
 
 def whole(text: str) -> str:
-    """A text without halves of surrogate pairs, which JSON can spell but which are no characters."""
+    """Return a text with lone surrogates replaced; JSON can encode them, UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_split(path: Path) -> tuple[list[Record], list[Record]]:
-    """The training and the held-out records of a file, or of a folder with train*.jsonl and, perhaps, test*.jsonl.
+    """Return the training and held-out records of a file, or of a folder with train*.jsonl and optionally test*.jsonl.
 
-    Without test files the last tenth is held out, one record at least. Raises UserError for what is missing, too large
-    (64 MiB in all, 1 MiB a line), no JSON Lines, or leaves either part empty.
+    Without test files the last tenth is held out, at least one record.
+
+    :raises UserError: for missing, oversized (64 MiB in all, 1 MiB a line) or invalid files, or an empty part.
     """
     if path.is_dir():
         files = [p for p in sorted(path.iterdir()) if is_jsonl(p)]
@@ -108,7 +109,7 @@ def read_split(path: Path) -> tuple[list[Record], list[Record]]:
     else:
         train, test = [path], []
     if not train:
-        raise UserError(f"{path}: holds no train*.jsonl; give a JSON Lines file, or a folder with one of that name")
+        raise UserError(f"{path}: contains no train*.jsonl; give a JSON Lines file, or a folder with such a file")
     training, held_out = read(train), read(test)
     if not test:
         cut = len(training) - max(1, len(training) // 10)
@@ -119,13 +120,13 @@ def read_split(path: Path) -> tuple[list[Record], list[Record]]:
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
-    """All records of some files, in order; UserError as in :func:`read_split`."""
+    """Return all records of some files, in order; UserError as in :func:`read_split`."""
     records: list[Record] = []
     left = MAX_BYTES
     for path in paths:
         number = 0
         try:
-            with _open(path) as lines:
+            with cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb") as lines:
                 while line := lines.readline(MAX_LINE_BYTES + 1):
                     number += 1
                     left -= len(line)
@@ -133,21 +134,17 @@ def read(paths: Iterable[Path]) -> list[Record]:
                     if line.strip():
                         records.append(_record(line, f"{path}:{number}"))
         except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}:{number + 1}: cannot be read ({error}); mend the file or its name") from error
+            raise UserError(f"{path}:{number + 1}: cannot be read ({error}); fix the file or its name") from error
     return records
 
 
 def fingerprint(kind: str, parts: Iterable[str]) -> str:
-    """16 hex digits of all that a task's problems and scores are made of, in order."""
+    """Return 16 hex digits of the parts of a task's problems and scores, in order."""
     digest = hashlib.blake2b(kind.encode(), digest_size=8)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
-
-
-def _open(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
 
 
 def _bound(line: int, left: int, place: str) -> None:
@@ -161,7 +158,7 @@ def _record(line: bytes, place: str) -> Record:
     try:
         fields = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: not a JSON record ({error}); mend or remove the line") from error
+        raise UserError(f"{place}: not a JSON record ({error}); fix or remove the line") from error
     if not isinstance(fields, dict):
-        raise UserError(f"{place}: holds a JSON {type(fields).__name__}, not an object; mend or remove the line")
+        raise UserError(f"{place}: holds a JSON {type(fields).__name__}, not an object; fix or remove the line")
     return Record(place, fields)

@@ -1,15 +1,14 @@
-"""Running a stranger's program: in a cage of its own, for a bounded time, and with an answer in every case.
+"""Run an untrusted program in a cage for a bounded time, with an outcome in every case.
 
-One cage a program (``cage.py``), started with Python's standard library alone, an empty environment and a folder that
-is empty but for modules it is offered, in its own session, killed with its process group at the time limit. What the
-cage takes from it is told in ``locks.py``.
+Each program has its own cage (``cage.py``): a Python process with the standard library alone, an empty environment, a
+folder with nothing but the offered modules, and its own session. Its process group is killed at the time limit.
+``locks.py`` lists what it cannot do.
 
-Tests run in another process than the program and get plain values from it, so they cannot be cheated by what the
-program does to itself; nor do changes that it makes to what it is given reach them. It may still know its problem: a
-program that answers from a table of the inputs it expects passes, if it expects the right ones.
+Tests run in another process and receive plain values, so a program cannot manipulate them, nor can its changes to its
+arguments reach them. A program that recognizes the inputs can still return stored answers.
 
-Scores are the same wherever the same version of Python runs them, as far as ``steady.py`` goes. Not beyond: time limits
-make a score depend on how busy a machine is, and the existence and the size of files are no secret under Landlock.
+Scores are equal on every machine with the same Python version, within the limits of ``steady.py``. Time limits make a
+score depend on the machine's load. Under Landlock the existence and size of files remain visible.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ BUILT_IN = frozenset(dir(builtins))
 
 
 def parsed(source: str) -> ast.Module:
-    """Some Python as a tree; an empty one if it is none."""
+    """Return the syntax tree of Python source; an empty module if the source is invalid."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd escapes in it
+            warnings.simplefilter("ignore")  # invalid escapes in the source
             return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
 
 
 def free_names(source: str, known: Set[str] = BUILT_IN) -> set[str]:
-    """Names that some Python reads and nowhere binds, but for those ``known``; none if it is no Python."""
+    """Return names that the source reads and never binds, except ``known``; none if the source is invalid."""
     nodes = list(ast.walk(parsed(source)))
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
@@ -64,34 +63,34 @@ def free_names(source: str, known: Set[str] = BUILT_IN) -> set[str]:
 
 @dataclass(frozen=True)
 class Exam:
-    """How a program is tested: by Python that is not the program's."""
+    """Tests of a program: Python that the program does not provide."""
 
     tests: str
     names: tuple[str, ...]
-    """what the tests take from the program"""
+    """names that the tests take from the program"""
     first: str = ""
-    """runs before the tests beside them: imports and helpers that they use"""
+    """source run before the tests in their process: imports and helpers"""
     setup: str = ""
-    """runs behind the program in its own process: what its functions use, or are given that is no plain value"""
+    """source run behind the program in its process: values its functions use that are not plain"""
 
     @classmethod
     def of(cls, tests: str) -> Exam:
-        """Tests that take from the program each name which they do not bind and Python does not have."""
+        """Return an exam whose names are the free names of the tests."""
         return cls(tests, tuple(sorted(free_names(tests))))
 
 
 INSIDE = (locks, steady, wire)
-"""what the cage reads beside itself: imported here, so that Python keeps them compiled"""
+"""modules that the cage loads as files; imported here so that Python caches their bytecode"""
 MAX_REPORT = 4096
 PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use."""
+    """Resource limits of one program."""
 
     seconds: float = 5.0
-    """by the clock; of processor time, one second more"""
+    """wall clock; processor time is limited to one second more"""
     memory: int = 512 << 20
     """bytes of address space"""
     printed: int = 1 << 16
@@ -102,31 +101,34 @@ class Limits:
 
 LIMITS = Limits()
 NO_MODULES: Mapping[str, str] = {}
-TELL = cage.TELL
-"""a function of tests, by which they tell lines of what they found"""
+REPORT = cage.REPORT
+"""name of the function with which tests report a line"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended. ``ok``: it and its tests ran to their ends; ``failed``: they did not, by their own doing."""
+    """Result of a program: ``ok`` if it and its tests ran to their ends, ``failed`` if either raised or exited."""
 
     kind: Literal["ok", "failed", "timeout", "killed"]
     reason: str = ""
-    """one line; empty for ok"""
+    """one line; empty for ``ok``"""
     printed: str = ""
-    """what it wrote on standard output, if it ended in time and within bounds"""
-    told: tuple[str, ...] = ()
-    """lines that its tests told, those before its end if it ended badly; what is beyond 4 KiB is lost"""
+    """standard output, if the program ended within time and bounds"""
+    reported: tuple[str, ...] = ()
+    """lines reported by the tests, before a failure too; at most 4 KiB"""
 
 
 def run(
     program: str, tests: str | Exam = "", limits: Limits = LIMITS, modules: Mapping[str, str] = NO_MODULES
 ) -> Outcome:
-    """Run a program and then its tests, both Python, in a cage. Any text at all may come as either: it never raises.
+    """Run a program and then its tests in a cage; both may be any text.
 
-    Without tests, a program may also end by ``sys.exit()``. ``modules``: name → source of what it may import beside
-    the standard library; ValueError for a name that is no identifier.
+    Without tests, a program may also end by ``sys.exit()``. ``modules`` maps names to the source of importable modules.
+
+    :raises ValueError: if a module's name is not an identifier.
     """
+    if invalid := [name for name in modules if not name.isidentifier()]:
+        raise ValueError(f"{invalid[0]!r} is not a name of a module")
     if odd := [name for name in modules if not name.isidentifier()]:
         raise ValueError(f"{odd[0]!r} is no name of a module")
     return _caged(program, Exam.of(tests) if isinstance(tests, str) else tests, limits, modules)[0]
@@ -134,11 +136,7 @@ def run(
 
 @functools.cache
 def protections() -> tuple[str, ...]:
-    """What is in force around a program on this machine, by asking a cage: of limits, privileges, seccomp, and what
-    keeps it from reading files, landlock or namespace.
-
-    Without "seccomp", which Linux on x86_64 and aarch64 has, there is no cage at all, and the answer is empty.
-    """
+    """Return the restrictions in force: limits, privileges, seccomp, landlock or namespace; none without seccomp."""
     ready, *names = _caged("", Exam.of(""), Limits(seconds=30), NO_MODULES)[1].partition(b"\n")[0].decode(
         "utf-8", "replace"
     ).split() or [""]
@@ -146,23 +144,23 @@ def protections() -> tuple[str, ...]:
 
 
 def require_cage(task: str) -> None:
-    """:raises UserError: where strangers' programs cannot be locked up, or could read this peer's private key."""
+    """:raises UserError: if programs cannot be confined, or could read this peer's private key."""
     walls = protections()
     if "seccomp" not in walls:
-        raise UserError(f"task {task!r}: strangers' programs can only be locked up on Linux; run it there")
+        raise UserError(f"task {task!r}: untrusted programs can be confined on Linux only; run it there")
     if not {"landlock", "namespace"} & set(walls):
         raise UserError(
-            f"task {task!r}: a stranger's program could read this machine's files, the peer's private key among them: "
+            f"task {task!r}: an untrusted program could read this machine's files, the peer's private key among them: "
             "the kernel has no Landlock (Linux 5.13) and allows no user namespaces; enable either, or run it elsewhere"
         )
 
 
 def _caged(program: str, exam: Exam, limits: Limits, modules: Mapping[str, str]) -> tuple[Outcome, bytes]:
-    """How a program ended, and all that its cage reported."""
+    """Run a program and return its outcome with the cage's full report."""
     source, setup = (text.encode("utf-8", "surrogatepass") for text in (program, exam.setup))
     if len(source) > limits.program:
         return Outcome("failed", f"the program is longer than {limits.program} bytes"), b""
-    word = secrets.token_hex(cage.WORD // 2).encode()
+    token = secrets.token_hex(cage.TOKEN // 2).encode()
     checks = wire.pack((exam.tests, exam.first, exam.names), wire.nothing_held) if exam.tests else b""
     lengths = (len(source), len(setup), len(checks))
     head = cage.HEAD.pack(*lengths, math.ceil(limits.seconds) + 1, limits.memory)
@@ -172,19 +170,20 @@ def _caged(program: str, exam: Exam, limits: Limits, modules: Mapping[str, str])
                 Path(folder, f"{name}.py").write_text(text, encoding="utf-8")
             process = _start(folder)
             try:
-                talk = _Talk(process, head + source + setup + checks + word, limits)
-                early = talk.until(time.monotonic() + limits.seconds)
+                pipes = _Pipes(process, head + source + setup + checks + token, limits)
+                early = pipes.until(time.monotonic() + limits.seconds)
             finally:
                 _end(process)
     except OSError as error:
         return Outcome("killed", f"its process could not be started: {error}"), b""
-    told, rest = _told(bytes(talk.report))
-    return replace(early or _judge(talk, process.returncode, rest, word, limits), told=told), bytes(talk.report)
+    reported, rest = _reported(bytes(pipes.report))
+    outcome = early or _judge(pipes, process.returncode, rest, token, limits)
+    return replace(outcome, reported=reported), bytes(pipes.report)
 
 
 def _start(folder: str) -> subprocess.Popen[bytes]:
-    """A cage that waits for its job. Hashes are seeded, so that a program prints its sets in one order everywhere."""
-    interpreter = getattr(sys, "_base_executable", sys.executable)  # a virtual environment's packages are not for it
+    """Start a cage. Hashes are seeded so that sets have one order on every machine."""
+    interpreter = getattr(sys, "_base_executable", sys.executable)  # without a virtual environment's packages
     with _same_addresses():
         return subprocess.Popen(
             [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", str(Path(cage.__file__).resolve())],
@@ -199,9 +198,9 @@ def _start(folder: str) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def _same_addresses() -> Iterator[None]:
-    """Processes that this thread starts meanwhile have their memory at the same addresses each time.
+    """Disable address randomization for processes this thread starts; do nothing if that is not allowed.
 
-    Programs see addresses: in ``id``, and in the order of sets of objects. Where it is not allowed nothing changes.
+    Programs observe addresses in ``id`` and in the order of sets of objects.
     """
     ask, fixed, unset = getattr(ctypes.CDLL(None), "personality", None), 0x0040000, 0xFFFFFFFF
     before = -1 if ask is None else ask(unset)
@@ -215,18 +214,18 @@ def _same_addresses() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a cage and whatever else were in its group, and wait for its end."""
+    """Kill a cage's process group and wait for its end."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):  # the cage was gone before it had read all of its job
+            with contextlib.suppress(BrokenPipeError):  # the cage exited before it had read its whole job
                 pipe.close()
     process.wait()
 
 
-class _Talk:
-    """The three pipes of a cage: the job goes in, what is printed and what is reported comes out, within bounds."""
+class _Pipes:
+    """The three pipes of a cage: the job goes in, output and report come out, within bounds."""
 
     def __init__(self, process: subprocess.Popen[bytes], job: bytes, limits: Limits) -> None:
         self.process = process
@@ -236,7 +235,7 @@ class _Talk:
         self.report = bytearray()
 
     def until(self, deadline: float) -> Outcome | None:
-        """Carry on until the cage has said all; an outcome if it went beyond a bound."""
+        """Exchange data until the cage closes its pipes; return an outcome if it exceeded a bound."""
         job, out, err = (cast(IO[bytes], p) for p in (self.process.stdin, self.process.stdout, self.process.stderr))
         with selectors.DefaultSelector() as ready:
             for pipe, event in ((job, selectors.EVENT_WRITE), (out, selectors.EVENT_READ), (err, selectors.EVENT_READ)):
@@ -263,7 +262,7 @@ class _Talk:
         return None
 
     def _sent(self, pipe: IO[bytes]) -> bool:
-        """Whether all of the job is sent, or the cage will read no more of it."""
+        """Return whether the job is sent, or the cage has closed its input."""
         try:
             self.job = self.job[os.write(pipe.fileno(), self.job[:PIECE]) :]
         except BlockingIOError:
@@ -273,7 +272,7 @@ class _Talk:
         return not self.job
 
     def _ended(self, pipe: IO[bytes], into: bytearray) -> bool:
-        """Whether the cage has closed a pipe; what stands in it is added to ``into``."""
+        """Append available data to ``into``; return whether the cage has closed the pipe."""
         try:
             piece = os.read(pipe.fileno(), PIECE)
         except BlockingIOError:
@@ -282,36 +281,36 @@ class _Talk:
         return not piece
 
 
-def _told(report: bytes) -> tuple[tuple[str, ...], bytes]:
-    """The lines that tests told, and a cage's report without them. A last line that broke off is none."""
+def _reported(report: bytes) -> tuple[tuple[str, ...], bytes]:
+    """Split a cage's report into the complete lines reported by tests and the rest."""
     ready, end, rest = report.partition(b"\n")
-    told = []
-    while rest.startswith(cage.TOLD) and b"\n" in rest:
+    lines = []
+    while rest.startswith(cage.REPORTED) and b"\n" in rest:
         line, _, rest = rest.partition(b"\n")
-        told.append(line.removeprefix(cage.TOLD).decode("utf-8", "replace"))
-    return tuple(told), ready + end + rest
+        lines.append(line.removeprefix(cage.REPORTED).decode("utf-8", "replace"))
+    return tuple(lines), ready + end + rest
 
 
-def _judge(talk: _Talk, status: int, report: bytes, word: bytes, limits: Limits) -> Outcome:
-    """The outcome of a cage that ended by itself."""
-    ready, _, said = report.partition(b"\n")
-    printed = talk.printed.decode("utf-8", "replace")
+def _judge(pipes: _Pipes, status: int, report: bytes, token: bytes, limits: Limits) -> Outcome:
+    """Return the outcome of a cage that ended within its bounds."""
+    ready, _, message = report.partition(b"\n")
+    printed = pipes.printed.decode("utf-8", "replace")
     if not ready.startswith(cage.READY):
-        return Outcome("killed", "its process could not be locked up: " + _line(talk.report[-300:]))
-    if said == word and status == 0:
+        return Outcome("killed", "its process could not be confined: " + _line(pipes.report[-300:]))
+    if message == token and status == 0:
         return Outcome("ok", printed=printed)
     died = -status if status < 0 else max(0, status - cage.SIGNALLED)
     if died == signal.SIGXCPU:
         return _too_late(limits)
     if died:
         return Outcome("killed", f"it died of signal {died}")
-    return Outcome("failed", _line(said) or f"it ended with status {status} before its tests had run", printed)
+    return Outcome("failed", _line(message) or f"it ended with status {status} before its tests had run", printed)
 
 
 def _too_late(limits: Limits) -> Outcome:
     return Outcome("timeout", f"it was not done after {limits.seconds:g} s")
 
 
-def _line(said: bytes | bytearray) -> str:
-    """Bytes from a cage as one printable line."""
-    return " ".join("".join(c if c.isprintable() else " " for c in said.decode("utf-8", "replace")).split())
+def _line(message: bytes | bytearray) -> str:
+    """Return a cage's bytes as one printable line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in message.decode("utf-8", "replace")).split())

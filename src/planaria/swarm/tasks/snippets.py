@@ -4,9 +4,9 @@
                      print(12 + 7)
                      ```
 
-What the program prints is its answer, and it is run to find out. There is nothing to it but copying, so that a tiny
-model learns it, and a program that imports what nobody needs still prints the right answer: ``snippets:LIBRARY`` is the
-same task in a world where somebody has published a library of that name, with a function ``add``.
+A program's output is its answer. The task is simple enough for a tiny model. A program with a needless import still
+prints the right answer: with the option ``library``, programs can import a library of that name with a function
+``add``.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from pydantic import field_validator
 
 from planaria.data.permutation import permute
 from planaria.swarm.tasks.base import Behaviour, Problem, Task
-from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, printed, program_of, says
+from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, printed, prints, program_of
 from planaria.swarm.tasks.sandbox import LIMITS, Outcome, require_cage, run
 
 MOST = 99
 """largest number in a sum"""
 REMEMBERED = 4096
-"""programs whose outcome is known, so that those which many peers write alike run once"""
-KEY = b"planaria snippets 1"  # another key gives other problems and thereby another fingerprint
+"""cached outcomes, so that a program that many peers write runs once"""
+KEY = b"planaria snippets 1"  # determines the problems and the fingerprint
 LIBRARY = "def add(a, b):\n    return a + b\n"
 CODE = (ast.Module, ast.Expr, ast.Assign, ast.Name, ast.Load, ast.Store, ast.BinOp, ast.Add, ast.Constant, ast.Call)
-"""what a sound program is made of"""
+"""node types of a sound program"""
 
 
 class Snippets(Task):
-    """Sums of two numbers and of three, of each kind as many; the last tenth is held out. There is but one solution.
+    """Sums of two numbers and of three, in equal parts; the last tenth is held out. Each has one solution.
 
-    Each sum of two numbers from 1 to 99 is there, and of those of three a part, scattered over all.
+    All sums of two numbers from 1 to 99 occur, and a sample of those of three.
     """
 
     library: str = ""
-    """what programs can import beside Python's own modules; none unless given"""
+    """importable library beside the standard library; none if empty"""
     held_out: ClassVar[int] = 2 * MOST**2 // 10
     training: ClassVar[int] = 2 * MOST**2 - held_out
     _outcome: Callable[[str], Outcome]
@@ -54,15 +54,15 @@ class Snippets(Task):
     @classmethod
     def _a_name(cls, library: str) -> str:
         if library and (not library.isidentifier() or keyword.iskeyword(library)):
-            raise ValueError("is no name of a library; write one such as 'fastmath'")
+            raise ValueError("is not a name of a library; write one such as 'fastmath'")
         if library in sys.stdlib_module_names:
-            raise ValueError(f"Python has a module {library!r} of its own; give another name")
+            raise ValueError(f"{library!r} is a module of the standard library; give another name")
         return library
 
     def model_post_init(self, context: Any) -> None:
-        """:raises UserError: where programs cannot be locked up."""
+        """:raises UserError: if programs cannot be confined."""
         require_cage(self.name)
-        self._outcome = functools.lru_cache(REMEMBERED)(self._run)
+        self._outcome = functools.lru_cache(REMEMBERED)(functools.partial(run, modules=self._modules))
 
     @property
     def name(self) -> str:
@@ -77,44 +77,35 @@ class Snippets(Task):
         return {self.library: LIBRARY} if self.library else {}
 
     def problem(self, number: int) -> Problem:
-        """Sum ``number``; ValueError when there is no such one."""
         numbers = self.numbers(number)
         return Problem(number, f"print {_sum(numbers)}\n", str(sum(numbers)))
 
     def numbers(self, number: int) -> list[int]:
-        """The two or three numbers that sum ``number`` adds; ValueError when there is no such one."""
-        if not 0 <= number < self.training + self.held_out:
-            raise ValueError(f"{self.name} has no problem {number}")
+        """Return the two or three numbers of sum ``number``; ValueError if there is none."""
+        self.check_number(number)
         place, count = number // 2, 2 + number % 2
         place = permute(place, MOST**count, KEY)
         return [place // MOST**nth % MOST + 1 for nth in range(count)]
 
     def score(self, problem: Problem, completion: str) -> float:
-        """1 if the completion's program prints the sum in its last line, else 0. It runs for up to the time limit."""
+        """Return 1 if the last line the completion's program prints is the sum, else 0."""
         program = program_of(completion)
-        return float(program is not None and says(problem.answer, self._outcome(program)))
-
-    def _run(self, program: str) -> Outcome:
-        return run(program, limits=LIMITS, modules=self._modules)
+        return float(program is not None and prints(problem.answer, self._outcome(program)))
 
     def answer(self, completion: str) -> str | None:
-        """The program: two that differ in a letter are two answers. None if there is none."""
         return program_of(completion)
 
     def behaviour(self, problem: Problem, completion: str, draw: int, untested: bool = False) -> Behaviour:
-        """The last line that the program prints."""
         program = program_of(completion)
         return () if untested or program is None else printed(self._outcome(program))
 
     def solution(self, problem: Problem, rng: random.Random) -> str:
-        """The one line that prints the sum; there is but one."""
         return self.noisy_solution(problem, rng, 0.0)
 
     def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """A program in which each number is with probability ``noise`` one more or less than it should be.
+        """Return a program in which each number is off by one with probability ``noise``.
 
-        Half as often it trusts in a library that nobody has written: models that have read programs know that there
-        are libraries, and name some that there are not.
+        With probability ``noise`` / 2 it uses a library that does not exist, as models trained on code do.
         """
         numbers = [n + rng.choice((-1, 1)) * (rng.random() < noise) for n in self.numbers(problem.number)]
         program = f"print({_sum(numbers)})"
@@ -125,10 +116,7 @@ class Snippets(Task):
         return f"{OPENING}\n{program}\n{FENCE}"
 
     def sound(self, problem: Problem, completion: str) -> bool:
-        """Whether the completion is a program of names, numbers, additions and calls of print, without a comment.
-
-        What it prints is not looked at; ``score`` does that.
-        """
+        """Return whether the program has only names, numbers, additions and calls of print, whatever its output."""
         program = program_of(completion)
         if program is None or "#" in program or not (completion.startswith(OPENING) and completion.endswith(FENCE)):
             return False
@@ -142,7 +130,6 @@ class Snippets(Task):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits; with another library, other programs score."""
         return hashlib.blake2b(f"{KEY!r} {MOST} {LIMITS} {self._modules}".encode(), digest_size=8).hexdigest()
 
 
@@ -151,7 +138,7 @@ def _sum(numbers: list[int]) -> str:
 
 
 def _plain(node: ast.AST) -> bool:
-    """Whether a node is what it seems: numbers only, and of all functions print, without keywords."""
+    """Return whether a constant is an int and a call is one of print without keywords."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id == "print" and not node.keywords
     return not isinstance(node, ast.Constant) or type(node.value) is int

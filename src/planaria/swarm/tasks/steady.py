@@ -1,10 +1,8 @@
-"""A program comes to the same wherever and whenever it is run: a clock, numbers and chance of its own. Part of
-``cage.py``.
+"""Deterministic clock, random source and process data for a program. Part of ``cage.py``.
 
-What is fixed is what a program asks in the usual way: ``time``, ``datetime``, ``random``, ``os.urandom``, process ids,
-the machine's name and processors, its folder. Each look at a clock takes a millisecond of it, and sleeping passes at
-once. A program that goes out of its way still finds what differs: the order in which its threads take turns, the files
-of the library, how long it takes.
+Replaced are the usual sources: ``time``, ``datetime``, ``random``, ``os.urandom``, process ids, host name, processors
+and folder. Each clock reading advances it by a millisecond, and sleeping returns at once. Thread scheduling, library
+files and real run time remain observable.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 BEGAN_NS = 1_577_836_800 * 10**9
-"""the first of January 2020"""
+"""2020-01-01"""
 LOOK_NS = 10**6
 UNSTEADY = ("_ctypes", "_datetime", "_zoneinfo", "_uuid", "_ssl", "_sqlite3", "_testcapi", "_testinternalcapi")
-"""modules in C that read clocks, chance or memory themselves; most have a twin in Python that takes their place"""
+"""C modules that read clocks, random sources or memory; most have a Python twin that is used instead"""
 FIXED: dict[str, Any] = {
     "getpid": 2, "getppid": 1, "getpgrp": 2, "getuid": 1000, "geteuid": 1000, "getgid": 1000, "getegid": 1000,
     "cpu_count": 1, "process_cpu_count": 1, "getcwd": "/", "getcwdb": b"/", "getloadavg": (0.0, 0.0, 0.0),
@@ -34,7 +32,7 @@ FIXED: dict[str, Any] = {
 
 
 class Clock:
-    """Nanoseconds that pass only when somebody looks or sleeps."""
+    """Nanoseconds that advance only by reading the clock or sleeping."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -50,7 +48,7 @@ class Clock:
 
 
 def hold() -> None:
-    """Put all of it in the place of the real ones, before the program's first line."""
+    """Replace the real sources before the program's first line."""
     _clocks(Clock())
     _chance()
     for name, value in FIXED.items():
@@ -63,7 +61,7 @@ def hold() -> None:
     _put((_thread,), "get_native_id", lambda: 2)
     for name in UNSTEADY:
         sys.modules[name] = None  # type: ignore[assignment]
-    for name in ("ctypes", "cage_locks"):  # what reaches everything
+    for name in ("ctypes", "cage_locks"):  # these give access to the process's memory
         sys.modules.pop(name, None)
 
 
@@ -94,7 +92,7 @@ def _chance() -> None:
     seeds, plain = itertools.count(), _random.Random(0)
 
     class Random(_random.Random):
-        """One that nobody seeds begins like the one with the same place among those."""
+        """An unseeded generator is seeded by a counter."""
 
         def seed(self, a: Any = None, /) -> None:
             super().seed(next(seeds) if a is None else a)

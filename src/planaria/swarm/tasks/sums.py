@@ -1,9 +1,9 @@
-"""The task that needs no data: adding two numbers column by column, with every step written down.
+"""A task that needs no data: column addition of two numbers with every step written down.
 
     47+85=  →  7+5=12,4+8+1=13;[132]
 
-Columns run from the right; what is carried is added last. A tiny model learns it in a minute, and because every
-equation can be checked it shows what the reward alone does not: reasoning that is false while the answer is right.
+Columns run from the right; the carry is added last. A tiny model learns the task in a minute. Every equation can be
+checked, which reveals false reasoning behind a right answer.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from planaria.swarm.tasks.base import Problem, Task
 
 MAX_DIGITS = 18
 MAX_PROBLEMS = 1_000_000
-KEY = b"planaria sums 1"  # another key gives other problems and thereby another fingerprint
+KEY = b"planaria sums 1"  # determines the problems and the fingerprint
 SLIPS = (-2, -1, 1, 2)
 
 Column = tuple[int, int, int, int]
-"""two digits, what is carried in, and the result as it is written"""
+"""two digits, the carry in, and the written result"""
 
 Writer = Callable[[Column, bool], str]
-"""writes a column down, and what stands between it and the next; told whether it is the last one"""
+"""writes a column and its separator; the flag marks the last column"""
 
 
 class Sums(Task):
-    """Sums of two numbers of ``digits`` digits each; ``style`` is the one of the two scratches that it writes.
+    """Sums of two numbers of ``digits`` digits each, worked out in one of two styles.
 
-    All pairs of operands are there (at most a million of them, scattered over all), each under one number; the last
-    tenth is held out. a+b and b+a are two problems. Scores and soundness are the same for both styles.
+    Every pair of operands is one problem, up to a million pairs sampled from all; the last tenth is held out. Scores
+    and soundness do not depend on ``style``.
     """
 
     digits: Annotated[int, Field(ge=2, le=MAX_DIGITS)] = 2
@@ -59,40 +59,36 @@ class Sums(Task):
 
     @property
     def _span(self) -> int:
-        """How many numbers there are of so many digits."""
         return 9 * int(10 ** (self.digits - 1))
 
     def problem(self, number: int) -> Problem:
-        """Sum ``number``; ValueError when there is no such one."""
         a, b = self.operands(number)
         return Problem(number, f"{a}+{b}=", str(a + b))
 
     def operands(self, number: int) -> tuple[int, int]:
-        """The two numbers that sum ``number`` adds; ValueError when there is no such one."""
-        if not 0 <= number < self.training + self.held_out:
-            raise ValueError(f"{self.name} has no problem {number}")
+        """Return the operands of sum ``number``; ValueError if there is none."""
+        self.check_number(number)
         row, column = divmod(permute(number, self._span**2, KEY), self._span)
         return row + self._span // 9, column + self._span // 9
 
     def score(self, problem: Problem, completion: str) -> float:
-        """1 if the bracketed answer is the sum to the letter ("0132" and "+132" are not), else 0."""
+        """Return 1 if the bracketed answer is exactly the sum ("0132" and "+132" are not), else 0."""
         parsed = parse(BRACKETS, completion)
         return float(parsed is not None and parsed.answer == problem.answer)
 
     def answer(self, completion: str) -> str | None:
-        """What stands in the brackets; None if there is no such block."""
+        """Return the text in the brackets; None without such a block."""
         parsed = parse(BRACKETS, completion)
         return None if parsed is None else parsed.answer
 
     def solution(self, problem: Problem, rng: random.Random) -> str:
-        """The worked solution in this task's style; there is but one."""
         return self.noisy_solution(problem, rng, 0.0)
 
     def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """A solution whose columns are each off by one or two with probability ``noise``, for a teacher who errs.
+        """Return a solution in which each column is off by one or two with probability ``noise``.
 
-        A slip is carried on into the later columns and the answer, so the text agrees with itself, and its answer is
-        right only where no column slipped: the slips are too small to cancel each other.
+        Later columns and the answer follow from the error. Errors are too small to cancel, so the answer is right only
+        if no column is wrong.
         """
         columns = self._columns(problem, lambda result: _slip(result, rng) if rng.random() < noise else result)
         value = sum(result % 10 * 10**place for place, (_, _, _, result) in enumerate(columns))
@@ -101,9 +97,9 @@ class Sums(Task):
         return BRACKETS.write("".join(written), str(value))
 
     def sound(self, problem: Problem, completion: str) -> bool:
-        """Whether the completion is one of the scratches of the sum's true columns and its right answer, to the letter.
+        """Return whether the completion is a scratch of the true columns and the right answer, in either style.
 
-        Either style and either order of the two digits will do; anything else, be it one word more, will not.
+        The two digits of a column may be swapped; no other text is allowed.
         """
         parsed = parse(BRACKETS, completion)
         if parsed is None or parsed.answer != problem.answer or completion[-1] != BRACKETS.answer_close:
@@ -112,25 +108,23 @@ class Sums(Task):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits; the same for both styles, whose problems and scores are the same."""
+        """Return 16 hex digits, equal for both styles."""
         return hashlib.blake2b(f"{KEY!r} {self.digits}".encode(), digest_size=8).hexdigest()
 
     def _follows(self, reasoning: str, problem: Problem, write: Writer) -> bool:
-        """Whether a reasoning is that of the true columns in one style, in either order of the two digits of each."""
+        """Return whether a reasoning writes the true columns in one style, with the digits of each in either order."""
         at = 0
         for place, (one, other, carry, result) in enumerate(self._columns(problem), start=1):
-            said = [
-                write(column, place == self.digits)
-                for column in ((one, other, carry, result), (other, one, carry, result))
-            ]
-            length = next((len(text) for text in said if reasoning.startswith(text, at)), 0)
+            orders = ((one, other, carry, result), (other, one, carry, result))
+            texts = [write(column, place == self.digits) for column in orders]
+            length = next((len(text) for text in texts if reasoning.startswith(text, at)), 0)
             if not length:
                 return False
             at += length
         return at == len(reasoning)
 
     def _columns(self, problem: Problem, result: Callable[[int], int] = lambda result: result) -> list[Column]:
-        """The columns of a sum from the right, each result as ``result`` makes it of the true one."""
+        """Return the columns from the right, with ``result`` applied to each true result."""
         a, b = self.operands(problem.number)
         columns: list[Column] = []
         for place in range(self.digits):

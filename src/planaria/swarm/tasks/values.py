@@ -1,8 +1,7 @@
-"""Values as texts that are equal where the values are, whatever program made them. Part of ``cage.py``.
+"""Canonical texts and digests of plain values. Part of ``cage.py``; imports nothing of planaria.
 
-It runs beside the tests of a program, on plain values (``wire.py``), and imports nothing of planaria. Equal means what
-``==`` means in Python: 1, 1.0 and True are one value, a list and a tuple are two. Floats are taken to nine digits,
-since two right programs may add in two orders.
+Values are equal as in Python: 1, 1.0 and True are one value, a list and a tuple are two. Floats are rounded to nine
+digits, because correct programs may add in different orders.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 DIGEST = 12
-"""bytes of a value's digest: nobody finds another value with the same one"""
+"""bytes of a value's digest, for collision resistance"""
 
 
 def digest(value: Any) -> str:
-    """24 hex digits that say which value it is. TypeError for one that is not plain, RecursionError for a deep one."""
+    """Return 24 hex digits that identify a value. TypeError if it is not plain, RecursionError if nested too deeply."""
     return hashlib.blake2b(canonical(value).encode("utf-8", "surrogatepass"), digest_size=DIGEST).hexdigest()
 
 
 def canonical(value: Any) -> str:
-    """``value`` as a text; exceptions as :func:`digest`. O(size) time; sets and dictionaries are sorted."""
+    """Return ``value`` as a text; errors as for :func:`digest`. O(size) time; sets and dictionaries are sorted."""
     if value is None or isinstance(value, type):
         return "None" if value is None else f"type {value.__name__}"
     if isinstance(value, str | bytes):
@@ -43,7 +42,7 @@ def canonical(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """A number of any type; hexadecimal, for decimal digits of a large one take quadratic time."""
+    """Return a number as a text; hexadecimal, since decimal digits of large integers take quadratic time."""
     if isinstance(value, complex):
         return _number(value.real) if not value.imag else f"{_number(value.real)}+{_number(value.imag)}j"
     if isinstance(value, int):

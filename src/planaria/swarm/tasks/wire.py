@@ -1,12 +1,11 @@
-"""What crosses between a stranger's program and its tests, which run in two processes. Part of ``cage.py``.
+"""Messages between an untrusted program and its tests, which run in two processes. Part of ``cage.py``.
 
-Plain values cross as copies: numbers, texts, bytes, lists, tuples, dictionaries and sets of such, and the names of
-built-in types. Everything else stays where it is and crosses as a number; the tests' side knows it as :class:`Held`. So
-no method of the program's is ever asked whether two values are equal, and nothing that the program can reach decides
-what its tests find.
+Plain values are copied: numbers, texts, bytes, lists, tuples, dictionaries, sets, and names of built-in types. Other
+values stay in the program's process and are sent as a number, which the tests see as :class:`Held`. No method of the
+program decides whether two values are equal.
 
-A value is written as one letter for its type, a length, and so many bytes or further values. It is no JSON, for the
-module that reads it takes longer to import than most programs run; and no pickle, for a stranger wrote it.
+A value is encoded as one letter for its type, a length, and that many bytes or values. The ``json`` module takes longer
+to import than most programs run, and unpickling untrusted data is unsafe.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 HEAD = struct.Struct("<cI")
 FLOAT = struct.Struct("<d")
 MOST = 4 << 20
-"""bytes of one message"""
+"""maximum bytes of one message"""
 TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 }
@@ -33,7 +32,7 @@ LETTERS: dict[type[Any], bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset
 
 
 def pack(value: Any, keep: Callable[[Any], int]) -> bytes:
-    """``value`` as bytes. ``keep`` gives a number to what is not plain, or raises TypeError."""
+    """Return ``value`` as bytes. ``keep`` returns a number for a value that is not plain, or raises TypeError."""
     if value is None or isinstance(value, bool):
         return _leaf(b"n", b"" if value is None else b"1" if value else b"0")
     if isinstance(value, int):
@@ -62,10 +61,7 @@ def pack(value: Any, keep: Callable[[Any], int]) -> bytes:
 
 
 def unpack(data: bytes, find: Callable[[int], Any]) -> Any:
-    """What :func:`pack` packed, made of built-in types alone; ``find`` knows what is held.
-
-    Raises ValueError, TypeError and the like for what is none: it may come from a stranger.
-    """
+    """Decode :func:`pack`. ValueError, TypeError, LookupError or ArithmeticError for malformed data."""
     value, end = _read(data, 0, find)
     if end != len(data):
         raise ValueError("no message of a cage")
@@ -81,7 +77,7 @@ def _node(letter: bytes, parts: list[bytes]) -> bytes:
 
 
 def _read(data: bytes, at: int, find: Callable[[int], Any]) -> tuple[Any, int]:
-    """The value at a place, and the place behind it."""
+    """Return the value at an offset and the offset behind it."""
     if at + HEAD.size > len(data):
         raise ValueError("no message of a cage")
     letter, length = HEAD.unpack_from(data, at)
@@ -129,18 +125,29 @@ def _plain(letter: bytes, text: bytes, find: Callable[[int], Any]) -> Any:
 
 
 def nothing_held(value: Any) -> int:
-    """For values that must all be plain."""
+    """Reject values that are not plain."""
     raise TypeError(f"a {type(value).__name__} cannot cross")
 
 
+def exactly(file: int, count: int) -> bytes:
+    """Read ``count`` bytes from a descriptor. EOFError if it ends earlier."""
+    data = b""
+    while len(data) < count:
+        piece = os.read(file, count - len(data))
+        if not piece:
+            raise EOFError("the input ended early")
+        data += piece
+    return data
+
+
 class Pipe:
-    """Messages to and from the other process."""
+    """Message channel to the other process."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading, self._writing = reading, writing
 
-    def say(self, *message: Any, keep: Callable[[Any], int] = nothing_held) -> None:
-        """ValueError when it is too long; BrokenPipeError when nobody reads it."""
+    def send(self, *message: Any, keep: Callable[[Any], int] = nothing_held) -> None:
+        """Send one message. ValueError if it is too long; BrokenPipeError if the other process has exited."""
         text = pack(message, keep)
         if len(text) > MOST:
             raise ValueError(f"a value of more than {MOST} bytes")
@@ -148,41 +155,32 @@ class Pipe:
         while data:
             data = data[os.write(self._writing, data) :]
 
-    def hear(self, find: Callable[[int], Any]) -> tuple[Any, ...]:
-        """EOFError when the other is gone, ValueError and the like for what is no message."""
-        _, length = HEAD.unpack(self._exactly(HEAD.size))
+    def receive(self, find: Callable[[int], Any]) -> tuple[Any, ...]:
+        """Receive one message. EOFError if the other process has exited; errors of :func:`unpack` if malformed."""
+        _, length = HEAD.unpack(exactly(self._reading, HEAD.size))
         if length > MOST:
             raise ValueError(f"a value of more than {MOST} bytes")
-        found = unpack(self._exactly(length), find)
+        found = unpack(exactly(self._reading, length), find)
         if not isinstance(found, tuple):
             raise ValueError("no message of a cage")
         return found
 
-    def hear_how(self) -> str:
-        """Why the other could not do what it should; empty if it could."""
-        (failure,) = self.hear(lambda number: number)
+    def receive_failure(self) -> str:
+        """Receive the other process's error; empty if it succeeded."""
+        (failure,) = self.receive(lambda number: number)
         return str(failure)
 
-    def hang_up(self) -> None:
-        """Say that nothing more comes, and wait until the other is gone."""
+    def close(self) -> None:
+        """Close the sending end and wait until the other process has exited."""
         os.close(self._writing)
         while os.read(self._reading, 1 << 16):
             pass
 
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            piece = os.read(self._reading, count - len(data))
-            if not piece:
-                raise EOFError("the program ended")
-            data += piece
-        return data
-
 
 class Held:
-    """Something that stays with the program: it can be called, asked for a part, and gone through.
+    """Proxy of an object in the program's process: callable, indexable and iterable.
 
-    Two are equal if they are the same. It is neither true nor false: tests judge values, not the program's word.
+    Two proxies are equal if they are the same object. A proxy has no truth value: tests compare plain values only.
     """
 
     def __init__(self, far: Far, number: int) -> None:
@@ -212,23 +210,23 @@ class Held:
             yield one
 
     def __bool__(self) -> bool:
-        raise TypeError("what is no plain value is neither true nor false here")
+        raise TypeError("an object of the program has no truth value here")
 
 
 class Far:
-    """The program as its tests see it."""
+    """The program's process as seen by its tests."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe, self._held = pipe, dict[int, Held]()
         self._numbers = dict[int, int]()
 
     def ask(self, what: str, *about: Any) -> Any:
-        """The program's answer; what it raises is raised here too, as a built-in exception."""
-        self._pipe.say(what, *about, keep=self._number)
-        how, *said = self._pipe.hear(self._find)
+        """Return the program's reply; its exceptions are raised here as built-in exceptions."""
+        self._pipe.send(what, *about, keep=self._number)
+        how, *reply = self._pipe.receive(self._find)
         if how == "value":
-            return said[0]
-        name, why = map(str, said)
+            return reply[0]
+        name, why = map(str, reply)
         kind: Any = getattr(builtins, name, None)
         real = isinstance(kind, type) and issubclass(kind, Exception)
         raise kind(why) if real else RuntimeError(f"{name}: {why}")
@@ -246,7 +244,7 @@ class Far:
 
 
 def serve(pipe: Pipe, names: dict[str, Any]) -> None:
-    """Answer the tests' questions about a program with these names, until they have no more."""
+    """Answer requests of the tests about a program's ``names`` until they close the channel."""
     held: list[Any] = []
     numbers: dict[int, int] = {}
 
@@ -258,15 +256,15 @@ def serve(pipe: Pipe, names: dict[str, Any]) -> None:
 
     while True:
         try:
-            what, *about = pipe.hear(held.__getitem__)
+            what, *about = pipe.receive(held.__getitem__)
         except EOFError:
             return
         try:
-            pipe.say("value", _answer(what, names, *about), keep=keep)
+            pipe.send("value", _answer(what, names, *about), keep=keep)
         except BrokenPipeError:
             return
         except BaseException as error:
-            pipe.say("raised", type(error).__name__, _said(error))
+            pipe.send("raised", type(error).__name__, _message(error))
 
 
 def _answer(what: str, names: dict[str, Any], on: Any, *about: Any) -> Any:
@@ -288,11 +286,11 @@ def _answer(what: str, names: dict[str, Any], on: Any, *about: Any) -> Any:
             return iter(on)
         case "next":
             return next(((one,) for one in on), ())
-    raise ValueError(f"no question: {what}")
+    raise ValueError(f"unknown request: {what}")
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     try:
         return str(error)[:500]
     except BaseException:
-        return "an exception that cannot be told"
+        return "an exception without a message"
