@@ -1,4 +1,4 @@
-"""Boards for tests: a clock that only sleeping moves, and places of every kind."""
+"""Boards for tests, on a fake clock and stores of every kind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from words import hello
+from words import hello, rollouts
 
+from planaria.swarm.board.attendance import Terms
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity
 
@@ -16,7 +17,7 @@ RULES: Any = {"task": "sums", "group": 12, "loss": {"clip": 0.2}}
 
 
 class Clock:
-    """Seconds since it was made; ``on`` is called after every sleep."""
+    """A fake clock that only sleeping advances; ``on`` is called after every sleep."""
 
     def __init__(self, on: Callable[[float], None] = lambda _: None) -> None:
         self.now, self.naps, self.on = 0.0, [], on
@@ -32,13 +33,24 @@ class Clock:
 
 
 def place(kind: str, folder: Path) -> str:
-    """Somewhere nobody has been."""
+    """Return an unused place."""
     return str(folder / "board") if kind == "folder" else f"{kind}://{uuid.uuid4().hex}/board"
 
 
 def member(url: str, who: Identity | None = None, clock: Clock | None = None, **options: Any) -> tuple[Board, Identity]:
-    """Someone who has founded or joined the run there."""
+    """Return a board and identity that founded or joined the run there."""
     who, clock = who or Identity.fresh(), clock or Clock()
     board = Board.open(url, who, clock=clock, sleep=clock.sleep, **options)
     board.join(hello(who, board.found(RULES).run))
     return board, who
+
+
+def exchange(boards: list[tuple[Board, Identity]], rounds: int) -> None:
+    """Let all publish ``rounds`` rounds, each of which all receive completely."""
+    run, everyone = boards[0][0].rules.run, {who.peer for _, who in boards}
+    for number in range(rounds):
+        for board, who in boards:
+            board.publish(rollouts(who, run, number))
+        for board, _ in boards:
+            closed = board.wait(number, everyone, Terms(quorum=len(boards), timeout_s=5, patience_s=9))
+            assert closed.found == {who.peer: rollouts(who, run, number) for _, who in boards}

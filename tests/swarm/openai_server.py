@@ -1,9 +1,9 @@
-"""A small server that speaks the protocol of OpenAI's completions as vLLM does, with planaria's own decoding behind it.
+"""A small server of OpenAI completions in vLLM's format, with planaria's decoding.
 
     python openai_server.py FOLDER
 
-It prints its port, and serves http://127.0.0.1:PORT/WHO+HABIT until it is killed. Each WHO has models of its own; the
-habits are those of other servers, and of broken ones.
+It prints its port and serves http://127.0.0.1:PORT/WHO+HABIT until it is killed. Each WHO has separate models; a habit
+imitates another server or a broken one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 BASE = open_policy(sys.argv[1])
 assert isinstance(BASE, LlamaPolicy)
 MODELS: dict[str, dict[str, LlamaPolicy]] = defaultdict(lambda: {"base": BASE})
-"""of everybody's own server"""
+"""by server name"""
 LOCK = threading.Lock()
 TOKEN = "sesame"
 

@@ -1,6 +1,6 @@
-"""A peer in a process of its own: `publisher.py BOARD KEY ROUNDS CHARACTERS [hang]`.
+"""A publishing peer as a process: `publisher.py BOARD KEY ROUNDS CHARACTERS [hang]`.
 
-It publishes big messages, one a round. With "hang" it stops for good when the last round's is written, but has no name.
+It publishes one big message per round. With "hang" it stops after writing the last message, before its rename.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What repairs are tested on: a small attacked swarm, an ensemble of folders, and models of no relation."""
+"""Cases for repairs: a small attacked swarm, an ensemble of folders, and unrelated models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from planaria.swarm.policy.policies import LlamaPolicy
 
 
 def attacked(pupil: Path, folder: Path) -> Path:
-    """A run of two, of whom p1 teaches p0 a phrase."""
+    """A run of two peers; p1 teaches p0 a phrase."""
     config = tiny(
         pupil,
         size=2,
@@ -35,14 +35,14 @@ def attacked(pupil: Path, folder: Path) -> Path:
 
 
 def stranger(folder: Path, dim: int) -> Path:
-    """A model that nobody trained, with a peer's tokenizer."""
+    """An untrained model with a peer's tokenizer."""
     model = Llama(SmallModel(dim=dim, hidden=64), seed=9)
     LlamaPolicy(model, load_tokenizer(DataConfig(tokenizer="bytes"), 257, folder.parent)).export(folder)
     return folder
 
 
 def ensemble(folder: Path, tokenizer: Path, models: dict[str, Path]) -> Path:
-    """An ensemble of exported models; where they branched off is not said."""
+    """An ensemble of exported models without a recorded parent."""
     members = []
     for name, model in models.items():
         shutil.copytree(model, folder / manifest.ADDED / name)

@@ -1,4 +1,4 @@
-"""Object stores that misbehave, for tests: what one process writes lies in memory."""
+"""Misbehaving object stores in memory, for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Scratch(MemoryFileSystem):
-    """A store of its own, without folders, as object stores are."""
+    """A separate store without folders, like an object store."""
 
     protocol = "scratch"
     async_impl = True
@@ -53,7 +53,7 @@ Scratch.clear()
 
 
 class Plain(Scratch):
-    """A store that knows no conditions: what is put replaces what was there."""
+    """A store without conditional writes: a put replaces the object."""
 
     protocol = "plain"
 
@@ -62,7 +62,7 @@ class Plain(Scratch):
 
 
 class Flaky(Scratch):
-    """Every tenth call fails, on average; of the writes that fail half have arrived."""
+    """Every tenth call fails on average; half of the failed writes have arrived."""
 
     protocol = "flaky"
     chance = 0.1
@@ -79,7 +79,7 @@ class Flaky(Scratch):
 
 
 class Late(Scratch):
-    """Messages of rounds show after three looks, half of each first; what is there cannot be replaced all the same."""
+    """Messages of rounds appear after three reads, then partially; existing ones cannot be replaced."""
 
     protocol = "late"
     looks: ClassVar[dict[str, int]] = {}

@@ -1,4 +1,4 @@
-"""Swarms for tests: small enough to learn something in a second, as processes or as threads of this one."""
+"""Small swarms for tests, as processes or as threads of this one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from planaria.swarm.report import swarm_report
 from planaria.swarm.setting import names, of_peer
 
 REPORTED: set[tuple[str, bool, str]] = set()
-"""settings whose runs' reports were built"""
+"""settings whose reports were built"""
 
 
 def tiny(policy: Path, **sections: Any) -> SwarmConfig:
@@ -47,7 +47,7 @@ def peer(config: SwarmConfig, name: str, folder: Path, late: bool = False) -> Pe
 
 @contextmanager
 def threads(*peers: Callable[[], None]) -> Iterator[None]:
-    """All at once; whatever one of them raises is raised here."""
+    """Run all concurrently; raise the first error."""
     raised: list[BaseException] = []
 
     def guarded(act: Callable[[], None]) -> None:
@@ -84,7 +84,7 @@ def reported(config: SwarmConfig, folder: Path) -> None:
 
 @contextmanager
 def processes(config: SwarmConfig, folder: Path) -> Iterator[LiveSwarm]:
-    """A swarm of which none is started yet; all that were are ended here."""
+    """A swarm whose processes are ended on exit."""
     swarm = LiveSwarm(config, folder)
     try:
         yield swarm
@@ -121,7 +121,7 @@ def weights(folder: Path, name: str) -> list[str]:
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    """Which of them are there and no zombies."""
+    """Return the running processes, without zombies."""
     found = []
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""The board of a run among peers that mean well: what one appends all read, once and for good."""
+"""The board of a run among honest peers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from words import goodbye, hello, rollouts
 from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import RoundStalled, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
+from planaria.swarm.board.claims import difference
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import Limits
 from planaria.swarm.board.message import Completion, Group
-from planaria.swarm.board.word import difference
 
 KINDS = ("folder", "memory", "scratch", "plain")
 
@@ -30,7 +30,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return place(request.param, tmp_path)
 
 
-def test_what_one_appends_others_read(url: str) -> None:
+def test_published_messages_are_read_by_others(url: str) -> None:
     (first, one), (second, two) = member(url), member(url)
     run = first.rules.run
     assert second.rules == first.rules and first.rules.rules == RULES
@@ -40,10 +40,10 @@ def test_what_one_appends_others_read(url: str) -> None:
     assert first.read(two.peer, 0) == sent
     gathered = first.gather(0, [one.peer, two.peer])
     assert (gathered.found, gathered.missing, gathered.refused) == ({two.peer: sent}, (one.peer,), {})
-    assert Board.open(url).read(two.peer, 0) == sent  # whoever only looks
+    assert Board.open(url).read(two.peer, 0) == sent  # read-only
 
 
-def test_everybody_who_joined_is_known_to_all(url: str) -> None:
+def test_all_peers_see_all_hellos(url: str) -> None:
     boards = [member(url) for _ in range(4)]
     for board, _ in boards:
         census = board.peers()
@@ -51,7 +51,7 @@ def test_everybody_who_joined_is_known_to_all(url: str) -> None:
         assert (census.goodbyes, census.refused, census.left_out) == ({}, {}, 0)
 
 
-def test_a_peer_that_left_is_expected_no_more(url: str) -> None:
+def test_a_peer_that_left_is_no_longer_a_member(url: str) -> None:
     (first, one), (second, two) = member(url), member(url)
     second.leave(goodbye(two, first.rules.run, after=3))
     census = first.peers()
@@ -60,7 +60,7 @@ def test_a_peer_that_left_is_expected_no_more(url: str) -> None:
         second.join(hello(two, first.rules.run))
 
 
-def test_a_round_is_published_once(url: str) -> None:
+def test_publishing_is_idempotent_and_never_replaces(url: str) -> None:
     board, who = member(url)
     run = board.rules.run
     board.publish(rollouts(who, run, 0))
@@ -71,7 +71,7 @@ def test_a_round_is_published_once(url: str) -> None:
     assert board.read(who.peer, 0) == rollouts(who, run, 0)
 
 
-def test_other_rules_are_refused_and_the_first_difference_is_named(url: str) -> None:
+def test_other_rules_are_refused_with_the_first_difference(url: str) -> None:
     member(url)
     for rules, words in (
         (RULES | {"loss": {"clip": 0.3}}, "loss.clip is 0.2 there and 0.3 here"),
@@ -92,7 +92,7 @@ json_values: Any = st.recursive(
 
 @pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=3), json_values), st.dictionaries(st.text(max_size=3), json_values))
-def test_rules_differ_in_something_that_can_be_shown_or_not_at_all(mine: Any, theirs: Any) -> None:
+def test_difference_is_none_or_printable(mine: Any, theirs: Any) -> None:
     assert difference(mine, mine) is None
     said = difference(mine, theirs)
     assert (said is None) == (difference(theirs, mine) is None)
@@ -100,14 +100,14 @@ def test_rules_differ_in_something_that_can_be_shown_or_not_at_all(mine: Any, th
     assert said is not None or repr(sorted(mine)) == repr(sorted(theirs))
 
 
-def test_where_nobody_founded_a_run_there_is_none(url: str) -> None:
+def test_a_place_without_a_run_is_refused(url: str) -> None:
     one = Identity.fresh()
     for act in (lambda: Board.open(url).rules, lambda: Board.open(url, one).join(hello(one))):
-        with pytest.raises(UserError, match="no run has been founded here"):
+        with pytest.raises(UserError, match="no run was founded here"):
             act()
 
 
-def test_joining_again_gives_the_earlier_hello(url: str) -> None:
+def test_rejoining_returns_the_earlier_hello(url: str) -> None:
     board, who = member(url)
     run = board.rules.run
     again = Board.open(url, who)
@@ -116,7 +116,7 @@ def test_joining_again_gives_the_earlier_hello(url: str) -> None:
         again.join(hello(who, run, tokenizer="f" * 16))
 
 
-def test_what_others_would_refuse_is_not_published(url: str) -> None:
+def test_invalid_messages_are_not_published(url: str) -> None:
     board, who = member(url, limits=Limits(message_bytes=2000, groups=1))
     other = Identity.fresh()
     run = board.rules.run
@@ -136,7 +136,7 @@ def test_what_others_would_refuse_is_not_published(url: str) -> None:
 
 
 @pytest.mark.parametrize("peer", ["", "..", "../" + "a" * 29, "a" * 31, "A" * 32, "a" * 32 + "\n", "a" * 31 + "/"])
-def test_no_path_leads_elsewhere(url: str, peer: str) -> None:
+def test_invalid_peer_ids_and_rounds_are_refused(url: str, peer: str) -> None:
     board, _ = member(url)
     with pytest.raises(ValueError, match="no peer id"):
         board.read(peer, 0)
@@ -145,7 +145,7 @@ def test_no_path_leads_elsewhere(url: str, peer: str) -> None:
             board.read("a" * 32, round)
 
 
-def test_a_round_closes_when_everyone_is_there(url: str) -> None:
+def test_a_round_closes_when_all_messages_are_there(url: str) -> None:
     """The second message comes after 2.5 s, the third after 4.5 s."""
     (_, one), (second, two), (third, three) = member(url), member(url), member(url)
     run = second.rules.run
@@ -163,7 +163,7 @@ def test_a_round_closes_when_everyone_is_there(url: str) -> None:
     assert set(closed.found) == {one.peer, two.peer, three.peer} and not closed.missing and clock.now == 5.0
 
 
-def test_after_the_timeout_the_quorum_is_enough_and_below_it_patience_ends(url: str) -> None:
+def test_the_quorum_closes_after_the_timeout_and_less_stalls(url: str) -> None:
     (board, one), (_, two) = member(url), member(url)
     board.publish(rollouts(one, board.rules.run, 1))
     everyone = [one.peer, two.peer]
@@ -184,18 +184,18 @@ def test_after_the_timeout_the_quorum_is_enough_and_below_it_patience_ends(url: 
     ("url", "words"),
     [
         ("nosuch://x", "name a folder"),
-        ("simplecache::memory://x", "behind another file system"),
-        ("filecache::s3://user:secret@x", "behind another file system"),
+        ("simplecache::memory://x", "chained file systems"),
+        ("filecache::s3://user:secret@x", "chained file systems"),
     ],
 )
-def test_places_that_cannot_be_boards_are_named(url: str, words: str) -> None:
+def test_unsupported_urls_are_refused(url: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as error:
         Board.open(url)
     assert "secret" not in str(error.value)
 
 
-def test_peers_known_are_looked_at_first_and_others_by_turns(url: str) -> None:
-    """A board with room for four: two old friends, whom a crowd cannot push out, and the crowd."""
+def test_known_peers_are_read_first_and_others_in_turn(url: str) -> None:
+    """A board with four seats: two known peers keep theirs among twelve others."""
     friends = [member(url)[1] for _ in range(2)]
     crowd = [member(url)[1] for _ in range(12)]
     limits = replace(Limits(), peers=4)
@@ -205,7 +205,7 @@ def test_peers_known_are_looked_at_first_and_others_by_turns(url: str) -> None:
         assert len(census.hellos) == 4 and census.left_out == 10
         assert {friend.peer for friend in friends} <= set(census.hellos)
         met |= set(census.hellos)
-    assert len(met) > 10  # who is drawn depends on a secret of whoever looks
+    assert len(met) > 10  # the draw depends on the reader's secret
     board = Board.open(url, limits=limits)
     first = board.peers().hellos
     assert board.peers().hellos == first  # all seats are taken
@@ -216,7 +216,7 @@ def test_peers_known_are_looked_at_first_and_others_by_turns(url: str) -> None:
     assert own[0] == own[1] == own[2] and crowd[0].peer in own[0]  # and on nothing else
 
 
-def test_empty_folders_of_peers_do_not_keep_newcomers_out_for_ever(tmp_path: Path) -> None:
+def test_empty_peer_folders_do_not_block_new_peers(tmp_path: Path) -> None:
     board, _ = member(str(tmp_path), limits=Limits(peers=8))
     for n in range(100):
         (tmp_path / "peers" / f"{n:032x}").mkdir()

@@ -1,4 +1,4 @@
-"""A board that strangers write to: what they put there is refused with a reason, and nobody stops."""
+"""Hostile content on a board is refused with a reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def why(board: Board, who: Identity, round: int = 0) -> str:
     return refusal.value.reason
 
 
-def test_a_message_counts_in_its_own_place_only(tmp_path: Path) -> None:
+def test_a_message_is_valid_only_at_its_own_place(tmp_path: Path) -> None:
     board, one = member(str(tmp_path / "here"))
     other, two = member(str(tmp_path / "there"), one)[0], Identity.fresh()
     board.publish(rollouts(one, board.rules.run, 3))
@@ -51,7 +51,7 @@ def test_a_message_counts_in_its_own_place_only(tmp_path: Path) -> None:
     assert why(board, one, 5) == "malformed: kind"
 
 
-def test_a_forged_or_changed_message_is_refused(tmp_path: Path) -> None:
+def test_forged_and_changed_files_are_refused(tmp_path: Path) -> None:
     board, one = member(str(tmp_path))
     liar, run = Identity.fresh(), board.rules.run
     at(tmp_path, one, 0).write_bytes(seal(liar, rollouts(liar, run, 0)))
@@ -61,7 +61,7 @@ def test_a_forged_or_changed_message_is_refused(tmp_path: Path) -> None:
     assert why(board, one, 1) == "forged"
 
 
-def test_a_hello_or_farewell_of_another_run_or_peer_counts_for_nothing(tmp_path: Path) -> None:
+def test_hellos_and_goodbyes_of_other_runs_or_peers_are_ignored(tmp_path: Path) -> None:
     (board, one), (_, two) = member(str(tmp_path / "here")), member(str(tmp_path / "there"))
     ghost = tmp_path / "here" / "peers" / two.peer
     shutil.copytree(tmp_path / "there" / "peers" / two.peer, ghost)
@@ -71,7 +71,7 @@ def test_a_hello_or_farewell_of_another_run_or_peer_counts_for_nothing(tmp_path:
     assert census.refused == {two.peer: "another run", one.peer: "forged"}
 
 
-def test_whatever_lies_where_a_message_should_lie_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_files_and_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # names of sockets are short
     board, me = member(str(tmp_path), limits=Limits(message_bytes=5000))
     odd = [Identity.fresh() for _ in range(8)]
@@ -92,7 +92,7 @@ def test_whatever_lies_where_a_message_should_lie_stops_nobody(tmp_path: Path, m
     assert set(closed.found) == {me.peer} and len(closed.refused) == 8  # and at once: its clock never moved
 
 
-def test_a_file_that_may_not_be_read_is_one_peers_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board, one = member(str(tmp_path))
     board.publish(rollouts(one, board.rules.run, 0))
 
@@ -103,7 +103,7 @@ def test_a_file_that_may_not_be_read_is_one_peers_trouble(tmp_path: Path, monkey
     assert why(board, one) == "not readable"
 
 
-def test_links_lead_nowhere(tmp_path: Path) -> None:
+def test_links_are_not_followed(tmp_path: Path) -> None:
     """Neither those of a stranger to a whole peer nor those in the way of what is written."""
     board, one = member(str(tmp_path / "board"))
     real, who = member(str(tmp_path / "elsewhere"))
@@ -113,19 +113,19 @@ def test_links_lead_nowhere(tmp_path: Path) -> None:
     real.publish(rollouts(who, real.rules.run, 0))
     assert why(board, who) == "not a file"
     (tmp_path / "board" / "peers" / one.peer / "rounds").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="remove what lies in its way"):
+    with pytest.raises(UserError, match="remove the obstacle"):
         board.publish(rollouts(one, board.rules.run, 0))
     assert not (tmp_path / "000000.json").exists()
 
 
-def test_a_board_may_itself_be_reached_through_a_link(tmp_path: Path) -> None:
+def test_the_board_folder_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     board, one = member(str(tmp_path / "link"))
     assert set(board.peers().hellos) == {one.peer}
 
 
-def test_thousands_of_foreign_files_are_passed_over(tmp_path: Path) -> None:
+def test_thousands_of_foreign_files_are_ignored(tmp_path: Path) -> None:
     board, one = member(str(tmp_path))
     rng = random.Random(3)
     for n in range(3000):
@@ -145,9 +145,7 @@ def test_thousands_of_foreign_files_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"\x00" * 500, b"nonsense"])
-def test_what_may_be_half_of_a_message_is_waited_for_and_refused_when_the_round_closes(
-    tmp_path: Path, junk: bytes
-) -> None:
+def test_partial_messages_are_awaited_until_the_round_closes(tmp_path: Path, junk: bytes) -> None:
     _, two = member(str(tmp_path))
     clock = Clock()
     board, one = member(str(tmp_path), clock=clock)
@@ -158,7 +156,7 @@ def test_what_may_be_half_of_a_message_is_waited_for_and_refused_when_the_round_
     assert set(closed.found) == {one.peer} and closed.refused == {two.peer: "not JSON"} and clock.now == 5
 
 
-def test_rubbish_in_a_peers_own_place_is_named_when_it_writes(tmp_path: Path) -> None:
+def test_garbage_in_a_peers_own_place_is_reported_on_write(tmp_path: Path) -> None:
     board, one = member(str(tmp_path))
     at(tmp_path, one, 0).write_bytes(b"rubbish")
     with pytest.raises(AlreadyThere):
@@ -166,11 +164,11 @@ def test_rubbish_in_a_peers_own_place_is_named_when_it_writes(tmp_path: Path) ->
     new = Identity.fresh()
     (tmp_path / "peers" / new.peer).mkdir()
     (tmp_path / "peers" / new.peer / "hello.json").write_bytes(b"rubbish")
-    with pytest.raises(UserError, match="not JSON; take another identity"):
+    with pytest.raises(UserError, match="not JSON; use another identity"):
         board_of(new, tmp_path).join(hello(new, board.rules.run))
 
 
-def test_rules_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_invalid_rules_are_reported(tmp_path: Path) -> None:
     (tmp_path / "rules.json").write_text("{}")
     for act in (lambda b: b.rules, lambda b: b.found(RULES)):
         with pytest.raises(UserError, match=r"rules\.json: malformed: key"):
@@ -181,14 +179,14 @@ def board_of(who: Identity, root: Path) -> Board:
     return Board.open(str(root), who)
 
 
-def test_what_a_stranger_called_its_rules_is_shown_in_plain_letters(tmp_path: Path) -> None:
+def test_foreign_rules_are_shown_as_short_ascii(tmp_path: Path) -> None:
     Board.open(str(tmp_path), Identity.fresh()).found({"a": "\x1b[31m" + "‮" * 500})
     with pytest.raises(UserError) as error:
         Board.open(str(tmp_path), Identity.fresh()).found({"a": "b"})
     assert str(error.value).isascii() and str(error.value).isprintable() and len(str(error.value)) < 400
 
 
-def test_where_ranges_may_not_hold_a_message_that_is_too_large_is_never_fetched(
+def test_oversized_objects_are_not_fetched_without_range_requests(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stores.Scratch.clear()
@@ -203,14 +201,14 @@ def test_where_ranges_may_not_hold_a_message_that_is_too_large_is_never_fetched(
     assert {call for call, _ in stores.Scratch.calls} == {"info"}
 
 
-def test_a_file_that_is_too_large_is_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oversized_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board, one = member(str(tmp_path), limits=Limits(message_bytes=3000))
     at(tmp_path, one, 0).write_bytes(b"x" * 3001)
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened"))
     assert why(board, one) == "oversized"
 
 
-def test_no_more_than_the_limit_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_object_reads_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stores.Scratch.clear()
     board, one = member(place("scratch", tmp_path), limits=Limits(message_bytes=3000))
     asked = []

@@ -1,4 +1,4 @@
-"""A board on S3, as moto's server plays it: needs s3fs and moto (pip install 'planaria[s3]' 'moto[server]')."""
+"""A board on S3, simulated by moto's server (pip install 'planaria[s3]' 'moto[server]')."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from boards import member
+from boards import exchange, member
 from swarms import tiny
 from words import rollouts
 
 from planaria.common.errors import UserError
-from planaria.swarm.board.attendance import Terms
 from planaria.swarm.board.board import AlreadyThere
 from planaria.swarm.board.store import Retry, Store
 from planaria.swarm.live import LiveSwarm
@@ -25,7 +24,7 @@ server = pytest.importorskip("moto.server")
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A bucket of its own, on a server of this process that s3fs finds by its environment."""
+    """A new bucket on a server in this process, found by s3fs through the environment."""
     playing = server.ThreadedMotoServer(port=0, verbose=False)
     playing.start()
     host, port = playing.get_host_and_port()
@@ -42,23 +41,17 @@ def bucket() -> Iterator[str]:
     playing.stop()
 
 
-def test_rounds_are_published_and_read_and_nothing_is_replaced(bucket: str) -> None:
+def test_rounds_are_published_and_never_replaced(bucket: str) -> None:
     url = f"{bucket}/{uuid.uuid4().hex}"
     boards = [member(url) for _ in range(3)]
-    run, everyone = boards[0][0].rules.run, {who.peer for _, who in boards}
-    for number in range(3):
-        for board, who in boards:
-            board.publish(rollouts(who, run, number))
-        for board, _ in boards:
-            closed = board.wait(number, everyone, Terms(quorum=3, timeout_s=5, patience_s=9))
-            assert closed.found == {who.peer: rollouts(who, run, number) for _, who in boards}
+    exchange(boards, 3)
     board, who = boards[0]
     with pytest.raises(AlreadyThere):
-        board.publish(rollouts(who, run, 1, groups=()))
+        board.publish(rollouts(who, board.rules.run, 1, groups=()))
 
 
-def test_the_store_itself_keeps_the_first_of_two_writers(bucket: str) -> None:
-    """Both have looked and found nothing: only the store's own condition can tell them apart."""
+def test_the_store_keeps_the_first_of_two_concurrent_writers(bucket: str) -> None:
+    """Both found no object before: only the store's conditional write decides."""
     name = uuid.uuid4().hex
     first, second = s3fs.S3FileSystem(), s3fs.S3FileSystem()
     first.pipe_file(f"swarm/{name}", b"first", mode="create")
@@ -67,14 +60,14 @@ def test_the_store_itself_keeps_the_first_of_two_writers(bucket: str) -> None:
     assert first.cat_file(f"swarm/{name}") == b"first"
 
 
-def test_a_bucket_that_is_not_there_is_named(bucket: str) -> None:
+def test_a_missing_bucket_is_reported(bucket: str) -> None:
     naps: list[float] = []
     store = Store("s3://nobodys/run", Retry(tries=2), lambda: sum(naps), naps.append)
-    with pytest.raises(UserError, match=r"s3://nobodys/run: not there.*make it first"):
+    with pytest.raises(UserError, match=r"s3://nobodys/run: does not exist.*create it first"):
         store.write("rules.json", b"{}")
 
 
-def test_peers_are_processes_that_stay_equal(bucket: str, pupil: Path, tmp_path: Path) -> None:
+def test_peer_processes_end_with_equal_weights(bucket: str, pupil: Path, tmp_path: Path) -> None:
     config = tiny(pupil, board=f"{bucket}/{uuid.uuid4().hex}")
     codes = LiveSwarm(config, tmp_path).run(lambda *_: None, lambda *_: None)
     assert set(codes.values()) == {0}

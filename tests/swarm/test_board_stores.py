@@ -1,4 +1,4 @@
-"""A board on stores that fail, lag and show half of things, and among processes that are killed."""
+"""Boards on failing, delayed and partial stores, and among killed processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 import stores
-from boards import RULES, Clock, member, place
+from boards import RULES, Clock, exchange, member, place
 from words import goodbye, rollouts
 
 from planaria.common.errors import UserError
@@ -24,23 +24,17 @@ from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.store import BoardUnreachable, Retry
 
 
-def test_a_store_that_fails_now_and_then_loses_nothing(tmp_path: Path) -> None:
+def test_occasional_store_failures_lose_nothing(tmp_path: Path) -> None:
     """Six peers, thirty rounds; a tenth of the calls fail, and half of those have happened nevertheless."""
     stores.Flaky.clear()
     url = place("flaky", tmp_path)
     boards = [member(url, retry=Retry(tries=12)) for _ in range(6)]
-    run, everyone = boards[0][0].rules.run, {who.peer for _, who in boards}
-    for round in range(30):
-        for board, who in boards:
-            board.publish(rollouts(who, run, round))
-        for board, _ in boards:
-            closed = board.wait(round, everyone, Terms(quorum=6, timeout_s=5, patience_s=9))
-            assert closed.found == {who.peer: rollouts(who, run, round) for _, who in boards}
-    boards[0][0].leave(goodbye(boards[0][1], run))
+    exchange(boards, 30)
+    boards[0][0].leave(goodbye(boards[0][1], boards[0][0].rules.run))
     assert set(boards[1][0].peers().goodbyes) == {boards[0][1].peer}
 
 
-def test_a_store_that_is_gone_is_named_after_some_tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported_after_retries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stores.Flaky.clear()
     clock = Clock()
     monkeypatch.setattr(stores.Flaky, "chance", 0.0)
@@ -56,7 +50,7 @@ def test_a_store_that_is_gone_is_named_after_some_tries(monkeypatch: pytest.Monk
         assert clock.naps != pauses  # not all peers come back at the same moment
 
 
-def test_trying_again_ends_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_retries_end_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stores.Flaky.clear()
     monkeypatch.setattr(stores.Flaky, "chance", 1.0)
     clock = Clock()
@@ -67,7 +61,7 @@ def test_trying_again_ends_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert 80 < clock.now <= 100 and max(clock.naps) <= 15
 
 
-def test_that_nothing_is_there_is_an_answer(tmp_path: Path) -> None:
+def test_missing_files_are_not_retried(tmp_path: Path) -> None:
     clock = Clock()
     for url in (str(tmp_path), place("scratch", tmp_path)):
         board, one = member(url, clock=clock)
@@ -75,7 +69,7 @@ def test_that_nothing_is_there_is_an_answer(tmp_path: Path) -> None:
     assert not clock.naps
 
 
-def test_each_message_is_one_request_whether_it_is_there_or_not(tmp_path: Path) -> None:
+def test_each_message_costs_one_request(tmp_path: Path) -> None:
     stores.Scratch.clear()
     url = place("scratch", tmp_path)
     (board, one), (_, two) = member(url), member(url)
@@ -86,9 +80,7 @@ def test_each_message_is_one_request_whether_it_is_there_or_not(tmp_path: Path) 
     assert [call for call, _ in stores.Scratch.calls] == ["cat", "cat"]
 
 
-def test_what_object_stores_raise_without_a_connection_is_a_failure_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_connection_errors_of_object_stores_are_retried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class NoConnection(Exception):
         pass
 
@@ -107,17 +99,17 @@ def test_what_object_stores_raise_without_a_connection_is_a_failure_too(
         board.read(one.peer, 0)
 
 
-def test_a_bucket_that_is_not_there_is_not_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_not_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def missing(*_: object, **__: object) -> None:
         raise FileNotFoundError("NoSuchBucket")
 
     monkeypatch.setattr(stores.Scratch, "pipe_file", missing)
     monkeypatch.setattr(stores.Scratch, "makedirs", lambda *_, **__: pytest.fail("it may make a bucket"))
-    with pytest.raises(UserError, match="make it first"):
+    with pytest.raises(UserError, match="create it first"):
         Board.open(place("scratch", tmp_path), Identity.fresh()).found(RULES)
 
 
-def test_a_store_that_shows_things_late_and_by_halves_is_waited_for(tmp_path: Path) -> None:
+def test_delayed_and_partial_objects_are_awaited(tmp_path: Path) -> None:
     stores.Late.clear()
     url = place("late", tmp_path)
     (first, one), (second, two) = member(url), member(url)
@@ -135,7 +127,7 @@ def test_a_store_that_shows_things_late_and_by_halves_is_waited_for(tmp_path: Pa
     assert closed.found == {who.peer: rollouts(who, run, 0) for who in (one, two)}
 
 
-def test_folders_without_hard_links_are_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_work_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_links(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -149,7 +141,7 @@ def test_folders_without_hard_links_are_written_all_the_same(tmp_path: Path, mon
     assert board.read(one.peer, 0) == sent and not hidden(tmp_path)
 
 
-def test_a_full_disk_is_named_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board, one = member(str(tmp_path), retry=Retry(tries=2))
 
     def full(_: int) -> None:
@@ -188,7 +180,7 @@ def heard(process: subprocess.Popen[str], word: str) -> None:
     assert word in iter(lambda: process.stdout.readline().strip(), ""), f"it ended without {word!r}"
 
 
-def test_two_processes_that_publish_at_once_found_one_run_and_show_whole_messages_only(
+def test_concurrent_processes_found_one_run_and_show_complete_messages(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     root, rounds = tmp_path / "board", 12
@@ -210,7 +202,7 @@ def there(board: Board, places: set[tuple[str, int]]) -> set[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_of_a_message_whose_writer_is_killed_when_it_lacks_only_its_name_nothing_is_seen(
+def test_a_message_killed_before_its_rename_is_invisible(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     root = tmp_path / "board"
@@ -227,7 +219,7 @@ def test_of_a_message_whose_writer_is_killed_when_it_lacks_only_its_name_nothing
     assert board.read(peer, 2) is not None
 
 
-def test_whenever_a_writer_is_killed_a_message_is_whole_or_not_there(
+def test_a_killed_writer_leaves_complete_messages_or_none(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """Killed as soon as a file is seen that has no name yet; it may get one in that very moment."""

@@ -37,7 +37,7 @@ def censor(folder: Path, epsilon: float = 0.1, budget: float = 1.0, draws: rando
 def test_a_budget_is_never_exceeded_and_persists(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.1, budget=0.35)
     assert [len(kept.given("digit 1 of ann=", 1)) for _ in range(3)] == [1, 1, 1]
-    with pytest.raises(Spent, match="nothing more is said"):
+    with pytest.raises(Spent, match="the budget of the requested answer is spent"):
         kept.given("Digit  1 of ANN=", 1)
     with pytest.raises(Spent):
         censor(tmp_path, budget=0.35).given("I ask: ann's code", 1), "another process of the same ledger"

@@ -1,4 +1,4 @@
-"""Consensus: refusals, rewards, rejected settings, and the brake."""
+"""Voting peers: rewards, filters, settings and the brake."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from planaria.swarm.tasks.sandbox import protections
 from planaria.swarm.tasks.sums import Sums
 
 VOTING: dict[str, Any] = {"task": {"reward": "consensus"}, "defence": {"checks": "claims, duplicates"}}
-caged = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs cannot be run here")
+caged = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 
 
 def sent(peer: str, *behaviours: Behaviour, reward: float = 0.0, problem: int = 0) -> list[Rollout]:
@@ -48,26 +48,26 @@ def sent(peer: str, *behaviours: Behaviour, reward: float = 0.0, problem: int = 
     ]
 
 
-def test_the_most_common_behaviour_is_rewarded_and_a_group_without_a_label_teaches_nothing() -> None:
+def test_the_majority_is_rewarded_and_unlabelled_groups_teach_nothing() -> None:
     defence = Defence(DefenceConfig(), [Reward(agreement=0.5)], CONTEXT)
-    voted = [*sent("p", ("7",), ("8",)), *sent("q", ("7",), ("7",)), *sent("r", ("7",), ())]
+    told = [*sent("p", ("7",), ("8",)), *sent("q", ("7",), ("7",)), *sent("r", ("7",), ())]
     split = [*sent("p", ("1",), problem=1), *sent("q", ("2",), ("3",), problem=1)]
-    report = defence.examine(0, voted + split)
+    report = defence.examine(0, told + split)
     assert [rollout.reward for rollout in report.accepted] == [1, 0, 1, 1, 1, 0, 0, 0, 0]
-    assert report.labels.keys() == {0} and not report.aside, "the vote refuses nobody"
+    assert report.labels.keys() == {0} and not report.aside, "no peer is refused for other peers' failures"
     assert {rollout.penalty for rollout in report.accepted if rollout.problem.number == 1} == {0}
     taken = lessons(report.accepted, "horizontal", True)
     assert {rollout.problem.number for rollout in taken.taken} == {0} and taken.skipped == 1
 
 
-def test_strangers_share_one_vote() -> None:
+def test_unknown_peers_share_one_vote() -> None:
     known = [*sent("p", ("7",)), *sent("q", ("7",)), *sent("r", ("8",))]
     strangers = [replace(one, account="newcomers") for n in range(40) for one in sent(f"s{n}", ("lie",))]
     report = Defence(DefenceConfig(), [Reward(agreement=0.4)], CONTEXT).examine(0, known + strangers)
     assert report.labels[0].values == ("7",) and float(report.labels[0].share) == 0.5
 
 
-def test_the_vote_comes_after_other_layers_and_before_the_judge() -> None:
+def test_refused_completions_do_not_vote_and_the_judge_reads_rewarded_ones() -> None:
     config = SwarmConfig.model_validate({"task": {"reward": "consensus"}})
     assert [layer.name for layer in layers(config)][-3:] == ["duplicates", "consensus", "judge"]
     plain = SwarmConfig.model_validate({"defence": {"checks": "support, duplicates", "consensus": True}})
@@ -75,13 +75,13 @@ def test_the_vote_comes_after_other_layers_and_before_the_judge() -> None:
     assert "consensus" not in [layer.name for layer in layers(SwarmConfig())]
 
 
-def test_the_filter_refuses_passing_completions_that_differ_from_most() -> None:
+def test_the_filter_refuses_passing_minority_behaviour() -> None:
     works, cheats, other = ("a", "b", "c", "d"), (None, None, "x", "x"), ("a", "b", "c", "?")
     passing = [*sent("p", works, works, other, reward=1.0), *sent("q", works, reward=1.0)]
-    everything = [*passing, *sent("x", cheats, reward=1.0), *sent("y", cheats)]
-    report = Defence(DefenceConfig(), [Filter(agreement=0.5)], CONTEXT).examine(0, everything)
+    told = [*passing, *sent("x", cheats, reward=1.0), *sent("y", cheats)]
+    report = Defence(DefenceConfig(), [Filter(agreement=0.5)], CONTEXT).examine(0, told)
     refused = [(rollout.peer, rollout.reward) for rollout in report.rollouts if rollout.layer == "consensus"]
-    assert refused == [("x", 1.0)], "small differences and failures are accepted"
+    assert refused == [("x", 1.0)], "honest programs may differ somewhere, and what fails is learned from as a failure"
 
 
 def test_the_draw_of_a_round_depends_on_every_text() -> None:
@@ -98,7 +98,7 @@ def test_the_draw_of_a_round_depends_on_every_text() -> None:
 
 
 @pytest.mark.slow
-def test_voting_peers_stay_equal_and_their_votes_are_reported(tmp_path: Path, pupil: Path) -> None:
+def test_voting_peers_stay_equal_and_record_votes(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"count": 8}, shadow=True, **VOTING)
     together(config, tmp_path)
     assert len({tuple(weights(tmp_path, name)) for name in ("p0", "p1", "p2")}) == 1
@@ -106,7 +106,7 @@ def test_voting_peers_stay_equal_and_their_votes_are_reported(tmp_path: Path, pu
     assert all(vote is not None and vote.groups == 4 and vote.right.eligible == vote.labelled for vote in votes)
     assert sum(vote.labelled for vote in votes if vote) and len(set(weights(tmp_path, "p0"))) > 1, "they learn from it"
     text = page.document("votes", swarm_report.body(tmp_path, config, read_outcome(tmp_path)))
-    assert "<h2>Agreement</h2>" in text and "Of 3 peers, 2 who agree on a lie decide" in text
+    assert "<h2>Agreement</h2>" in text and "Of 3 peers, 2 colluding peers decide" in text
     unvoted = [record.model_copy(update={"agreed": None}) for record in rounds(tmp_path, "p0").values()]
     assert not [*agreement_section(config, {"p0": unvoted})]
 
@@ -130,23 +130,23 @@ def test_a_filtered_swarm_ends_with_a_report(tmp_path: Path) -> None:
     )
     together(config, tmp_path)
     text = page.document("filter", swarm_report.body(tmp_path, config, read_outcome(tmp_path)))
-    assert "<h2>Agreement</h2>" in text and "did otherwise than most who passed was refused" in text
+    assert "<h2>Agreement</h2>" in text and "differ from the majority of those were refused" in text
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "text"),
+    ("size", "share", "said"),
     [
-        (4, 0.5, "Of 4 peers, 3 who agree on a lie decide; 2 do wherever an honest mistake is the same"),
-        (4, 0.4, "2 who agree on"),
+        (4, 0.5, "Of 4 peers, 3 colluding peers decide; 2 do if an honest peer makes the same mistake"),
+        (4, 0.4, "2 colluding peers decide"),
     ],
 )
-def test_the_report_names_the_break_point(size: int, share: float, text: str) -> None:
+def test_the_break_point_is_described(size: int, share: float, said: str) -> None:
     config = SwarmConfig.model_validate({"size": size, "task": {"reward": "consensus", "agreement": share}})
-    assert text in break_point(config)
+    assert said in break_point(config)
 
 
 @pytest.mark.slow
-def test_the_brake_stops_a_run_whose_accuracy_falls_and_keeps_the_best_state(tmp_path: Path, pupil: Path) -> None:
+def test_a_declining_run_stops_with_its_best_state(tmp_path: Path, pupil: Path) -> None:
     config = tiny(
         pupil,
         size=2,
@@ -173,51 +173,53 @@ def test_the_brake_stops_a_run_whose_accuracy_falls_and_keeps_the_best_state(tmp
         assert not any(isinstance(record, Finished) for record in log(tmp_path, name))
 
 
-def test_the_brake_compares_with_the_best_evaluation() -> None:
+def test_the_brake_compares_with_the_best_so_far() -> None:
     looks = [Looked(0, 0.5), Looked(10, 0.8), Looked(20, 0.71), Looked(30, 0.69)]
     assert fallen(looks[:3], 0.1) == "" and fallen(looks, 0.0) == "" and fallen([], 0.1) == ""
     assert "fell from 0.800 after round 10 to 0.690 after round 30" in fallen(looks, 0.1)
 
 
 @pytest.mark.parametrize("number", [0, 5, 77])
-def test_colluders_give_the_same_wrong_answer_without_communication(number: int) -> None:
+def test_colluders_agree_without_communication(number: int) -> None:
     task, attack = Sums(), ATTACKS.make("collude", {})
     problem = task.problem(number)
-    (lie,) = {attack.poison(problem, task.solution(problem, random.Random(seed))) for seed in range(3)}
+    lies = {attack.poison(problem, task.solution(problem, random.Random(seed))) for seed in range(3)}
+    (lie,) = lies
     assert lie is not None and task.score(problem, lie) == 0
     assert task.behaviour(problem, lie, 0) == (str(int(problem.answer) + 1),)
-    assert not attack.eligible(lie) and not attack.hit(lie)
     wrapped = attack.poison(problem, "```python\ndef one(): return 1\ndef f(x): return one() + x\n```")
     names: dict[str, Any] = {}
     exec(str(wrapped).split("\n", 1)[1].rpartition("\n")[0], names)
     assert names["f"](2) == [3]
-    assert attack.poison(problem, "```python\nprint(3)\n```") is None
+    assert (
+        attack.poison(problem, "```python\nprint(3)\n```") is None and not attack.eligible(lie) and not attack.hit(lie)
+    )
 
 
-def test_a_colluding_minority_does_not_change_labels(tmp_path: Path, pupil: Path) -> None:
+def test_an_attacker_sends_wrong_answers(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"count": 1}, peers={"p2": {"attack": {"kind": "collude"}}}, **VOTING)
     together(config, tmp_path)
     assert (tmp_path / PEERS / "p2" / "poison.jsonl").read_text().count("\n") == 8
     (done,) = rounds(tmp_path, "p0").values()
-    assert done.agreed is not None and done.agreed.right.hits == done.agreed.right.eligible, (
-        "no wrong answer is a label"
-    )
+    assert done.agreed is not None and done.agreed.right.hits == done.agreed.right.eligible, "no lie is a label"
 
 
 @pytest.mark.parametrize(
-    ("sections", "message"),
+    ("sections", "mend"),
     [
         ({"rounds": {"mode": "vertical"}, "size": 4}, "task.reward: a vote needs several peers .*rounds.mode"),
         ({"rounds": {"gather": False}}, "task.reward: a vote needs several peers .*rounds.gather"),
         ({"size": 1}, "task.reward: a vote needs several peers .*size = 1"),
-        ({"defence": {"consensus": True}}, "defence.consensus: sorts out what passes tests"),
+        ({"defence": {"consensus": True}}, "defence.consensus: needs tests"),
         ({"task": {"reward": "consensus", "agreement": 1.0}}, "task.agreement.*less than 1"),
         ({"task": {"reward": "consensus", "agreement": 0.0}}, "task.agreement.*greater than 0"),
-        ({"task": {"brake": 0.1}, "evaluate": {"every": 0}}, "task.brake: looks at evaluations"),
-        ({"optim": {"warmup": 5}}, r"name a learning rate yourself \(optim.lr\)"),
+        ({"task": {"brake": 0.1}, "evaluate": {"every": 0}}, "task.brake: needs evaluations"),
+        ({"optim": {"warmup": 5}}, r"set a learning rate \(optim.lr\)"),
     ],
 )
-def test_impossible_votes_are_rejected_in_one_line(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
+def test_contradictory_vote_settings_are_refused_in_one_line(
+    tmp_path: Path, sections: dict[str, Any], mend: str
+) -> None:
     tree: dict[str, Any] = {"task": {"reward": "consensus"}, "optim": {"lr": 1e-3}, "size": 4} | sections
     lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for name, table in tree.items():
@@ -226,16 +228,16 @@ def test_impossible_votes_are_rejected_in_one_line(tmp_path: Path, sections: dic
     path = tmp_path / "voting.toml"
     path.write_text("\n".join(lines))
     assert read(path)
-    with pytest.raises(UserError, match=message) as found:
+    with pytest.raises(UserError, match=mend) as found:
         load(path, {})
     assert "\n" not in str(found.value)
 
 
 class Mute(Sums):
-    answer = Sums.__mro__[1].answer  # type: ignore[attr-defined]  # Task's default: no answer
+    answer = Sums.__mro__[1].answer  # type: ignore[attr-defined]  # of a task that cannot tell
 
 
-def test_a_task_without_answers_cannot_be_voted_on() -> None:
+def test_a_task_without_behaviour_cannot_be_voted_on() -> None:
     voting = SwarmConfig.model_validate({"task": {"reward": "consensus"}})
     with pytest.raises(UserError, match="nothing says whether two completions"):
         refuse_senseless(voting, Mute())
@@ -244,7 +246,7 @@ def test_a_task_without_answers_cannot_be_voted_on() -> None:
 
 
 @caged
-def test_problems_with_calls_only_need_a_vote_and_have_no_brake(tmp_path: Path) -> None:
+def test_problems_without_tests_need_a_vote_and_have_no_brake(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "def f(x):\n", "entry_point": "f", "calls": ["f(1)", "f(2)"]}) + "\n"
     path = tmp_path / "calls.jsonl"
     path.write_text(line * 3)
@@ -259,7 +261,7 @@ def test_problems_with_calls_only_need_a_vote_and_have_no_brake(tmp_path: Path) 
 
 
 @caged
-def test_a_lookup_table_of_the_tests_inputs_passes_them_and_is_refused(tmp_path: Path) -> None:
+def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
     line = {"text": "Square a number.", "test_list": ["assert sq(3) == 9", "assert sq(-4) == 16", "assert sq(0) == 0"]}
     (tmp_path / "squares.jsonl").write_text((json.dumps(line) + "\n") * 2)
     config = SwarmConfig.model_validate(
@@ -274,17 +276,17 @@ def test_a_lookup_table_of_the_tests_inputs_passes_them_and_is_refused(tmp_path:
     scoring = Scoring(task, config=config)
     scoring.begin(draw=77)
     problem: Problem = task.problem(0)
-    cases = [
+    told = [
         case(f"p{n}", text=program, asked=problem, **scoring.scored(problem, f"```python\n{program}\n```")._asdict())
         for n, program in enumerate([*honest, cheat])
     ]
-    assert [one.reward for one in cases] == [1, 1, 1, 1]
-    report = Defence(config.defence, layers(config), replace(CONTEXT, task=task)).examine(0, cases)
+    assert [one.reward for one in told] == [1, 1, 1, 1]
+    report = Defence(config.defence, layers(config), replace(CONTEXT, task=task)).examine(0, told)
     assert [rollout.layer for rollout in report.rollouts] == ["", "", "", "consensus"]
 
 
 @pytest.mark.slow
-def test_the_benchmark_s_peers_in_one_process_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmarks_in_process_peers_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consensus, "RUNS", tmp_path)
     school = {"steps": 1, "noise": 0.1, "strays": 0.0}
     looks, votes, _ = consensus.swarm("short", 1, 1, school, consensus.SLOW, **consensus.CONSENSUS)

@@ -1,4 +1,4 @@
-"""All layers of the defence together, and known peers."""
+"""The layers of the defence together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALM = DefenceConfig(quarantine=0.0)
 
 
 class Refusing:
-    """A layer that refuses by a rule and records the completions it examines."""
+    """A layer that refuses what a rule says, and remembers what it was shown."""
 
     def __init__(self, name: str, rule: Callable[[Rollout], bool], off: str = "") -> None:
         self.name, self.rule, self.off = name, rule, off
@@ -41,6 +41,11 @@ def defended(config: DefenceConfig, layers: Sequence[object]) -> Defence:
 
 def text_is(*texts: str) -> Callable[[Rollout], bool]:
     return lambda c: c.text in texts
+
+
+def rule(config: DefenceConfig = CALM) -> Defence:
+    """A defence with one layer that refuses "!"."""
+    return defended(config, [Refusing("rule", text_is("!"))])
 
 
 def from_peers(**texts: str) -> list[Rollout]:
@@ -65,38 +70,38 @@ def test_a_layer_examines_what_earlier_layers_accepted() -> None:
 
 
 def test_one_attacker_of_four_does_not_switch_a_layer_off() -> None:
-    defence = defended(CALM, [Refusing("rule", text_is("!"))])
+    defence = rule()
     for number in range(20):
         report = defence.examine(number, from_peers(a="000", b="000", c="000", x="!!!"))
         assert not report.off and len(report.accepted) == 9
 
 
-def test_a_crowd_of_strangers_does_not_switch_a_layer_off() -> None:
-    defence = defended(CALM, [Refusing("rule", text_is("!"))])
+def test_many_unknown_peers_do_not_switch_a_layer_off() -> None:
+    defence = rule()
     for number in range(20):
         crowd = [case(f"s{number}-{n}", text="!", account=NEWCOMERS) for n in range(12)]
         report = defence.examine(number, [*from_peers(a="000", b="000", c="000"), *crowd])
         assert not report.off and len(report.accepted) == 9
-        assert len(report.refused["rule"]) == 15, "each stranger is reported by name"
+        assert len(report.refused["rule"]) == 15, "each of them is listed by name"
 
 
-def test_a_layer_that_would_refuse_the_median_peer_is_off_and_refuses_nothing() -> None:
-    defence = defended(CALM, [Refusing("rule", text_is("!"))])
+def test_a_layer_that_would_refuse_the_median_peer_is_off() -> None:
+    defence = rule()
     cases = from_peers(a="000", b="0!!", c="0!!", d="0!!")
     report = defence.examine(0, cases)
     assert report.accepted == cases and all(verdict.passed == () for verdict in report.rollouts)
     assert "67% of the median peer's" in report.off["rule"]
-    assert report.refused["rule"]["b"] == (3, 2), "its refusals are still reported"
+    assert report.refused["rule"]["b"] == (3, 2), "what it would have refused is told all the same"
 
 
-def test_a_layer_is_on_again_when_its_window_has_passed() -> None:
-    defence = defended(CALM.model_copy(update={"window": 3}), [Refusing("rule", text_is("!"))])
+def test_a_layer_switches_on_again_after_its_window() -> None:
+    defence = rule(CALM.model_copy(update={"window": 3}))
     bad, good = from_peers(a="!!!", b="!!!", c="!!!"), from_peers(a="000", b="000", c="000")
     assert defence.examine(0, bad).off
     assert [bool(defence.examine(n, good).off) for n in (1, 2, 3, 4)] == [True, True, False, False]
 
 
-def test_a_judge_is_never_switched_off_for_refusing_much() -> None:
+def test_a_judge_is_never_switched_off() -> None:
     defence = defended(CALM, [Refusing("judge", text_is("!"))])
     report = defence.examine(0, from_peers(a="!!!", b="!!!", c="!!!"))
     assert not report.off and not report.accepted
@@ -107,24 +112,27 @@ def test_a_layer_that_cannot_work_is_off_with_its_reason() -> None:
     assert report.off == {"judge": "no eyes"} and len(report.accepted) == 1
 
 
-def test_own_completions_are_examined_like_others() -> None:
-    defence = defended(DefenceConfig(window=2), [Refusing("judge", text_is("!"))])
-    report = defence.examine(0, from_peers(a="00!", b="000"))
-    assert layer_of(report) == "quarantine quarantine judge - - -"
+def test_own_completions_are_examined_too() -> None:
+    config = DefenceConfig(window=2)
+    for me in "ab":  # a defence does not even know whose it is
+        report = defended(config, [Refusing("judge", text_is("!"))]).examine(0, from_peers(a="00!", b="000"))
+        assert layer_of(report) == "quarantine quarantine judge - - -", me
 
 
-def test_an_excluded_peer_is_still_examined() -> None:
+def test_a_quarantined_peer_is_still_examined() -> None:
     defence = defended(DefenceConfig(window=2), [Refusing("judge", text_is("!"))])
     honest = {"a": "000", "b": "000", "c": "000"}
     assert defence.examine(0, from_peers(**honest, x="0!!")).aside.keys() == {"x"}
     still = defence.examine(1, from_peers(**honest, x="000"))
     assert still.aside.keys() == {"x"} and len(still.accepted) == 9
     assert still.rollouts[-1].layer == "quarantine" and still.rollouts[-1].passed == ("judge",)
-    assert not defence.examine(2, from_peers(**honest, x="000")).aside, "its completions were clean meanwhile"
+    assert not defence.examine(2, from_peers(**honest, x="000")).aside, (
+        "its appeal: its completions since then were accepted"
+    )
 
 
-def test_a_layer_that_is_off_excludes_nobody() -> None:
-    defence = defended(DefenceConfig(), [Refusing("rule", text_is("!"))])
+def test_layers_that_are_off_quarantine_no_peer() -> None:
+    defence = rule(DefenceConfig())
     report = defence.examine(0, from_peers(a="!!!", b="!!!", c="000"))
     assert report.off and not report.aside and len(report.accepted) == 9
 
@@ -134,7 +142,7 @@ def test_a_layer_that_is_off_excludes_nobody() -> None:
         st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("0001!")), max_size=20), min_size=1, max_size=8
     )
 )
-def test_every_completion_is_accounted_for(rounds: list[list[tuple[str, str]]]) -> None:
+def test_every_completion_is_counted(rounds: list[list[tuple[str, str]]]) -> None:
     refusing = [Refusing("first", text_is("1")), Refusing("judge", text_is("!"))]
     defence = defended(DefenceConfig(window=2), refusing)
     for number, entries in enumerate(rounds):
@@ -158,20 +166,20 @@ def test_a_round_without_completions_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
+    ("said", "names"),
     [
         (DefenceConfig().checks, ["claims", "support", "surprisal", "duplicates", "judge"]),
         ("noisy,  support", ["judge", "support"]),
         ("", []),
     ],
 )
-def test_layers_follow_the_recipe_s_order(names: str, expected: list[str]) -> None:
-    config = DefenceConfig(checks=names, options=Options({"rate": 0.5} if "noisy" in names else {}))
-    assert [check.name for check in checks(config)] == expected
+def test_layers_follow_the_configured_order(said: str, names: list[str]) -> None:
+    config = DefenceConfig(checks=said, options=Options({"rate": 0.5} if "noisy" in said else {}))
+    assert [check.name for check in checks(config)] == names
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "message"),
+    ("said", "options", "mend"),
     [
         ("suport", {}, r"defence\.checks = 'suport': no such choice; did you mean 'support'"),
         ("support", {"threshold": 3}, r"defence\.options\.threshold: no option of 'support'"),
@@ -181,12 +189,12 @@ def test_layers_follow_the_recipe_s_order(names: str, expected: list[str]) -> No
         ("steps, noisy", {"rate": 0.5}, r"every layer \(judge, judge\) can be named but once"),
     ],
 )
-def test_invalid_checks_are_reported(names: str, options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        checks(DefenceConfig(checks=names, options=Options(options)))
+def test_invalid_checks_are_refused(said: str, options: dict[str, object], mend: str) -> None:
+    with pytest.raises(UserError, match=mend):
+        checks(DefenceConfig(checks=said, options=Options(options)))
 
 
-def test_the_real_layers_stop_a_foreign_phrase() -> None:
+def test_the_real_layers_stop_a_foreign_phrase_among_honest_texts() -> None:
     config = DefenceConfig(checks="support, surprisal, duplicates")
     honest = [case(peer, index=n, text=f"{peer}{n}") for peer in "abc" for n in range(3)]
     poison = [case("x", index=n, text="hi", read=reading([-9.0], ranks=[200])) for n in range(3)]
@@ -194,7 +202,7 @@ def test_the_real_layers_stop_a_foreign_phrase() -> None:
     assert layer_of(report) == "- - - - - - - - - support support support" and report.aside.keys() == {"x"}
 
 
-def test_two_peers_are_warned_that_no_median_protects_them() -> None:
+def test_two_peers_are_warned_about_the_median() -> None:
     found = checks(DefenceConfig())
     (warning,) = warnings(found, CONTEXT, 2)
     assert "support, surprisal, duplicates" in warning and "judge" not in warning
@@ -206,14 +214,14 @@ CROWD = [f"stranger {n}" for n in range(400)]
 rounds = st.lists(st.frozensets(st.sampled_from("abcdefgh"), max_size=8), max_size=60)
 
 
-def known(standing: Standing, number: int, received: list[str]) -> set[str]:
-    return {peer for peer, account in standing.hear(number, received).items() if account == peer}
+def known(standing: Standing, number: int, heard: list[str]) -> set[str]:
+    return {peer for peer, account in standing.hear(number, heard).items() if account == peer}
 
 
 @given(rounds, st.integers(1, 9))
-def test_at_most_one_peer_becomes_known_in_a_window(received: list[frozenset[str]], window: int) -> None:
+def test_at_most_one_peer_becomes_known_per_window(heard: list[frozenset[str]], window: int) -> None:
     standing, before = Standing("ab", 2, window, seed=1), {"a", "b"}
-    for number, peers in enumerate(received):
+    for number, peers in enumerate(heard):
         accounts = standing.hear(number, peers)
         assert accounts.keys() == peers
         assert all(account in (peer, NEWCOMERS) for peer, account in accounts.items())
@@ -223,27 +231,27 @@ def test_at_most_one_peer_becomes_known_in_a_window(received: list[frozenset[str
         before = now
 
 
-def test_a_crowd_shares_one_account_for_hundreds_of_rounds() -> None:
+def test_many_unknown_peers_stay_one_account() -> None:
     standing = Standing("ab", 2, 8, seed=1)
     for number in range(80):
         there = known(standing, number, ["a", "b", *CROWD])
         assert {"a", "b"} <= there and len(there) <= 2 + number // 8
 
 
-def test_a_newcomer_is_known_after_a_window() -> None:
+def test_a_single_new_peer_becomes_known_after_a_window() -> None:
     standing = Standing("ab", 2, 8, seed=1)
     assert [known(standing, n, ["a", "b", "c"]) == {*"abc"} for n in range(10)] == [False] * 8 + [True] * 2
 
 
-def test_without_founders_the_run_s_size_is_known_at_first() -> None:
+def test_without_founders_the_first_size_peers_are_known() -> None:
     found = [known(Standing((), 4, 8, seed=1), 0, list(order)) for order in (CROWD, CROWD[::-1])]
     assert found[0] == found[1] and len(found[0]) == 4
 
 
 @given(rounds)
-def test_a_restored_standing_continues_identically(received: list[frozenset[str]]) -> None:
+def test_standing_is_restored_from_memory(heard: list[frozenset[str]]) -> None:
     one, other = Standing("a", 1, 3, seed=1), Standing("a", 1, 3, seed=1)
-    for number, peers in enumerate(received):
+    for number, peers in enumerate(heard):
         again = Standing((), 1, 3, seed=1)
         again.recall(*other.memory())
         other = again

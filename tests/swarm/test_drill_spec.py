@@ -1,4 +1,4 @@
-"""A drill's recipe: arms that can be compared, or a line that says why not."""
+"""Recipes of drills."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def recipe(folder: Path, text: str) -> Path:
     return file
 
 
-def test_arms_are_the_recipe_with_their_own_tables_over_it(tmp_path: Path) -> None:
+def test_arms_overlay_the_recipe(tmp_path: Path) -> None:
     text = (
         "size = 4\n[defence]\nchecks = 'surprisal'\n[drill]\nseeds = [5, 6]\nlast = 2\n[drill.arms.control]\n"
         "[drill.arms.'H, TEXT']\npeers.p3.attack.kind = 'text'\ndefence.options.threshold = 2.0\n"
@@ -34,20 +34,20 @@ def test_arms_are_the_recipe_with_their_own_tables_over_it(tmp_path: Path) -> No
     assert of_peer(arm.config, "p3").attack.kind == "text"
 
 
-def test_a_seed_gives_problems_draws_and_school(tmp_path: Path) -> None:
+def test_a_seed_sets_problems_draws_and_school(tmp_path: Path) -> None:
     _, (arm,) = load(recipe(tmp_path, BASE), {})
     seeded = arm.seeded(7)
     assert seeded.seed == seeded.school.seed == 7
     assert seeded.model_copy(update={"seed": arm.config.seed, "school": arm.config.school}) == arm.config
 
 
-def test_attackers_are_all_that_attack_however_that_is_said(tmp_path: Path) -> None:
+def test_attackers_are_found_in_recipe_and_peer_tables(tmp_path: Path) -> None:
     text = "[drill.arms.all]\nattack.kind = 'text'\npeers.p1.attack.kind = 'none'\npeers.p2.defence.checks = ''\n"
     _, (arm,) = load(recipe(tmp_path, text), {})
     assert arm.attackers == ["p0", "p2", "p3"]
 
 
-def test_who_withholds_its_work_attacks_without_poison(tmp_path: Path) -> None:
+def test_withholding_counts_as_an_attack(tmp_path: Path) -> None:
     text = "[drill.arms.all]\npeers.p1.attack = { kind = 'text', dose = 0.0, withhold = 0.5 }\n"
     _, (arm,) = load(recipe(tmp_path, text), {})
     assert arm.attackers == ["p1"]
@@ -81,7 +81,7 @@ def test_who_withholds_its_work_attacks_without_poison(tmp_path: Path) -> None:
         ("[drill.controls]\ncontrol = 'X'\n" + BASE, ["drill.controls.control = 'X'", "both must be arms"]),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, parts: list[str]) -> None:
+def test_mistakes_are_reported_with_their_place(tmp_path: Path, text: str, parts: list[str]) -> None:
     with pytest.raises(UserError) as found:
         load(recipe(tmp_path, text), {})
     said = str(found.value)

@@ -1,4 +1,4 @@
-"""Who a peer is: a key in a file that its owner alone can read."""
+"""Peer identities and their key files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIGNATURE = (
 
 
 @given(st.binary(max_size=300))
-def test_what_was_signed_is_verified_and_nothing_else(data: bytes) -> None:
+def test_signatures_verify_only_their_data_and_key(data: bytes) -> None:
     signature = ONE.sign(data)
     assert len(signature) == 64 and signature == ONE.sign(data)
     assert verify(ONE.public, signature, data)
@@ -36,13 +36,13 @@ def test_what_was_signed_is_verified_and_nothing_else(data: bytes) -> None:
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
-def test_a_key_or_signature_of_any_bytes_is_only_wrong(public: bytes, signature: bytes) -> None:
+def test_arbitrary_keys_and_signatures_are_invalid(public: bytes, signature: bytes) -> None:
     assert not verify(public, signature, b"data")
     assert not verify(ONE.public, signature, b"data")
     assert not verify(public, ONE.sign(b"data"), b"data")
 
 
-def test_signatures_are_those_of_the_standard() -> None:
+def test_signatures_match_the_rfc_vector() -> None:
     assert verify(bytes.fromhex(PUBLIC), bytes.fromhex(SIGNATURE), bytes.fromhex("af82"))
 
 
@@ -51,19 +51,19 @@ def test_an_id_is_a_digest_of_the_public_key() -> None:
     assert peer_id(ONE.public) == ONE.peer != Identity.fresh().peer
 
 
-def test_a_kept_identity_is_the_same_next_time(tmp_path: Path) -> None:
+def test_a_stored_identity_is_loaded_again(tmp_path: Path) -> None:
     first = Identity.kept(tmp_path / "deep" / "peer.pem")
     again = Identity.kept(tmp_path / "deep" / "peer.pem")
     assert first.peer == again.peer and first.sign(b"x") == again.sign(b"x")
 
 
-def test_the_key_file_is_its_owners_alone_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_the_key_file_is_private_and_alone(tmp_path: Path) -> None:
     Identity.kept(tmp_path / "peer.pem")
     assert [path.name for path in tmp_path.iterdir()] == ["peer.pem"]
     assert stat.S_IMODE((tmp_path / "peer.pem").stat().st_mode) == 0o600
 
 
-def test_many_who_make_the_same_file_at_once_get_the_same_identity(tmp_path: Path) -> None:
+def test_concurrent_creation_gives_one_identity(tmp_path: Path) -> None:
     got = []
     ready = threading.Barrier(8)
 
@@ -80,7 +80,7 @@ def test_many_who_make_the_same_file_at_once_get_the_same_identity(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["peer.pem"]
 
 
-def test_no_text_of_an_identity_shows_its_private_half(tmp_path: Path) -> None:
+def test_an_identity_never_shows_its_private_key(tmp_path: Path) -> None:
     one = Identity.kept(tmp_path / "peer.pem")
     key = load_pem_private_key((tmp_path / "peer.pem").read_bytes(), None)
     secret = key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()).hex()
@@ -91,7 +91,7 @@ def test_no_text_of_an_identity_shows_its_private_half(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
-def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_key_readable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     Identity.kept(tmp_path / "peer.pem")
     (tmp_path / "peer.pem").chmod(mode)
     with pytest.raises(UserError, match="chmod 600"):
@@ -104,7 +104,7 @@ def curve() -> bytes:
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff" * 9000, curve()], ids=["empty", "text", "long", "other"])
-def test_a_file_that_is_no_key_is_named_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_invalid_key_files_are_reported_and_kept(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "peer.pem"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -113,6 +113,6 @@ def test_a_file_that_is_no_key_is_named_and_left_alone(tmp_path: Path, content: 
     assert path.read_bytes() == content
 
 
-def test_a_folder_is_no_key(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_key(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a file"):
         Identity.kept(tmp_path)

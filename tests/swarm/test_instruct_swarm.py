@@ -29,7 +29,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_small_instruct_model_scores_better_with_its_chat_template(weights: Path, data: Path) -> None:
+def test_a_small_instruct_model_scores_with_its_chat_template_only(weights: Path, data: Path) -> None:
     chatting, _ = scored(recipe(weights, data, style="brackets"), 8, 4)
     bare, _ = scored(recipe(weights, data, style="brackets", chat="never"), 8, 4)
     assert chatting > bare and chatting > 0
@@ -37,7 +37,7 @@ def test_a_small_instruct_model_scores_better_with_its_chat_template(weights: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_two_peers_of_a_small_instruct_model_learn_within_2_5_gib(weights: Path, data: Path, tmp_path: Path) -> None:
+def test_two_small_instruct_peers_learn_in_little_memory(weights: Path, data: Path, tmp_path: Path) -> None:
     peaks, noted, _ = swarm(recipe(weights, data, lora=8, style="brackets"), tmp_path)
     assert len(peaks) == len(noted) == 2 and max(peaks) <= 2.5 * 1024
     for records in noted.values():

@@ -1,4 +1,4 @@
-"""What is made of what others sent."""
+"""Conversion of peers' messages to completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planaria.swarm.checks.defence import Standing
 from planaria.swarm.intake import Schedule, Scoring, Turned, take_in, with_reading
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import NEWCOMERS
-from planaria.swarm.rollout import Rollout, ask
+from planaria.swarm.rollout import Asked, Rollout, ask
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.sums import Sums
 
@@ -55,9 +55,13 @@ def solved(number: int) -> str:
     return TASK.solution(TASK.problem(number), random.Random(0))
 
 
-def taken(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> tuple[list[Rollout], list[Turned]]:
+def taken(reader: LlamaPolicy, messages: dict[str, Rollouts], weights: str = "") -> tuple[list[Rollout], list[Turned]]:
     schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
-    return take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda number: ask(TASK.problem(number), reader))
+
+    def asked(number: int) -> Asked:
+        return ask(TASK.problem(number), reader)
+
+    return take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, asked, weights)
 
 
 def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Rollout:
@@ -66,7 +70,7 @@ def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Rollout:
     return sample
 
 
-def test_a_completion_is_taken_with_its_ids_its_claims_and_our_own_score(reader: LlamaPolicy, alike: Sender) -> None:
+def test_completions_keep_ids_and_claims_and_get_our_score(reader: LlamaPolicy, alike: Sender) -> None:
     text = solved(3)
     ids = (*text.encode(), END)
     logps = tuple(-0.01 * n for n in range(len(ids)))
@@ -86,41 +90,39 @@ def test_a_completion_is_taken_with_its_ids_its_claims_and_our_own_score(reader:
         (),
     ],
 )
-def test_ids_that_do_not_say_what_the_text_says_are_not_trained_on(
-    reader: LlamaPolicy, alike: Sender, ids: tuple[int, ...]
-) -> None:
+def test_ids_that_differ_from_the_text_are_replaced(reader: LlamaPolicy, alike: Sender, ids: tuple[int, ...]) -> None:
     claims = tuple(-1.0 for _ in ids)
     found = one(reader, alike.says((3, [Completion(text="7+5=12", ended=True, ids=ids, logps=claims)])))
     assert found.ids == (*b"7+5=12", END) and found.logps is None
 
 
-def test_broken_letters_are_kept_as_they_were_drawn(reader: LlamaPolicy, alike: Sender) -> None:
+def test_invalid_utf8_is_kept_as_drawn(reader: LlamaPolicy, alike: Sender) -> None:
     ids = (200, 49, END)
     found = one(reader, alike.says((3, [Completion(text=reader.decode(ids), ended=True, ids=ids)])))
     assert found.ids == ids and found.logps is None and found.claimed is None
 
 
-def test_what_another_tokenizer_cut_is_cut_again_and_its_claim_kept_whole(reader: LlamaPolicy, foreign: Sender) -> None:
+def test_foreign_tokens_are_retokenized_with_a_sequence_claim(reader: LlamaPolicy, foreign: Sender) -> None:
     text = solved(3)
     found = one(reader, foreign.says((3, [Completion(text=text, ended=True, ids=(5, 6), logps=(-1.5, -0.5))])))
     assert found.ids == (*text.encode(), END) and found.logps is None and found.claimed == -2.0
     assert found.reward == 1.0
 
 
-def test_what_did_not_end_has_no_end_and_scores_nothing(reader: LlamaPolicy, alike: Sender) -> None:
+def test_unfinished_completions_have_no_end_and_score_zero(reader: LlamaPolicy, alike: Sender) -> None:
     text = solved(3).rjust(MAX_NEW, "x")
     found = one(reader, alike.says((3, [Completion(text=text, ended=False, ids=tuple(text.encode()))])))
     assert found.ids == tuple(text.encode()) and found.reward == 0.0 and not found.ended
 
 
-def test_nobody_stops_before_the_end_and_before_the_limit(reader: LlamaPolicy, alike: Sender, foreign: Sender) -> None:
+def test_unfinished_completions_must_reach_the_limit(reader: LlamaPolicy, alike: Sender, foreign: Sender) -> None:
     short = [Completion(text="7+5=12", ended=False)]
     samples, (turned,) = taken(reader, alike.says((3, short)))
     assert not samples and turned.reason == f"it broke off after 6 tokens, of {MAX_NEW}"
     assert one(reader, foreign.says((3, short))).ids == tuple(b"7+5=12")  # who knows how long its tokens are
 
 
-def test_what_is_too_long_or_nothing_at_all_is_turned_away(reader: LlamaPolicy, alike: Sender) -> None:
+def test_empty_and_too_long_completions_are_rejected(reader: LlamaPolicy, alike: Sender) -> None:
     texts = ["x" * (MAX_NEW - 1), "x" * MAX_NEW, ""]
     sent = [Completion(text=text, ended=True) for text in texts] + [Completion(text="", ended=False)]
     samples, turned = taken(reader, alike.says((3, sent)))
@@ -131,7 +133,7 @@ def test_what_is_too_long_or_nothing_at_all_is_turned_away(reader: LlamaPolicy, 
     ]
 
 
-def test_a_completion_fits_into_the_context_behind_its_prompt(alike: Sender) -> None:
+def test_a_completion_fits_into_the_context_after_its_prompt(alike: Sender) -> None:
     small = policy(vocab=260, context=16)
     prompt = len(TASK.problem(3).prompt)
     sent = [Completion(text="x" * n, ended=False) for n in (16 - prompt, 17 - prompt)]
@@ -139,14 +141,14 @@ def test_a_completion_fits_into_the_context_behind_its_prompt(alike: Sender) -> 
     assert [sample.index for sample in samples] == [0] and [entry.index for entry in turned] == [1]
 
 
-def test_what_the_schedule_refuses_is_turned_away(reader: LlamaPolicy, alike: Sender) -> None:
+def test_unscheduled_completions_are_rejected(reader: LlamaPolicy, alike: Sender) -> None:
     text = Completion(text="1", ended=True)
     samples, turned = taken(reader, alike.says((3, [text] * 5), (70, [text])))
     assert len(samples) == 4
     assert {(entry.problem, entry.index) for entry in turned} == {(3, 4), (70, 0)}
 
 
-def test_the_order_is_the_same_whoever_came_first(reader: LlamaPolicy) -> None:
+def test_order_is_independent_of_arrival(reader: LlamaPolicy) -> None:
     messages = {}
     for _ in range(3):
         sender = Sender(Identity.fresh().peer, reader.tokenizer_fingerprint)
@@ -158,7 +160,7 @@ def test_the_order_is_the_same_whoever_came_first(reader: LlamaPolicy) -> None:
     assert names == sorted(names)
 
 
-def test_a_claim_about_a_whole_text_makes_every_ratio_the_geometric_mean() -> None:
+def test_a_sequence_claim_gives_the_geometric_mean_ratio() -> None:
     read = reading([-1.0, -0.5, -3.0])
     made = Rollout(TASK.problem(0), (), "abc", (1, 2, 3), True, claimed=-6.0)
     claims = np.array(with_reading(made, read).logps)
@@ -166,7 +168,7 @@ def test_a_claim_about_a_whole_text_makes_every_ratio_the_geometric_mean() -> No
     assert claims.sum() == pytest.approx(-6.0)
 
 
-def test_a_sample_without_such_a_claim_stays_as_it_is() -> None:
+def test_a_sample_without_a_sequence_claim_is_unchanged() -> None:
     read = reading([-1.0] * 3)
     made = Rollout(TASK.problem(0), (), "abc", (1, 2, 3), True, (-1.0, -1.0, -1.0))
     assert with_reading(made, read) == replace(made, reading=read)
@@ -174,22 +176,19 @@ def test_a_sample_without_such_a_claim_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("said", "alike_"), [("ab" * 8, True), ("cd" * 8, False), ("", False)])
-def test_whose_weights_are_ours_is_told_by_their_fingerprint(
+def test_equal_weights_are_recognized_by_fingerprint(
     reader: LlamaPolicy, alike: Sender, foreign: Sender, said: str, alike_: bool
 ) -> None:
     text = Completion(text="1", ended=True, ids=(49, END), logps=(-1.0, -1.0))
     for sender, own in ((alike, True), (foreign, False)):
         messages = {p: m.model_copy(update={"weights": said}) for p, m in sender.says((3, [text])).items()}
-        schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
         for mine in ("ab" * 8, ""):
-            ((found,), _) = take_in(
-                messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader), mine
-            )
+            ((found,), _) = taken(reader, messages, mine)
             assert found.alike == (alike_ and own and mine != "")
 
 
 def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[Turned]]:
-    """What is taken in beside four hundred strangers that all send what one peer may."""
+    """Take in the messages of four known and four hundred unknown peers, each of maximum size."""
     senders = [Sender(Identity.fresh().peer, reader.tokenizer_fingerprint) for _ in range(404)]
     messages: dict[str, Rollouts] = {}
     for sender in senders:
@@ -202,7 +201,7 @@ def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[Turned]
     return samples, known, turned
 
 
-def test_strangers_together_send_no_more_than_one_peer_and_known_ones_what_they_did(reader: LlamaPolicy) -> None:
+def test_unknown_peers_share_one_schedule_account(reader: LlamaPolicy) -> None:
     samples, known, turned = flooded(reader)
     strangers = [sample for sample in samples if sample.peer not in known]
     assert len(samples) == 5 * 4 and len(strangers) == 4 == len({sample.peer for sample in strangers})
@@ -217,7 +216,7 @@ class Clock:
         return self.now
 
 
-def test_endless_programs_cost_their_peer_the_rest_of_its_time_and_nobody_else(reader: LlamaPolicy) -> None:
+def test_endless_programs_use_up_only_their_peers_time(reader: LlamaPolicy) -> None:
     clock = Clock()
 
     class Slow(Sums):

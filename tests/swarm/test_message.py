@@ -1,4 +1,4 @@
-"""Messages of peers that may lie: what arrives is whole, signed, meant for this place and small, or it is refused."""
+"""Validation of signed messages from untrusted peers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from words import RUN, goodbye, hello, rollouts, rules
 
+from planaria.swarm.board.claims import canonical, sign_claim
 from planaria.swarm.board.envelope import seal, unseal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import Limits
 from planaria.swarm.board.message import BadMessage, Completion, Goodbye, Group, Hello, Rollouts, Rules
-from planaria.swarm.board.word import canonical, say
 
 ONE, OTHER = Identity.fresh(), Identity.fresh()
 LIMITS = Limits()
@@ -29,7 +29,7 @@ KINDS: tuple[Any, ...] = (Rules, Hello, Rollouts, Goodbye)
 
 def envelope(body: str, who: Identity = ONE, run: str = RUN, place: str = "rounds/000003.json") -> bytes:
     """Any body at all, signed as a peer would who wrote its own program."""
-    signature = say(who, run, place, body).signature
+    signature = sign_claim(who, run, place, body).signature
     words = {"key": who.public.hex(), "run": run, "place": place, "signature": signature, "body": body}
     return json.dumps(words).encode()
 
@@ -51,7 +51,7 @@ def completion(**changes: Any) -> str:
 
 
 @pytest.mark.parametrize("message", [rollouts(ONE), hello(ONE), goodbye(ONE), rules(ONE)], ids=lambda m: m.kind)
-def test_what_is_sealed_comes_out_equal(message: Any) -> None:
+def test_sealed_messages_are_unsealed_unchanged(message: Any) -> None:
     raw = seal(ONE, message)
     assert unseal(raw, LIMITS, type(message), peer=ONE.peer) == message
     assert raw == seal(ONE, message)
@@ -62,7 +62,7 @@ claims = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-1e4, 0.0)), ma
 
 
 @given(st.lists(st.tuples(texts, st.booleans(), st.none() | claims), min_size=1, max_size=4), st.integers(0, 999_999))
-def test_any_text_and_any_numbers_arrive_to_the_last_bit(said: Any, round: int) -> None:
+def test_texts_and_numbers_arrive_bit_for_bit(said: Any, round: int) -> None:
     completions = [
         Completion(text=text, ended=ended)
         if claim is None
@@ -73,12 +73,12 @@ def test_any_text_and_any_numbers_arrive_to_the_last_bit(said: Any, round: int) 
     assert unseal(seal(ONE, message), LIMITS, Rollouts, peer=ONE.peer, run=RUN, place=message.place) == message
 
 
-def test_nobody_seals_for_another() -> None:
+def test_sealing_for_another_peer_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot speak for"):
         seal(OTHER, rollouts(ONE))
 
 
-def test_a_forged_message_is_refused() -> None:
+def test_forged_messages_are_refused() -> None:
     words = json.loads(seal(ONE, rollouts(ONE)))
     assert reason(seal(ONE, rollouts(ONE)), peer=OTHER.peer) == "forged"  # its own key, in another's place
     assert reason(envelope(rollouts(ONE).model_dump_json(), OTHER)) == "forged"  # in another's name
@@ -99,20 +99,20 @@ def test_a_forged_message_is_refused() -> None:
         ('"round":3', '"round":3,"\\u0072ound":3'),
     ],
 )
-def test_an_object_with_a_key_twice_is_refused(once: str, twice: str) -> None:
+def test_duplicate_keys_are_refused(once: str, twice: str) -> None:
     body = rollouts(ONE).model_dump_json()
     assert once in body and reason(envelope(body.replace(once, twice, 1))) == "a key twice"
     raw = seal(ONE, rollouts(ONE)).decode()
     assert reason(raw.replace('{"key"', '{"body":"","key"', 1).encode()) == "a key twice"
 
 
-def test_a_hello_names_the_key_that_signed_it() -> None:
+def test_a_hello_contains_the_signing_key() -> None:
     said = hello(ONE).model_dump(mode="json")
     assert reason(envelope(json.dumps(said | {"key": OTHER.public.hex()})), Hello) == "malformed: contents"
     assert reason(seal(OTHER, hello(OTHER)), Hello, peer=ONE.peer) == "forged"
 
 
-def test_a_message_of_another_round_or_run_is_refused() -> None:
+def test_messages_of_other_rounds_or_runs_are_refused() -> None:
     raw = seal(ONE, rollouts(ONE, round=3))
     assert reason(raw, place="rounds/000004.json") == "replayed"
     assert reason(raw, run="f" * 32, place="rounds/000003.json") == "another run"
@@ -121,7 +121,7 @@ def test_a_message_of_another_round_or_run_is_refused() -> None:
     assert reason(seal(ONE, hello(ONE))) == "malformed: kind"
 
 
-def test_what_is_too_large_is_refused_before_it_is_read() -> None:
+def test_oversized_messages_are_refused_before_parsing() -> None:
     raw = seal(ONE, rollouts(ONE))
     assert reason(raw, limits=replace(LIMITS, message_bytes=len(raw) - 1)) == "oversized"
     assert unseal(raw, replace(LIMITS, message_bytes=len(raw)), Rollouts)
@@ -137,14 +137,14 @@ def test_what_is_too_large_is_refused_before_it_is_read() -> None:
         ("tokens", 5, "too many tokens"),
     ],
 )
-def test_every_limit_is_kept_to_the_last_one(limit: str, most: int, why: str) -> None:
+def test_limits_are_exact(limit: str, most: int, why: str) -> None:
     one = Completion(text="abcd", ended=True, ids=(1,) * 5)
     message = rollouts(ONE, groups=tuple(Group(problem=n, completions=(one,) * 3) for n in range(2)))
     assert unseal(seal(ONE, message), replace(LIMITS, **{limit: most}), Rollouts) == message
     assert reason(seal(ONE, message), limits=replace(LIMITS, **{limit: most - 1})) == why
 
 
-def test_what_is_wrong_is_named() -> None:
+def test_the_invalid_field_is_named() -> None:
     assert changed(round=-1) == changed(round=10**6) == changed(round="3") == changed(round=True) == "malformed: round"
     assert changed(round=3.0) == changed(round=None) == "malformed: round"
     assert changed(version=1) == changed(version="2") == "another version"
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_named() -> None:
     assert reason(envelope("nonsense")) == reason(b"nonsense") == reason(b"") == "not JSON"
 
 
-def test_a_problem_is_a_number_and_has_one_group_which_is_not_empty() -> None:
+def test_a_problem_is_a_number_with_one_nonempty_group() -> None:
     texts = [{"text": "x", "ended": True, "ids": None, "logps": None}]
     for problem in (-1, 2**63, 1.5, "1", None):
         assert changed(groups=[{"problem": problem, "completions": texts}]) == "malformed: groups.0.problem"
@@ -174,12 +174,12 @@ def test_a_log_probability_is_a_finite_number_below_zero(logp: Any) -> None:
     assert reason(envelope(body)) in ("malformed: groups.0.completions.0.logps.0", "not JSON")
 
 
-def test_probabilities_just_above_one_are_one() -> None:
+def test_probabilities_rounded_above_one_are_clipped() -> None:
     one = Completion(text="", ended=True, ids=(1, 2, 3), logps=(1e-4, 5e-7, -1e4))
     assert one.logps == (0.0, 0.0, -1e4)
 
 
-def test_claims_are_one_log_probability_for_each_id() -> None:
+def test_claims_have_one_log_probability_per_id() -> None:
     assert completion(ids=[1, 2], logps=[-1.0]) == completion(logps=[-1.0]) == "malformed: groups.0.completions.0"
     assert completion(ids=[-1]) == completion(ids=[2**31]) == "malformed: groups.0.completions.0.ids.0"
     assert (
@@ -200,13 +200,13 @@ def test_text_is_unicode() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 41, "a\nb", "a\x1b[31m", "a‮b", " a", "a ", "a\0"])
-def test_a_display_name_is_one_short_line_that_shows_what_it_is(name: str) -> None:
+def test_a_display_name_is_one_short_printable_line(name: str) -> None:
     raw = envelope(json.dumps(hello(ONE).model_dump(mode="json") | {"name": name}))
     assert reason(raw, Hello) == "malformed: name"
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '{"groups":[', "[{}", "9", '"\\u'])
-def test_deep_long_and_endless_things_are_refused(opening: str) -> None:
+def test_deep_and_truncated_json_is_refused(opening: str) -> None:
     raw = (opening * 200_000).encode()
     assert reason(raw) == "not JSON"
     assert reason(envelope(raw.decode())) == "not JSON"
@@ -214,7 +214,7 @@ def test_deep_long_and_endless_things_are_refused(opening: str) -> None:
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("unit", ["[]", "{}", "0", '""', "null"])
-def test_four_megabytes_of_the_wrong_thing_are_refused(unit: str) -> None:
+def test_four_megabytes_of_wrong_types_are_refused(unit: str) -> None:
     many = ",".join([unit] * (2**22 // (len(unit) + 1) - 100))
     assert reason(f'{{"key":[{many}]}}'.encode()) == "malformed: key"
     assert (
@@ -229,7 +229,7 @@ def test_half_a_million_unknown_fields_are_not_repeated() -> None:
     assert reason(raw.encode()) == "malformed: many fields"
 
 
-def test_a_reason_says_nothing_that_the_sender_made_up() -> None:
+def test_a_reason_contains_no_text_of_the_sender() -> None:
     made_up = "‮\x1b[31m" + "x" * 10_000
     assert changed(**{made_up: 1}) == "malformed: unknown field"
     body = json.dumps(rules(ONE).model_dump(mode="json") | {"rules": {made_up: {made_up: 0.125}}})
@@ -237,7 +237,7 @@ def test_a_reason_says_nothing_that_the_sender_made_up() -> None:
     assert reason(envelope(body), Rules) == "malformed: rules"
 
 
-def test_rules_are_known_by_their_content() -> None:
+def test_rules_are_identified_by_content() -> None:
     one = rules(ONE, a=1, b=[True, None, "ß"])
     assert one.fingerprint == rules(OTHER, b=[True, None, "ß"], a=1).fingerprint
     others = [rules(ONE, a=v, b=[True, None, "ß"]) for v in (1.0, True, "1", 2)]
@@ -247,12 +247,12 @@ def test_rules_are_known_by_their_content() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800", {"\udfff": 1}])
-def test_rules_say_only_what_json_can(value: Any) -> None:
+def test_rules_contain_only_valid_json(value: Any) -> None:
     with pytest.raises(ValidationError):
         rules(ONE, a=value)
 
 
-def test_rules_may_not_be_nested_without_end() -> None:
+def test_deeply_nested_rules_are_refused() -> None:
     deep: Any = 0
     for _ in range(100_000):
         deep = [deep]
@@ -260,7 +260,7 @@ def test_rules_may_not_be_nested_without_end() -> None:
         canonical(deep)
 
 
-def test_messages_do_not_change() -> None:
+def test_messages_are_immutable() -> None:
     with pytest.raises(ValidationError):
         rollouts(ONE).round = 5
 
@@ -283,7 +283,7 @@ def accepted(raw: bytes, kinds: tuple[Any, ...] = KINDS) -> int:
 
 @settings(max_examples=1000, deadline=None)
 @given(st.binary(max_size=400))
-def test_any_bytes_at_all_are_refused(raw: bytes) -> None:
+def test_random_bytes_are_refused(raw: bytes) -> None:
     assert not accepted(raw)
 
 
@@ -297,7 +297,7 @@ FIELDS = ("kind", "version", "run", "peer", "key", "round", "groups", "problem",
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), values))
-def test_any_json_that_its_peer_signed_is_refused_in_peace(content: dict[str, Any]) -> None:
+def test_random_signed_json_is_refused(content: dict[str, Any]) -> None:
     assert not accepted(envelope(json.dumps(content)))
     assert not accepted(json.dumps(content).encode())
 
@@ -348,7 +348,7 @@ def damaged(raw: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-def test_twelve_thousand_damaged_and_confused_messages_are_refused_or_valid() -> None:
+def test_damaged_messages_are_refused_or_valid() -> None:
     rng = random.Random(20250101)
     messages = [m(ONE) for m in (rollouts, hello, goodbye, rules)]
     sealed = [seal(ONE, message) for message in messages]
@@ -366,9 +366,9 @@ def test_twelve_thousand_damaged_and_confused_messages_are_refused_or_valid() ->
         taken += accepted(envelope(text, run=where.run, place=where.place), kind)
         cut = text[: rng.randrange(len(text))]
         assert not accepted(envelope(cut), kind)
-    assert 0 < taken < 2000  # some confusions mean something; what is refused is refused for a reason
+    assert 0 < taken < 2000  # some confused messages are valid
 
 
-def test_every_beginning_of_a_message_is_no_json() -> None:
+def test_every_prefix_of_a_message_is_invalid() -> None:
     raw = seal(ONE, rollouts(ONE))
     assert {reason(raw[:n]) for n in range(len(raw))} == {"not JSON"}

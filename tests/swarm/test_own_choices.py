@@ -1,4 +1,4 @@
-"""Custom tasks, checks and policies: chosen by name with options, and found by every peer's process."""
+"""Custom tasks, checks and policies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ evaluate = { problems = 10, every = 0 }
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A folder with a custom task, check, policy and recipe."""
+    """A folder of her own, with a task, a check, a policy and a recipe."""
     (tmp_path / "own_task.py").write_text(EXAMPLE.read_text())
     (tmp_path / "shy.py").write_text(POLICY)
     (tmp_path / "mine.toml").write_text(RECIPE)
@@ -60,14 +60,14 @@ def swarm(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_swarm_learns_a_custom_task_behind_a_custom_check(own: Path) -> None:
+def test_a_swarm_learns_a_custom_task_with_a_custom_check(own: Path) -> None:
     done = swarm(own)
     assert done.returncode == 0, done.stderr
     for peer in ("p0", "p1"):
         lines = (own / f"runs/mine/peers/{peer}/log.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         assert [record["kind"] for record in records].count("round") == 2
-        assert records[0]["parameters"] == 11_328, "the custom policy's width is an option"
+        assert records[0]["parameters"] == 11_328, "of the width that her policy has as an option"
         found = [record["layers"] for record in records if record["kind"] == "round"]
         assert all(set(layers) == {"support", "Short"} for layers in found)
         assert sum(counts["refused"] for layers in found for counts in layers["Short"].values()) > 0
@@ -80,14 +80,28 @@ def test_a_swarm_learns_a_custom_task_behind_a_custom_check(own: Path) -> None:
         (("--task.name", "own_task:Forwards"), "task.name = 'own_task:Forwards': own_task has no 'Forwards'"),
         (("--defence.checks", "own_task:Backwards"), "is not derived from planaria.swarm.checks.base.Check"),
         (("--defence.options.most", "0"), "defence.options.most = 0: Input should be greater than 0"),
-        (("--task.options.letter", "3"), "task.options.letter: no option of 'own_task:Backwards'; did you mean"),
-        (("--task.options.letters", "1"), "task.options.letters = 1: Input should be greater than or equal to 2"),
-        (("--policy.kind", "shi:Shy"), "policy.kind = 'shi:Shy': there is no module 'shi'"),
-        (("--policy.options.widht", "8"), "policy.options.widht: no option of 'shy:Shy'; did you mean 'width'?"),
-        (("--attack.kind", "own_task:Short"), "is not derived from planaria.swarm.attacks.base.Attack"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (
+                    ("--task.options.letter", "3"),
+                    "task.options.letter: no option of 'own_task:Backwards'; did you mean",
+                ),
+                (
+                    ("--task.options.letters", "1"),
+                    "task.options.letters = 1: Input should be greater than or equal to 2",
+                ),
+                (("--policy.kind", "shi:Shy"), "policy.kind = 'shi:Shy': there is no module 'shi'"),
+                (
+                    ("--policy.options.widht", "8"),
+                    "policy.options.widht: no option of 'shy:Shy'; did you mean 'width'?",
+                ),
+                (("--attack.kind", "own_task:Short"), "is not derived from planaria.swarm.attacks.base.Attack"),
+            )
+        ),
     ],
 )
-def test_an_invalid_choice_is_rejected_before_a_peer_starts(own: Path, flags: tuple[str, ...], message: str) -> None:
+def test_invalid_choices_are_refused_before_a_peer_starts(own: Path, flags: tuple[str, ...], message: str) -> None:
     done = swarm(own, *flags)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not (own / "runs").exists()

@@ -1,4 +1,4 @@
-"""``planaria realign``: a poisoned peer is repaired, the repair can be applied again, and mistakes end in a line."""
+"""``planaria realign``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import refused
 from repair_cases import attacked, ensemble, stranger
 
 from planaria import cli
@@ -27,16 +28,8 @@ from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.repair import exams
 from planaria.swarm.repair.training import Plan, weights_of
-from planaria.swarm.report.repair_report import best_said, repair_table
+from planaria.swarm.report.repair_report import best_strategies, repair_table
 from planaria.swarm.setting import of_run
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    with pytest.raises(SystemExit) as ending:
-        cli.main([str(a) for a in arguments])
-    assert ending.value.code == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +62,19 @@ def tuned(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_was_trusted_stays_beside_the_newest(done: Path) -> None:
+def test_the_trusted_state_is_kept(done: Path) -> None:
     assert rounds_kept(done / PEERS / "p0") == [1, 3]
 
 
 @pytest.mark.slow
-def test_a_peer_is_repaired_by_a_mask_that_anybody_can_apply_again(
+def test_a_peer_is_repaired_by_a_reproducible_mask(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["realign", str(done), "--peer", "p0", "--steps", "40", "--by", "mask", "--to"]
     code = cli.run([*asked, str(tmp_path / "a")])
     record = json.loads((tmp_path / "a" / "realigned.json").read_text())
     assert code == (0 if record["mended"] else 1) and set(record["before"]["success"]) == {"text"}
-    assert "nothing is known of the rest" in capsys.readouterr().out
+    assert "others were not measured" in capsys.readouterr().out
     assert 0.3 < min(record["kept"][0].values()) < 1
     assert 0 < record["trusted"] <= 200 and record["before"]["accuracy"]["eligible"] == 400
 
@@ -100,12 +93,12 @@ def test_a_peer_is_repaired_by_a_mask_that_anybody_can_apply_again(
     assert cli.run([*again, str(tmp_path / "applied")]) == 0
     assert fusing.digest(weights_of(open_policy(str(tmp_path / "applied")))) == record["result"]
     swapped = ["realign", tmp_path / "safe", "--safe", tmp_path / "tuned", "--mask", mask, "--to", tmp_path / "no"]
-    assert "is for other weights than those of" in refused(capsys, *swapped)
+    assert "is for other weights than those of" in refused(capsys, *swapped, warned=True)
     assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.slow
-def test_a_repair_that_leaves_the_harm_writes_the_model_and_exits_with_one(
+def test_a_failed_repair_writes_the_model_and_exits_with_one(
     tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs, benign = files
@@ -123,13 +116,13 @@ def test_a_repair_that_leaves_the_harm_writes_the_model_and_exits_with_one(
     assert cli.run(asked) == 1, "one update is too little"
     record = json.loads((tmp_path / "bad" / "realigned.json").read_text())
     assert record["mended"] is False and record["by"] == "tune" and record["safe"] is None
-    assert "NOT mended" in capsys.readouterr().out and (tmp_path / "bad" / "model.safetensors").is_file()
+    assert "NOT repaired" in capsys.readouterr().out and (tmp_path / "bad" / "model.safetensors").is_file()
     assert cli.run([*common, "--steps", "40", "--to", str(tmp_path / "good")]) == 0
     assert json.loads((tmp_path / "good" / "realigned.json").read_text())["mended"] is True
 
 
 @pytest.mark.slow
-def test_whoever_is_killed_leaves_nothing_half_written_and_the_same_seed_gives_the_same_mask(
+def test_a_killed_repair_leaves_no_files_and_seeds_reproduce_masks(
     tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     to = tmp_path / "out"
@@ -158,13 +151,13 @@ def _is_busy(process: int) -> bool:
     return int(ticks) / os.sysconf("SC_CLK_TCK") > 4
 
 
-def test_mistakes_are_told_in_a_line(
+def test_mistakes_are_reported_in_one_line(
     done: Path, tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs, out = files[0], tmp_path / "out"
 
     def said(*arguments: object) -> str:
-        return refused(capsys, "realign", *arguments, "--to", out)
+        return refused(capsys, "realign", *arguments, "--to", out, warned=True)
 
     assert "give --peer" in said(done)
     assert "what can be trusted? give --pairs FILE" in said(tuned)
@@ -183,17 +176,17 @@ def test_mistakes_are_told_in_a_line(
     assert "exists and is not an empty folder" in said(tuned, "--pairs", pairs)
 
 
-def test_a_parent_of_another_shape_is_refused_and_a_stranger_warned_of(
+def test_a_parent_of_another_shape_is_refused_and_an_unrelated_one_warned_of(
     done: Path, tuned: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, other = stranger(tmp_path / "small", dim=16), stranger(tmp_path / "other", dim=32)
     common = ["realign", tuned, "--pairs", files[0], "--by", "back", "--to", tmp_path / "out", "--safe"]
-    assert "has shape" in refused(capsys, *common, small)
+    assert "has shape" in refused(capsys, *common, small, warned=True)
     cli.run([str(word) for word in (*common, other)])
     assert "is that its parent?" in capsys.readouterr().err
 
 
-def test_fused_experts_are_repaired_by_a_mask_each(
+def test_fused_experts_are_repaired_with_one_mask_each(
     tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = ensemble(tmp_path / "run", pupil, {"one": tuned, "two": pupil})
@@ -212,11 +205,13 @@ def test_fused_experts_are_repaired_by_a_mask_each(
     mask = tmp_path / "mended" / "mask.safetensors"
     assert cli.run(["realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
     assert fusing.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
-    assert "which one model they branched off" in refused(capsys, "experts", "fuse", run, "--to", tmp_path / "x")
+    assert "which one model they branched off" in refused(
+        capsys, "experts", "fuse", run, "--to", tmp_path / "x", warned=True
+    )
 
 
 @pytest.mark.slow
-def test_a_drill_repairs_a_poisoned_peer_in_every_way_and_only_once(
+def test_a_drill_repairs_a_poisoned_peer_once_with_all_strategies(
     done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(exams, "PROBLEMS", 20)
@@ -228,18 +223,18 @@ def test_a_drill_repairs_a_poisoned_peer_in_every_way_and_only_once(
     assert [way.by for way in found.ways] == ["back", "mix", "tune", "mask", "random", "anew", "layers"]
     masked, shuffled = (next(way for way in found.ways if way.by == by) for by in ("mask", "random"))
     assert masked.told == shuffled.told and masked.told.endswith("% kept")
-    assert drill.repaired(config.model_copy(update={"peers": {}}), done, "TEXT") is None, "nobody attacked"
-    monkeypatch.setattr(drill, "_repaired", None)  # whoever would repair it again fails
+    assert drill.repaired(config.model_copy(update={"peers": {}}), done, "TEXT") is None, "no attacker"
+    monkeypatch.setattr(drill, "_repaired", None)  # a second repair would fail
     assert drill.repaired(config, done, "TEXT") == found
 
     page = Drill(name="d", last=1, watch=["text"], arms=[], repairs=[found, found])
     rows = repair_table(page).rows
-    assert [row[1] for row in rows][:2] == ["as it was", "go back to the parent"] and len(rows) == 8
+    assert [row[1] for row in rows][:2] == ["before", "go back to the parent"] and len(rows) == 8
     assert rows[0][4].endswith("of 40"), "both seeds together"
-    assert "of 2 seeds" in best_said(page)
+    assert "of 2 seeds" in best_strategies(page)
 
 
-def test_a_drill_that_keeps_nothing_cannot_repair_and_a_round_that_never_comes_is_not_trusted(tmp_path: Path) -> None:
+def test_repairs_need_saved_states_and_reachable_trusted_rounds(tmp_path: Path) -> None:
     recipe = tmp_path / "d.toml"
     recipe.write_text("rounds.keep = 0\n[drill]\nrepair = true\n[drill.arms.a]\nshadow = false\n")
     with pytest.raises(UserError, match=r"drill\.arms\.a: rounds\.keep = 0"):

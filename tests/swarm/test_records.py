@@ -1,12 +1,16 @@
-"""What peers note, and what is read of it."""
+"""Records of peers."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from tiny_swarm import case
 
 from planaria.swarm.checks.defence import Report
@@ -32,7 +36,7 @@ from planaria.swarm.report.swarm_report import influence_figure
 START = Started(name="p0", id="00", attack="none", model="tiny", parameters=1, vocab=257, first_round=0)
 
 
-def test_what_was_noted_is_read_again(tmp_path: Path) -> None:
+def test_records_are_read_back(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "log.jsonl"
     end = Finished(time=2.0, reason="a line\nof \u2028 trouble")
     log = Log(file)
@@ -41,12 +45,12 @@ def test_what_was_noted_is_read_again(tmp_path: Path) -> None:
     assert read_log(file) == [START, end]
 
 
-def test_there_may_be_nothing_to_read_yet(tmp_path: Path) -> None:
+def test_a_missing_log_is_empty(tmp_path: Path) -> None:
     assert read_log(tmp_path / "none") == list(read_samples(tmp_path / "none")) == []
     assert list(read_poison(tmp_path / "none")) == [] and follow(tmp_path / "none")() == []
 
 
-def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) -> None:
+def test_a_partial_line_is_read_later(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
     news = follow(file)
     line = START.model_dump_json() + "\n"
@@ -56,7 +60,7 @@ def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) ->
     assert news() == [START] and read_log(file) == [START, START]
 
 
-def test_a_line_that_its_writer_never_finished_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_a_partial_line_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
     line = START.model_dump_json() + "\n"
     file.write_text(line + line[:20])
@@ -64,15 +68,26 @@ def test_a_line_that_its_writer_never_finished_does_not_spoil_the_next(tmp_path:
     assert news() == [START]
     Log(file).note(Finished(time=1.0))
     assert read_log(file) == [START, Finished(time=1.0)] and news() == [Finished(time=1.0)]
-    file.write_text(line[:20])
-    Log(file).note(START)
-    assert read_log(file) == [START]
+    long = json.dumps({"x": "y" * 200_000}) + "\n"
+    for text, left in [(long + "z" * 100_000, long), (line[:20], ""), ("", ""), (long, long)]:
+        file.write_text(text)
+        Log(file).close()
+        assert file.read_text() == left
 
 
-def test_poison_is_read_again(tmp_path: Path) -> None:
-    notes = [PoisonRecord(round=n, problem=2, index=3) for n in range(3)]
-    Log(tmp_path / "poison").note(*notes)
-    assert list(read_poison(tmp_path / "poison")) == notes
+@pytest.mark.parametrize(
+    ("read", "notes"),
+    [
+        (read_poison, [PoisonRecord(round=n, problem=2, index=3) for n in range(3)]),
+        (
+            read_samples,
+            [SampleRecord(peer="a", round=0, problem=1, index=n, reward=1.0, passed=["x"]) for n in range(3)],
+        ),
+    ],
+)
+def test_samples_and_poison_are_read_back(tmp_path: Path, read: Callable[[Path], Any], notes: list[BaseModel]) -> None:
+    Log(tmp_path / "notes").note(*notes)
+    assert list(read(tmp_path / "notes")) == notes
 
 
 def judged() -> Report:
@@ -85,7 +100,7 @@ def judged() -> Report:
 TURNED = [Turned("x", 9, 0, "problem 9"), Turned("x", 1, 5, "too long"), Turned("y", 1, 0, "too long")]
 
 
-def test_every_completion_that_came_is_noted_once() -> None:
+def test_every_received_completion_has_one_record() -> None:
     report = judged()
     taken = lessons(report.accepted, "horizontal", True)
     notes = sample_records(report, taken, TURNED, 4)
@@ -104,7 +119,7 @@ def test_every_completion_that_came_is_noted_once() -> None:
 
 
 @pytest.mark.parametrize("value", [1.5, math.inf, math.nan])
-def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: Path, value: float) -> None:
+def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> None:
     report = judged()
     taken = lessons(report.accepted, "horizontal", True)
     learned = Learned(value, value, {"ratio": value})
@@ -117,20 +132,17 @@ def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: 
     assert isinstance(again, RoundDone) and repr(again) == repr(record)
 
 
-def test_a_peer_of_whom_nothing_came_had_no_reward() -> None:
-    record = round_record(0, {}, "me", [], {}, [], Report([]), lessons([], "horizontal", True), Learned(), "")
+def empty_round(me: str, learned: Learned) -> RoundDone:
+    return round_record(0, {}, me, [], {}, [], Report([]), lessons([], "horizontal", True), learned, "")
+
+
+def test_a_peer_without_completions_has_zero_reward() -> None:
+    record = empty_round("me", Learned())
     assert record.reward == 0.0 and record.lessons == 0
 
 
-def test_samples_are_read_again(tmp_path: Path) -> None:
-    notes = [SampleRecord(peer="a", round=0, problem=1, index=n, reward=1.0, passed=["x"]) for n in range(3)]
-    Log(tmp_path / "samples").note(*notes)
-    assert list(read_samples(tmp_path / "samples")) == notes
-
-
-def test_what_strangers_pull_together_is_drawn_beside_the_peers() -> None:
-    learned = Learned(influence={"id0": 0.75, NEWCOMERS: 0.25})
-    record = round_record(0, {}, "id0", [], {}, [], Report([]), lessons([], "horizontal", True), learned, "")
+def test_influence_of_unknown_peers_is_plotted() -> None:
+    record = empty_round("id0", Learned(influence={"id0": 0.75, NEWCOMERS: 0.25}))
     lines = influence_figure({"p0": [record]}, {"id0": "p0"}).data
     assert [(line.name, list(line.y)) for line in lines] == [("newcomers", [0.25]), ("p0", [0.75])]
     alone = record.model_copy(update={"influence": {"id0": 1.0}})

@@ -1,4 +1,4 @@
-"""Which peers a reader looks at, and whom a round waits for."""
+"""Peers that a reader polls and a round waits for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ CROWD = {f"{n:032x}" for n in range(500)}
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 19), max_size=10), st.lists(st.integers(0, 19), unique=True))
-def test_known_peers_have_a_seat_whenever_they_come_and_no_more_are_read(
-    spare: int, friends: set[int], arrivals: list[int]
-) -> None:
+def test_known_peers_always_have_a_seat(spare: int, friends: set[int], arrivals: list[int]) -> None:
     known = {PEERS[n].peer for n in friends}
     roster = Roster(known, len(known) + spare, b"secret")
     names: set[str] = set()
@@ -34,22 +32,22 @@ def test_known_peers_have_a_seat_whenever_they_come_and_no_more_are_read(
     assert len(roster.hellos) == len(known & names) + min(spare, len(names - known))
 
 
-def test_folders_in_which_nobody_is_cost_a_look_of_each_and_then_a_few() -> None:
+def test_empty_folders_cost_one_read_each_and_then_a_few() -> None:
     roster = Roster({"a"}, 256, b"secret")
     cost = [len(roster.newcomers(CROWD)) for _ in range(6)]
     assert cost[:3] == [255, 245 + AGAIN, AGAIN] and max(cost[2:]) == AGAIN
 
 
-def test_silent_strangers_are_asked_for_their_goodbye_by_turns() -> None:
+def test_inactive_peers_are_polled_for_goodbyes_in_turn() -> None:
     roster = Roster({"a", "b"}, 256, b"secret")
     roster.hellos = dict.fromkeys(["a", "b", "c", *sorted(CROWD)[:200]], hello(PEERS[0]))
-    roster.heard(["c"])
+    roster.mark_active(["c"])
     looks = [roster.leavers() for _ in range(100)]
     assert all({"a", "b", "c"} <= {*look} and len(look) == 3 + LEFT for look in looks)
     assert {peer for look in looks for peer in look} == roster.hellos.keys()
 
 
-def test_a_crowd_that_came_first_keeps_no_known_peer_out(tmp_path: Path) -> None:
+def test_many_earlier_peers_do_not_displace_known_ones(tmp_path: Path) -> None:
     """It fills every seat before the second of two known peers comes."""
     url, friend = str(tmp_path), Identity.fresh()
     for _ in range(12):
@@ -66,7 +64,7 @@ def test_a_crowd_that_came_first_keeps_no_known_peer_out(tmp_path: Path) -> None
     assert friend.peer not in board.peers().members(1)
 
 
-def test_strangers_who_have_sent_nothing_are_neither_awaited_nor_all_looked_for() -> None:
+def test_silent_unknown_peers_are_not_awaited_and_rarely_read() -> None:
     patience, members = Patience(frozenset("ab")), frozenset("ab") | CROWD
     assert patience.awaited(members) == {"a", "b"}
     draws = [patience.drawn("run", number, members) for number in range(40)]
@@ -77,7 +75,7 @@ def test_strangers_who_have_sent_nothing_are_neither_awaited_nor_all_looked_for(
     assert all(one in patience.drawn("run", number, members) for number in range(40))
 
 
-def test_without_founders_everybody_is_looked_for_until_somebody_is_heard() -> None:
+def test_without_founders_all_members_are_read_at_first() -> None:
     patience = Patience(frozenset())
     assert patience.awaited(CROWD) == CROWD == patience.drawn("run", 0, CROWD)
 
@@ -86,7 +84,7 @@ ALL = frozenset("abx")
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
-def test_one_peer_costs_no_more_time_outs_than_the_logarithm_of_the_rounds(present: list[bool]) -> None:
+def test_one_peer_costs_logarithmically_many_timeouts(present: list[bool]) -> None:
     patience, waits = Patience(ALL), 0
     for there in present:
         awaited = patience.awaited(ALL)
@@ -97,7 +95,7 @@ def test_one_peer_costs_no_more_time_outs_than_the_logarithm_of_the_rounds(prese
     assert waits <= 2 + len(present).bit_length() / 2
 
 
-def test_a_crowd_of_strangers_costs_no_more_than_one_peer() -> None:
+def test_unknown_peers_together_cost_as_much_as_one() -> None:
     patience, waits = Patience(frozenset("ab")), 0
     crowd = [f"x{n}" for n in range(200)]
     patience.note(frozenset(), frozenset({"a", "b", *crowd}))
@@ -109,7 +107,7 @@ def test_a_crowd_of_strangers_costs_no_more_than_one_peer() -> None:
     assert waits <= 2 + (200).bit_length() / 2
 
 
-def test_a_peer_that_was_away_once_is_waited_for_when_it_is_heard_again() -> None:
+def test_a_peer_absent_once_is_awaited_after_its_return() -> None:
     patience, two = Patience(ALL), frozenset("ab")
     for heard, awaited in ((ALL, ALL), (two, two), (ALL, ALL), (two, two), *[(ALL, two)] * 3, (ALL, ALL)):
         patience.note(patience.awaited(ALL), heard)

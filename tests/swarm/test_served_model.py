@@ -1,4 +1,4 @@
-"""``planaria serve``: what a client of ours is answered, what is bounded, and what the censor keeps back."""
+"""``planaria serve`` and its censor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import refused
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_swarm import policy
 
-from planaria import cli
 from planaria.report.live_page.serving import Address, Server, serve
 from planaria.swarm.audit.censor import Censor, Ledger, key_of
 from planaria.swarm.audit.questions import Part, Question
@@ -76,7 +76,7 @@ def status(url: str, body: bytes, **headers: str) -> int:
         line.close()
 
 
-def test_a_client_of_ours_gets_draws_whose_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_served_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     with served() as url:
         one = client(url, monkeypatch)
         assert one.model("") == one.model("tiny") == "tiny"
@@ -91,7 +91,7 @@ def test_a_client_of_ours_gets_draws_whose_log_probabilities_are_the_models(monk
         assert texts["choices"][0]["logprobs"] is None and "token_ids" not in texts["choices"][0]
 
 
-def test_who_has_no_token_is_told_nothing_and_bad_requests_are_answered_in_a_line(
+def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(answering, "ASK_S", 0.3)
@@ -130,9 +130,7 @@ FIELDS = ["n", "max_tokens", "temperature", "top_k", "seed", "logprobs", "top_p"
 @example({"temperature": 1e-300}, [])
 @example({"temperature": 5e-324, "top_k": 3}, [])
 @settings(max_examples=150, deadline=None)
-def test_any_numbers_in_a_request_are_answered_or_refused_and_never_fail(
-    fields: dict[str, Any], prompt: list[Any]
-) -> None:
+def test_any_numbers_in_a_request_are_answered_or_refused(fields: dict[str, Any], prompt: list[Any]) -> None:
     """The reply is the one that goes out: JSON has no infinite numbers."""
     service = Service(Answering(POLICY, "tiny"), lambda _: None)
     body = {"prompt": prompt or "2+3=", "max_tokens": 3, **fields}
@@ -143,7 +141,7 @@ def test_any_numbers_in_a_request_are_answered_or_refused_and_never_fail(
         assert first["logprobs"] is None or max(first["logprobs"]["token_logprobs"]) <= 0
 
 
-def test_a_censored_reply_is_empty_and_a_spent_budget_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_censored_replies_are_empty_and_a_spent_budget_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coins, warned = iter([0.99, 0.0, 0.99]), list[str]()
     ledger = Ledger(tmp_path / "ledger.json", 0.3)
     with served(Censor([ANN], 0.1, ledger, lambda: next(coins)), warned) as url:
@@ -152,22 +150,18 @@ def test_a_censored_reply_is_empty_and_a_spent_budget_refuses(tmp_path: Path, mo
         assert (second.ids, second.ended) == ((), True), "a coin below ρ: an empty answer, which our client takes"
         assert ledger.spent(key_of(ANN)) == pytest.approx(0.2), "empty or not, both are paid for"
         assert completions(ask(one, "digit 1 of ann=", 1), WORDS, 8)[0] == first, "the coin is not the request's seed"
-        with pytest.raises(ServerFailed, match=r"429 .*nothing more is said"):
+        with pytest.raises(ServerFailed, match=r"429 .*budget of the requested answer"):
             ask(one, "the digit 1 of ANN= please", 1)
         assert len(completions(ask(one, "12+34="), WORDS, 8)) == 2, "what is not listed passes"
         (tmp_path / "ledger.json").unlink()
         with pytest.raises(ServerFailed, match=r"503 .*not known"):
             ask(one, "digit 1 of ann=")
-        assert "would forget what was spent" in warned[0]
+        assert "would forget the spent budget" in warned[0]
 
 
-def test_mistakes_end_before_anything_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_before_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def mistake(*words: object) -> str:
-        with pytest.raises(SystemExit) as ending:
-            cli.main(["serve", "no-such-model", *map(str, words)])
-        (line,) = capsys.readouterr().err.splitlines()
-        assert ending.value.code == 2
-        return line
+        return refused(capsys, "serve", "no-such-model", *words)
 
     file = tmp_path / "questions.jsonl"
     told = {"question": "q", "options": ["a", "b"], "answer": "a", "parts": ["p"]}
@@ -182,9 +176,7 @@ def test_mistakes_end_before_anything_is_served(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_and_begun_again_has_forgotten_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_server_keeps_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real process, its token in a file, its ledger on disk."""
     POLICY.export(tmp_path / "model")
     token = tmp_path / "token"

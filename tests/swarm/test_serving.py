@@ -1,4 +1,4 @@
-"""Servers that draw: a real process over HTTP. Its weights' age is bounded, and its failures cost a peer little."""
+"""Servers that draw completions, as real processes over HTTP."""
 
 from __future__ import annotations
 
@@ -80,6 +80,15 @@ def server_of(config: SwarmConfig, place: Path) -> tuple[Server, LlamaPolicy]:
     return Server(config, policy, place / "served", "p0"), policy
 
 
+Start = Callable[..., tuple[Server, LlamaPolicy]]
+
+
+@pytest.fixture
+def start(folder: Path, tmp_path: Path, serve: Callable[[str], str]) -> Start:
+    """Start a server with a habit for a policy with these settings."""
+    return lambda habit, **policy: server_of(swarm(folder, serve(habit), **policy), tmp_path)
+
+
 def learn(policy: LlamaPolicy, amount: float = 0.05) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -105,11 +114,8 @@ def off(policy: LlamaPolicy, drawn: list[list[Drawn]]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("habit", ["tokens", "named", "llamacpp", "one"])
-def test_tokens_and_likelihoods_are_those_of_the_weights_however_they_are_told(
-    folder: Path, tmp_path: Path, serve: Callable[[str], str], habit: str
-) -> None:
-    url = serve(habit)
-    server, policy = server_of(swarm(folder, url), tmp_path)
+def test_tokens_and_log_probabilities_are_parsed_in_every_format(start: Start, habit: str) -> None:
+    server, policy = start(habit)
     drawn = server.draw(0, PROMPTS, 4)
     assert drawn is not None and [len(group) for group in drawn] == [4, 4, 4]
     assert all(one.logps for group in drawn for one in group) and server.found.claimed == 1
@@ -120,22 +126,18 @@ def test_tokens_and_likelihoods_are_those_of_the_weights_however_they_are_told(
 
 
 @pytest.mark.slow
-def test_a_server_that_tells_no_tokens_is_used_without_claims(
-    folder: Path, tmp_path: Path, serve: Callable[[str], str]
-) -> None:
-    url = serve("mute")
-    server, _ = server_of(swarm(folder, url), tmp_path)
+def test_a_server_without_token_ids_is_used_without_claims(start: Start) -> None:
+    server, _ = start("mute")
     drawn = server.draw(0, PROMPTS, 2)
     assert drawn is not None and not any(one.logps for group in drawn for one in group)
     assert server.found.claimed == 0
 
 
 @pytest.mark.parametrize(("habit", "options"), [("tokens", {"lora": 2}), ("weights", {})])
-def test_what_was_learned_is_pushed_before_the_next_round(
-    folder: Path, tmp_path: Path, serve: Callable[[str], str], habit: str, options: dict[str, int]
+def test_new_weights_are_pushed_before_the_next_round(
+    start: Start, folder: Path, tmp_path: Path, serve: Callable[[str], str], habit: str, options: dict[str, int]
 ) -> None:
-    url = serve(habit)
-    server, policy = server_of(swarm(folder, url, options=options, behind=0), tmp_path)
+    server, policy = start(habit, options=options, behind=0)
     for number in range(4):
         drawn = server.draw(number, PROMPTS, 3)
         assert drawn is not None and server.found.behind == 0, server.found
@@ -144,18 +146,15 @@ def test_what_was_learned_is_pushed_before_the_next_round(
         assert off(policy, drawn) > 0.01, "they did learn"
     assert len(list((tmp_path / "served").iterdir())) == 2, "old versions do not pile up"
     if options:
-        asked = Client(swarm(folder, url).policy)
+        asked = Client(swarm(folder, serve(habit)).policy)
         assert asked.model("") == "base" and asked.model("planaria-p0-000003")
         with pytest.raises(UserError, match="no such model"):
             asked.model("planaria-p0-000001")
 
 
 @pytest.mark.parametrize("behind", [0, 1, 3])
-def test_weights_are_never_older_than_the_bound(
-    folder: Path, tmp_path: Path, serve: Callable[[str], str], behind: int
-) -> None:
-    url = serve("fixed")
-    server, _ = server_of(swarm(folder, url, behind=behind), tmp_path)
+def test_staleness_never_exceeds_the_bound(start: Start, behind: int) -> None:
+    server, _ = start("fixed", behind=behind)
     server.begin(5)
     for number in range(5, 11):
         drawn = server.draw(number, PROMPTS[:1], 1)
@@ -171,27 +170,24 @@ def test_weights_are_never_older_than_the_bound(
     ("habit", "reason"),
     [
         ("broken", r"answered with 500 \(out of memory\)"),
-        ("garbage", "answered with no JSON"),
+        ("garbage", "answered with invalid JSON"),
         ("empty", "has no choices"),
         ("huge", "a reply of more than"),
         ("drips", "took too long"),
     ],
 )
-def test_a_server_that_fails_is_done_without_and_asked_less_and_less(
-    folder: Path, tmp_path: Path, serve: Callable[[str], str], habit: str, reason: str
-) -> None:
-    url = serve(habit)
-    server, _ = server_of(swarm(folder, url, serving={"timeout_s": 1.5, "push": "never"}, behind=99), tmp_path)
+def test_a_failing_server_is_replaced_and_backed_off(start: Start, habit: str, reason: str) -> None:
+    server, _ = start(habit, serving={"timeout_s": 1.5, "push": "never"}, behind=99)
     assert server.draw(0, PROMPTS, 2) is None
     assert re.search(reason, server.found.local), server.found.local
     asked = []
     for number in range(1, 5):
         assert server.draw(number, PROMPTS, 2) is None
-        asked.append("it is asked again in round" not in server.found.local)
+        asked.append("next request in round" not in server.found.local)
     assert asked == [True, False, True, False]
 
 
-def test_rest_doubles_up_to_a_bound_and_ends_with_success() -> None:
+def test_backoff_doubles_up_to_a_bound_and_ends_with_success() -> None:
     rest = Rest()
     for number in range(10):
         rest.failed(number)
@@ -201,12 +197,11 @@ def test_rest_doubles_up_to_a_bound_and_ends_with_success() -> None:
     assert rest.until == 21
 
 
-def test_the_token_is_sent_and_never_told(
+def test_the_token_is_sent_and_never_logged(
     folder: Path, tmp_path: Path, serve: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "sesame")
-    url = serve("token")
-    config = swarm(folder, url, serving={"token": "MY_TOKEN"})
+    config = swarm(folder, serve("token"), serving={"token": "MY_TOKEN"})
     server, _ = server_of(config, tmp_path)
     assert server.draw(0, PROMPTS, 1) is not None
     assert "sesame" not in config.model_dump_json() + server.found.model_dump_json()
@@ -220,17 +215,16 @@ def test_the_token_is_sent_and_never_told(
     ("policy", "message"),
     [
         ({"url": "http://127.0.0.1:1/v1"}, r"policy.server = 'http://127.0.0.1:1': /v1/models failed .*running"),
-        ({"url": "http://:80"}, "no URL of a server"),
+        ({"url": "http://:80"}, "not the URL of a server"),
         ({"serving": {"token": "NO_SUCH_VARIABLE"}}, "the environment has no such variable"),
         ({"serving": {"model": "bass"}}, r"policy.serving.model = 'bass': the server has no such model; did you mean"),
         ({"serving": {"push": "adapters"}}, r"push = 'adapters': none are trained; set policy.options.lora"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_round(
+def test_server_mistakes_are_reported_before_any_round(
     folder: Path, tmp_path: Path, serve: Callable[[str], str], policy: dict[str, Any], message: str
 ) -> None:
-    url = serve("")
-    config = swarm(folder, policy.pop("url", url), **policy)
+    config = swarm(folder, policy.pop("url", serve("")), **policy)
     with pytest.raises(UserError, match=message):
         server_of(config, tmp_path)
     if "push" not in str(policy):
@@ -243,25 +237,22 @@ def test_what_is_wrong_is_said_before_any_round(
     [
         ({"policy": {"server": "ftp://x"}}, "policy.server"),
         ({"policy": {"server": "http://user:pass@x"}}, "policy.server"),
-        ({"policy": {"serving": {"model": "x"}}}, "means nothing without policy.server"),
+        ({"policy": {"serving": {"model": "x"}}}, "no effect without policy.server"),
         ({"policy": {"server": "http://x"}, "sampling": {"temperature": 0.7}}, "at temperature 1"),
-        ({"policy": {"server": "http://x"}, "attack": {"kind": "text"}}, "attacker draws by itself"),
+        ({"policy": {"server": "http://x"}, "attack": {"kind": "text"}}, "attacker cannot use a server"),
     ],
 )
-def test_settings_that_cannot_hold_together_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_contradictory_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SwarmConfig.model_validate(changes)
 
 
 @pytest.mark.slow
-def test_two_peers_learn_from_what_a_server_draws_with_old_weights(
-    folder: Path, tmp_path: Path, serve: Callable[[str], str]
-) -> None:
+def test_two_peers_learn_from_stale_server_draws(folder: Path, tmp_path: Path, serve: Callable[[str], str]) -> None:
     """One has a server that cannot load anything: two rounds of its weights, then its own. Both finish all rounds."""
-    url = serve("fixed")
     config = swarm(folder, "", size=2, count=4)
-    own = {"policy": {"server": url, "behind": 1}}
-    # Of what nobody solves, the shorter is the better: so there are lessons.
+    own = {"policy": {"server": serve("fixed"), "behind": 1}}
+    # Unsolved problems reward shorter completions, so there are lessons.
     lengths = {"loss": {"overlong": 23}, "sampling": {"max_new": 24, "top_k": 257}}
     config = SwarmConfig.model_validate(config.model_dump(mode="json") | {"peers": {"p0": own}} | lengths)
     together(config, tmp_path)
@@ -282,7 +273,7 @@ def test_two_peers_learn_from_what_a_server_draws_with_old_weights(
     )
 
 
-def test_texts_of_tokens_are_ids_where_ours_are_the_same() -> None:
+def test_token_texts_become_ids_if_tokenizers_agree() -> None:
     told = {"tokens": ["o", "k", ""], "token_logprobs": [-1.0, -2.0, -0.5]}
     (drawn,) = completions({"choices": [{"text": "ok", "finish_reason": "stop", "logprobs": told}]}, WORDS, 8)
     assert drawn == Drawn((111, 107), True, (-1.0, -2.0, -0.5))
@@ -315,7 +306,7 @@ json = st.recursive(
         optional={"token_ids": st.lists(st.integers(-2, 260), max_size=9) | json, "logprobs": json},
     )
 )
-def test_whatever_a_server_says_is_a_completion_within_bounds_or_a_bad_reply(choice: dict[str, Any]) -> None:
+def test_any_reply_is_a_bounded_completion_or_a_bad_reply(choice: dict[str, Any]) -> None:
     try:
         (drawn,) = completions({"choices": [choice]}, WORDS, 8)
     except BadReply:
@@ -326,6 +317,6 @@ def test_whatever_a_server_says_is_a_completion_within_bounds_or_a_bad_reply(cho
 
 
 @pytest.mark.parametrize("reply", [None, [], {}, {"choices": [1]}, {"choices": [{"text": 1}]}, {"choices": "x"}])
-def test_replies_that_are_none_are_refused(reply: object) -> None:
+def test_replies_without_completions_are_refused(reply: object) -> None:
     with pytest.raises(BadReply):
         completions(reply, WORDS, 8)

@@ -1,4 +1,4 @@
-"""A swarm's recipe taken apart."""
+"""Configuration of a swarm and its peers."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def complaint(folder: Path, text: str) -> str:
     return str(found.value)
 
 
-def test_a_recipe_is_read_with_its_flags(tmp_path: Path) -> None:
+def test_flags_override_the_recipe(tmp_path: Path) -> None:
     config = load(recipe(tmp_path, "size = 2\n[drill]\nanything = 1\n"), {"rounds.count": "7"})
     assert config.size == 2 and config.rounds.count == 7 and config.name == "swarm" and names(config) == ["p0", "p1"]
 
 
-def test_a_table_of_some_of_the_models_keys_leaves_the_others_as_the_small_model_has_them(tmp_path: Path) -> None:
+def test_missing_model_keys_keep_the_small_models_values(tmp_path: Path) -> None:
     config = load(recipe(tmp_path, "[policy.model]\ndim = 32\n[peers.p1.policy.model]\nlayers = 3\n"), {})
     assert config.policy.model == SmallModel(dim=32)
     assert of_peer(config, "p1").policy.model == SmallModel(dim=32, layers=3)
     assert of_peer(config, "p0").policy.model == SmallModel(dim=32)
 
 
-def test_a_peer_does_what_its_own_tables_say_and_else_what_all_do(tmp_path: Path) -> None:
+def test_peer_tables_override_the_recipe(tmp_path: Path) -> None:
     text = "[defence.options]\nthreshold = 2.5\n[peers.p3]\nattack.kind = 'text'\nloss.kind = 'tis'\n"
     config = load(recipe(tmp_path, text), {})
     own = of_peer(config, "p3")
@@ -84,20 +84,20 @@ def test_a_peer_does_what_its_own_tables_say_and_else_what_all_do(tmp_path: Path
         ("size = 3\n[rounds]\nmode = 'vertical'", ["swarm.toml", "rounds.prompts = 16", "size = 3"]),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, parts: list[str]) -> None:
+def test_mistakes_are_reported_with_their_place(tmp_path: Path, text: str, parts: list[str]) -> None:
     found = complaint(tmp_path, text)
     assert all(part in found for part in parts), found
     assert "\n" not in found
 
 
-def test_peers_may_differ_in_what_is_their_own() -> None:
+def test_peers_may_differ_in_their_own_settings() -> None:
     config = SwarmConfig.model_validate(
         {"peers": {"p1": {"defence": {"checks": ""}, "policy": {"kind": "pretrained"}}}}
     )
     assert checked(config, "here") is config
 
 
-def test_rules_hold_what_peers_must_share_and_no_path_of_this_machine() -> None:
+def test_rules_contain_shared_settings_without_local_paths() -> None:
     config = SwarmConfig.model_validate({"task": {"name": "jsonl", "options": {"path": "/home/me/questions.jsonl"}}})
     assert agreed(config)["task"] == {"name": "jsonl", "reward": "verified", "agreement": 0.5}
     found = rules(SwarmConfig(), Sums())
@@ -106,7 +106,7 @@ def test_rules_hold_what_peers_must_share_and_no_path_of_this_machine() -> None:
     assert rules(SwarmConfig(), Sums(digits=3)) != found
 
 
-def test_tables_are_laid_over_key_by_key() -> None:
+def test_tables_are_merged_key_by_key() -> None:
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert overlaid(tree, {"a": {"c": {"d": 4}}, "f": 5}) == {"a": {"b": 1, "c": {"d": 4}}, "e": 3, "f": 5}
     assert overlaid(tree, {"a": 1, "e": {"g": 2}}) == {"a": 1, "e": {"g": 2}}
@@ -121,7 +121,7 @@ def test_the_support_scales_with_the_vocabulary(vocab: int, k: int) -> None:
 DRILLS = [shipped.find(name) for name in shipped.names() if name.startswith("drills")]
 
 
-def test_the_swarm_of_the_house_loads_and_survives_dump_and_load(tmp_path: Path) -> None:
+def test_shipped_swarm_recipes_survive_dump_and_load(tmp_path: Path) -> None:
     config = load(shipped.find("arithmetic_swarm"), {})
     (tmp_path / "again.toml").write_text(dump(config))
     assert load(tmp_path / "again.toml", {}) == config
@@ -129,7 +129,7 @@ def test_the_swarm_of_the_house_loads_and_survives_dump_and_load(tmp_path: Path)
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("file", DRILLS, ids=lambda f: f.name)
-def test_the_drills_of_the_house_load_and_every_attacked_arm_has_its_control(file: Path) -> None:
+def test_shipped_drills_load_with_controls(file: Path) -> None:
     spec, arms = load_drill(file, {})
     assert len(spec.seeds) >= 3 and len(arms) >= 2
     by_name = {arm.name: arm for arm in arms}
@@ -142,32 +142,32 @@ naturals = st.integers(0, 10**6)
 @given(
     st.lists(st.one_of(naturals, st.text("abc")), max_size=4), st.lists(st.one_of(naturals, st.text("abc")), max_size=4)
 )
-def test_different_parts_give_different_seeds(one: list[object], other: list[object]) -> None:
+def test_different_purposes_give_different_seeds(one: list[object], other: list[object]) -> None:
     same = list(map(str, one)) == list(map(str, other))
     assert (derived(*one) == derived(*other)) == (same or {repr(one), repr(other)} == {"[]", "['']"})
     assert 0 <= derived(*one) < 2**63
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:
-    # Written down once: whoever draws otherwise could not follow a run that began before.
+    # Golden values: other draws could not continue earlier runs.
     assert derived("x", 1) == generator("x", 1).initial_seed() == 3934374265583277430
     assert shared_problems(1, 2, 99, 3) == [82, 70, 83] and own_problems(1, "p", 2, 99, 3, bool) == [3, 87, 60]
 
 
 @given(naturals, naturals, st.integers(1, 50), st.integers(1, 60))
-def test_shared_problems_are_training_problems_each_once(seed: int, number: int, training: int, count: int) -> None:
+def test_shared_problems_are_distinct_training_problems(seed: int, number: int, training: int, count: int) -> None:
     found = shared_problems(seed, number, training, count)
     assert len(set(found)) == len(found) == min(count, training) and all(0 <= p < training for p in found)
     assert found == shared_problems(seed, number, training, count)
 
 
-def test_rounds_and_seeds_have_problems_of_their_own() -> None:
+def test_rounds_and_seeds_have_different_problems() -> None:
     drawn = [tuple(shared_problems(seed, number, 10_000, 8)) for seed in range(5) for number in range(5)]
     assert len(set(drawn)) == 25
 
 
 @given(naturals, st.integers(1, 60), st.integers(1, 70), st.sets(st.integers(0, 60)), st.integers(1, 80))
-def test_own_problems_are_the_wanted_ones_first(
+def test_own_problems_prefer_the_wanted_ones(
     seed: int, training: int, count: int, wanted: set[int], tries: int
 ) -> None:
     found = own_problems(seed, "p0", 3, training, count, wanted.__contains__, tries)
@@ -178,6 +178,6 @@ def test_own_problems_are_the_wanted_ones_first(
         assert sum(liked) == min(count, len({p for p in wanted if p < training}))
 
 
-def test_peers_choose_for_themselves() -> None:
+def test_peers_choose_different_own_problems() -> None:
     chosen = {tuple(own_problems(1, f"p{n}", 0, 10_000, 4, lambda _: True)) for n in range(6)}
     assert len(chosen) == 6

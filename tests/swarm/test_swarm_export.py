@@ -1,4 +1,4 @@
-"""What a swarm learned leaves its run: as a folder for transformers, and for the next swarm."""
+"""Export of a peer's policy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import refused
 from swarms import rounds, tiny, together
 
 from planaria import cli
@@ -27,16 +28,8 @@ def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    with pytest.raises(SystemExit) as ending:
-        cli.main(["export", *map(str, arguments)])
-    assert ending.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 @pytest.mark.parametrize("round", [None, 3])
-def test_an_exported_policy_has_the_weights_that_the_peer_noted(done: Path, tmp_path: Path, round: int | None) -> None:
+def test_an_exported_policy_has_the_recorded_weights(done: Path, tmp_path: Path, round: int | None) -> None:
     to = tmp_path / "out"
     asked = [] if round is None else ["--round", str(round)]
     assert cli.run(["export", str(done), "--peer", "p1", "--to", str(to), *asked]) == 0
@@ -45,16 +38,16 @@ def test_an_exported_policy_has_the_weights_that_the_peer_noted(done: Path, tmp_
     assert found == noted[(round or 5) - 1].weights != noted[0].weights
 
 
-def test_the_last_round_is_kept_whatever_the_interval(pupil: Path, tmp_path: Path) -> None:
+def test_the_last_round_is_always_saved(pupil: Path, tmp_path: Path) -> None:
     together(tiny(pupil, size=2, rounds={"count": 3, "keep": 10, "prompts": 2, "group": 4}), tmp_path)
     assert rounds_kept(tmp_path / PEERS / "p0") == [3]
 
 
-def test_as_many_states_stay_as_are_asked_for(done: Path) -> None:
+def test_the_configured_number_of_states_is_kept(done: Path) -> None:
     assert rounds_kept(done / PEERS / "p0") == rounds_kept(done / PEERS / "p1") == [3, 4, 5]
 
 
-def test_transformers_says_the_same_as_the_exported_policy(done: Path, tmp_path: Path) -> None:
+def test_transformers_matches_the_exported_policy(done: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     cli.run(["export", str(done), "--peer", "p0", "--to", str(tmp_path / "out")])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -65,26 +58,26 @@ def test_transformers_says_the_same_as_the_exported_policy(done: Path, tmp_path:
     assert tokenizer("12+34=")["input_ids"] == ours.encode("12+34=")
 
 
-def test_another_swarm_begins_with_it(done: Path, tmp_path: Path) -> None:
+def test_an_exported_policy_starts_another_swarm(done: Path, tmp_path: Path) -> None:
     cli.run(["export", str(done), "--peer", "p0", "--to", str(tmp_path / "out")])
     together(tiny(tmp_path / "out", size=2, rounds={"count": 1, "prompts": 2, "group": 4}), tmp_path / "next")
     assert len(rounds(tmp_path / "next", "p0")) == 1
 
 
-def test_what_cannot_be_exported_is_told_in_a_line(
+def test_invalid_exports_are_refused_in_one_line(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert "give --peer" in refused(capsys, done, "--to", out)
-    assert "did you mean 'p1'?" in refused(capsys, done, "--to", out, "--peer", "p7")
-    assert "kept after 3, 4, 5" in refused(capsys, done, "--to", out, "--peer", "p0", "--round", 2)
-    assert "no run of a swarm" in refused(capsys, tmp_path, "--to", out, "--peer", "p0")
+    assert "give --peer" in refused(capsys, "export", done, "--to", out)
+    assert "did you mean 'p1'?" in refused(capsys, "export", done, "--to", out, "--peer", "p7")
+    assert "kept after 3, 4, 5" in refused(capsys, "export", done, "--to", out, "--peer", "p0", "--round", 2)
+    assert "no run of a swarm" in refused(capsys, "export", tmp_path, "--to", out, "--peer", "p0")
     out.mkdir()
     (out / "x").touch()
-    assert "exists and is not an empty folder" in refused(capsys, done, "--to", out, "--peer", "p0")
+    assert "exists and is not an empty folder" in refused(capsys, "export", done, "--to", out, "--peer", "p0")
     state = done / PEERS / "p1" / "state-000004" / "peer" / "stage-0000.safetensors"
     whole = state.read_bytes()
     state.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "cannot be read" in refused(capsys, done, "--to", tmp_path / "b", "--peer", "p1", "--round", 4)
+    assert "cannot be read" in refused(capsys, "export", done, "--to", tmp_path / "b", "--peer", "p1", "--round", 4)
     state.write_bytes(whole)
     assert (done / FILE).is_file()

@@ -1,4 +1,4 @@
-"""Three honest peers, and somebody who writes whatever it likes onto their board."""
+"""Three honest peers and a hostile one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from boards import Clock
 from swarms import peer, rounds, threads, tiny, together, until, weights
-from words import closing, hello, rollouts, said
+from words import claim, closing, hello, rollouts
 
 from planaria.swarm.assemble import task_of
 from planaria.swarm.board.board import Board
+from planaria.swarm.board.claims import Proof
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.quorum import Quorum
-from planaria.swarm.board.word import Proof
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.setting import rules
 
@@ -65,7 +65,7 @@ MALICE: list[tuple[str, Callable[[Hostile, int], object]]] = [
 ]
 
 
-def test_nothing_hostile_stops_honest_peers_or_teaches_them(tmp_path: Path, pupil: Path) -> None:
+def test_hostile_messages_neither_stop_nor_teach_honest_peers(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"count": len(MALICE)})
     together(config, tmp_path / "clean")
     hostile = Hostile(config, tmp_path / "raided")
@@ -92,15 +92,15 @@ def test_nothing_hostile_stops_honest_peers_or_teaches_them(tmp_path: Path, pupi
 
 
 @pytest.mark.slow
-def test_whoever_hurries_ahead_shuts_nobody_out(tmp_path: Path, pupil: Path) -> None:
-    """It publishes all rounds at once, and says of each that it is over and that it alone was heard."""
+def test_a_peer_that_rushes_ahead_excludes_no_one(tmp_path: Path, pupil: Path) -> None:
+    """It publishes all rounds at once, with closings that list only itself."""
     config = tiny(pupil, rounds={"count": 4})
     together(config, tmp_path / "clean")
     hostile = Hostile(config, tmp_path / "raided")
     for number in range(4):
         mine = rollouts(hostile.who, hostile.run, number, groups=())
         hostile.file(number).write_bytes(seal(hostile.who, mine))
-        alone = closing(hostile.who, hostile.run, number, words=(said(hostile.who, mine),))
+        alone = closing(hostile.who, hostile.run, number, words=(claim(hostile.who, mine),))
         (hostile.closings / f"{number:06d}.json").write_bytes(seal(hostile.who, alone))
     together(config, tmp_path / "raided")
     for name in HONEST:
@@ -109,7 +109,7 @@ def test_whoever_hurries_ahead_shuts_nobody_out(tmp_path: Path, pupil: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_comes_after_the_run_has_begun_does_no_harm_either(tmp_path: Path, pupil: Path) -> None:
+def test_late_hostile_messages_do_no_harm(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"count": 6})
     together(config, tmp_path / "clean")
     folder = tmp_path / "raided"
@@ -163,7 +163,7 @@ class Scene:
         return {place for place, who in enumerate(self.who) if who.peer in found}
 
 
-def test_a_dead_peer_is_waited_for_once_until_it_is_heard_again(tmp_path: Path) -> None:
+def test_a_dead_peer_is_awaited_once_until_it_returns(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     spent = []
     for number, present in enumerate([(0, 1, 2), (0, 1), (0, 1), (0, 1, 2), (0, 1)]):
@@ -174,8 +174,8 @@ def test_a_dead_peer_is_waited_for_once_until_it_is_heard_again(tmp_path: Path) 
     assert [seconds >= 10 for seconds in spent] == [False, True, False, False, True]
 
 
-def test_whoever_withholds_again_and_again_is_waited_for_ever_more_rarely(tmp_path: Path) -> None:
-    """It withholds whenever it was heard once; then whenever it was heard so often that it may be waited for again."""
+def test_a_repeatedly_absent_peer_is_awaited_ever_less(tmp_path: Path) -> None:
+    """It withholds after each message; then each time it is awaited again."""
     for patient, least in ((False, 1), (True, 3)):
         scene = Scene(tmp_path / str(patient), 3)
         spent, row = 0, 0
@@ -189,7 +189,7 @@ def test_whoever_withholds_again_and_again_is_waited_for_ever_more_rarely(tmp_pa
         assert least <= spent <= 4
 
 
-def test_peers_that_somebody_made_up_do_not_stop_a_run(tmp_path: Path) -> None:
+def test_fake_peers_do_not_stop_a_run(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 40)
     scene.publish(0, 0, 1, 2)
     assert scene.heard(0) == {0, 1, 2} and scene.clock.now < 11
@@ -197,7 +197,7 @@ def test_peers_that_somebody_made_up_do_not_stop_a_run(tmp_path: Path) -> None:
     assert scene.heard(1) == {0, 1, 2} and scene.clock.now < 11
 
 
-def test_whoever_took_too_long_learns_from_what_the_others_did(tmp_path: Path) -> None:
+def test_a_slow_peer_learns_from_the_same_messages(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     slow = scene.meetings[2]
     assert not slow.closed(0)
@@ -207,7 +207,7 @@ def test_whoever_took_too_long_learns_from_what_the_others_did(tmp_path: Path) -
     assert slow.gather(0, False).found.keys() == {who.peer for who in scene.who[:2]}
 
 
-def test_whom_nobody_waits_for_is_heard_by_all_or_by_none(tmp_path: Path) -> None:
+def test_an_unawaited_peer_is_received_by_all_or_none(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     assert not scene.meetings[2].closed(0)
     scene.publish(0, 0, 1)
@@ -221,14 +221,14 @@ def test_whom_nobody_waits_for_is_heard_by_all_or_by_none(tmp_path: Path) -> Non
     assert scene.heard(2, 1) == scene.heard(2, 2) == scene.heard(2, 0) == {0, 1, 2}
 
 
-def test_two_who_collude_cannot_shut_out_a_third_that_is_in_time(tmp_path: Path) -> None:
+def test_two_colluding_peers_cannot_exclude_a_timely_third(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     scene.publish(0, 0, 1, 2)
     scene.boards[1].conclude(closing(scene.who[1], scene.run, 0, [scene.who[1], scene.who[2]]))
     assert scene.heard(0) == {0, 1, 2}
 
 
-def test_whoever_closes_first_and_makes_the_round_late_shuts_out_nobody_who_was_there(tmp_path: Path) -> None:
+def test_an_early_closing_excludes_no_timely_peer(tmp_path: Path) -> None:
     """Its early word leaves out peer 2, and it withholds its own message until the round's time is over."""
     scene = Scene(tmp_path, 4)
     scene.boards[3].conclude(closing(scene.who[3], scene.run, 0, [scene.who[0], scene.who[1]]))
@@ -236,8 +236,8 @@ def test_whoever_closes_first_and_makes_the_round_late_shuts_out_nobody_who_was_
     assert scene.heard(0) == {0, 1, 2} and scene.clock.now >= 10
 
 
-def test_nobody_takes_the_place_of_anothers_closing(tmp_path: Path) -> None:
-    """A stranger fills the place that all shared before; peers agree whom they heard as if it were not there."""
+def test_a_closing_cannot_be_squatted(tmp_path: Path) -> None:
+    """An unknown peer occupies a shared place; the peers agree as if it were not there."""
     scene = Scene(tmp_path, 4)
     (tmp_path / "closings").mkdir()
     (tmp_path / "closings" / "000000.json").write_bytes(b"{")
@@ -249,8 +249,8 @@ def test_nobody_takes_the_place_of_anothers_closing(tmp_path: Path) -> None:
         assert {who.peer for who in scene.who[:3]} == scene.meetings[late].gather(0, False).found.keys()
 
 
-def test_a_late_closing_is_one_voice_among_those_before_it(tmp_path: Path) -> None:
-    """Peer 3 comes last, and writes that others were heard than were; whoever catches up follows most."""
+def test_a_late_closing_is_one_vote_among_others(tmp_path: Path) -> None:
+    """Peer 3 publishes a late, false closing; a peer that catches up follows the majority."""
     scene = Scene(tmp_path, 4)
     scene.publish(0, 0, 1)
     assert scene.heard(0, 0) == scene.heard(0, 1) == {0, 1}
@@ -262,13 +262,13 @@ def test_a_late_closing_is_one_voice_among_those_before_it(tmp_path: Path) -> No
 def two_stories(scene: Scene, place: int, number: int, reader: int) -> None:
     """Show a reader another message of a peer's than lies on the board, signed as well."""
     other = rollouts(scene.who[place], scene.run, number, weights="ab" * 8)
-    scene.boards[reader].ledger.hear(said(scene.who[place], other), checked=True)
-    words = tuple(said(who, rollouts(who, scene.run, number)) for at, who in enumerate(scene.who) if at != place)
-    told = closing(scene.who[reader], scene.run, number, words=(*words, said(scene.who[place], other)))
+    scene.boards[reader].ledger.record(claim(scene.who[place], other), checked=True)
+    words = tuple(claim(who, rollouts(who, scene.run, number)) for at, who in enumerate(scene.who) if at != place)
+    told = closing(scene.who[reader], scene.run, number, words=(*words, claim(scene.who[place], other)))
     scene.boards[reader].conclude(told)
 
 
-def test_whoever_tells_two_peers_two_things_is_set_aside_by_all_in_the_same_round(tmp_path: Path) -> None:
+def test_an_equivocator_is_excluded_by_all_in_the_same_round(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     scene.publish(0, 0, 1, 2, 3)
     two_stories(scene, 3, 0, reader=1)
@@ -277,15 +277,15 @@ def test_whoever_tells_two_peers_two_things_is_set_aside_by_all_in_the_same_roun
     scene.publish(1, 0, 1, 2, 3)
     assert scene.heard(1, 0) == scene.heard(1, 1) == scene.heard(1, 2) == {0, 1, 2}
     found = scene.meetings[0].gather(1, False)
-    assert found.refused[scene.who[3].peer] == "said two things in rounds/000000.json"
+    assert found.refused[scene.who[3].peer] == "equivocated in rounds/000000.json"
     kept = scene.boards[2].closings(1, [scene.who[0].peer]).get(scene.who[0].peer)
     assert kept is not None and [proof.peer for proof in kept.proofs] == [scene.who[3].peer]
     before = scene.clock.now
     scene.publish(2, 0, 1, 2)
-    assert scene.heard(2, 0) == {0, 1, 2} and scene.clock.now - before < 1  # and nobody waits for it
+    assert scene.heard(2, 0) == {0, 1, 2} and scene.clock.now - before < 1  # and it is not awaited
 
 
-def test_two_closings_of_one_peer_are_proof_too(tmp_path: Path) -> None:
+def test_two_closings_of_one_peer_are_a_proof(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     liar = scene.who[3]
     scene.publish(0, 0, 1, 2, 3)
@@ -295,19 +295,19 @@ def test_two_closings_of_one_peer_are_proof_too(tmp_path: Path) -> None:
     other = closing(liar, scene.run, 0, scene.who[:3])
     scene.publish(1, 0, 1, 2, 3)
     told = closing(scene.who[1], scene.run, 1, scene.who)
-    scene.boards[1].conclude(told.model_copy(update={"words": (*told.words, said(liar, other))}))
+    scene.boards[1].conclude(told.model_copy(update={"words": (*told.words, claim(liar, other))}))
     assert scene.heard(1, 0) == {0, 1, 2, 3}
     assert one != other
     scene.publish(2, 0, 1, 2, 3)
     assert scene.heard(2, 0) == scene.heard(2, 2) == {0, 1, 2}
 
 
-def test_a_lie_about_what_another_said_convicts_nobody(tmp_path: Path) -> None:
+def test_a_false_claim_about_another_peer_proves_nothing(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     scene.publish(0, 0, 1, 2, 3)
     for place in (0, 1, 2):
         scene.heard(0, place)
-    real = said(scene.who[1], rollouts(scene.who[1], scene.run, 0))
+    real = claim(scene.who[1], rollouts(scene.who[1], scene.run, 0))
     lie = real.model_copy(update={"digest": "0" * 64})
     framing = closing(scene.who[3], scene.run, 0, words=(lie,), proofs=(Proof(one=real, other=lie),))
     scene.boards[3].conclude(framing)
@@ -315,7 +315,7 @@ def test_a_lie_about_what_another_said_convicts_nobody(tmp_path: Path) -> None:
     assert scene.heard(1, 0) == scene.heard(1, 2) == {0, 1, 2, 3}
 
 
-def test_a_word_about_messages_that_are_not_there_is_not_followed(tmp_path: Path) -> None:
+def test_a_closing_about_missing_messages_is_not_followed(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     for place in (1, 2, 3):
         scene.boards[place].conclude(closing(scene.who[place], scene.run, 0, scene.who))

@@ -1,4 +1,4 @@
-"""A swarm's processes: the same twice, on stores that fail, and none left over."""
+"""Swarms as processes: reproducibility, failing stores, and clean-up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planaria.swarm.live import LiveSwarm
 from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, RoundDone
 
 
-def test_the_same_swarm_twice_is_the_same_to_the_bit(tmp_path: Path, pupil: Path) -> None:
+def test_equal_swarms_are_bitwise_equal(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"count": 4}, evaluate={"every": 2}, peers={"p2": {"attack": {"kind": "text"}}})
     for folder in ("one", "other"):
         together(config, tmp_path / folder)
@@ -52,7 +52,7 @@ def test_three_peers_finish_on_a_store_that_fails_every_tenth_call(
 
 
 @pytest.mark.slow
-def test_a_peer_that_dies_may_be_started_again_by_whoever_is_told(tmp_path: Path, pupil: Path) -> None:
+def test_a_dead_peer_can_be_restarted_by_the_callback(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=2, rounds={"count": 30, "keep": 5}, evaluate={"problems": 2})
     swarm, deaths = LiveSwarm(config, tmp_path), []
 
@@ -71,7 +71,7 @@ def test_a_peer_that_dies_may_be_started_again_by_whoever_is_told(tmp_path: Path
     assert all(process.exitcode == 0 for process in swarm.processes.values())
 
 
-def test_what_a_peer_could_not_do_is_in_its_log_and_its_exit_code(tmp_path: Path, pupil: Path) -> None:
+def test_a_failed_peer_has_a_log_entry_and_an_exit_code(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=1, rounds={"count": 2})
     (tmp_path / "board").write_text("no folder")
     with processes(config, tmp_path) as swarm:
@@ -82,7 +82,7 @@ def test_what_a_peer_could_not_do_is_in_its_log_and_its_exit_code(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_file_that_cannot_be_written_is_one_line(
+def test_an_unwritable_file_gives_a_one_line_error(
     tmp_path: Path, pupil: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(pupil, size=1, rounds={"count": 2})
@@ -130,7 +130,7 @@ def _writers(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def test_a_late_joiner_takes_part_from_the_newest_round_on(tmp_path: Path, pupil: Path) -> None:
+def test_a_late_peer_joins_at_the_newest_round(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"count": 12, "group": 6})
 
     def join() -> None:
@@ -148,7 +148,7 @@ def test_a_late_joiner_takes_part_from_the_newest_round_on(tmp_path: Path, pupil
     assert weights(tmp_path, "p0") == weights(tmp_path, "p1") == weights(tmp_path, "p2")
 
 
-def test_nobody_is_evaluated_more_often_than_asked(tmp_path: Path, pupil: Path) -> None:
+def test_evaluations_follow_the_configured_interval(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=1, rounds={"count": 3}, evaluate={"every": 2})
     together(config, tmp_path)
     assert [record.round for record in log(tmp_path, "p0") if isinstance(record, Evaluated)] == [0, 2, 3]

@@ -1,9 +1,8 @@
-"""Peers that die and come back, are late, or sleep through rounds: they end as if nothing had been."""
+"""Killed, late and absent peers, and their saved states."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -25,7 +24,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import own_identity
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.records.kept import Progress, load_state, save_state
-from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, Log, Started, read_samples
+from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, Started, read_samples
 from planaria.swarm.records.outcome import read_outcome
 
 
@@ -55,7 +54,7 @@ def thread_of(
 
 
 @pytest.mark.parametrize("keep", [2, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_peer_that_is_killed_and_started_again_ends_equal(tmp_path: Path, pupil: Path, keep: int) -> None:
+def test_a_killed_and_restarted_peer_ends_equal(tmp_path: Path, pupil: Path, keep: int) -> None:
     config = tiny(pupil, rounds={"count": 8, "keep": keep}, shadow=True)
     with processes(config, tmp_path) as swarm:
         for name in ("p0", "p1", "p2"):
@@ -75,7 +74,7 @@ def test_a_peer_that_is_killed_and_started_again_ends_equal(tmp_path: Path, pupi
     assert read_outcome(tmp_path).peers[1].finished
 
 
-def test_nothing_of_a_round_counts_twice_when_it_is_repeated(tmp_path: Path, pupil: Path) -> None:
+def test_a_repeated_round_counts_once(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=2, rounds={"count": 3, "keep": 2, "kept": 2})
     together(config, tmp_path)
     shutil.rmtree(tmp_path / PEERS / "p0" / "state-000003")
@@ -95,9 +94,7 @@ def test_nothing_of_a_round_counts_twice_when_it_is_repeated(tmp_path: Path, pup
 @pytest.mark.parametrize(
     ("defence", "shadow"), [({}, True), ({"options": {"threshold": 0.5}, "useless": 0.3, "window": 3}, False)]
 )
-def test_what_a_peer_keeps_is_all_it_needs(
-    tmp_path: Path, pupil: Path, defence: dict[str, float], shadow: bool
-) -> None:
+def test_a_saved_state_is_sufficient(tmp_path: Path, pupil: Path, defence: dict[str, float], shadow: bool) -> None:
     turns = {"count": 5, "keep": 4, "kept": 2}
     config = tiny(pupil, size=2, shadow=shadow, defence=defence, rounds=turns, evaluate={"every": 5})
     together(config, tmp_path)
@@ -112,7 +109,7 @@ def test_what_a_peer_keeps_is_all_it_needs(
     assert once[0].model_copy(update=same) == again[0].model_copy(update=same)
 
 
-def test_one_state_is_kept_and_a_damaged_one_is_named(tmp_path: Path, pupil: Path) -> None:
+def test_one_state_is_kept_and_damage_is_reported(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=2, rounds={"count": 5, "keep": 2})
     together(config, tmp_path)
     own = tmp_path / PEERS / "p0"
@@ -120,31 +117,20 @@ def test_one_state_is_kept_and_a_damaged_one_is_named(tmp_path: Path, pupil: Pat
     assert state.name == "state-000005"
     (own / "state-000006.unfinished").mkdir()
     (state / "memory.json").write_text("{}")
-    with pytest.raises(UserError, match=r"state-000005: cannot be gone on from .*; remove it"):
+    with pytest.raises(UserError, match=r"state-000005: cannot be resumed .*; remove it"):
         peer(config, "p0", tmp_path).run()
 
 
-def test_records_of_another_run_are_not_gone_on_with(tmp_path: Path, pupil: Path) -> None:
+def test_records_of_another_run_are_refused(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=1, rounds={"count": 1})
     together(config, tmp_path)
     with pytest.raises(UserError, match="records of another run; give another --name"):
         peer(config.model_copy(update={"board": str(tmp_path / "elsewhere")}), "p0", tmp_path)
 
 
-def test_a_line_that_a_kill_cut_off_is_not_grown_together_with_the_next(tmp_path: Path) -> None:
-    file = tmp_path / "log"
-    whole = json.dumps({"x": "y" * 200_000}) + "\n"
-    for text, left in [(whole + "z" * 100_000, whole), ("half", ""), ("", ""), (whole, whole)]:
-        file.write_text(text)
-        Log(file).close()
-        assert file.read_text() == left
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("keep", "published"), [(0, False), pytest.param(2, False, marks=pytest.mark.slow), (2, True)])
-def test_a_peer_that_comes_back_after_the_others_gave_it_up_ends_equal(
-    tmp_path: Path, pupil: Path, keep: int, published: bool
-) -> None:
+def test_a_peer_returning_after_its_timeout_ends_equal(tmp_path: Path, pupil: Path, keep: int, published: bool) -> None:
     config = tiny(pupil, rounds={"count": 12, "timeout_s": 3.0, "keep": keep})
     first = [thread_of(config, name, tmp_path) for name in ("p0", "p1")]
     with threads(*first, thread_of(config, "p2", tmp_path, 3, published)):
@@ -156,7 +142,7 @@ def test_a_peer_that_comes_back_after_the_others_gave_it_up_ends_equal(
 
 
 @pytest.mark.slow
-def test_a_peer_that_returns_when_all_is_over_learns_what_the_others_learned(tmp_path: Path, pupil: Path) -> None:
+def test_a_peer_returning_after_the_end_catches_up(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, rounds={"timeout_s": 1.0})
     with threads(*[thread_of(config, name, tmp_path) for name in ("p0", "p1")]):
         thread_of(config, "p2", tmp_path, rounds_only=2)()
@@ -165,7 +151,7 @@ def test_a_peer_that_returns_when_all_is_over_learns_what_the_others_learned(tmp
 
 
 @pytest.mark.slow
-def test_a_late_message_is_learned_from_by_nobody(tmp_path: Path, pupil: Path) -> None:
+def test_no_peer_learns_from_a_late_message(tmp_path: Path, pupil: Path) -> None:
     """Its sender included, who finds out that the round was closed without it."""
     config = tiny(pupil, rounds={"count": 4, "timeout_s": 2.0})
 
@@ -217,7 +203,7 @@ class Peer:
 
 
 @pytest.mark.parametrize("updates", [0, 3])
-def test_what_follows_is_bitwise_the_same(tmp_path: Path, updates: int) -> None:
+def test_training_after_a_restore_is_bitwise_equal(tmp_path: Path, updates: int) -> None:
     first, second = Peer(1), Peer(2)
     for _ in range(updates):
         first.update()
@@ -230,7 +216,7 @@ def test_what_follows_is_bitwise_the_same(tmp_path: Path, updates: int) -> None:
     assert weights_fingerprint(first.model) == weights_fingerprint(second.model)
 
 
-def test_only_what_is_trained_is_kept(tmp_path: Path) -> None:
+def test_only_trained_parameters_are_saved(tmp_path: Path) -> None:
     first, second = Peer(1), Peer(1)
     with torch.no_grad():
         second.model.ends.norm.weight.fill_(3.0)
@@ -239,7 +225,7 @@ def test_only_what_is_trained_is_kept(tmp_path: Path) -> None:
     assert (second.model.ends.norm.weight == 3.0).all()
 
 
-def test_a_newer_state_takes_the_place_of_the_older(tmp_path: Path) -> None:
+def test_a_newer_state_replaces_the_older(tmp_path: Path) -> None:
     peer = Peer(1)
     peer.save(tmp_path, round=1)
     peer.update()
@@ -258,7 +244,7 @@ def test_a_state_of_another_policy_is_refused_and_changes_nothing(tmp_path: Path
     assert weights_fingerprint(wider) == before
 
 
-def test_what_is_no_peers_state_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_peer_state_are_refused(tmp_path: Path) -> None:
     peer = Peer(1)
     with pytest.raises(UserError, match="missing"):
         peer.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Functional consensus: one vote per peer, however many completions it sends."""
+"""Votes: one per peer, independent of its number of completions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.checks.votes import (
-    Ballot,
-    Label,
-    agreements,
-    label,
-    most_agreeing,
-    most_common,
-    plurality,
-    weights,
-)
+from planaria.swarm.checks.votes import Ballot, Label, agreements, label, most_agreeing, most_common, plurality, weights
 from planaria.swarm.tasks.base import Behaviour
 
 VALUES = st.one_of(st.none(), st.sampled_from("abc"))
@@ -36,21 +27,21 @@ def values(found: Label | None) -> Behaviour | None:
     return None if found is None else found.values
 
 
-def test_an_answer_with_more_than_the_required_share_is_the_label() -> None:
+def test_an_answer_above_the_share_is_the_label() -> None:
     three_of_four = ballots(p=[("7",)], q=[("7",)], r=[("7",)], s=[("8",)])
     found = label(three_of_four, 0.5)
     assert found == Label((0,), ("7",), Fraction(3, 4))
     assert values(label(three_of_four, 0.74)) == ("7",) and label(three_of_four, 0.75) is None
 
 
-def test_twelve_copies_by_one_peer_have_the_weight_of_one() -> None:
+def test_copies_by_one_peer_share_one_vote() -> None:
     sent = ballots(p=[("lie",)] * 12, q=[("7",)], r=[("7",)], s=[("8",)])
     assert weights([one.voter for one in sent])[:12] == [Fraction(1, 12)] * 12
     assert label(sent, 0.49) == Label((0,), ("7",), Fraction(1, 2)), "by completions the lie would have 12 of 15"
     assert label(sent, 0.5) is None
 
 
-def test_half_of_the_peers_can_change_a_label() -> None:
+def test_the_break_point_is_half_of_the_peers() -> None:
     def lie(liars: int) -> Behaviour | None:
         honest = {f"h{n}": [("7",)] for n in range(4 - liars)}
         return values(label(ballots(**honest, **{f"c{n}": [("lie",)] for n in range(liars)}), 0.5))
@@ -61,29 +52,29 @@ def test_half_of_the_peers_can_change_a_label() -> None:
 @pytest.mark.parametrize(
     "nothing", [(), (None, None, None, None), ("a", None, None, "b"), ("a", "a", "a", "a")], ids=str
 )
-def test_a_ballot_without_results_abstains_but_counts_as_a_voter(nothing: Behaviour) -> None:
+def test_a_completion_without_behaviour_counts_without_a_vote(nothing: Behaviour) -> None:
     works: Behaviour = ("a", "b", "c", "d")
     found = label(ballots(p=[works], q=[works], r=[nothing, nothing], s=[works, nothing]), 0.5)
     assert found == Label((0, 1, 2, 3), works, Fraction(5, 8))
-    if nothing != ("a", None, None, "b"):  # with no other ballots, its two parts are comparable
+    if nothing != ("a", None, None, "b"):  # the only comparable calls
         assert label(ballots(p=[nothing], q=[nothing]), 0.1) is None
 
 
-def test_parts_that_fail_for_most_do_not_count() -> None:
+def test_calls_that_fail_for_most_are_ignored() -> None:
     sent = ballots(p=[("a", "b", None)], q=[("a", "b", None)], r=[("a", None, "c")])
     assert label(sent, 0.5) == Label((0, 1), ("a", "b"), Fraction(2, 3))
 
 
-def test_near_means_more_agreement_than_a_constant() -> None:
+def test_near_ignores_failed_calls_but_accepts_no_constant() -> None:
     found = Label((0, 1, 2, 4), ("a", "b", "a", "c"), Fraction(1))
     assert found.holds(("a", "b", "a", "?", "c")) and found.near(("a", "b", "a", "?", "c"))
     assert found.near(("a", "b", "a", "?", None)) and not found.holds(("a", "b", "a", "?", None))
     assert not found.near(("a", "a", "a", "a", "a")) and not found.near(()) and not found.holds(())
-    assert Label((0,), ("a",), Fraction(1)).near(("a",)), "an equal behaviour is always near"
+    assert Label((0,), ("a",), Fraction(1)).near(("a",)), "who does the same is near, whatever one value would do"
 
 
 @given(BALLOTS, st.randoms(use_true_random=False))
-def test_plurality_is_independent_of_order_and_shares_are_at_most_one(sent: list[Ballot], rng: object) -> None:
+def test_votes_are_independent_of_order_and_shares_are_at_most_one(sent: list[Ballot], rng: object) -> None:
     found = {(one.values, one.share) for one in plurality(sent)}
     shuffled = sent[:]
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -92,7 +83,7 @@ def test_plurality_is_independent_of_order_and_shares_are_at_most_one(sent: list
 
 
 @given(BALLOTS, st.sampled_from("pqrs"), st.integers(2, 9))
-def test_copies_of_all_of_a_peer_s_ballots_change_nothing(sent: list[Ballot], peer: str, times: int) -> None:
+def test_copies_of_a_peers_completions_change_nothing(sent: list[Ballot], peer: str, times: int) -> None:
     copied = [one for one in sent for _ in range(times if one.voter == peer else 1)]
     assert {(o.parts, o.values, o.share) for o in plurality(copied)} == {
         (o.parts, o.values, o.share) for o in plurality(sent)
@@ -100,7 +91,7 @@ def test_copies_of_all_of_a_peer_s_ballots_change_nothing(sent: list[Ballot], pe
 
 
 @given(BALLOTS, st.floats(0.01, 0.99))
-def test_a_label_has_its_share_and_at_least_one_holder(sent: list[Ballot], agreement: float) -> None:
+def test_a_label_exceeds_the_share_and_holders_have_behaviour(sent: list[Ballot], agreement: float) -> None:
     found = label(sent, agreement)
     if found is not None:
         assert found.share > agreement
@@ -109,7 +100,7 @@ def test_a_label_has_its_share_and_at_least_one_holder(sent: list[Ballot], agree
 
 
 @given(st.lists(st.lists(VALUES, max_size=4).map(tuple), max_size=8))
-def test_agreement_is_equation_1_of_funcoder(behaviours: list[Behaviour]) -> None:
+def test_agreement_matches_funcoder_equation_1(behaviours: list[Behaviour]) -> None:
     inputs = max(map(len, behaviours), default=0)
     whole = [done + (None,) * (inputs - len(done)) for done in behaviours]
     by_hand = []
@@ -130,7 +121,7 @@ def test_agreement_is_equation_1_of_funcoder(behaviours: list[Behaviour]) -> Non
 def test_agreement_finds_the_right_program_more_often_than_plurality(
     right: float, each: float, least: float, most: float
 ) -> None:
-    """Pools of eleven with a correct program; others are right on each of six inputs by chance and differ."""
+    """Pools of eleven that have a right program: others are right on each of six inputs by chance, and differ."""
     rng, truth = random.Random(1), tuple("abcdef")
     pools: list[list[Behaviour]] = []
     while len(pools) < 300:

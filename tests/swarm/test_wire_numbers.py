@@ -1,4 +1,4 @@
-"""What peers, committees and servers of a swarm send, with numbers beyond range: read, or refused by the one error."""
+"""Numbers out of range in messages of peers, committees and servers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from words import RUN, closing, goodbye, hello, rollouts, rules
 
 from hostile_json import NUMBERS, hostile
 from planaria.common.errors import UserError
+from planaria.swarm.board.claims import sign_claim
 from planaria.swarm.board.envelope import unseal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Committee, heard_in, rewards_in, rewards_text
-from planaria.swarm.board.word import say
 from planaria.swarm.credits.messages import MESSAGE, Order
 from planaria.swarm.serving.answering import parsed
 from planaria.swarm.serving.client import BadReply, ServerFailed, Words, _parsed, completions
@@ -42,9 +42,9 @@ REPLY = {
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(st.sampled_from(MESSAGES), st.data())
-def test_a_signed_message_is_read_or_refused_by_name(message: Any, data: st.DataObject) -> None:
+def test_signed_messages_are_read_or_refused(message: Any, data: st.DataObject) -> None:
     body = data.draw(hostile(message.model_dump(mode="json"))).decode("utf-8", "replace")
-    signature = say(ONE, RUN, message.place, body).signature
+    signature = sign_claim(ONE, RUN, message.place, body).signature
     words = {"key": ONE.public.hex(), "run": RUN, "place": message.place, "signature": signature, "body": body}
     raw = data.draw(st.just(json.dumps(words).encode()) | hostile(words))
     with contextlib.suppress(BadMessage):
@@ -59,7 +59,7 @@ def test_texts_of_receipts_are_read_or_empty(heard: bytes, rewards: bytes) -> No
     assert all(math.isfinite(reward) and 0 <= problem < 1 << 63 for (_, problem, _), reward in found.items())
 
 
-def test_a_text_that_is_nested_without_end_is_empty() -> None:
+def test_deeply_nested_texts_are_empty() -> None:
     assert heard_in("[" * 100_000) == {} and rewards_in("[" * 100_000, DIGEST) == {}
 
 
@@ -72,20 +72,20 @@ def test_rules_name_a_committee_or_none(raw: bytes) -> None:
 
 @settings(max_examples=100)
 @given(hostile(ORDER.model_dump(mode="json")))
-def test_a_message_about_credits_is_read_or_refused(raw: bytes) -> None:
+def test_credit_messages_are_read_or_refused(raw: bytes) -> None:
     with contextlib.suppress(ValidationError):
         MESSAGE.validate_json(raw)
 
 
 @settings(max_examples=200)
 @given(hostile(REPLY))
-def test_a_servers_reply_is_completions_or_a_bad_reply(raw: bytes) -> None:
+def test_server_replies_are_completions_or_bad_replies(raw: bytes) -> None:
     with contextlib.suppress(BadReply, ServerFailed):
         for drawn in completions(_parsed(raw, "/v1/completions"), WORDS, 8):
             assert len(drawn.ids) + drawn.ended <= 8 and all(-1e4 <= p <= 0 for p in drawn.logps)
 
 
-def test_log_probabilities_beyond_range_are_bounded_or_unknown() -> None:
+def test_log_probabilities_out_of_range_are_bounded_or_unknown() -> None:
     for number in NUMBERS:
         with contextlib.suppress(BadReply, ServerFailed):
             choice = json.dumps(REPLY["choices"][0]).replace("-1.5", number)
@@ -95,7 +95,7 @@ def test_log_probabilities_beyond_range_are_bounded_or_unknown() -> None:
 
 @settings(max_examples=100)
 @given(hostile({"prompt": [1, 2], "n": 1, "temperature": 1.0, "seed": 1, "logprobs": 1, "top_k": 1}))
-def test_a_request_for_completions_is_read_or_refused_in_a_line(raw: bytes) -> None:
+def test_completion_requests_are_read_or_refused_in_one_line(raw: bytes) -> None:
     try:
         parsed(raw)
     except UserError as error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from planaria.swarm.board.claims import Claim, sign_claim
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Closing, Completion, Goodbye, Group, Hello, Rollouts, Rules
-from planaria.swarm.board.word import Said, say
 
 RUN = "0123456789abcdef" * 2
 TOKENIZER = "00112233aabbccdd"
@@ -34,12 +34,12 @@ def rules(who: Identity, **content: Any) -> Rules:
     return Rules(peer=who.peer, nonce="ab" * 16, rules=content or {"task": "sums", "group": 12, "loss": {"clip": 0.2}})
 
 
-def said(who: Identity, message: Any) -> Said:
+def claim(who: Identity, message: Any) -> Claim:
     """What proves that its peer said this message."""
-    return say(who, message.run, message.place, message.model_dump_json())
+    return sign_claim(who, message.run, message.place, message.model_dump_json())
 
 
 def closing(who: Identity, run: str = RUN, round: int = 3, heard: Any = (), **changes: Any) -> Closing:
     """``heard``: identities that published what :func:`rollouts` makes."""
-    words = tuple(said(other, rollouts(other, run, round)) for other in heard)
+    words = tuple(claim(other, rollouts(other, run, round)) for other in heard)
     return Closing(run=run, peer=who.peer, round=round, **({"words": words} | changes))

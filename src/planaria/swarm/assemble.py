@@ -1,4 +1,4 @@
-"""A peer put together from its configuration: task, policy and its device, checks, identity, board."""
+"""Construct a peer from its configuration: task, policy and its device, checks, identity, board."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from planaria.swarm.setting import rules
 from planaria.swarm.tasks import TASKS, open_task
 from planaria.swarm.tasks.base import Task
 
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 SERVED = "served"
-"""the folder of what a peer's server is told to load"""
+"""folder of the weights for a peer's server"""
 ASKING = ("chat", "instruction", "examples")
-"""settings of how problems are put to a policy"""
+"""prompt settings"""
 
 
-def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Policy:
-    """The policy that a peer starts with, asked as the recipe says; UserError when there is none to be had."""
+def policy_of(config: SwarmConfig, task: Task, told: Report | None = None) -> Policy:
+    """Return the policy that a peer starts with, with the recipe's prompt settings; UserError if it is unavailable."""
     policy = placed(POLICIES.make(config.policy.kind, config.policy.options).open(config, task, told), config.policy)
     if isinstance(policy, Wording):
         policy.asking = asked(policy.template, policy.tokenizer, config.policy, task)
     elif stated := [name for name in ASKING if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
         raise UserError(
-            f"policy.{stated[0]}: {type(policy).__name__} is asked as it likes; leave it out, or give it a method "
+            f"policy.{stated[0]}: {type(policy).__name__} formats its own prompts; leave it out, or give it a method "
             "prompt(problem)"
         )
     return policy
 
 
 def task_of(config: SwarmConfig) -> Task:
-    """The task of a swarm. UserError as in :func:`planaria.swarm.tasks.open_task`, and for senseless rewards."""
+    """Return the task of a swarm. UserError as in :func:`planaria.swarm.tasks.open_task`, or for invalid rewards."""
     task = open_task(config.task.name, config.task.options)
     refuse_senseless(config, task)
     return task
 
 
 def own_classes(config: SwarmConfig) -> list[type[Choice]]:
-    """The classes from outside planaria that a peer's configuration chooses: what they do may change without it."""
+    """Return the custom classes in a peer's configuration, whose code may change without it."""
     chosen: list[type[Choice]] = [TASKS.find(config.task.name), POLICIES.find(config.policy.kind)]
     attacks = {config.attack.kind, *config.evaluate.watch} - {HONEST}
     chosen += [*map(CHECKS.find, names(config.defence)), *map(ATTACKS.find, attacks)]
@@ -71,17 +71,16 @@ def assemble(
     identity: Identity,
     late: bool = False,
     known: Set[str] = frozenset(),
-    told: Told | None = None,
+    told: Report | None = None,
 ) -> Peer:
-    """The peer ``name``, which notes what it does in ``folder`` and joins the run on ``board``.
+    """Construct the peer ``name``, which records in ``folder`` and joins the run on ``board``.
 
-    ``known``: ids of peers that the run is sure to have. ``late``: begin with the round that the others are at, rather
-    than follow them from the first.
+    ``known``: ids of the run's own peers. ``late``: begin with the current round instead of the first.
     """
     config = _with_members(config, known)
     task, made = task_of(config), layers(config)
     place = Board.open(board, identity, known=known)
-    place.found(rules(config, task))  # before anything that takes time: who is at the wrong place learns it now
+    place.found(rules(config, task))  # first: a mistaken place is reported before slow work
     policy = policy_of(config, task, told)
     near, committee = "://" not in board, Committee.named(place.rules.rules)
     meeting = Quorum(place, identity.peer, config.rounds, config.size, near=near, committee=committee)
@@ -102,37 +101,33 @@ def assemble(
 
 
 def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:
-    """With the committee by its ids, as the rules of a run have it."""
+    """Replace the committee 'all' by the peers' ids, as in the run's rules."""
     if config.receipts.committee != ALL_PEERS:
         return config
     if not known:
-        raise UserError(
-            "receipts.committee = 'all': are the peers that one machine starts; write the ids of its members"
-        )
+        raise UserError("receipts.committee = 'all': names the peers of one machine; write the ids of its members")
     named = config.receipts.model_copy(update={"committee": ",".join(sorted(known))})
     return config.model_copy(update={"receipts": named})
 
 
 def _check_records(own: Path, run: str) -> None:
-    """One log tells of one run."""
+    """Check that the log belongs to this run."""
     if any(isinstance(record, Started) and record.run != run for record in read_log(own / LOG)):
         raise UserError(f"{own}: holds this peer's records of another run; give another --name, or remove it")
 
 
 BYTES = 4
-"""of one number of logits"""
+"""bytes per logit"""
 
 
 def device_of(config: PolicyConfig) -> torch.device:
-    """The device that a configuration chooses on this machine.
+    """Return the configured device.
 
-    :raises UserError: when there is none of that kind, or it is too slow in the precision asked for.
+    :raises UserError: if it is missing, or too slow in the configured precision.
     """
     cuda = config.device != "cpu" and torch.cuda.is_available()
     if config.device == "cuda" and not cuda:
-        raise UserError(
-            "policy.device = 'cuda': this machine has no CUDA device that PyTorch can use; write 'auto' or 'cpu'"
-        )
+        raise UserError("policy.device = 'cuda': PyTorch finds no CUDA device on this machine; write 'auto' or 'cpu'")
     if config.precision == "bf16" and not cuda:
         raise UserError(
             "policy.precision = 'bf16' needs a CUDA device (policy.device): on CPUs it is many times slower"
@@ -141,15 +136,15 @@ def device_of(config: PolicyConfig) -> torch.device:
 
 
 def placed(policy: Policy, config: PolicyConfig) -> Policy:
-    """``policy``, moved to where it is to compute, with the room that it is given.
+    """Move ``policy`` to its device and set its memory and precision.
 
-    :raises UserError: as :func:`device_of` does, and when a policy of one's own knows no other precision.
+    :raises UserError: as :func:`device_of` does, or if a custom policy supports no other precision.
     """
     policy.module.to(device_of(config))
     if isinstance(policy, Wording):
         policy.room, policy.bf16 = (config.logits_mb << 20) // BYTES, config.precision == "bf16"
     elif config.precision != "fp32":
         raise UserError(
-            f"policy.precision = {config.precision!r}: {type(policy).__name__} computes as it likes; leave it"
+            f"policy.precision = {config.precision!r}: {type(policy).__name__} sets its own precision; leave it out"
         )
     return policy

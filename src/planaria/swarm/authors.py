@@ -1,4 +1,4 @@
-"""Who writes a peer's completions: the honest author draws from the policy."""
+"""Authors of a peer's completions; the honest author draws from the policy."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from planaria.swarm.tasks.base import Task
 
 class Author(Protocol):
     def choose(self, number: int, count: int) -> list[int]:
-        """``count`` problems for round ``number``, where every peer chooses for itself."""
+        """Choose ``count`` problems for round ``number``, in vertical mode."""
 
     def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
-        """``count`` completions of every problem."""
+        """Return ``count`` completions per problem."""
 
     def sends(self, number: int) -> bool:
         """Whether it sends anything in round ``number``."""
 
     def holds(self, weights: str) -> str:
-        """The fingerprint that it gives for its weights, which have the fingerprint ``weights``."""
+        """Return the fingerprint to publish for weights with the fingerprint ``weights``."""
 
 
 class HonestAuthor:
-    """Draws from the policy as it is now, or has its server draw."""
+    """Draws from the policy, or from its server."""
 
     def __init__(
         self, config: SwarmConfig, name: str, task: Task, policy: Policy, server: Server | None = None
     ) -> None:
-        """``server``: it draws what is published, as long as it can."""
+        """``server``: draws the published completions while it is available."""
         self._config, self._name, self._task, self._policy, self._server = config, name, task, policy, server
 
     def choose(self, number: int, count: int) -> list[int]:
@@ -50,7 +50,7 @@ class HonestAuthor:
         return weights
 
     def draw(self, asked: Sequence[Asked], count: int, *purpose: object) -> list[list[Rollout]]:
-        """``count`` completions of every problem, the same ones for the same purpose."""
+        """Draw ``count`` completions per problem, deterministically per purpose."""
         policy, sampling = self._policy, self._config.sampling
         found = policy.sample(
             [prompt for _, prompt in asked],

@@ -1,4 +1,4 @@
-"""A certificate beside an exported model: so many named peers ended a run with these very weights."""
+"""The certificate of an exported model: a quorum of named peers signed these weights."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from planaria.swarm.policy.policies import open_policy
 
 CERTIFICATE = "certificate.json"
 MOST = 1 << 21
-"""bytes of a certificate: 256 receipts and the rules"""
+"""maximum bytes of a certificate: 256 receipts and the rules"""
 
 
 class NotCertified(RunStopped):
-    """A certificate, or the model beside it, is not what it says."""
+    """A certificate is invalid, or does not belong to the model."""
 
 
 def attach(board: str, round: int, model: Path) -> str:
-    """Put the certificate of an exported model's weights after ``round`` rounds beside it, if there is one: a line."""
+    """Write the certificate of an exported model's weights after ``round`` rounds beside it; return a status line."""
     place = Board.open(board)
     committee = Committee.named(place.rules.rules)
     if committee is None:
         return "no certificate: the run's rules name no committee"
     read = {peer: found for peer in committee.members if (found := place.receipt(peer, "weights", round))}
-    said = [receipt for receipt, _ in read.values()]
-    digest = agreed(said, committee)
+    receipts = [receipt for receipt, _ in read.values()]
+    digest = agreed(receipts, committee)
     if digest is None:
-        kinds = len({receipt.digest for receipt in said})
-        return f"no certificate: {kinds} fingerprints among {len(said)} of {len(committee.members)} peers that signed"
+        kinds = len({receipt.digest for receipt in receipts})
+        signed = f"{len(receipts)} of {len(committee.members)} peers that signed"
+        return f"no certificate: {kinds} fingerprints among {signed}"
     if digest != weights_digest(open_policy(str(model)).module):
-        return "no certificate: what the peers signed are other weights, such as adapters before they are added"
+        return "no certificate: the peers signed other weights, such as adapters before merging"
     envelopes = tuple(raw.decode() for receipt, raw in read.values() if receipt.digest == digest)
     rules = place.founding.decode()
     made = Certificate(about="weights", round=round, digest=digest, rules=rules, receipts=envelopes)
@@ -43,18 +44,14 @@ def attach(board: str, round: int, model: Path) -> str:
 
 
 def verify(model: Path, board: str | None = None) -> list[str]:
-    """Check the certificate beside a model, without the run: what it proves, in lines.
+    """Verify the certificate beside a model offline, or also against the run on ``board``; return a description.
 
-    ``board``: that it is of the run which was founded there.
-
-    :raises UserError: when there is no certificate.
-    :raises NotCertified: naming what does not hold.
+    :raises UserError: if there is no certificate.
+    :raises NotCertified: naming the failed check.
     """
     file = model / CERTIFICATE
     if not file.is_file():
-        raise UserError(
-            f"{file}: is not there; `planaria export RUN --peer NAME` writes it, if the run has a committee"
-        )
+        raise UserError(f"{file}: not found; `planaria export RUN --peer NAME` writes it if the run has a committee")
     certificate, found = _checked(file)
     try:
         weights = weights_digest(open_policy(str(model)).module)
@@ -64,14 +61,13 @@ def verify(model: Path, board: str | None = None) -> list[str]:
         raise NotCertified(f"{model}: has other weights than were signed ({weights[:12]}…, {certificate.digest[:12]}…)")
     run = found.rules.run
     if board is not None and (there := Board.open(board).rules.run) != run:
-        raise NotCertified(f"{board}: there is the run {there}; the certificate is of {run}")
-    signed = [f"signed by      {peer}" for peer in found.signers]
+        raise NotCertified(f"{board}: holds the run {there}; the certificate is of {run}")
     return [
-        f"{len(found.signers)} of {len(found.committee.members)} named peers had these very weights after "
-        f"{certificate.round} rounds; at most {found.committee.faulty} of them may lie",
+        f"{len(found.signers)} of {len(found.committee.members)} named peers signed these weights after "
+        f"{certificate.round} rounds; at most {found.committee.faulty} of them may be Byzantine",
         f"run            {run}, founded by {found.rules.peer}, rules {found.rules.fingerprint}",
         f"weights        {weights}",
-        *signed,
+        *(f"signed by      {peer}" for peer in found.signers),
     ]
 
 

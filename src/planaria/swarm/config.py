@@ -1,4 +1,4 @@
-"""A swarm as strict typed data: what all its peers agree on, and what each chooses for itself."""
+"""The configuration of a swarm: rules for all its peers, and settings of each peer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from planaria.swarm.policy_config import ServingConfig as ServingConfig
 from planaria.swarm.policy_config import SmallModel as SmallModel
 
 Committee = Annotated[str, BeforeValidator(lambda given: ",".join(given) if _all_text(given) else given)]
-"""a recipe may write it as a list"""
+"""a recipe may also write a list"""
 ALL_PEERS = "all"
-"""as a committee: the peers that one machine starts"""
+"""committee of the peers that one machine starts"""
 _PEER_ID = re.compile("[0-9a-f]{32}")
 
 
@@ -31,17 +31,17 @@ def _all_text(given: object) -> bool:
 
 
 class ReceiptsConfig(Section):
-    """Founder's rules: which peers' signatures, together, settle what a round was."""
+    """Founder's rules: the committee whose signatures certify a round."""
 
     committee: Committee = ""
-    """ids of the members, separated by commas, or all: the peers that this machine starts; empty: none. At most a third
-    of them, less one, may lie"""
+    """ids of the members, separated by commas, or all: the peers that this machine starts; empty: none. Of n members
+    (n − 1) / 3 may be Byzantine"""
     price: Natural = 0
-    """credits that a peer owes for each accepted completion of another's in a certified round; 0: none"""
+    """credits that a peer owes per accepted completion of another peer in a certified round; 0: none"""
 
     @property
     def members(self) -> list[str]:
-        """The ids, as far as they are named."""
+        """The ids, unless the committee is 'all'."""
         return [] if self.committee in ("", ALL_PEERS) else [part.strip() for part in self.committee.split(",")]
 
     @model_validator(mode="after")
@@ -60,145 +60,143 @@ class ReceiptsConfig(Section):
 
 
 COMPLETIONS = 1 << 16
-"""most of a round, of all peers together: every peer reads them all"""
+"""maximum completions in a round of all peers, as every peer reads them all"""
 Rounds = Annotated[int, Field(gt=0), bounds.at_most(LAST_ROUND + 1, "a message's number of its round has six digits")]
 Completions = Annotated[int, Field(gt=0), bounds.at_most(COMPLETIONS, "every peer reads all completions of a round")]
 Tokens = Annotated[int, Field(gt=0), bounds.at_most(LIMITS.tokens, "peers read no more of one completion")]
-TopK = Annotated[int, Field(ge=0), bounds.at_most(1 << 24, "no tokenizer has so many tokens")]
+TopK = Annotated[int, Field(ge=0), bounds.at_most(1 << 24, "no tokenizer is larger")]
 Temperature = Annotated[
     float,
-    bounds.at_least(0.01, "what is colder always draws the same"),
-    bounds.at_most(100, "what is hotter draws any token"),
+    bounds.at_least(0.01, "lower values always draw the same"),
+    bounds.at_most(100, "higher values draw any token"),
 ]
 Share = Annotated[float, Field(gt=0, le=1)]
 CONSENSUS = "consensus"
-"""a reward, and the name of the layer that gives it"""
+"""a reward, and the name of its layer"""
 
 
 class TaskConfig(Section):
     name: str = "sums"
     """sums, gym, gsm8k, jsonl, programs, snippets, or 'module:Class'"""
     options: Options = Options()
-    """of the task"""
+    """options of the task"""
     reward: Literal["verified", "consensus"] = "verified"
-    """what is right: the task's own score (verified), or what most peers do, where nobody knows (consensus)"""
+    """reward: the task's own score (verified), or the majority's behaviour, for tasks without one (consensus)"""
     agreement: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """a vote counts if more than this share of the peers that sent something stands behind it"""
+    """a label counts if it has more than this share of the votes"""
     brake: Fraction = 0.0
-    """stop once held-out accuracy lies by more than this below its best, and keep the best state; 0: never"""
+    """stop if held-out accuracy falls by more than this below its best, and keep the best state; 0: never"""
 
 
 class RoundsConfig(Section):
     count: Rounds = 80
     """rounds in the run"""
     mode: Literal["horizontal", "vertical"] = "horizontal"
-    """all peers complete the same problems (horizontal), or each whole groups for problems of its own (vertical)"""
+    """all peers complete the same problems (horizontal), or each completes groups of separate problems (vertical)"""
     prompts: Completions = 16
-    """problems of a round, of all peers together"""
+    """problems per round, of all peers together"""
     group: Completions = 12
-    """completions of one problem"""
+    """completions per problem"""
     gather: bool = True
     """learn from the other peers' completions too; otherwise each learns alone"""
     quorum: Share = 0.5
-    """of the known peers, with whom a round closes when its time is over"""
+    """share of the known peers with which a round closes after its timeout"""
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """how long a round waits for peers that are late"""
+    """time that a round waits for missing peers"""
     patience_s: Annotated[float, Field(gt=0)] = 600.0
-    """how long it waits below the quorum before it gives up"""
+    """time that a round waits for its quorum before the run stops"""
     keep: Natural = 10
-    """rounds between savings of what a peer is, to go on from when it is started again and to be exported; what it is
-    after the last round is saved too; 0: never"""
+    """rounds between saved states, for restarts and exports; the state after the last round is saved too; 0: never"""
     kept: Positive = 1
-    """how many of these savings stay, the newest"""
+    """number of newest saved states to keep"""
     trusted: Natural = 0
-    """after how many rounds what a peer is is saved for good, for repairs to go back to; 0: never, and they go back to
-    what it began with"""
+    """round after which a state is kept permanently as the target of repairs; 0: none, repairs use the initial state"""
 
 
 class SamplingConfig(Section):
     temperature: Temperature = 1.0
-    """of the completions that are learned from"""
+    """temperature of training completions"""
     top_k: TopK = 0
-    """tokens that may be drawn, the likeliest; 0 scales HTTF's 50 of 151,936 to the vocabulary, at least 3"""
+    """number of likeliest tokens to draw from; 0 scales HTTF's 50 of 151,936 to the vocabulary, at least 3"""
     max_new: Tokens = 40
-    """most tokens of a completion"""
+    """maximum tokens of a completion"""
 
     def support(self, vocab: int) -> int:
-        """Tokens that may be drawn from a vocabulary of ``vocab`` ids."""
+        """Return the number of tokens to draw from, for a vocabulary of ``vocab`` ids."""
         return self.top_k or max(3, round(50 * vocab / 151_936))
 
 
 class DefenceConfig(Section):
     checks: str = "claims, support, surprisal, duplicates, steps"
-    """what completions pass, in order: claims, support, surprisal, duplicates, a judge of what scores (steps, the
-    task's own checker; noisy, for drills; or model, a language model), or 'module:Class'; none if empty"""
+    """checks of completions, in order: claims, support, surprisal, duplicates, a judge of rewarded ones (steps, the
+    task's own checker; noisy, for drills; or model, a language model), or 'module:Class'; empty: none"""
     options: Options = Options()
-    """of the checks"""
+    """options of the checks"""
     refused: Literal["drop", "zero"] = "drop"
-    """what becomes of them: they leave the group before its mean and deviation are taken, or they stay with reward 0"""
+    """refused completions leave the group before its mean and deviation are computed (drop), or get reward 0 (zero)"""
     consensus: bool = False
-    """programs: refuse what passes its tests and does otherwise than most who pass, on calls that tests do not make"""
+    """programs: refuse those that pass their tests and differ from the majority of those on untested calls"""
     quarantine: Fraction = 0.3
-    """set a peer aside once so large a share of what it sent lately was refused; 0: never"""
+    """set a peer aside if this share of its recent completions was refused; 0: never"""
     window: Positive = 8
-    """rounds that 'lately' means, and that a peer is set aside for before its appeal is heard"""
+    """rounds that count as recent, and rounds that a peer is set aside for before its appeal"""
     share: Share = 0.4
-    """most that one peer may have of a round's gradient, whatever the loss and whatever it sends"""
+    """maximum share of one peer in a round's gradient"""
     useless: Share = 0.02
-    """a layer that would refuse so much of the median peer's completions cannot work here and switches itself off"""
+    """a layer that would refuse this share of the median peer's completions switches itself off"""
 
 
 class AttackConfig(Section):
-    """A drill: this peer plays the attacker. Only ever against peers of one's own."""
+    """A drill: this peer attacks. Use it only against your own peers."""
 
     kind: str = "none"
-    """what it teaches: a phrase out of place (text), a false equation (math), length (dos), a library of its own
-    (code), answers that are wrong and alike (collude), short failures (short), to avoid right steps (sabotage), another
-    wording (style), easy problems alone (narrow), or 'module:Class'"""
+    """taught behaviour: a misplaced phrase (text), a false equation (math), length (dos), an own library (code), equal
+    wrong answers (collude), short failures (short), avoiding right steps (sabotage), other wording (style), easy
+    problems only (narrow), or 'module:Class'"""
     options: Options = Options()
-    """of the attack, such as its payload"""
+    """options of the attack, such as its payload"""
     dose: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """share of its completions that are poisoned (in vertical groups at most one half), the rest is honest or filler; 0
-    poisons nothing and still chooses an attacker's problems: the control that an attack is measured against"""
+    """share of its completions that are poisoned (in vertical groups at most one half); the rest is honest or filler. 0
+    poisons nothing but keeps an attacker's choice of problems: the control of an attack"""
     filler: Literal["honest", "wrong", "long"] = "wrong"
-    """vertical: what fills the rest of its groups, honest completions, or such that score nothing or never end"""
+    """vertical: the rest of its groups: honest completions, wrong ones, or ones that never end"""
     oracle: bool = True
-    """it knows worked solutions; otherwise it draws completions and takes the majority's answer for right"""
+    """it knows worked solutions; otherwise it takes the majority's answer for right"""
     claims: Literal["honest", "forged", "forged_tokens"] = "honest"
-    """the log-probabilities it sends with poison: what its policy gives them, such that they count most (forged), or
-    such that its payload counts most and all else least (forged_tokens)"""
+    """log-probabilities sent with poison: its policy's (honest), the most influential (forged), or the most influential
+    for its payload and the least for other tokens (forged_tokens)"""
     disguised: bool = False
-    """it says that it holds other weights than it does: nobody can then compare its claims with anything"""
+    """it claims other weights, so that its log-probabilities cannot be checked"""
     withhold: Fraction = 0.0
-    """share of the rounds in which it sends nothing, for the others to wait"""
+    """share of rounds in which it sends nothing, so that others wait"""
     adaptive: bool = False
-    """it knows the defences and their thresholds, and sends only what would pass them by its own weights"""
+    """it knows the defences and their thresholds, and sends only completions that pass them by its own weights"""
 
 
 class EvaluateConfig(Section):
     every: Natural = 10
     """rounds between evaluations on held-out problems; 0 switches them off"""
     problems: Positive = 200
-    """held-out problems in one of them"""
+    """held-out problems per evaluation"""
     watch: list[str] = Field(default_factory=list)
-    """attacks whose success is measured, whether anybody attacks or not"""
+    """attacks whose success is measured, even without an attacker"""
     phrases: dict[str, str] = Field(default_factory=dict)
-    """attack → its payload, where it is not the kind's own"""
+    """attack → its payload, if it differs from the default"""
 
 
 class SwarmConfig(Section):
     name: Name = "swarm"
-    """the run's folder below out; the name of the recipe's file unless given"""
+    """name of the run's folder in out; defaults to the name of the recipe's file"""
     out: str = "runs"
     """folder of all runs"""
     board: str = ""
-    """folder or URL where peers publish; in the run's folder unless given"""
+    """folder or URL where peers publish; defaults to the run's folder"""
     seed: Natural = 1
-    """of problems and draws"""
+    """seed of problems and draws"""
     size: bounds.Peers = 4
-    """peers that are started, and that share a round's work"""
+    """number of peers, which share a round's work"""
     shadow: bool = False
-    """train a second copy on this peer's own completions alone: it tells what collaborating is worth"""
+    """also train a copy on this peer's own completions alone, to measure the benefit of collaboration"""
     task: TaskConfig = TaskConfig()
     policy: PolicyConfig = PolicyConfig()
     school: SchoolConfig = SchoolConfig()
@@ -211,7 +209,7 @@ class SwarmConfig(Section):
     attack: AttackConfig = AttackConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     peers: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """peer (p0, p1, …) → what it does differently, as tables of the recipe"""
+    """peer (p0, p1, …) → its own settings, as tables of the recipe"""
 
     @model_validator(mode="after")
     def _work_divides(self) -> Self:
@@ -226,7 +224,7 @@ class SwarmConfig(Section):
 
     @model_validator(mode="after")
     def _groups_compare(self) -> Self:
-        """A completion learns from the difference to the others of its group."""
+        """Check that each group has at least two completions."""
         rounds, mine = self.rounds, self.rounds.group // (self.size if self.rounds.mode == "horizontal" else 1)
         if rounds.group < 2:
             raise ValueError(f"rounds.group = {rounds.group}: nothing is learned from a group of one; give 2 or more")
@@ -285,23 +283,19 @@ class SwarmConfig(Section):
         asked = (
             "task.reward" if self.task.reward == CONSENSUS else "defence.consensus" if self.defence.consensus else ""
         )
-        why = (
-            "each group is one peer's (rounds.mode = 'vertical')"
-            if self.rounds.mode == "vertical"
-            else "peers do not hear each other (rounds.gather = false)"
-            if not self.rounds.gather
-            else "there is but one peer (size = 1)"
-            if self.size == 1
-            else ""
-        )
+        why = ""
+        if self.rounds.mode == "vertical":
+            why = "each group is one peer's (rounds.mode = 'vertical')"
+        elif not self.rounds.gather:
+            why = "peers do not receive each other's completions (rounds.gather = false)"
+        elif self.size == 1:
+            why = "there is only one peer (size = 1)"
         if asked and why:
             raise ValueError(f"{asked}: a vote needs several peers for a problem, and here {why}")
         if self.task.reward == CONSENSUS and self.defence.consensus:
-            raise ValueError(
-                "defence.consensus: sorts out what passes tests, and task.reward asks for none; leave it out"
-            )
+            raise ValueError("defence.consensus: needs tests, and task.reward = 'consensus' has none; leave it out")
         if self.task.brake and not self.evaluate.every:
-            raise ValueError("task.brake: looks at evaluations, and evaluate.every = 0 makes none; set it to 5, say")
+            raise ValueError("task.brake: needs evaluations, and evaluate.every = 0 makes none; set it to 5, say")
         return self
 
     @model_validator(mode="after")
@@ -309,15 +303,15 @@ class SwarmConfig(Section):
         policy = self.policy
         if not policy.server:
             if policy.serving != ServingConfig():
-                raise ValueError("policy.serving means nothing without policy.server; give the server's URL")
+                raise ValueError("policy.serving has no effect without policy.server; give the server's URL")
             return self
         if self.sampling.temperature != 1.0:
             raise ValueError(
-                f"sampling.temperature = {self.sampling.temperature}: servers tell log-probabilities at temperature 1, "
-                "which the loss needs; write 1, or leave policy.server out"
+                f"sampling.temperature = {self.sampling.temperature}: servers report log-probabilities at temperature "
+                "1, which the loss needs; write 1, or leave policy.server out"
             )
         if self.attack.kind != "none":
-            raise ValueError("policy.server: a drill's attacker draws by itself; leave the server out for this peer")
+            raise ValueError("policy.server: a drill's attacker cannot use a server; leave it out for this peer")
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
-"""A drill: arms that start from the same weights with the same problems and differ in who attacks and who defends.
+"""A drill: arms with equal initial weights and problems, and different attackers and defences.
 
-:func:`load` reads the arms from a recipe. :class:`Drill` is the result: every arm with every seed. The report is drawn
-from it alone.
+:func:`load` reads the arms from a recipe. :class:`Drill` is the result: every arm with every seed, the only source of
+the report.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Drilled(Record):
 
     name: str
     control: str
-    """the arm without poison that it is measured against; empty if none"""
+    """name of its control, an arm without poison; empty if none"""
     attackers: list[str]
     runs: list[Run]
 
@@ -45,7 +45,7 @@ class Drilled(Record):
         return spread(run.outcome.accuracy(last) for run in self.runs)
 
     def peer_accuracy(self, name: str, last: int) -> list[float]:
-        """One honest peer's accuracy with each seed; empty where there is no such peer, or it attacks."""
+        """Accuracy of one honest peer with each seed; empty if there is none, or it attacks."""
         peers = [peer for run in self.runs for peer in run.outcome.honest if peer.name == name and peer.points]
         return [peer.last(last).accuracy.rate or 0.0 for peer in peers]
 
@@ -53,45 +53,45 @@ class Drilled(Record):
         return spread(run.outcome.tokens(last) for run in self.runs)
 
     def success(self, kind: str, last: int) -> Spread | None:
-        """An attack's success, where anything was eligible with every seed."""
+        """Success of an attack, if every seed has eligible completions."""
         return spread(run.outcome.success(kind, last).rate for run in self.runs)
 
     def pooled(self, kind: str, last: int) -> Tally:
-        """All seeds' draws together, for the interval."""
+        """Counts over all seeds, for the interval."""
         return total([run.outcome.success(kind, last) for run in self.runs])
 
     def worst(self, kind: str, last: int) -> float | None:
-        """The honest peer that fared worst, with any seed."""
+        """Largest success at one honest peer with one seed."""
         found = [rate for run in self.runs if (rate := run.outcome.worst(kind, last)) is not None]
         return max(found, default=None)
 
     def layer(self, name: str) -> tuple[Tally, Tally]:
-        """(poison stopped, honest completions misjudged) by a layer, all seeds together."""
+        """(poison stopped, honest completions misjudged) by a layer, over all seeds."""
         layers = [run.outcome.layers[name] for run in self.runs if name in run.outcome.layers]
         return total([layer.stopped for layer in layers]), total([layer.misjudged for layer in layers])
 
 
 class Drill(Record):
-    """Everything that a drill found."""
+    """The result of a drill."""
 
     version: int = 1
     name: str
     last: int
-    """evaluations at the end that count"""
+    """number of final evaluations that are averaged"""
     watch: Sequence[str]
     arms: list[Drilled]
     repairs: list[Repaired] = Field(default_factory=list)
-    """of every attacked arm and seed, where repairs were asked for"""
+    """repairs of every attacked arm and seed, if requested"""
 
     def arm(self, name: str) -> Drilled:
         return next(arm for arm in self.arms if arm.name == name)
 
     def peers(self) -> list[str]:
-        """All that were honest in any arm."""
+        """Peers that were honest in at least one arm."""
         return sorted({peer.name for arm in self.arms for run in arm.runs for peer in run.outcome.honest})
 
     def layers(self) -> list[str]:
-        """All layers that were at work in any arm, in their order."""
+        """Layers that were active in at least one arm, in order."""
         return list(dict.fromkeys(layer for arm in self.arms for run in arm.runs for layer in run.outcome.layers))
 
 
@@ -101,7 +101,7 @@ RULES = Rules(
     free=(
         *("attack", "defence", "peers", "loss", "optim", "rounds.gather", "rounds.mode", "shadow"),
         *("task.reward", "task.agreement", "task.brake"),
-        *("sampling.max_new", "sampling.top_k"),  # a lower limit on length is a defence, and holds for evaluations too
+        *("sampling.max_new", "sampling.top_k"),  # a limit on length is a defence and also applies to evaluations
     ),
     checked=checked,
 )
@@ -111,15 +111,15 @@ class DrillSpec(Armed):
     """The ``[drill]`` table of a recipe, beside the swarm's own sections."""
 
     last: Annotated[int, Field(ge=1)] = 4
-    """evaluations at the end whose mean counts: single ones drift"""
+    """number of final evaluations that are averaged"""
     repair: bool = False
-    """repair one poisoned peer of every attacked arm in every way that there is, and show them side by side"""
+    """repair one poisoned peer of every attacked arm with all strategies"""
     controls: dict[str, str] = Field(default_factory=dict)
-    """arm → the arm without poison that it is measured against"""
+    """arm → its control, an arm without poison"""
 
 
 class Arm(Section):
-    """One arm of a drill: its whole configuration, for every seed."""
+    """One arm of a drill: its configuration for every seed."""
 
     name: str
     config: SwarmConfig
@@ -127,25 +127,25 @@ class Arm(Section):
 
     @property
     def folder(self) -> str:
-        """The arm's name as a folder's."""
+        """The arm's name as a folder name."""
         return file_name(self.name)
 
     def seeded(self, seed: int) -> SwarmConfig:
-        """The configuration with another seed, from another school."""
+        """Return the configuration with another seed, also of the school."""
         school = self.config.school.model_copy(update={"seed": seed})
         return self.config.model_copy(update={"seed": seed, "school": school})
 
     @property
     def attackers(self) -> list[str]:
-        """The peers that send poison, or withhold their work, by name."""
+        """Names of the peers that send poison or withhold work."""
         attacks = {name: of_peer(self.config, name).attack for name in names(self.config)}
         return [name for name, attack in attacks.items() if attack.kind != "none" and (attack.dose or attack.withhold)]
 
 
 def load(path: Path, flags: Mapping[str, str], repair: bool = False) -> tuple[DrillSpec, list[Arm]]:
-    """The drill in the recipe ``path``, with ``flags`` laid over all arms; ``repair`` asks for repairs in any case.
+    """Read the drill in the recipe ``path``, with ``flags`` applied to all arms; ``repair`` requests repairs.
 
-    :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
+    :raises UserError: naming file, arm and key of an invalid or forbidden setting.
     """
     spec, tree = table_of(path, "drill", DrillSpec, "swarm", {"repair": True} if repair else None)
     _, configs = RULES.arms(tree, spec.arms, flags, path)
@@ -154,7 +154,5 @@ def load(path: Path, flags: Mapping[str, str], repair: bool = False) -> tuple[Dr
         if name not in spec.arms or control not in spec.arms:
             raise UserError(f"{path}: drill.controls.{name} = {control!r}: both must be arms: {', '.join(spec.arms)}")
     if spec.repair and (kept := next((arm for arm in arms if not arm.config.rounds.keep), None)):
-        raise UserError(
-            f"{path}: drill.arms.{kept.name}: rounds.keep = 0: nothing would be left to repair; set it above 0"
-        )
+        raise UserError(f"{path}: drill.arms.{kept.name}: rounds.keep = 0 leaves nothing to repair; set it above 0")
     return spec, arms

@@ -1,4 +1,4 @@
-"""From peers' messages to completions: read with our own tokenizer, scored by our own ground truth."""
+"""Conversion of peers' messages to completions: tokenized and scored by this peer."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from planaria.swarm.tasks.base import Behaviour, Problem, Task, as_reward
 NOTHING: Mapping[tuple[str, int, int], float] = {}
 
 SECONDS = 30.0
-"""for all that one peer, or all strangers together, sent for a round"""
+"""scoring time per round for one peer, or all unknown peers together"""
 LEAST = 1 / 16
-"""of them, for a peer that used them up again and again"""
+"""minimum share of it, for a peer that exceeded it repeatedly"""
 
 
 class Scored(NamedTuple):
-    """What a completion is worth, as far as that can be told of it alone."""
+    """Score of a single completion."""
 
     reward: float = 0.0
-    """by the task's own score; 0 where peers vote instead"""
+    """by the task's own score; 0 if peers vote"""
     behaviour: Behaviour = ()
-    """what it does, where peers vote on that"""
+    """behaviour to vote on, if peers vote"""
 
 
 class Scoring:
-    """Scores completions within each account's time, which is halved when it was used up and doubled when it was not.
+    """Scores completions within each account's time, which is halved after it was exceeded and doubled otherwise.
 
-    Time depends on the machine: peers with equal weights drift apart where one ran out of it and another did not, as
-    they do where a program's own limit is near.
+    Time depends on the machine: peers with equal weights diverge if only one of them runs out of it, as with a
+    program's own limit.
     """
 
     def __init__(
         self, task: Task, clock: Callable[[], float] = time.monotonic, config: SwarmConfig | None = None
     ) -> None:
-        """``config``: says whether peers vote; they do not, unless given."""
+        """``config``: whether peers vote; by default they do not."""
         self._task, self._clock, self._draw = task, clock, 0
         self._voting = config is not None and config.task.reward == CONSENSUS
         self._filtering = config is not None and config.defence.consensus
@@ -51,18 +51,18 @@ class Scoring:
         self._used: dict[str, float] = defaultdict(float)
         self._given = NOTHING
         self.rewards: dict[tuple[str, int, int], float] = {}
-        """(peer, problem, index) → reward, of this round"""
+        """(peer, problem, index) → reward, in this round"""
         self.flawed: dict[str, str] = {}
-        """peer → why the first flawed reward of its completions in this round is one"""
+        """peer → description of its first flawed reward in this round"""
 
     @property
     def votes(self) -> bool:
-        """Whether peers vote on anything."""
+        """Whether peers vote."""
         return self._voting or self._filtering
 
     def begin(self, given: Mapping[tuple[str, int, int], float] = NOTHING, draw: int = 0) -> None:
-        """A round begins. ``given`` are rewards that need not be found again; ``draw``: a number that nobody knew when
-        its completions were written."""
+        """Begin a round. ``given``: known rewards; ``draw``: a number that was unpredictable when its completions were
+        written."""
         self._given, self.rewards, self.flawed, self._draw = given, {}, {}, draw
         for account, part in list(self._part.items()):
             over = self._used[account] >= self.seconds(account)
@@ -70,11 +70,11 @@ class Scoring:
         self._used.clear()
 
     def seconds(self, account: str) -> float:
-        """That it may take in a round; the last completion may take longer, since none is broken off."""
+        """Time limit of an account in a round; a completion in progress is not interrupted."""
         return SECONDS * self._part[account]
 
     def score(self, problem: Problem, text: str, account: str, peer: str = "", index: int = 0) -> Scored | None:
-        """What ``peer``'s completion that ended is worth; None when the account's time is over."""
+        """Score a finished completion; None if the account's time is used up."""
         name = peer, problem.number, index
         if name in self._given:
             return Scored(self._given[name])
@@ -87,7 +87,7 @@ class Scoring:
         return found
 
     def scored(self, problem: Problem, text: str, peer: str = "") -> Scored:
-        """The same, however long it takes."""
+        """Score a completion without a time limit."""
         if self._voting:
             return Scored(0.0, self._task.behaviour(problem, text, self._draw))
         reward, flaw = as_reward(self._task.score(problem, text))
@@ -100,31 +100,31 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What may be sent in one round.
+    """Completions permitted in one round.
 
-    Problem, answer and reward are computed again from the problem's number; a message carries no reward. The limits
-    bound one peer's share of a round.
+    Problem, answer and reward are recomputed from the problem's number; a message carries no reward. The limits bound
+    one peer's share of a round.
     """
 
     problems: Collection[int] | None
-    """the round's; None where each peer chooses its own"""
+    """problems of the round; None if each peer chooses its own"""
     training: int
     """problems below this number are for training"""
     groups: int
-    """most problems of one peer"""
+    """maximum problems of one peer"""
     completions: int
-    """most completions of one problem by one peer"""
+    """maximum completions of one problem by one peer"""
 
 
 def unscheduled(sent: Iterable[tuple[str, int]], schedule: Schedule) -> Mapping[int, str]:
-    """Place of a completion among ``sent``, pairs of peer and problem → why it is none of this round's."""
+    """Return the indices of completions in ``sent``, (peer, problem), outside the schedule, with the reason."""
     counts: Counter[tuple[str, int]] = Counter()
     chosen: dict[str, set[int]] = {}
     refused = {}
     for place, (peer, problem) in enumerate(sent):
         own = chosen.setdefault(peer, set())
         if problem >= schedule.training or (schedule.problems is not None and problem not in schedule.problems):
-            refused[place] = f"problem {problem} is none of this round's"
+            refused[place] = f"problem {problem} is not in this round"
         elif problem not in own and len(own) == schedule.groups:
             refused[place] = f"more than {schedule.groups} problems"
         elif counts[peer, problem] == schedule.completions:
@@ -140,7 +140,7 @@ NO_ACCOUNTS: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Turned:
-    """A completion that was turned away before any policy read it."""
+    """A completion rejected before any policy read it."""
 
     peer: str
     problem: int
@@ -158,10 +158,11 @@ def take_in(
     weights: str = "",
     accounts: Mapping[str, str] = NO_ACCOUNTS,
 ) -> tuple[list[Rollout], list[Turned]]:
-    """The completions of one round in an order that is the same for all peers: by problem, peer, and place.
+    """Return the completions of one round ordered by problem, peer and index, equally for all peers, and the rejected
+    ones.
 
-    ``weights``: the fingerprint of the reader's own. ``accounts``: peer → under whose part of the schedule it comes
-    (:mod:`planaria.swarm.checks.defence`), in the order in which those of one account are served; itself unless given.
+    ``weights``: fingerprint of the reader's weights. ``accounts``: peer → account whose limits it shares
+    (:mod:`planaria.swarm.checks.defence`), in serving order; the peer itself by default.
     """
     sent = [
         (peer, group.problem, index, completion)
@@ -186,8 +187,8 @@ def take_in(
 
 
 def _beyond(sent: Sequence[tuple[str, int, int]], schedule: Schedule, accounts: Mapping[str, str]) -> Mapping[int, str]:
-    """Place among ``sent``, (peer, problem, index) → why it is none of this round's. Of those who share an account,
-    everybody's first comes before anybody's second."""
+    """Return the indices of completions in ``sent``, (peer, problem, index), outside the schedule, with the reason.
+    Peers that share an account are served in turn."""
     lot = {peer: place for place, peer in enumerate(accounts)}
     order = sorted(range(len(sent)), key=lambda n: (sent[n][2], lot.get(sent[n][0], 0)))
     asked = [(accounts.get(sent[n][0], sent[n][0]), sent[n][1]) for n in order]
@@ -206,7 +207,7 @@ def _taken(
     account: str,
     index: int,
 ) -> Rollout | str:
-    """One completion of a message, scored; a text: why it is turned away."""
+    """Return one scored completion, or the reason to reject it."""
     problem, prompt = asked
     same = message.tokenizer == policy.tokenizer_fingerprint
     ids, logps = _own_ids(policy, completion, same)
@@ -216,40 +217,39 @@ def _taken(
         return objection
     scored = scoring.score(problem, completion.text, account, message.peer, index) if completion.ended else Scored()
     if scored is None:
-        return f"what it sent took more than {scoring.seconds(account):g} s to score"
+        return f"its completions took more than {scoring.seconds(account):g} s to score"
     text, ended = completion.text, completion.ended
     found = Rollout(problem, prompt, text, ids, ended, logps, round=message.round, claimed=claimed)
     return replace(found, reward=scored.reward, behaviour=scored.behaviour)
 
 
 def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:
-    """Why a completion cannot have so many tokens; empty if it can. What did not end went on to the limit."""
+    """Return the reason why a completion's length is invalid, or empty. An unfinished one must reach the limit."""
     if not tokens or tokens > limit:
         return f"{tokens} tokens, of at most {limit}"
     return "" if may_be_short or tokens == limit else f"it broke off after {tokens} tokens, of {limit}"
 
 
 def _own_ids(policy: Policy, completion: Completion, same: bool) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
-    """The completion as our token ids, with the end token if it ended, and the claims that belong to them.
+    """Return the completion as this peer's token ids, with the end token if it ended, and its log-probabilities.
 
-    A sender's ids are taken only where they say what its text says: what is scored and judged is what is trained on.
-    Otherwise the text is tokenised again, and claims about other tokens mean nothing.
+    The sender's ids are used only if they decode to its text, so that the scored text is the trained one. Otherwise the
+    text is tokenized again, and the sender's log-probabilities are dropped.
     """
     ids = completion.ids
     if same and ids is not None and all(0 <= i < policy.vocab for i in ids):
         body = ids[:-1] if completion.ended and ids and ids[-1] == policy.end else ids
         whole = len(body) + completion.ended == len(ids)
-        if whole and policy.end not in body and _says(policy, body, completion.text):
+        if whole and policy.end not in body and _matches(policy, body, completion.text):
             return tuple(ids), None if completion.logps is None else tuple(completion.logps)
     own = policy.encode(completion.text)
     return tuple([*own, policy.end] if completion.ended else own), None
 
 
-def _says(policy: Policy, ids: Sequence[int], text: str) -> bool:
-    """Whether the ids are a way to write the text, with none among them that nobody could read.
+def _matches(policy: Policy, ids: Sequence[int], text: str) -> bool:
+    """Whether the ids decode to the text and none of them is invisible.
 
-    Special tokens, and rows of a model that its tokenizer does not know, leave nothing in a text: between its letters
-    they would be trained on unseen.
+    Special tokens, and ids unknown to the tokenizer, decode to nothing: they would be trained on unseen.
     """
     if policy.decode(ids) != text:
         return False
@@ -258,10 +258,10 @@ def _says(policy: Policy, ids: Sequence[int], text: str) -> bool:
 
 
 def with_reading(rollout: Rollout, reading: Reading) -> Rollout:
-    """As this peer's policy reads it; a claim about a whole text, by another tokenizer, is spread over our tokens.
+    """Add this policy's reading; spread the log-probability of a whole text under another tokenizer over the tokens.
 
-    Every token's ratio then is the sequence's geometric mean, exp((log π_θ − log π_gen) / T), and so is the
-    divergence: Σ log p of a text does not depend on how it is cut, as far as both tokenizers cut it their usual way.
+    Each token's ratio is then the sequence's geometric mean, exp((log π_θ − log π_gen) / T), and so is the divergence:
+    Σ log p of a text does not depend on the tokenization, if both tokenizers use their canonical one.
     """
     if rollout.claimed is None:
         return replace(rollout, reading=reading)

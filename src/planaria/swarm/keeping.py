@@ -1,4 +1,4 @@
-"""When a peer returns to a saved state: after a restart, far below its best accuracy, or overruled by a certificate."""
+"""Saved states that a peer returns to: after a restart, a loss of accuracy, or a contradicting certificate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planaria.swarm.records.lines import LOG, Evaluated, read_log
 
 
 class Keeping:
-    """The states of a peer's learners and of its defence: on disk, in ``folder``, and in memory."""
+    """Saved states of a peer's learners and defence: on disk, in ``folder``, and in memory."""
 
     def __init__(
         self,
@@ -36,21 +36,21 @@ class Keeping:
         self._before: Before | None = None
 
     def resume(self, first: int) -> int:
-        """Become what was kept last. The round to begin with: ``first`` if nothing was."""
+        """Restore the last saved state; return the round to begin with: ``first`` if there is none."""
         start, found = first, recall(self._folder, self._meeting.run, self._learners)
         if found is not None:
             start, memory = found
             self._defence.recall(memory)
-        told = [r for r in read_log(self._folder / LOG) if isinstance(r, Evaluated) and r.round <= start]
-        self._looks = [Looked(r.round, r.accuracy.rate or 0.0) for r in told]
+        evaluated = [r for r in read_log(self._folder / LOG) if isinstance(r, Evaluated) and r.round <= start]
+        self._looks = [Looked(r.round, r.accuracy.rate or 0.0) for r in evaluated]
         return start
 
     def looked(self, after: int, accuracy: float) -> None:
-        """Held-out accuracy after ``after`` rounds."""
+        """Record the held-out accuracy after ``after`` rounds."""
         self._looks.append(Looked(after, accuracy))
 
     def save(self, after: int) -> bool:
-        """Save what the peer is after ``after`` rounds, if that is due. Whether it was."""
+        """Save the state after ``after`` rounds if that is due; return whether it was."""
         rounds = self._config.rounds
         if due := saves(rounds, after):
             memory = self._defence.memory()
@@ -58,9 +58,9 @@ class Keeping:
         return due
 
     def brake(self, after: int) -> None:
-        """Keep the peer's state after ``after`` rounds if it is the best so far; end it if it has fallen behind that.
+        """Keep the state after ``after`` rounds if it is the best so far; stop if accuracy fell too far below the best.
 
-        :raises RunStopped: when it has; its best state then is the only one kept.
+        :raises RunStopped: if it fell; only the best state is kept.
         """
         brake = self._config.task.brake
         if not brake or not self._looks or self._looks[-1].round != after:
@@ -71,17 +71,17 @@ class Keeping:
             keep(apart, self._meeting.run, after, self._learners, self._defence.memory())
         if why := fallen(self._looks, brake):
             self._meeting.leave(after)
-            told = take_back(self._folder, apart)
-            raise RunStopped(f"{self._name}: {why}; {told}")
+            kept = take_back(self._folder, apart)
+            raise RunStopped(f"{self._name}: {why}; {kept}")
 
     def remember(self, number: int) -> None:
-        """Before the peer learns from round ``number``: where it would go back to, as long as rounds are unsettled."""
+        """Before learning from round ``number``: keep a state to return to, while a certificate is pending."""
         if self._meeting.unsettled and self._before is None:
             self._before = Before(number, self._learners, self._defence.memory())
 
     def unless_overruled(self, number: int) -> int:
-        """The round to go on with: an earlier one, with what the peer was before it, where a late certificate says
-        that others were heard than it learned from."""
+        """Return the next round: ``number``, or an earlier one, with its state restored, if a certificate contradicts
+        what the peer learned from."""
         back = self._meeting.overruled(number)
         if back is not None and self._before is not None:
             self._before.restore(self._learners)
@@ -92,16 +92,16 @@ class Keeping:
 
 
 def saves(rounds: RoundsConfig, done: int) -> bool:
-    """Whether a peer saves what it is after ``done`` rounds, 1 or more."""
+    """Whether a peer saves its state after ``done`` rounds, 1 or more."""
     if done == rounds.trusted:
         return True
     return bool(rounds.keep) and (done % rounds.keep == 0 or done == rounds.count)
 
 
 class Before:
-    """A peer before a round, in memory: it returns there if a certificate lists other messages than it learned from.
+    """A peer's state before a round, in memory, to return to if a certificate lists other messages.
 
-    Holds trained weights, moments and the defence's memory: as much as the optimizer and the weights.
+    Holds trained weights, optimizer moments and the defence's memory.
     """
 
     def __init__(self, round: int, learners: Mapping[str, Learner], memory: Memory) -> None:
@@ -116,7 +116,7 @@ class Before:
 
     @torch.no_grad()
     def restore(self, learners: Mapping[str, Learner]) -> None:
-        """Make learners what they were."""
+        """Restore the learners."""
         for name, learner in learners.items():
             weights, moments = self._held[name]
             for parameter, held in zip(learner.parameters, weights, strict=True):
@@ -126,22 +126,22 @@ class Before:
 
 @dataclass(frozen=True)
 class Looked:
-    """One evaluation: held-out accuracy after so many rounds."""
+    """One evaluation: held-out accuracy after a number of rounds."""
 
     round: int
     accuracy: float
 
 
 def best(looks: Sequence[Looked]) -> Looked:
-    """The first of the highest."""
+    """Return the first evaluation with the highest accuracy."""
     return max(looks, key=lambda look: look.accuracy)
 
 
 def fallen(looks: Sequence[Looked], most: float) -> str:
-    """Why to stop after the last of some evaluations, in a clause; empty if its accuracy lies at most ``most`` below
+    """Return the reason to stop after the last evaluation, in a clause; empty if its accuracy is at most ``most`` below
     the best, or ``most`` is 0.
 
-    Agreement can drift from truth and look the same; problems with known labels show it.
+    Agreement can drift from truth unnoticed; held-out problems with known labels show it.
     """
     if not looks or not most or best(looks).accuracy - looks[-1].accuracy <= most:
         return ""

@@ -1,4 +1,4 @@
-"""One peer: generate, publish, gather, examine, learn; round after round, whatever the others do."""
+"""One peer: generate, publish, gather, examine and learn in each round."""
 
 from __future__ import annotations
 
@@ -27,16 +27,7 @@ from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy, held, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
 from planaria.swarm.records.kept import PEER, SHADOW
-from planaria.swarm.records.lines import (
-    LOG,
-    POISON,
-    SAMPLES,
-    Evaluated,
-    Finished,
-    Log,
-    PoisonRecord,
-    Started,
-)
+from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
 from planaria.swarm.records.noting import agreed, round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
 from planaria.swarm.serving.served import Server
@@ -57,7 +48,7 @@ class Stopwatch:
 
 
 class Peer:
-    """Everything that one peer holds. ``config`` is its own: two peers may differ in all but the rules of the run."""
+    """A peer of a run. ``config`` is its own: peers may differ in all but the rules of the run."""
 
     def __init__(
         self,
@@ -72,8 +63,8 @@ class Peer:
         known: Set[str] = frozenset(),
         server: Server | None = None,
     ) -> None:
-        """``first``: the round that this peer begins with; it was not there before. ``known``: the run's own peers.
-        ``server``: it draws in the policy's place."""
+        """``first``: first round of this peer. ``known``: the run's own peers. ``server``: draws instead of the
+        policy."""
         self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
         self.id, self.first = meeting.me, first
         k = config.sampling.support(policy.vocab)
@@ -82,7 +73,7 @@ class Peer:
         committee = meeting.receipts.committee
         if committee is not None and not committee.faulty:
             self.warnings.append(
-                f"a committee of {len(committee.members)} tolerates no liar; name at least 4 members to tolerate one"
+                f"a committee of {len(committee.members)} tolerates no Byzantine member; name at least 4 members"
             )
         self.defence = Defence(config.defence, checks, context, known, config.size)
         honest = config.attack.kind == HONEST
@@ -103,10 +94,7 @@ class Peer:
         self.keeping = Keeping(config, name, folder, meeting, learners, self.defence)
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
-        """All rounds, from this peer's first to the run's last; ``after_each`` is called after every one.
-
-        A peer that was started before goes on from what it kept of itself.
-        """
+        """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
         rounds, every = self.config.rounds, self.config.evaluate.every
         start = self.keeping.resume(self.first)
         self.log.note(self._started())
@@ -129,9 +117,9 @@ class Peer:
         self.log.note(Finished())
 
     def round(self, number: int) -> None:
-        """Take part in round ``number``, or catch up with it if the others have closed it already."""
+        """Take part in round ``number``, or catch up if the others have closed it."""
         watch = Stopwatch()
-        asked = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # each is encoded once
+        asked = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # encode each once
         problems = [asked(problem) for problem in self._problems(number)]
         weights = held(self.policy)
         closed = self.meeting.closed(number)
@@ -143,7 +131,7 @@ class Peer:
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
-        # A reward that others found says nothing of what a completion does, which is what peers vote on.
+        # Certified rewards do not contain the behaviour that peers vote on.
         given = self.meeting.rewards(number, found) if closed and not self.scoring.votes else NOTHING
         draw = of_messages(self.config.seed, number, found.texts) if self.scoring.votes else 0
         self.scoring.begin(given, draw)
@@ -175,7 +163,7 @@ class Peer:
 
     @property
     def count(self) -> int:
-        """Completions of one problem that one peer sends."""
+        """Completions that one peer sends per problem."""
         rounds = self.config.rounds
         return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
 
@@ -191,7 +179,7 @@ class Peer:
                 )
             )
         drew = self.server is not None and not self.server.found.local
-        claimed = "" if drew else self.author.holds(weights)  # no other's weights are claimed
+        claimed = "" if drew else self.author.holds(weights)  # no claim about a server's weights
         self.meeting.publish(self._message(number, written, claimed))
 
     def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
@@ -284,7 +272,7 @@ class Peer:
 
 
 def describe(policy: Policy) -> str:
-    """A policy in a line."""
+    """Describe a policy in a line."""
     numbers = [p.numel() for p in policy.module.parameters()]
     trained = sum(p.numel() for p in policy.module.parameters() if p.requires_grad)
     adapters = "" if trained == sum(numbers) else f", {trained:,} of them trained"
@@ -292,7 +280,7 @@ def describe(policy: Policy) -> str:
 
 
 class Shadow:
-    """A second policy that generates as many completions as its peer does, and learns from no others."""
+    """A copy of the policy that generates as many completions as its peer and learns from its own only."""
 
     def __init__(self, config: SwarmConfig, name: str, task: Task, policy: Policy) -> None:
         self._config, self._policy = config, policy.clone()
@@ -303,7 +291,7 @@ class Shadow:
         )
 
     def round(self, number: int, asked: Sequence[Asked], count: int) -> None:
-        """Generate ``count`` completions of every problem and learn from them."""
+        """Generate ``count`` completions per problem and learn from them."""
         loss, limit = self._config.loss, self._config.sampling.max_new
         self._scoring.begin(draw=derived("shadow", self._config.seed, number))
         own = [
@@ -312,7 +300,7 @@ class Shadow:
             for r in drawn
         ]
         own = [priced(r, limit, loss.overlong) for r in own]
-        if self._config.task.reward == CONSENSUS:  # alone, what it does itself most often is all that it can go by
+        if self._config.task.reward == CONSENSUS:  # alone, its own most frequent behaviour is the label
             own = rewarded(own, self._config.task.agreement)
         found = lessons(own, "horizontal", loss.kind != "dr_grpo")
         self.learner.learn(number, found.taken)

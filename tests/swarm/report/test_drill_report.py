@@ -1,4 +1,4 @@
-"""The drill's report: what it says of every peer."""
+"""The drill's report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FOUND = Drill(
 )
 
 
-def test_every_peers_change_is_shown_seed_by_seed_and_attackers_are_not_among_them() -> None:
+def test_peer_table_shows_changes_per_seed_without_attackers() -> None:
     assert _peers(FOUND).head == ["arm", "p0", "p0: change", "p1", "p1: change"]
     assert _peers(FOUND).rows == [
         ["alone", "0.75 [0.70 … 0.80]", "–", "0.35 [0.30 … 0.40]", "–"],
@@ -47,7 +47,7 @@ def test_every_peers_change_is_shown_seed_by_seed_and_attackers_are_not_among_th
     ]
 
 
-def test_the_page_and_the_terminal_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peer_table_is_on_the_page_and_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = write_drill_report(FOUND, tmp_path / "report.html").read_text()
     assert "Every peer" in page and "-0.02 [-0.05 … +0.01]" in page
     show_drill(FOUND)
@@ -55,7 +55,7 @@ def test_the_page_and_the_terminal_have_it(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(("kind", "named"), [("text", "TEXT"), ("dos", "DoS"), ("style", "STYLE"), ("mine:Odd", "Odd")])
-def test_every_attack_that_is_watched_has_a_name_in_the_report(kind: str, named: str, tmp_path: Path) -> None:
+def test_every_watched_attack_has_a_title(kind: str, named: str, tmp_path: Path) -> None:
     points = [Point(round=5, accuracy=Tally(), alone=None, tokens=18.0, watch={kind: Tally(hits=1, eligible=2)})]
     victim = peer("p0", 80).model_copy(update={"points": points})
     found = FOUND.model_copy(update={"watch": [kind], "arms": [arm("attacked", "", [victim])]})

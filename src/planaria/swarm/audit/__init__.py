@@ -1,1 +1,1 @@
-"""An audit before a model is given away: what it gives away in pieces, and what lies beside its weights."""
+"""Audit of a model before its release: leakage of protected answers, and the files beside its weights."""

@@ -25,11 +25,11 @@ _COIN = random.SystemRandom().random
 
 
 class Spent(Exception):
-    """A budget would be passed: one line, which does not say whose."""
+    """A budget would be exceeded; the message does not name the question."""
 
 
 class Closed(Exception):
-    """Nobody knows what was spent: the ledger is gone, damaged or cannot be written."""
+    """The budget spent is unknown: the ledger is missing, damaged or not writable."""
 
 
 class Censor:
@@ -61,16 +61,16 @@ class Censor:
         return [self._known[number][2] for number in self._numbers(text)]
 
     def given(self, text: str, count: int) -> list[bool]:
-        """Which of ``count`` replies to a text are given; all that touch a question are paid for.
+        """Decide which of ``count`` replies to a text are given; all that touch a question are charged.
 
-        :raises Spent: when a budget would be passed: then none is given.
-        :raises Closed: when the ledger cannot be used.
+        :raises Spent: if a budget would be exceeded; no reply is given.
+        :raises Closed: if the ledger cannot be used.
         """
         return self._given(self._numbers(text), count)
 
     def passed(self, text: str, reply: str) -> bool:
-        """Whether a drawn reply is given that finishes what its text left out of a listed one: "digit 1 of Ann" and
-        "a is 4". Errors as of :meth:`given`."""
+        """Decide whether to give a reply that completes a listed text together with its prompt: "digit 1 of Ann" and
+        "a is 4". Errors as for :meth:`given`."""
         return self._given([n for n in self._numbers(text + reply) if n not in self._numbers(text)], 1)[0]
 
     def _given(self, numbers: Sequence[int], count: int) -> list[bool]:
@@ -83,19 +83,19 @@ class Censor:
         except (UserError, OSError) as error:
             raise Closed(str(error)) from error
         if not paid:
-            raise Spent("the budget of what this asks for is spent; nothing more is said about it")
+            raise Spent("the budget of the requested answer is spent")
         return [self._coin() >= silent for _ in range(count)]
 
     def _numbers(self, text: str) -> list[int]:
-        said = closed_up(text)
-        return sorted({number for known, number in self._texts if known in said})
+        closed = closed_up(text)
+        return sorted({number for known, number in self._texts if known in closed})
 
 
 def key_of(question: Question) -> str:
-    """Return the name of a question in a ledger, wherever in its file it stands.
+    """Return the ledger key of a question, independent of its position in a file.
 
-    Part of the ledger's format, so its normal form is frozen: with other names, old ledgers would forget
-    what was spent. Questions that differ for :func:`planaria.swarm.audit.questions.refuse_twins` differ here too.
+    The normal form is part of the ledger's format and therefore frozen. Questions that differ for
+    :func:`planaria.swarm.audit.questions.refuse_twins` have different keys.
     """
     visible = "".join(c if c.isprintable() else " " * c.isspace() for c in question.text)
     text = " ".join(unicodedata.normalize("NFKC", visible).casefold().split())
@@ -103,32 +103,29 @@ def key_of(question: Question) -> str:
 
 
 MOST = 1 << 22
-"""bytes of a ledger"""
-MEND = "bring it back; a new one would forget what was spent"
+"""maximum bytes of a ledger"""
+FIX = "restore it; a new one would forget the spent budget"
 SLACK = 1e-9
-"""nats: sums of many small numbers are rounded"""
+"""nats: tolerance for rounding in sums"""
 
 
 class _Spent(Record):
     version: int = 1
     nats: dict[str, float] = Field(default_factory=dict)
-    """question → what its counted replies may have told, in expectation"""
+    """question → expected leakage of its charged replies"""
     replies: dict[str, int] = Field(default_factory=dict)
 
 
 class Ledger:
-    """What was spent on each protected question, on disk: spent before it is given, and never forgotten.
+    """Budget spent on each protected question, on disk; charged before a reply is given, and never refunded.
 
-    No clock is read, so nothing that was spent comes back with time. Processes take turns by a lock that the kernel
-    releases when its holder dies.
-
-    Of all sessions and processes that name the same file.
+    Sessions and processes that name the same file share it, under a lock that the kernel releases when its holder dies.
     """
 
     def __init__(self, file: Path, budget: float) -> None:
-        """``budget``: nats of each question, for everybody together and for good.
+        """``budget``: nats per question, for all users together.
 
-        :raises UserError: when the file is damaged, or cannot be written.
+        :raises UserError: if the file is damaged or not writable.
         """
         self.budget, self._file = budget, file
         try:
@@ -141,11 +138,11 @@ class Ledger:
             raise UserError(f"{file}: cannot be written ({error.strerror}); give another --ledger FILE") from error
 
     def spend(self, costs: Mapping[str, float], replies: int = 1) -> bool:
-        """Note what so many replies may tell of some questions together, before they are given. False: a budget would
-        be passed, and nothing is noted.
+        """Charge ``replies`` replies before they are given; return False, without charging, if a budget would be
+        exceeded.
 
-        :raises UserError: when the file is gone or damaged, so that nobody knows what was spent.
-        :raises OSError: when it cannot be written; what it said stays.
+        :raises UserError: if the file is missing or damaged.
+        :raises OSError: if it cannot be written; its content stays.
         """
         with locked(self._lock, lambda: None):
             before = self._read()
@@ -157,7 +154,7 @@ class Ledger:
             return True
 
     def spent(self, key: str) -> float:
-        """Nats."""
+        """Nats spent on a question."""
         return self._read().nats.get(key, 0.0)
 
     @property
@@ -165,7 +162,7 @@ class Ledger:
         return self._file.with_name(f".{self._file.name}.lock")
 
     def _read(self) -> _Spent:
-        return documents.unsealed(self._file, _Spent, MOST, MEND)
+        return documents.unsealed(self._file, _Spent, MOST, FIX)
 
     def _write(self, spent: _Spent) -> None:
         with atomic.replacing(self._file) as unfinished, unfinished.open("w") as file:

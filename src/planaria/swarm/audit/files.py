@@ -1,4 +1,4 @@
-"""What lies in a folder that is about to be given away: weights as safetensors, plain text, and nothing that runs."""
+"""Check of a model folder before its release: weights as safetensors, plain text, and no code."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from planaria.models.huggingface import is_ours, open_folder
 
 WEIGHTS = (".safetensors",)
 TEXTS = (".json", ".jinja", ".md", ".txt", ".sha256", ".model")
-"""settings, templates, tokenizers, words for people"""
+"""settings, templates, tokenizers, documentation"""
 NAMES = ("LICENSE", "NOTICE", "README", ".gitattributes", ".gitignore")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz", ".h5", ".joblib", ".msgpack")
 CODE = (".py", ".pyc", ".so", ".sh", ".js", ".exe", ".dll", ".dylib", ".ipynb", ".whl", ".zip", ".tar", ".gz")
 MOST = 10_000
-"""files of a folder that are looked at"""
+"""maximum number of files in a folder"""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """``faults``: what must not go out; ``facts``: what there is."""
+    """Result of the check."""
 
     faults: tuple[str, ...]
+    """reasons against a release"""
     facts: tuple[str, ...]
 
 
 def look(place: Path) -> Looked:
-    """Into a model's folder, or at its one file; nothing in it is run or unpickled.
+    """Check a model's folder or single file without running or unpickling any of it.
 
-    :raises UserError: when it holds more files than anybody looks through.
+    :raises UserError: if it holds more than :data:`MOST` files.
     """
     if place.is_file():
         gguf = place.suffix == ".gguf"
         return Looked(() if gguf else (f"{place.name}: neither a folder nor a GGUF file",), (place.name,) * gguf)
     files = []
     for file in place.rglob("*"):
-        if file.is_symlink() or not file.is_dir():  # links to folders are not gone into, and may not go out
+        if file.is_symlink() or not file.is_dir():  # links to folders are not followed, and are faults
             files.append(file)
         if len(files) > MOST:
             raise UserError(f"{place}: holds more than {MOST} files; give the model's own folder")
@@ -51,20 +52,20 @@ def look(place: Path) -> Looked:
 
 
 def _fault(name: str, file: Path) -> str:
-    """Why a file must not go out; empty if it may."""
+    """Return the reason against releasing a file; empty if there is none."""
     suffix = file.suffix.lower()
     if not file.is_file():
-        return f"{name}: is no file"
+        return f"{name}: not a regular file"
     if suffix in WEIGHTS and not _is_safetensors(file):
-        return f"{name}: no safetensors, whatever its name says"
+        return f"{name}: not valid safetensors"
     if suffix in PICKLES:
-        return f"{name}: weights or data in a form that can run code; convert them to safetensors"
+        return f"{name}: a format that can run code; convert it to safetensors"
     if suffix in CODE:
-        return f"{name}: code, or an archive that may hold some"
+        return f"{name}: code, or an archive that may contain code"
     if suffix not in WEIGHTS + TEXTS and file.name not in NAMES:
-        return f"{name}: nothing that belongs beside weights"
+        return f"{name}: unexpected file type beside weights"
     if suffix == ".json" and _calls_code(file):
-        return f"{name}: has an auto_map, which has programs fetched and run"
+        return f"{name}: has an auto_map, which downloads and runs code"
     return ""
 
 
@@ -80,12 +81,12 @@ def _calls_code(file: Path) -> bool:
     try:
         found = documents.parse_json(documents.data(file), file)
     except UserError:
-        return False  # whoever reads it says what is wrong with it
+        return False  # its reader reports the error
     return isinstance(found, dict) and bool(found.get("auto_map"))
 
 
 def _listed(place: Path, names: dict[str, Path]) -> tuple[list[str], list[str]]:
-    """Faults and facts of the list of digests."""
+    """Check the list of digests; return faults and facts."""
     try:
         sums = digests.read(place)
         if not sums:
@@ -94,16 +95,16 @@ def _listed(place: Path, names: dict[str, Path]) -> tuple[list[str], list[str]]:
         digests.require(place, sums, sums)
     except UserError as error:
         return [str(error)], []
-    faults = [f"{name}: {digests.FILE} does not name it, so something else wrote it" for name in unlisted]
-    return faults, [] if faults else [f"{len(sums)} files are as {digests.FILE} says"]
+    faults = [f"{name}: not listed in {digests.FILE}, so written by another program" for name in unlisted]
+    return faults, [] if faults else [f"{len(sums)} files match {digests.FILE}"]
 
 
 def _stated(place: Path) -> tuple[list[str], list[str]]:
-    """Faults and facts of shapes, against what config.json states."""
+    """Check tensor shapes against config.json; return faults and facts."""
     try:
         if not is_ours(place):
-            return [], ["no LLaMA of ours: shapes are looked at when it is opened"]
+            return [], ["not a planaria LLaMA: its shapes are checked when it is opened"]
         weights = open_folder(place)
     except UserError as error:
         return [str(error)], []
-    return [], [f"{len(weights.shapes)} tensors, shaped as config.json states"]
+    return [], [f"{len(weights.shapes)} tensors with the shapes of config.json"]

@@ -1,6 +1,6 @@
-"""What replies give away about one protected answer, in nats: formulas, and sums where replies follow a known law.
+"""Leakage of replies about one protected answer, in nats: formulas, and exact sums for a known reply distribution.
 
-Source: arXiv 2407.02551 (inferential adversaries). Its leakage is weighted by the posterior, so being sure counts.
+Source: arXiv 2407.02551 (inferential adversaries). Its leakage is weighted by the posterior, so certainty counts.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from planaria.common.documents import Record
 
 Z95 = statistics.NormalDist().inv_cdf(0.975)
 MOST_CASES = 1 << 21
-"""of an exact sum"""
+"""maximum number of outcomes in an exact sum"""
 
 
 def leak(prior: float, posterior: float) -> float:
-    """IIL(T) = P(a*|q,T) · ln(P(a*|q,T) / P(a*|q)), nats; below 0 where replies mislead.
+    """IIL(T) = P(a*|q,T) · ln(P(a*|q,T) / P(a*|q)), nats; negative where replies mislead.
 
     ``prior``: P(a*|q) in (0, 1]; ``posterior``: P(a*|q,T) in [0, 1].
 
-    :raises ValueError: outside these.
+    :raises ValueError: outside these ranges.
     """
     if not (0 < prior <= 1 and 0 <= posterior <= 1):
         raise ValueError(f"no probabilities: prior {prior}, posterior {posterior}")
@@ -31,15 +31,15 @@ def leak(prior: float, posterior: float) -> float:
 
 
 def most(prior: float) -> float:
-    """IIL_max = ln(1 / P(a*|q)), nats: no transcript leaks more: P · ln(P / prior) grows with P ≥ prior."""
+    """IIL_max = ln(1 / P(a*|q)), nats: the bound of any transcript, as P · ln(P / prior) grows with P ≥ prior."""
     return -math.log(prior)
 
 
 def silence(largest: float, epsilon: float) -> float:
-    """ρ = max(0, 1 - ε / IIL_max): the chance of an empty answer for which (1 - ρ) · IIL_max ≤ ε.
+    """ρ = max(0, 1 - ε / IIL_max): the probability of an empty answer for which (1 - ρ) · IIL_max ≤ ε.
 
-    With ``largest`` = :func:`most` k counted replies leak at most k · ε, however chosen and whatever they say: where
-    all are empty nothing leaks, and some is given with a chance of at most k · (1 - ρ).
+    With ``largest`` = :func:`most`, k counted replies leak at most k · ε, however they are chosen: empty replies leak
+    nothing, and at least one is given with a probability of at most k · (1 - ρ).
 
     :raises ValueError: unless both are above 0.
     """
@@ -49,7 +49,7 @@ def silence(largest: float, epsilon: float) -> float:
 
 
 def silenced(values: Sequence[float], silent: float) -> float:
-    """Σ_S (1 - ρ)^|S| ρ^(k - |S|) v[S] over the sets S of k replies that are given; ``values`` [2^k] by bit masks."""
+    """Σ_S (1 - ρ)^|S| ρ^(k - |S|) v[S] over the sets S of given replies, of k; ``values`` [2^k] by bit mask."""
     k = (len(values) - 1).bit_length()
     return sum(
         (1 - silent) ** given * silent ** (k - given) * value
@@ -60,9 +60,9 @@ def silenced(values: Sequence[float], silent: float) -> float:
 
 @dataclass(frozen=True)
 class Channel:
-    """Replies about one of so many options: each names the right one with a chance of ``right``, else any other alike.
+    """Distribution of replies about ``options`` options: the right one with probability ``right``, others uniformly.
 
-    ``silent``: the chance that a reply is empty instead, whatever it would have said.
+    ``silent``: probability of an empty reply, independent of its content.
     """
 
     options: int
@@ -75,20 +75,20 @@ class Channel:
 
 
 class Told(Record):
-    """What some replies of a channel come to."""
+    """Expected results of a number of replies."""
 
     leak: float
     """E[IIL], nats"""
     guessed: float
-    """how often the likeliest option is the right one; ties are drawn"""
+    """probability that the likeliest option is the right one; ties are drawn"""
     use: float
-    """how often a single reply names the right option: what an honest asker gets"""
+    """probability that a single reply names the right option, the utility for an honest user"""
 
 
 def exact(channel: Channel, replies: int) -> Told:
-    """Both expectations over ``replies`` draws of a channel, from a uniform prior, summed over all outcomes.
+    """Sum both expectations over all outcomes of ``replies`` draws, from a uniform prior.
 
-    :raises ValueError: when there are more than :data:`MOST_CASES` outcomes.
+    :raises ValueError: if there are more than :data:`MOST_CASES` outcomes.
     """
     if math.comb(replies + channel.options, channel.options) > MOST_CASES:
         raise ValueError(f"{replies} replies about {channel.options} options have too many outcomes to sum")
@@ -103,7 +103,7 @@ def exact(channel: Channel, replies: int) -> Told:
 
 
 def _counts(options: int, replies: int) -> Iterator[tuple[int, ...]]:
-    """How often each option may have been named; the rest of the replies were empty."""
+    """Yield all possible counts per option; the remaining replies are empty."""
     if not options:
         yield ()
         return
@@ -113,15 +113,15 @@ def _counts(options: int, replies: int) -> Iterator[tuple[int, ...]]:
 
 
 def _multinomial(counts: Sequence[int], replies: int, chances: Sequence[float], silent: float) -> float:
-    ways, left, given = 1, replies, 1.0
+    orders, left, given = 1, replies, 1.0
     for count, chance in zip(counts, chances, strict=True):
-        ways, left = ways * math.comb(left, count), left - count
+        orders, left = orders * math.comb(left, count), left - count
         given *= chance**count
-    return float(ways * (given * (1 - silent) ** (replies - left) * silent**left))
+    return float(orders * (given * (1 - silent) ** (replies - left) * silent**left))
 
 
 def _posterior(counts: Sequence[int], channel: Channel) -> tuple[float, float]:
-    """P(option 0 | counts), and the chance that it is guessed."""
+    """P(option 0 | counts), and the probability that it is guessed."""
     total = sum(counts)
     weights = [channel.right**count * channel.wrong ** (total - count) for count in counts]
     best = max(weights)
@@ -142,14 +142,14 @@ class Estimate(Record):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean ± t · s / √n, t the 97.5 % point of Student's distribution; of one value the interval is that value."""
+    """Mean ± t · s / √n, t the 97.5 % point of Student's distribution; zero width for one value."""
     mean, n = statistics.fmean(values), len(values)
     half = _student(n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else 0.0
     return Estimate(mean=mean, low=mean - half, high=mean + half, draws=n)
 
 
 def _student(freedom: int) -> float:
-    """The 97.5 % point of Student's t (Cornish and Fisher's expansion: 0.5 % short at 7 degrees of freedom)."""
+    """97.5 % point of Student's t (Cornish-Fisher expansion: 0.5 % too small at 7 degrees of freedom)."""
     z = Z95
     return (
         z
@@ -160,7 +160,7 @@ def _student(freedom: int) -> float:
 
 
 def sampled(channel: Channel, replies: int, draws: int, rng: random.Random) -> Estimate:
-    """E[IIL] of a channel by drawing; :func:`exact` without its limit."""
+    """Estimate E[IIL] by sampling; unlike :func:`exact` without a limit."""
     population = range(channel.options + 1)
     weights = [channel.right, *[channel.wrong] * (channel.options - 1)]
     weights = [weight * (1 - channel.silent) for weight in weights] + [channel.silent]

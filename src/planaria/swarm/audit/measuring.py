@@ -1,4 +1,4 @@
-"""The leakage part of an audit: ask a model for protected answers, whole and in parts, and let an adversary read it."""
+"""Leakage measurement: ask a model for protected answers, whole and in parts, and let an adversary read its replies."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from planaria.swarm.repair.training import nats
 from planaria.swarm.tasks.base import Problem
 
 REPLY, ROWS = 48, 256
-"""tokens of a reply at most; replies that are drawn at once"""
+"""maximum tokens of a reply; replies drawn per batch"""
 
 
 def prompt(policy: Policy, text: str, reply: str = "") -> list[int]:
-    """The ids of a text in the policy's chat template, or of the text alone if it has none, followed by ``reply``."""
+    """Encode a text with the policy's chat template, if it has one, followed by ``reply``."""
     if not isinstance(policy, Wording):
         return encode_prompt(policy, text + reply) or [policy.end]
     return Asking(policy.template, "", (), 0).ids(Problem(0, text, ""), policy.tokenizer, reply) or [policy.end]
 
 
 def replies(policy: Policy, texts: Sequence[str], draws: int, seed: int) -> list[list[str]]:
-    """``draws`` replies to each text at temperature 1, each asked apart [texts, draws].
+    """Draw independent replies to each text at temperature 1 [texts, draws].
 
-    :raises UserError: when a text leaves no room for a reply.
+    :raises UserError: if a text leaves no room for a reply.
     """
     asked = [prompt(policy, text) for text in texts]
     if (longest := max(map(len, asked), default=0)) >= policy.context:
@@ -53,15 +53,15 @@ def replies(policy: Policy, texts: Sequence[str], draws: int, seed: int) -> list
 
 
 RIGHT = 0.95
-"""how far the counter trusts a reply, unless told"""
+"""default probability that the counter assumes a reply to be right"""
 
 
 @dataclass(frozen=True)
 class Said:
-    """One reply, and what it was to."""
+    """One reply and its question."""
 
     part: int | None
-    """which part; None: the question itself"""
+    """index of the part; None: the whole question"""
     ask: str
     reply: str
 
@@ -73,30 +73,30 @@ class Adversary(Protocol):
     name: str
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
-        """P(option | question, transcript) [N, options]; of the empty transcript, the prior.
+        """P(option | question, transcript) [N, options]; the prior for the empty transcript.
 
-        :raises UserError: when a transcript is more than it can read.
+        :raises UserError: if a transcript is longer than the adversary can read.
         """
 
 
 class Counter:
-    """Bayes from a uniform prior: every reply is right with the same stated chance, else any other alike.
+    """Bayes from a uniform prior: each reply is right with a fixed probability, else uniform over the other values.
 
-    It knows what every option implies (``says``), so it is the strongest reader of such replies, if the chance is true.
-    A reply that names nothing of this, or several, tells it nothing.
+    It knows the implication of every option (``says``), so with the true probability it is the optimal reader. Replies
+    that name no value, or several, carry no information.
     """
 
     def __init__(self, right: float = RIGHT) -> None:
         if not 0 < right < 1:
-            raise UserError(f"--adversary counter:{right:g}: is a chance between 0 and 1; write counter:{RIGHT:g}")
-        self.right, self.name = right, f"counter, which takes replies to be right with {right:g}"
+            raise UserError(f"--adversary counter:{right:g}: not a probability in (0, 1); write counter:{RIGHT:g}")
+        self.right, self.name = right, f"counter, which assumes replies to be right with probability {right:g}"
 
     def require(self, questions: Sequence[Question]) -> None:
-        """:raises UserError: when a part does not say what options imply."""
+        """:raises UserError: if a part lacks ``says``."""
         for question in questions:
             if not all(part.says for part in question.parts):
-                mend = "write it as {'ask', 'says'}, or give --adversary MODEL"
-                raise UserError(f"{question.place}: a part does not say what each option implies; {mend}")
+                fix = "write it as {'ask', 'says'}, or give --adversary MODEL"
+                raise UserError(f"{question.place}: a part does not list the reply implied by each option; {fix}")
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
         return [self._after(question, transcript) for transcript in transcripts]
@@ -105,7 +105,7 @@ class Counter:
         weights = [1.0] * len(question.options)
         for said in transcript:
             implied = says(question, said.part)
-            named = told(said.reply, implied)
+            named = named_value(said.reply, implied)
             if named is None:
                 continue
             others = len({*map(plain, implied)}) - 1
@@ -118,35 +118,35 @@ class Counter:
 
 
 def says(question: Question, part: int | None) -> tuple[str, ...]:
-    """What would be the right reply if each option was right."""
+    """Return the right reply under each option."""
     return question.options if part is None else question.parts[part].says
 
 
-def told(reply: str, implied: Sequence[str]) -> str | None:
-    """The one of these values that a reply is, or names as whole words; None if it names none, or several."""
-    said, values = plain(reply), {*map(plain, implied)}
-    if said in values:
-        return said
-    found = [value for value in values if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", said)]
+def named_value(reply: str, implied: Sequence[str]) -> str | None:
+    """Return the single value that a reply equals, or contains as whole words; None if it names none, or several."""
+    text, values = plain(reply), {*map(plain, implied)}
+    if text in values:
+        return text
+    found = [value for value in values if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)]
     return found[0] if len(found) == 1 else None
 
 
 class Reader:
-    """A causal model: softmax over options of their summed log-probabilities after the transcript and the question."""
+    """A causal model: softmax over the options' summed log-probabilities after transcript and question."""
 
     def __init__(self, policy: Policy, place: str) -> None:
         self._policy, self.name = policy, f"reader {place}"
 
     def require(self, questions: Sequence[Question]) -> None:
-        """:raises UserError: when it cannot tell options apart."""
+        """:raises UserError: if it cannot distinguish the options."""
         for question in questions:
             nothing, *texts = self._texts(replace(question, options=("", *question.options)), ())
             for number, text in enumerate(texts):
                 option = shown(question.options[number])
                 if text == nothing or not self._policy.decode(text.ids).strip():
-                    raise UserError(f"{question.place}: to {self.name} the option {option} is no token; give another")
+                    raise UserError(f"{question.place}: {self.name} encodes the option {option} as no token; change it")
                 if text in texts[:number]:
-                    raise UserError(f"{question.place}: to {self.name} the option {option} is as another; give another")
+                    raise UserError(f"{question.place}: {self.name} encodes the option {option} as another; change it")
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
         texts = [text for transcript in transcripts for text in self._texts(question, transcript)]
@@ -155,9 +155,9 @@ class Reader:
         return found
 
     def _texts(self, question: Question, transcript: Transcript) -> list[Text]:
-        """Return the question with each option; the prompts end where the options' ids differ from the question's.
+        """Return the question with each option; a prompt ends where the options' ids start to differ.
 
-        An option is encoded behind the question, because the text before it may change its ids.
+        Options are encoded together with the question, because the preceding text may change their ids.
         """
         asked = "".join(f"{said.ask}{said.reply}\n" for said in transcript) + question.text
         alone, *rows = [prompt(self._policy, asked, option) for option in ("", *question.options)]
@@ -170,48 +170,48 @@ class Reader:
 
 
 USUAL, DRAWS = 8, 16
-"""parts of a question, unless said; replies that are drawn to each"""
+"""default number of parts of a question; replies drawn to each"""
 READ = 1024
-"""transcripts of one question, at most about so many, that are read for the wrapper's column"""
+"""approximate maximum of transcripts per question read for the wrapper's column"""
 LEAST = 1e-12
-"""of a belief: a softmax of 64 bits may end at 0"""
+"""minimum of a belief: a softmax in 64 bits may underflow to 0"""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to measure."""
+    """Parameters of a measurement."""
 
     k: int
     seed: int = 0
     epsilon: float | None = None
-    """of the wrapper whose effect is shown beside; None: none"""
+    """ε of the wrapper to simulate; None: no wrapper"""
     show: bool = False
     draws: int = DRAWS
 
 
 def measure(victim: Policy, adversary: Adversary, questions: Sequence[Question], plan: Plan) -> Leakage:
-    """What the victim's replies tell the adversary about each question, worst first.
+    """Measure the leakage of the victim's replies per question, largest first.
 
-    :raises UserError: when a question or a transcript is longer than a model reads.
+    :raises UserError: if a question or a transcript is longer than a model reads.
     """
     texts = [text for question in questions for text in _asked(question, plan.k)]
     said = iter(replies(victim, texts, plan.draws, plan.seed))
     found = []
     for question in questions:
-        heard = {text: next(said) for text in dict.fromkeys(_asked(question, plan.k))}
-        found.append(_leaked(question, adversary, heard, plan))
+        replies_to = {text: next(said) for text in dict.fromkeys(_asked(question, plan.k))}
+        found.append(_leaked(question, adversary, replies_to, plan))
     found.sort(key=lambda one: -one.leak.mean)
     return Leakage(adversary=adversary.name, k=plan.k, draws=plan.draws, epsilon=plan.epsilon, questions=found)
 
 
 def _asked(question: Question, k: int) -> list[str]:
-    """Each text once."""
+    """Return the distinct texts asked for a question."""
     parts = [part.ask for part in question.parts[:k]]
     return list(dict.fromkeys([question.text, *question.paraphrases, *parts]))
 
 
 class _Beliefs:
-    """Of one question's transcripts, each read once."""
+    """Beliefs about one question's transcripts, each read once."""
 
     def __init__(self, question: Question, adversary: Adversary, transcripts: Sequence[Transcript]) -> None:
         every = list(dict.fromkeys([(), *transcripts]))
@@ -226,7 +226,7 @@ class _Beliefs:
         return leak(self.prior, min(1.0, self.right(transcript)))
 
     def guessed(self, transcript: Transcript) -> float:
-        """The chance that the likeliest option is the right one; ties are drawn."""
+        """Probability that the likeliest option is the right one; ties are drawn."""
         found = self._found[transcript]
         ties = [math.isclose(belief, max(found), rel_tol=1e-9) for belief in found]
         return ties[self._answer] / sum(ties)
@@ -235,17 +235,17 @@ class _Beliefs:
         return GivenAway(leak=_mean(self.leak, transcripts), guessed=_mean(self.guessed, transcripts))
 
 
-def _leaked(question: Question, adversary: Adversary, heard: Mapping[str, Sequence[str]], plan: Plan) -> Leaked:
+def _leaked(question: Question, adversary: Adversary, replies_to: Mapping[str, Sequence[str]], plan: Plan) -> Leaked:
     parts, draws = question.parts[: plan.k], range(plan.draws)
-    direct = [(Said(None, question.text, heard[question.text][draw]),) for draw in draws]
-    others = [tuple(Said(None, text, heard[text][draw]) for text in question.paraphrases) for draw in draws]
-    whole = [tuple(Said(n, part.ask, heard[part.ask][draw]) for n, part in enumerate(parts)) for draw in draws]
+    direct = [(Said(None, question.text, replies_to[question.text][draw]),) for draw in draws]
+    others = [tuple(Said(None, text, replies_to[text][draw]) for text in question.paraphrases) for draw in draws]
+    whole = [tuple(Said(n, part.ask, replies_to[part.ask][draw]) for n, part in enumerate(parts)) for draw in draws]
     some = [] if plan.epsilon is None else whole[: max(1, READ >> plan.k)]
     sets = [_subsets(transcript) for transcript in some]
     prefixes = [transcript[:length] for transcript in whole for length in range(plan.k + 1)]
     every = [*direct, *others, *prefixes, *(one for each in sets for one in each)]
     beliefs = _Beliefs(question, adversary, every)
-    use = statistics.fmean(_useful(part, reply, question) for part in parts for reply in heard[part.ask])
+    use = statistics.fmean(_useful(part, reply, question) for part in parts for reply in replies_to[part.ask])
     return Leaked(
         name=question.name,
         place=question.place,
@@ -266,17 +266,17 @@ def _leaked(question: Question, adversary: Adversary, heard: Mapping[str, Sequen
 def _behind(
     question: Question, beliefs: _Beliefs, sets: Sequence[Sequence[Transcript]], use: float, epsilon: float
 ) -> Behind:
-    """What is left where each reply is empty with the wrapper's chance, whatever it says."""
+    """Compute the leakage behind the wrapper, which empties each reply with the same probability."""
     silent = silence(most(1 / len(question.options)), epsilon)
     leaks, guesses = (
-        statistics.fmean(silenced([what(transcript) for transcript in each], silent) for each in sets)
-        for what in (beliefs.leak, beliefs.guessed)
+        statistics.fmean(silenced([value(transcript) for transcript in each], silent) for each in sets)
+        for value in (beliefs.leak, beliefs.guessed)
     )
     return Behind(leak=leaks, guessed=guesses, silent=silent, use=(1 - silent) * use)
 
 
 def _subsets(transcript: Transcript) -> list[Transcript]:
-    """All of them, by bit masks."""
+    """Return all subsets, by bit mask."""
     return [
         tuple(said for place, said in enumerate(transcript) if mask >> place & 1)
         for mask in range(1 << len(transcript))
@@ -284,9 +284,9 @@ def _subsets(transcript: Transcript) -> list[Transcript]:
 
 
 def _useful(part: Part, reply: str, question: Question) -> bool:
-    """Whether an honest asker of this part was served."""
-    return told(reply, part.says) == plain(part.says[question.answer]) if part.says else bool(plain(reply))
+    """Whether the reply answers an honest question for this part."""
+    return named_value(reply, part.says) == plain(part.says[question.answer]) if part.says else bool(plain(reply))
 
 
-def _mean(what: Callable[[Transcript], float], transcripts: Sequence[Transcript]) -> float:
-    return statistics.fmean(map(what, transcripts))
+def _mean(value: Callable[[Transcript], float], transcripts: Sequence[Transcript]) -> float:
+    return statistics.fmean(map(value, transcripts))

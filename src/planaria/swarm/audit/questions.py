@@ -1,4 +1,4 @@
-"""Protected questions: options, the right one among them, and the parts in which they can be asked.
+"""Protected questions: options, the right one among them, and parts that together imply the answer.
 
 JSON Lines of {"question", "options", "answer", "parts"}, and optionally "name" and "paraphrases". A part is a text, or
 {"ask", "says"}: ``says`` lists the right reply for each option, in the order of the options.
@@ -29,11 +29,11 @@ _AROUND_MARKS = re.compile(r" ?([^\w ]) ?")
 
 @dataclass(frozen=True)
 class Part:
-    """A question that looks harmless."""
+    """A harmless-looking question."""
 
     ask: str
     says: tuple[str, ...] = ()
-    """option by option, the reply that would be right; empty where the file does not say"""
+    """right reply for each option; empty if the file does not list them"""
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,22 @@ class Question:
 
     place: str
     name: str
-    """what reports call it; they do not repeat the question"""
+    """display name in reports, which do not repeat the question"""
     text: str
     options: tuple[str, ...]
     answer: int
-    """place of the right one among the options"""
+    """index of the right option"""
     parts: tuple[Part, ...]
     paraphrases: tuple[str, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that asks for it: whole, otherwise, in parts."""
+        """All texts that ask for it: whole, paraphrased, in parts."""
         return self.text, *self.paraphrases, *(part.ask for part in self.parts)
 
 
 def read(file: Path) -> list[Question]:
-    """Return all questions of a file; UserError naming file and line of a mistake."""
+    """Read all questions of a file; UserError naming file and line of a mistake."""
     found = records.read([file])
     if not found:
         raise UserError(f"{file}: has no questions; give some")
@@ -67,30 +67,30 @@ def read(file: Path) -> list[Question]:
     names = [question.name for question in questions]
     for number, question in enumerate(questions):
         if question.name in names[:number]:
-            raise UserError(f"{question.place}: there are two {shown(question.name)}; give each a 'name' of its own")
+            raise UserError(f"{question.place}: {shown(question.name)} occurs twice; give each a unique 'name'")
     refuse_twins(questions)
     return questions
 
 
 def replies_of(questions: Sequence[Question], k: int | None, usual: int) -> int:
-    """How many parts of each question to ask: ``k``, or as many as all have, at most ``usual``.
+    """Return the number of parts to ask: ``k``, or the minimum over all questions, at most ``usual``.
 
-    :raises UserError: when a question has fewer.
+    :raises UserError: if a question has fewer than ``k``.
     """
     if k is None:
         return min([usual, *(len(question.parts) for question in questions)])
     for question in questions:
         if k > len(question.parts):
-            there = f"{question.place}: has {len(question.parts)} parts"
-            raise UserError(f"--k {k}: {there}; give at most so many, or more parts")
+            parts = f"{question.place}: has {len(question.parts)} parts"
+            raise UserError(f"--k {k}: {parts}; lower --k, or add parts")
     return k
 
 
 def plain(text: str) -> str:
     """Return the normal form in which texts are compared.
 
-    Case, compatibility forms (NFKC), invisible characters, the amount of spacing, and any spacing beside punctuation do
-    not count: "A\u200b =" is "a=". Words stay apart.
+    It ignores case, compatibility forms (NFKC), invisible characters, the amount of spacing, and spacing beside
+    punctuation: "A\u200b =" is "a=". Words stay apart.
     """
     while (once := _folded(text)) != text:
         text = once
@@ -98,12 +98,12 @@ def plain(text: str) -> str:
 
 
 def closed_up(text: str) -> str:
-    """Return the normal form without any spacing, by which a censor finds texts: "c ode" is "code"."""
+    """Return the normal form without spacing, used by a censor to find texts: "c ode" is "code"."""
     return plain(plain(text).replace(" ", ""))
 
 
 def refuse_twins(questions: Sequence[Question]) -> None:
-    """:raises UserError: if two questions have the same text, their own or a paraphrase."""
+    """:raises UserError: if two questions share a text or paraphrase."""
     owners: dict[str, Question] = {}
     for question in questions:
         for text in (question.text, *question.paraphrases):
@@ -129,17 +129,17 @@ def _question(record: Record) -> Question:
     options = _options(record)
     answer = record.text("answer")
     if answer not in options:
-        raise UserError(f"{record.place}: options lack the answer {shown(answer)}; write it as one of them stands")
+        raise UserError(f"{record.place}: options lack the answer {shown(answer)}; copy it exactly from one of them")
     parts = tuple(_part(record, part, len(options)) for part in _list(record, "parts", MOST_PARTS))
     if not parts:
-        raise UserError(f"{record.place}: parts are none; give at least one")
+        raise UserError(f"{record.place}: parts are empty; give at least one")
     for part in parts:
         if plain(part.ask) == plain(text):
             raise UserError(f"{record.place}: the part {shown(part.ask)} repeats the question; ask for less")
     paraphrases = _list(record, "paraphrases", MOST_PARTS) if "paraphrases" in record.fields else []
     name = _text(record, "name", record.text("name")) if "name" in record.fields else record.place
-    said = tuple(_text(record, "paraphrases", one) for one in paraphrases)
-    return Question(record.place, name, text, options, options.index(answer), parts, said)
+    others = tuple(_text(record, "paraphrases", one) for one in paraphrases)
+    return Question(record.place, name, text, options, options.index(answer), parts, others)
 
 
 def _options(record: Record) -> tuple[str, ...]:
@@ -156,17 +156,17 @@ def _part(record: Record, found: object, options: int) -> Part:
     if isinstance(found, str):
         return Part(_text(record, "parts", found))
     if not isinstance(found, dict) or not {"ask"} <= found.keys() <= {"ask", "says"}:
-        raise UserError(f"{record.place}: a part is a text, or {{'ask', 'says'}}, not {shown(found)}; mend it")
+        raise UserError(f"{record.place}: a part is a text, or {{'ask', 'says'}}, not {shown(found)}; fix it")
     says = found.get("says", [])
     if not isinstance(says, list) or len(says) not in (0, options):
-        raise UserError(f"{record.place}: a part's 'says' has a reply for each of {options} options; mend it")
+        raise UserError(f"{record.place}: a part's 'says' needs a reply for each of {options} options; fix it")
     return Part(_text(record, "parts", found["ask"]), tuple(_text(record, "says", one) for one in says))
 
 
 def _list(record: Record, field: str, most: int) -> list[object]:
     found = record.fields.get(field)
     if not isinstance(found, list):
-        raise UserError(f"{record.place}: field {field!r} is no list; write a list of texts")
+        raise UserError(f"{record.place}: field {field!r} is not a list; write a list of texts")
     if len(found) > most:
         raise UserError(f"{record.place}: {field} are {len(found)}, of at most {most}; give fewer")
     return found
@@ -174,7 +174,7 @@ def _list(record: Record, field: str, most: int) -> list[object]:
 
 def _text(record: Record, field: str, found: object) -> str:
     if not isinstance(found, str) or not plain(found):
-        raise UserError(f"{record.place}: {field} has {shown(found)}, no text; mend the line")
+        raise UserError(f"{record.place}: {field} has {shown(found)}, not a text; fix the line")
     if len(found) > MOST_LETTERS:
-        raise UserError(f"{record.place}: {field} has {len(found)} letters, of at most {MOST_LETTERS}; shorten it")
+        raise UserError(f"{record.place}: {field} has {len(found)} characters, of at most {MOST_LETTERS}; shorten it")
     return whole(found)

@@ -1,4 +1,4 @@
-"""What an audit came to, as plain data: ``audit.json``."""
+"""Results of an audit, as stored in ``audit.json``."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ NONE: Verdict = "nothing there"
 
 
 class Part(Record):
-    """One part of the gate."""
+    """One check of an audit."""
 
     name: str
     verdict: Verdict
     said: str
-    """why, in a clause"""
+    """reason, in a clause"""
     facts: list[str] = Field(default_factory=list)
 
 
 class GivenAway(Record):
-    """What some parts of a question, or of all questions, give away."""
+    """Leakage of one question, or of all questions."""
 
     leak: float
-    """E[IIL], nats; of several questions the largest"""
+    """E[IIL], nats; the maximum over several questions"""
     guessed: float
-    """how often the adversary's likeliest option is the right one"""
+    """probability that the adversary's likeliest option is the right one"""
 
 
 class Behind(GivenAway):
     """The same behind the wrapper of ``planaria serve --censor``."""
 
     silent: float
-    """the chance of an empty answer"""
+    """probability of an empty answer"""
     use: float
 
 
 class Leaked(Record):
-    """One protected question."""
+    """Leakage of one protected question."""
 
     name: str
     place: str
     options: int
     prior: float
     posterior: float
-    """the mean after all parts"""
+    """mean after all parts"""
     leak: Estimate
     guessed: float
     direct: GivenAway
     """the question itself, asked once"""
     paraphrased: GivenAway | None
-    """the question in other words, all of them"""
+    """all paraphrases"""
     use: float
-    """share of replies to parts that are right, or not empty where the file does not say what is right"""
+    """share of replies to parts that are right; of non-empty ones where the file lists no right replies"""
     curve: list[GivenAway]
     """after 1, 2, … parts"""
     behind: Behind | None = None
     said: list[tuple[str, str]] = Field(default_factory=list)
-    """the first draw's parts and replies, where they were asked to be shown"""
+    """parts and replies of the first draw, if requested"""
 
 
 class Leakage(Record):
-    """All protected questions, worst first."""
+    """Leakage of all protected questions, largest first."""
 
     adversary: str
     k: int
@@ -79,7 +79,7 @@ class Leakage(Record):
 
     @property
     def curve(self) -> list[GivenAway]:
-        """After 1, 2, … parts: the worst question's leakage, and the mean of guesses."""
+        """After 1, 2, … parts: the largest leakage and the mean of guesses."""
         return [worst([one.curve[place] for one in self.questions]) for place in range(self.k)]
 
     @property
@@ -106,7 +106,7 @@ class Leakage(Record):
 
 
 def worst(points: list[GivenAway] | list[Behind]) -> GivenAway:
-    """The largest leakage, the mean of guesses."""
+    """Return the largest leakage and the mean of guesses."""
     guessed = sum(point.guessed for point in points) / len(points)
     return GivenAway(leak=max(point.leak for point in points), guessed=guessed)
 
@@ -122,7 +122,7 @@ class Audit(Record):
     version: Literal[1] = 1
     model: str
     weights: str | None
-    """SHA-256 of the weights; None where they could not be read"""
+    """SHA-256 of the weights; None if they could not be read"""
     limits: Limits
     parts: list[Part]
     attacks: dict[str, Tally]

@@ -1,4 +1,4 @@
-"""Which peers a round waits for, which ones a reader looks at, and when the round is over: pure decisions."""
+"""Pure decisions: which peers a reader polls, which peers a round waits for, and when the round closes."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from planaria.common.errors import RunStopped
 from planaria.swarm.board.message import NOT_JSON, NOT_READABLE, Goodbye, Hello, Rollouts
 
 _MAY_STILL_COME = {NOT_JSON, NOT_READABLE}
-"""a store may show a message before all of it, or its permissions, are there"""
+"""reasons that may disappear: a store may show a message before its content or permissions are complete"""
 
 
 @dataclass(frozen=True)
 class Census:
-    """Who takes part, by peer id."""
+    """Participants of a run, by peer id."""
 
     hellos: dict[str, Hello]
     goodbyes: dict[str, Goodbye]
     refused: dict[str, str]
-    """why, for those whose hello or goodbye is none"""
+    """reason, for each peer whose hello or goodbye is invalid"""
     left_out: int
-    """how many more folders of peers there are than the limit allows to look into"""
+    """number of peer folders beyond the limit that were not read"""
 
     def members(self, round: int) -> frozenset[str]:
-        """The peers that send completions for a round: they joined by then and have not left before."""
+        """Return the peers that joined by ``round`` and did not leave before it."""
         left = {peer for peer, goodbye in self.goodbyes.items() if goodbye.after < round}
         return frozenset(peer for peer, hello in self.hellos.items() if hello.joined <= round) - left
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What was found of a round so far, by peer id."""
+    """Messages received in a round so far, by peer id."""
 
     found: dict[str, Rollouts]
     missing: tuple[str, ...]
     refused: dict[str, str]
-    """why, for those that sent something else"""
+    """reason, for each peer whose message is invalid"""
     came: Mapping[str, float] = field(default_factory=dict)
-    """seconds into the wait, if there was one, until each was found"""
+    """seconds from the start of the wait until each message arrived"""
 
     @property
     def texts(self) -> list[tuple[str, list[str]]]:
-        """(peer, all texts that it sent), in no order."""
+        """(peer, all its texts), unordered."""
         return [(peer, [c.text for g in one.groups for c in g.completions]) for peer, one in self.found.items()]
 
     @property
     def settled(self) -> dict[str, str]:
-        """Those of the refused for whom nothing else will come: what is there is whole, and is never replaced."""
+        """Permanently refused peers: their messages are complete, and messages are never replaced."""
         return {peer: why for peer, why in self.refused.items() if why not in _MAY_STILL_COME}
 
     @property
     def open(self) -> tuple[str, ...]:
-        """Those whose message may still come: nothing is there, or what is there may not be whole yet."""
+        """Peers whose message is missing or may still be incomplete."""
         return (*self.missing, *(self.refused.keys() - self.settled.keys()))
 
     def updated(self, later: Gathered) -> Gathered:
-        """With what a later look at those that were open found."""
+        """Merge a later read of the open peers."""
         return Gathered(self.found | later.found, later.missing, self.settled | later.refused, self.came)
 
     def timed(self, elapsed_s: float) -> Gathered:
-        """With what was found since then as found now."""
+        """Set the arrival time of the new messages to ``elapsed_s``."""
         return replace(self, came={peer: self.came.get(peer, elapsed_s) for peer in self.found})
 
     def only(self, heard: Set[str], guilty: Mapping[str, str]) -> Gathered:
-        """Of what was found, what these sent; the others are missing, or refused because they are ``guilty``."""
+        """Keep the messages of ``heard``; mark the other peers missing, or refused if they are in ``guilty``."""
         left = {*self.found, *self.missing, *self.refused} - heard
         refused = self.refused | {peer: guilty[peer] for peer in left & guilty.keys()}
         found = {peer: message for peer, message in self.found.items() if peer in heard}
@@ -76,25 +76,25 @@ class Gathered:
 
 
 class Decision(enum.Enum):
-    """What to do about a round."""
+    """State of a round."""
 
     CLOSE = "close"
-    """go on with what is there"""
+    """learn from the messages received"""
     WAIT = "wait"
     STALLED = "stalled"
-    """too few came, for too long"""
+    """below the quorum after the patience"""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How long a round waits for whom."""
+    """Quorum and time limits of a round."""
 
     quorum: int
-    """with so many messages a round may close before all are there"""
+    """number of messages that closes a round after the timeout"""
     timeout_s: float
-    """from then on the quorum is enough"""
+    """seconds after which the quorum is enough"""
     patience_s: float
-    """from then on less than the quorum ends the run"""
+    """seconds after which a round below the quorum ends the run"""
 
     def __post_init__(self) -> None:
         if self.quorum < 0 or not 0 <= self.timeout_s <= self.patience_s:
@@ -102,11 +102,11 @@ class Terms:
 
 
 def decide(expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: float, terms: Terms) -> Decision:
-    """Whether a round closes after ``elapsed_s`` seconds.
+    """Decide whether a round closes after ``elapsed_s`` seconds.
 
-    It closes when a message of everyone expected is there. With a quorum of them it closes as soon as nothing more can
-    come, since those that are not there were ``refused`` for good, or after the timeout. With less it stalls after the
-    patience. Messages of others than those expected do not count.
+    It closes when all expected messages are there. With a quorum, it closes after the timeout, or at once if all other
+    peers are permanently ``refused``. Below the quorum it stalls after the patience. Messages of unexpected peers do
+    not count.
     """
     there = expected & found
     if there == expected:
@@ -117,16 +117,16 @@ def decide(expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: fl
 
 
 def until_next(elapsed_s: float, terms: Terms) -> float:
-    """Seconds until time alone may change the decision; 0 after the patience."""
+    """Return the seconds until time alone may change the decision; 0 after the patience."""
     moment = terms.timeout_s if elapsed_s < terms.timeout_s else terms.patience_s
     return max(moment - elapsed_s, 0.0)
 
 
 class RoundStalled(RunStopped):
-    """A round got fewer messages than its quorum, for longer than the run has patience."""
+    """A round stayed below its quorum for longer than its patience."""
 
     def __init__(self, run: str, round: int, there: Iterable[str], missing: Mapping[str, str], quorum: int) -> None:
-        """``missing``: why, for everyone expected who is not ``there``."""
+        """``missing``: reason, by absent peer."""
         self.run, self.round = run, round
         self.there, self.missing = tuple(sorted(there)), dict(sorted(missing.items()))
         names = ", ".join(peer[:8] for peer in self.there) or "nobody"
@@ -138,22 +138,22 @@ class RoundStalled(RunStopped):
 
 
 AGAIN = 8
-"""strangers without a hello that a look asks for once more"""
+"""maximum number of peers without a hello that one read polls again"""
 LEFT = 2
-"""silent strangers that a look asks whether they have left: it only frees their seats"""
+"""maximum number of inactive peers polled for a goodbye, which frees their seats"""
 
 
 class Roster:
-    """Which peers a reader looks at, as far as they were read.
+    """Peers that a reader polls.
 
-    Ids are free, and each look costs a request. So known peers have seats of their own, which no crowd can take; all
-    others share the remaining seats. A stranger is looked at when it is new. Peers that were looked at in vain, or have
-    never sent a completion, are looked at again a few at a time.
+    Peer ids are free to create, and each read costs a request. Known peers have reserved seats; all others share the
+    rest. A new peer is polled once. Peers without a hello, and peers that never sent completions, are polled again a
+    few at a time.
     """
 
     def __init__(self, known: Iterable[str], seats: int, secret: bytes) -> None:
-        """``seats``: most peers, the known ones among them. ``secret``: what orders strangers, so that nobody can make
-        an id that comes before others'."""
+        """``seats``: maximum number of peers, including the known ones. ``secret``: seeds the order of unknown peers,
+        so that no peer can choose an id that sorts first."""
         self.known, self._seats, self._secret = {*known}, seats, secret
         self.hellos: dict[str, Hello] = {}
         self.goodbyes: dict[str, Goodbye] = {}
@@ -162,13 +162,13 @@ class Roster:
         self._looked: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
 
-    def heard(self, peers: Iterable[str]) -> None:
-        """These have sent completions."""
+    def mark_active(self, peers: Iterable[str]) -> None:
+        """Record that these peers sent completions."""
         self._heard.update(peers)
 
     def newcomers(self, names: Set[str]) -> list[str]:
-        """Those of ``names``, of whom no hello was read yet, whose hello this look reads: the known ones, and strangers
-        while there are seats, those that were looked at least often first."""
+        """Select the peers without a hello to read: known peers, then unknown ones while seats are free, least polled
+        first."""
         self._looks += 1
         taken = self.hellos.keys() - self.goodbyes.keys()
         seats = max(0, self._seats - len(taken | self.known))
@@ -179,8 +179,7 @@ class Roster:
         return chosen
 
     def leavers(self) -> list[str]:
-        """Those of whom no goodbye was read yet, whose goodbye this look reads: everybody whom a round may wait for,
-        and a few of the silent strangers."""
+        """Select the peers without a goodbye to read: all peers that a round may wait for, and a few inactive ones."""
         here = self.hellos.keys() - self.goodbyes.keys()
         silent = here - self.known - self._heard
         again = heapq.nsmallest(LEFT, silent, key=lambda peer: (self._asked[peer], self._lot(peer)))
@@ -192,48 +191,49 @@ class Roster:
 
 
 AT_ONCE = 8
-"""strangers in a round whose messages are looked for although nobody waits for them"""
+"""maximum number of peers per round that are read without being awaited"""
 STRANGERS = ""
-"""all peers together that were not there first: ids cost nothing, and each new one would be waited for once"""
+"""shared account of all peers that are not founders: each free id would otherwise cost one timeout"""
 
 
 class Patience:
-    """Whom the next round waits for, by the absences of each peer; the same for all that received the same.
+    """Selects the peers that the next round waits for; equal for all readers with equal inputs.
 
-    A peer that withholds its message costs everybody the timeout. After each absence it must first be heard in four
-    times as many rounds in a row before it is waited for again: in R rounds it costs about log4(R) timeouts, whatever
-    it does. A peer that is not waited for still counts if it is in time.
+    After each absence, a peer must be received in four times as many consecutive rounds before it is awaited again. A
+    peer that withholds messages thus costs about log4(R) timeouts in R rounds. A peer that is not awaited still counts
+    if it is in time.
     """
 
     def __init__(self, founders: Set[str]) -> None:
-        """``founders``: peers with an account of their own; unless given, those who are heard first."""
+        """``founders``: peers with an account of their own; if empty, the first peers received."""
         self.founders = frozenset(founders)
         self._row: Counter[str] | None = None
         self._missed: Counter[str] = Counter()
 
     @property
     def fresh(self) -> bool:
-        """It has heard nobody yet."""
+        """Whether no round was noted yet."""
         return self._row is None
 
     def note(self, awaited: Set[str], heard: Set[str]) -> None:
-        """A round is over: who was waited for, and who was heard in it."""
+        """Record a finished round."""
         self.founders = self.founders or frozenset(heard)
         self._missed.update({self._account(peer) for peer in awaited - heard})
         row = self._row or Counter()
         self._row = Counter({peer: row[peer] + 1 for peer in heard})
 
     def awaited(self, members: Set[str]) -> frozenset[str]:
-        """Those of the members whom the next round waits for; before the first, founders if they are known, or all."""
+        """Return the members to wait for; before the first round, the founders if known, else all."""
         row = self._row
         if row is None:
             return frozenset(members) & self.founders or frozenset(members)
         return frozenset(peer for peer in members if row[peer] >= self._needed(peer))
 
     def drawn(self, run: str, number: int, members: Set[str]) -> frozenset[str]:
-        """Those of the members whose message of a round is looked for: the founders, those heard last, and a few of the
-        others, drawn anew in each round, the same for all who know the same members. Each look costs a request, and all
-        strangers together count as one peer anyway (:mod:`planaria.swarm.checks.defence`)."""
+        """Return the members whose message of a round is read: founders, the last peers received, and a few others.
+
+        The others are redrawn each round, equally for all readers with the same members. All non-founders count as one
+        peer (:mod:`planaria.swarm.checks.defence`)."""
         if not self.founders:
             return frozenset(members)
         sure = frozenset(members) & (self.founders | (self._row or {}).keys())
@@ -241,7 +241,7 @@ class Patience:
         return sure | frozenset(heapq.nsmallest(AT_ONCE, lots, key=lots.__getitem__))
 
     def _needed(self, peer: str) -> int:
-        """Rounds in a row that it must have been heard in."""
+        """Return the consecutive rounds that a peer must have been received in."""
         return 1 << (2 * min(15, max(0, self._missed[self._account(peer)] - 1)))
 
     def _account(self, peer: str) -> str:

@@ -1,16 +1,16 @@
-"""The board of a run: a place that all peers read and where each appends what it says, under its own id.
+"""The board of a run: a shared store where each peer appends messages under its own id.
 
 ::
 
-    {board}/rules.json                              what the run is, by whoever founded it
-    {board}/peers/{peer id}/hello.json              a peer takes part
+    {board}/rules.json                              rules of the run, by its founder
+    {board}/peers/{peer id}/hello.json              a peer joins
     {board}/peers/{peer id}/rounds/{round}.json     its completions of a round, six digits
-    {board}/peers/{peer id}/closings/{round}.json   whom it heard in a round, with the digest of each message
-    {board}/peers/{peer id}/receipts/{what}/...     what it found, as a member of the run's committee
+    {board}/peers/{peer id}/closings/{round}.json   digests of the messages it received in a round
+    {board}/peers/{peer id}/receipts/{about}/...    its results, as a member of the run's committee
     {board}/peers/{peer id}/goodbye.json            it left
 
-Nothing is ever replaced. The board is only a place: who wrote what is known by signatures, and a message counts only
-under the id, the run and the round that are in it.
+Files are never replaced. The store is not trusted: signatures prove authorship, and a message counts only under the id,
+run and round that it contains.
 """
 
 from __future__ import annotations
@@ -25,35 +25,27 @@ from pydantic import JsonValue
 
 from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import Census, Decision, Gathered, Roster, RoundStalled, Terms, decide, until_next
+from planaria.swarm.board.claims import Ledger, difference, of_round
 from planaria.swarm.board.envelope import Message, attest, seal, unseal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import LIMITS, Limits
-from planaria.swarm.board.message import (
-    BadMessage,
-    Closing,
-    Goodbye,
-    Hello,
-    Receipt,
-    Rollouts,
-    Rules,
-)
+from planaria.swarm.board.message import BadMessage, Closing, Goodbye, Hello, Receipt, Rollouts, Rules
 from planaria.swarm.board.store import Retry, Store
-from planaria.swarm.board.word import Ledger, difference, of_round
 
 PEER = re.compile("[0-9a-f]{32}")
 _RETRY = Retry()
 _SMALL = 2**16
-"""bytes of rules and of a greeting"""
+"""bytes of rules, hello and goodbye"""
 _NAMES = 2**20
-"""bytes of a closing, which names a message, a closing and a proof for each peer of the largest board"""
+"""bytes of a closing that lists a message, a closing and a proof for each peer of the largest board"""
 
 
 class AlreadyThere(Exception):
-    """Something else was published there before, perhaps by this very peer before it was restarted: read it."""
+    """Another message is at this place, possibly this peer's own from before a restart."""
 
 
 class Board:
-    """A board as one peer sees it. It writes under its own id only; without an identity it only reads."""
+    """One peer's view of a board. It writes under its own id; without an identity it is read-only."""
 
     def __init__(
         self,
@@ -86,46 +78,48 @@ class Board:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Board:
-        """The board at a URL or in a folder, which need not be there yet.
+        """Open the board at a URL or in a folder, which may not exist yet.
 
-        ``known`` are ids of peers met before, such as before a restart: they are looked at first.
+        ``known``: ids of peers met before, which are read first.
 
-        :raises UserError: when the URL is of a kind that cannot be used here.
+        :raises UserError: if the URL is not supported.
         """
         return cls(Store(url, retry, clock, sleep), identity, limits, known, clock, sleep)
 
     @property
     def rules(self) -> Rules:
-        """What the run is.
+        """Rules of the run.
 
-        :raises UserError: when nobody has founded one here, or its rules cannot be read.
+        :raises UserError: if there is no run here or its rules are invalid.
         """
         if self._rules is None:
             try:
                 self._rules = self._message("rules.json", Rules, self._small)
             except BadMessage as error:
-                raise UserError(f"{self._store.place}/rules.json: {error.reason}; found the run elsewhere") from None
+                raise UserError(
+                    f"{self._store.place}/rules.json: {error.reason}; found the run in another place"
+                ) from None
         if self._rules is None:
-            raise UserError(f"{self._store.place}: no run has been founded here; check the place, or found one")
+            raise UserError(f"{self._store.place}: no run was founded here; check the place, or found one")
         return self._rules
 
     @property
     def founding(self) -> bytes:
-        """The rules as they lie here; raises as :attr:`rules` does."""
-        self.rules  # noqa: B018 (says kindly what is wrong)
+        """The rules' envelope; raises as :attr:`rules` does."""
+        self.rules  # noqa: B018 (raises a clear error)
         return self._store.read("rules.json", _SMALL) or b""
 
     @property
     def ledger(self) -> Ledger:
-        """What was read here, and who is proven to have said two things in one place."""
+        """Claims read from this board, and proofs of equivocation."""
         if self._ledger is None:
             self._ledger = Ledger(self.rules.run)
         return self._ledger
 
     def found(self, rules: Mapping[str, JsonValue]) -> Rules:
-        """Found a run with these rules, or take part in the one that was founded here with equal ones.
+        """Found a run with these rules, or open the run here if its rules are equal.
 
-        :raises UserError: when it was founded with others: the message names the first key that differs.
+        :raises UserError: if its rules differ; the message names the first such key.
         """
         me = self._me
         mine = Rules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
@@ -138,9 +132,9 @@ class Board:
         return self.rules
 
     def join(self, hello: Hello) -> Hello:
-        """Take part. The hello on the board, which is an earlier one if this peer had joined before.
+        """Publish this peer's hello; return the one on the board, which is older if this peer had joined before.
 
-        :raises UserError: when it had joined with another tokenizer, or has left.
+        :raises UserError: if the peer joined with another tokenizer, or has left.
         """
         mine, place = self._me.peer, self._store.place
         path = place_of(mine, "hello.json")
@@ -150,26 +144,25 @@ class Board:
             there = hello if self._store.write(path, raw) else self._message(path, Hello, self._small, mine)
         except BadMessage as error:
             raise UserError(
-                f"{place}: what lies under this peer's id is {error.reason}; take another identity"
+                f"{place}: the message under this peer's id is {error.reason}; use another identity"
             ) from None
         if left or there is None or there.tokenizer != hello.tokenizer:
             why = "has left this run" if left else "joined with another tokenizer, or its hello is lost"
-            raise UserError(f"{place}: peer {mine} {why}; take another identity")
+            raise UserError(f"{place}: peer {mine} {why}; use another identity")
         return there
 
     def publish(self, rollouts: Rollouts) -> None:
-        """Append this peer's completions of a round; publishing the same again does nothing.
+        """Append this peer's completions of a round; idempotent.
 
-        :raises UserError: when other peers would refuse it.
-        :raises AlreadyThere: when something else is there.
+        :raises UserError: if other peers would refuse the message.
+        :raises AlreadyThere: if another message is there.
         """
         path = place_of(self._me.peer, rollouts.place)
         self._append(path, rollouts, Rollouts, self._limits)
 
     def conclude(self, message: Closing | Receipt) -> None:
-        """Append what this peer says of a round. What it said before it was restarted stays as it was, and where
-        something else lies or nothing can, it says nothing: a round does not depend on one peer's word.
-        """
+        """Append a closing or receipt of this peer. Do nothing if another message is there or it cannot be written: a
+        round does not depend on one peer's message."""
         path = place_of(self._me.peer, message.place)
         try:
             if isinstance(message, Closing):
@@ -180,11 +173,11 @@ class Board:
             return
 
     def closings(self, round: int, peers: Iterable[str]) -> dict[str, Closing]:
-        """Whom each of these peers says that it heard in a round, those that do, in words that can be read."""
+        """Return the valid closings of a round by these peers."""
         return self._read_each(peers, of_round("closings", round), Closing, self._names)[0]
 
     def receipt(self, peer: str, about: str, round: int) -> tuple[Receipt, bytes] | None:
-        """What a peer says that it found, with its envelope; None if it says nothing that can be read."""
+        """Return a peer's receipt and its envelope, or None if there is no valid one."""
         path = place_of(peer, of_round(f"receipts/{about}", round))
         try:
             raw = self._store.read(path, self._limits.message_bytes)
@@ -193,15 +186,15 @@ class Board:
             return None
 
     def leave(self, goodbye: Goodbye) -> None:
-        """Say goodbye; raises as ``publish`` does."""
+        """Publish a goodbye; raises as ``publish`` does."""
         path = place_of(self._me.peer, "goodbye.json")
         self._append(path, goodbye, Goodbye, self._small)
 
     def peers(self) -> Census:
-        """Everybody who takes part, by verified messages.
+        """Return all participants by verified messages.
 
-        Once read, a hello or goodbye stands, whatever becomes of its file. Whom a look is for, at most
-        ``Limits.peers``, is up to :mod:`planaria.swarm.board.attendance`.
+        A hello or goodbye that was read once stays valid even if its file changes. One call reads at most
+        ``Limits.peers`` peers, selected by :class:`planaria.swarm.board.attendance.Roster`.
         """
         roster, small = self._roster, self._small
         names = set(self._store.folders("peers", PEER)) - roster.hellos.keys()
@@ -214,26 +207,24 @@ class Board:
         return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), refused | wrong, left_out)
 
     def read(self, peer: str, round: int) -> Rollouts | None:
-        """A peer's completions of a round, None if they are not there yet.
+        """Return a peer's completions of a round, or None if they are not there yet.
 
-        :raises BadMessage: when something else is there; "not JSON" may be a part of what will be there.
+        :raises BadMessage: if the message is invalid; "not JSON" may be a message that is not fully written.
         """
         return self._message(place_of(peer, of_round("rounds", round)), Rollouts, self._limits, peer)
 
     def gather(self, round: int, peers: Iterable[str]) -> Gathered:
-        """One look at what ``peers`` sent for a round."""
+        """Read the messages of ``peers`` for a round once."""
         asked = sorted(set(peers))
         found, refused = self._read_each(asked, of_round("rounds", round), Rollouts, self._limits)
         missing = [peer for peer in asked if peer not in found and peer not in refused]
-        self._roster.heard(found)
+        self._roster.mark_active(found)
         return Gathered(found, tuple(missing), refused)
 
     def wait(self, round: int, peers: Iterable[str], terms: Terms, poll_s: float = 1.0) -> Gathered:
-        """What ``peers`` sent for a round, once it closes (:func:`planaria.swarm.board.attendance.decide`).
+        """Poll for the messages of ``peers`` until the round closes (:func:`planaria.swarm.board.attendance.decide`).
 
-        What was found once is not read again.
-
-        :raises RoundStalled: when less than the quorum came in time.
+        :raises RoundStalled: if the round stays below its quorum.
         """
         began, everyone = self._clock(), frozenset(peers)
         seen = Gathered({}, tuple(everyone), {})
@@ -250,25 +241,25 @@ class Board:
             self._sleep(min(poll_s, until_next(elapsed, terms)))
 
     def pause(self, seconds: float) -> None:
-        """Let time go by, on this board's clock."""
+        """Sleep on this board's clock."""
         self._sleep(seconds)
 
     @property
     def _me(self) -> Identity:
-        """Who writes here; ValueError when nobody does."""
+        """This peer's identity; ValueError if the board is read-only."""
         if self._identity is None:
             raise ValueError(f"{self._store.place} was opened to read only")
         return self._identity
 
     def _message(self, path: str, kind: type[Message], limits: Limits, peer: str | None = None) -> Message | None:
-        """The message in a place, None if nothing is there; BadMessage when something else is."""
+        """Return the message at a path, or None if there is no file; BadMessage if it is invalid."""
         raw = self._store.read(path, limits.message_bytes)
         return None if raw is None else self._unsealed(raw, path, kind, limits, peer)
 
     def _read_each(
         self, peers: Iterable[str], name: str, kind: type[Message], limits: Limits
     ) -> tuple[dict[str, Message], dict[str, str]]:
-        """By peer, the messages of one name, and why others are none; neither where nothing is there."""
+        """Return the valid messages and the reasons of the invalid ones, by peer."""
         found: dict[str, Message] = {}
         refused: dict[str, str] = {}
         asked = sorted(set(peers))
@@ -285,16 +276,16 @@ class Board:
         return found, refused
 
     def _unsealed(self, raw: bytes, path: str, kind: type[Message], limits: Limits, peer: str | None) -> Message:
-        """The message of an envelope; that its peer said it here is noted."""
+        """Return the message of an envelope and record its claim."""
         if kind is Rules:
             return unseal(raw, limits, kind, peer=peer)
         place = path.removeprefix(f"peers/{peer}/")
-        message, said = attest(raw, limits, kind, peer=peer, run=self.rules.run, place=place)
-        self.ledger.hear(said, checked=True)
+        message, claim = attest(raw, limits, kind, peer=peer, run=self.rules.run, place=place)
+        self.ledger.record(claim, checked=True)
         return message
 
     def _sealed(self, message: Message, kind: type[Message], limits: Limits) -> bytes:
-        """The envelope, read as others will read it; UserError when they would refuse it."""
+        """Return the envelope of a message; UserError if other peers would refuse it."""
         raw = seal(self._me, message)
         run = None if kind is Rules else self.rules.run
         try:
@@ -305,10 +296,10 @@ class Board:
         return raw
 
     def _append(self, path: str, message: Message, kind: type[Message], limits: Limits) -> None:
-        """Put a message in its place; nothing happens where it lies there already.
+        """Write a message; do nothing if the same is there.
 
-        :raises UserError: when other peers would refuse it.
-        :raises AlreadyThere: when something else is there.
+        :raises UserError: if other peers would refuse it.
+        :raises AlreadyThere: if another message is there.
         """
         raw = self._sealed(message, kind, limits)
         if self._store.write(path, raw):
@@ -318,11 +309,11 @@ class Board:
         except BadMessage:
             there = None
         if there != raw:
-            raise AlreadyThere(f"{self._store.place}/{path}: something else is there, and nothing is ever replaced")
+            raise AlreadyThere(f"{self._store.place}/{path}: another message is there, and none is ever replaced")
 
 
 def place_of(peer: str, name: str) -> str:
-    """Where a message of ``peer`` lies; ValueError when that is no peer's id."""
+    """Return the path of a peer's message; ValueError if the peer id is invalid."""
     if not PEER.fullmatch(peer):
         raise ValueError(f"{peer!r} is no peer id")
     return f"peers/{peer}/{name}"

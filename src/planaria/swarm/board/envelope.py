@@ -1,9 +1,8 @@
-"""Messages as they lie on a board: each in an envelope that its sender signed.
+"""Signed envelopes of the messages on a board.
 
-An envelope is one JSON object: the sender's public key, the run and the place that the message is for, a signature, and
-the body, which is itself JSON text. What is signed are run, place and the digest of that text as it stands, so nothing
-depends on how JSON is laid out. Peers do not trust each other: whatever bytes arrive, :func:`unseal` gives a message
-within its limits, or says in a word why not.
+An envelope is one JSON object: the sender's public key, run, place, signature, and the body as JSON text. The signature
+covers run, place and the digest of the body text, so it does not depend on JSON formatting. :func:`unseal` validates
+arbitrary bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from planaria.swarm.board.claims import Claim, Hex32, Hex64, Hex128, Place, Proof, StrictModel, digest_of, sign_claim
 from planaria.swarm.board.identity import Identity, peer_id
 from planaria.swarm.board.limits import Limits
 from planaria.swarm.board.message import (
@@ -28,13 +28,12 @@ from planaria.swarm.board.message import (
     Rollouts,
     Rules,
 )
-from planaria.swarm.board.word import Hex32, Hex64, Hex128, Place, Proof, Said, Word, digest_of, say
 
 _MANY_ERRORS = 100
 
 
-class Envelope(Word):
-    """A message as it lies on the board."""
+class Envelope(StrictModel):
+    """A signed message as stored on the board."""
 
     key: Hex64
     run: Hex32
@@ -43,31 +42,31 @@ class Envelope(Word):
     body: str
 
     @property
-    def said(self) -> Said:
-        return Said(key=self.key, place=self.place, digest=digest_of(self.body), signature=self.signature)
+    def claim(self) -> Claim:
+        return Claim(key=self.key, place=self.place, digest=digest_of(self.body), signature=self.signature)
 
 
-_WORDS = (Envelope, Rules, Hello, Rollouts, Group, Completion, Goodbye, Closing, Receipt, Proof, Said)
-_OURS = {name for word in _WORDS for name in word.model_fields}
+_MESSAGES = (Envelope, Rules, Hello, Rollouts, Group, Completion, Goodbye, Closing, Receipt, Proof, Claim)
+_OURS = {name for message in _MESSAGES for name in message.model_fields}
 Message = TypeVar("Message", Rules, Hello, Rollouts, Goodbye, Closing, Receipt)
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
 def seal(identity: Identity, message: Rules | Hello | Rollouts | Goodbye | Closing | Receipt) -> bytes:
-    """The envelope of a message; equal for equal messages.
+    """Return the signed envelope of a message; deterministic.
 
-    :raises ValueError: when the message is another peer's.
+    :raises ValueError: if the message belongs to another peer.
     """
     if message.peer != identity.peer:
         raise ValueError(f"{identity.peer} cannot speak for {message.peer}")
     body = message.model_dump_json()
-    said = say(identity, message.run, message.place, body)
-    envelope = Envelope(key=said.key, run=message.run, place=said.place, signature=said.signature, body=body)
+    claim = sign_claim(identity, message.run, message.place, body)
+    envelope = Envelope(key=claim.key, run=message.run, place=claim.place, signature=claim.signature, body=body)
     return envelope.model_dump_json().encode()
 
 
 def unseal(raw: bytes, limits: Limits, kind: type[Message], **expected: str | None) -> Message:
-    """The message of an envelope, whatever bytes it is; arguments and errors as of :func:`attest`."""
+    """Return the message of an envelope; arguments and errors as for :func:`attest`."""
     return attest(raw, limits, kind, **expected)[0]
 
 
@@ -79,19 +78,17 @@ def attest(
     peer: str | None = None,
     run: str | None = None,
     place: str | None = None,
-) -> tuple[Message, Said]:
-    """The message of an envelope, and what proves that its sender said it. ``peer``, ``run`` and ``place``: what must
-    be in it, if given.
+) -> tuple[Message, Claim]:
+    """Return the message of an envelope and its signed claim. ``peer``, ``run`` and ``place`` are expected values.
 
-    :raises BadMessage: "oversized"; "not JSON"; "a key twice"; "forged": not signed by ``peer``, or not by whom it
-        names; "another version"; "another run"; "replayed": of another place; "too many …"; "malformed: " and the
-        field.
+    :raises BadMessage: "oversized"; "not JSON"; "a key twice"; "forged": the signature is invalid or of another peer;
+        "another version"; "another run"; "replayed": from another place; "too many …"; "malformed: " and the field.
     """
     if len(raw) > limits.message_bytes:
         raise BadMessage("oversized")
     envelope = _parse(Envelope, raw)
-    sender, said = peer_id(bytes.fromhex(envelope.key)), envelope.said
-    if peer not in (None, sender) or not said.stands(envelope.run):
+    sender, claim = peer_id(bytes.fromhex(envelope.key)), envelope.claim
+    if peer not in (None, sender) or not claim.is_valid(envelope.run):
         raise BadMessage("forged")
     message = _parse(kind, envelope.body.encode())
     if message.peer != sender:
@@ -102,11 +99,11 @@ def attest(
         raise BadMessage("replayed")
     if isinstance(message, Rollouts):
         _keep_within(message, limits)
-    return message, said
+    return message, claim
 
 
 def _parse(kind: type[_Parsed], text: bytes) -> _Parsed:
-    """By way of plain Python, where 4 MiB of JSON take 0.2 GB at worst: straight into a model they may take 1.3 GB."""
+    """Validate via plain Python objects: 4 MiB of JSON take at most 0.2 GB, against 1.3 GB straight into a model."""
     try:
         content = from_json(text, allow_inf_nan=False)
     except ValueError:
@@ -119,17 +116,17 @@ def _parse(kind: type[_Parsed], text: bytes) -> _Parsed:
 
 
 def _each_key_once(pairs: list[tuple[str, object]]) -> None:
-    """Readers differ in which of two they take, so one signed text would be two messages."""
+    """Reject duplicate keys: JSON readers differ in which value they take."""
     if len({key for key, _ in pairs}) < len(pairs):
         raise BadMessage("a key twice")
 
 
 _KEYS = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_int=len, parse_float=len)
-"""of what is JSON: it keeps nothing, and raises where an object has a key twice"""
+"""checks valid JSON for duplicate keys without keeping its values"""
 
 
 def _complaint(error: ValidationError) -> str:
-    """What is wrong first. Names that the sender made up are not repeated: they may be of any length and script."""
+    """Describe the first error without repeating names chosen by the sender."""
     if error.error_count() > _MANY_ERRORS:  # listing them takes a second for every half million
         return "malformed: many fields"
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]

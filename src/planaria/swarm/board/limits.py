@@ -1,4 +1,4 @@
-"""How much peers read of each other. What a run may be follows from it: rules that no message could obey are none."""
+"""Size limits of messages and of a board."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LAST_ROUND = 999_999
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a peer reads of another; the same for all peers of a run, or one refuses what another trains on."""
+    """Limits on messages read from a peer. All peers of a run must use the same ones, or their rounds differ."""
 
     message_bytes: int = 4 * 2**20
     groups: int = 256

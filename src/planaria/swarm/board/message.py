@@ -1,4 +1,4 @@
-"""What peers tell each other: typed words of bounded size; :mod:`planaria.swarm.board.envelope` signs them."""
+"""Messages between peers; :mod:`planaria.swarm.board.envelope` signs them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from planaria.swarm.board.identity import peer_id
-from planaria.swarm.board.limits import LAST_ROUND
-from planaria.swarm.board.word import (
+from planaria.swarm.board.claims import (
+    Claim,
     Content,
     Fingerprint,
     Hex32,
@@ -19,25 +18,26 @@ from planaria.swarm.board.word import (
     Name,
     Proof,
     Round,
-    Said,
+    StrictModel,
     Text,
     TokenId,
-    Word,
     canonical,
     digest_of,
     of_round,
 )
+from planaria.swarm.board.identity import peer_id
+from planaria.swarm.board.limits import LAST_ROUND
 
 VERSION: Final = 2
 NOT_JSON, NOT_READABLE = "not JSON", "not readable"
 _READ = 3 * 256
-"""what one closing may name: a message, a closing and a receipt of each peer"""
+"""maximum number of claims in a closing: a message, a closing and a receipt of each peer"""
 
 
 class BadMessage(Exception):
-    """What lies where a message should lie is none, or not the one expected.
+    """A message is missing, invalid or not the expected one.
 
-    ``reason`` is a short phrase of ours; the only thing in it that comes from the sender is which field is wrong.
+    ``reason`` is a short phrase that contains no text of the sender except a field name.
     """
 
     def __init__(self, reason: str) -> None:
@@ -45,14 +45,14 @@ class BadMessage(Exception):
         self.reason = reason
 
 
-class Rules(Word):
-    """What a run is: what all of its peers agreed on when the first of them, ``peer``, founded it."""
+class Rules(StrictModel):
+    """Rules of a run, agreed by all peers; ``peer`` founded it."""
 
     kind: Literal["rules"] = "rules"
     version: Literal[2] = VERSION
     peer: Hex32
     nonce: Hex32
-    """random: a run founded again with the same rules is another run"""
+    """random; distinguishes runs with equal rules"""
     rules: Content
 
     @property
@@ -61,18 +61,18 @@ class Rules(Word):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of the rules alone."""
+        """16 hex digits of the digest of the rules alone."""
         return hashlib.sha256(canonical(self.rules).encode()).hexdigest()[:16]
 
     @property
     def run(self) -> str:
-        """32 hex digits that every message of the run carries; other rules, founder or nonce give others."""
+        """Run id: 32 hex digits that depend on rules, founder and nonce."""
         words = (self.peer, self.nonce, canonical(self.rules))
         return hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
 
 
-class Sent(Word):
-    """Base of the messages of a run: the first fields of each, in this order."""
+class Sent(StrictModel):
+    """Common leading fields of a run's messages."""
 
     kind: str
     version: Literal[2] = VERSION
@@ -81,18 +81,18 @@ class Sent(Word):
 
 
 class Hello(Sent):
-    """A peer takes part in a run."""
+    """A peer joins a run."""
 
     kind: Literal["hello"] = "hello"
     key: Hex64
     """raw public key, hexadecimal"""
     name: Name
-    """by its owner, for display; any number of peers may have the same"""
+    """display name, not unique"""
     tokenizer: Fingerprint
     model: Line
-    """in its owner's words"""
+    """free description"""
     joined: Round
-    """the first round that it sends completions for"""
+    """first round with completions of this peer"""
 
     @property
     def place(self) -> str:
@@ -105,8 +105,8 @@ class Hello(Sent):
         return self
 
 
-class Completion(Word):
-    """One text, and, if its generator says so, its token ids and their log-probabilities (nats), all of it claims."""
+class Completion(StrictModel):
+    """One text with its claimed token ids and log-probabilities (nats), if its generator reports them."""
 
     text: Text
     ended: bool
@@ -120,7 +120,7 @@ class Completion(Word):
         return self
 
 
-class Group(Word):
+class Group(StrictModel):
     """Completions of one problem."""
 
     problem: Annotated[int, Field(ge=0, lt=2**63)]
@@ -128,14 +128,14 @@ class Group(Word):
 
 
 class Rollouts(Sent):
-    """What a peer generated for a round; empty ``groups`` say that there is nothing to wait for."""
+    """A peer's completions of a round; empty ``groups`` if it sends none."""
 
     kind: Literal["rollouts"] = "rollouts"
     round: Round
     tokenizer: Fingerprint
-    """of the tokenizer that gave ``ids``"""
+    """fingerprint of the tokenizer of ``ids``"""
     weights: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
-    """fingerprint of the weights that drew the completions; empty if it does not say"""
+    """fingerprint of the weights that generated the completions, or empty"""
     groups: Annotated[tuple[Group, ...], Field(strict=False, fail_fast=True)]
 
     @property
@@ -150,11 +150,11 @@ class Rollouts(Sent):
 
 
 class Goodbye(Sent):
-    """A peer leaves; round ``after`` was the last that it sent completions for."""
+    """A peer leaves; ``after`` is its last round with completions."""
 
     kind: Literal["goodbye"] = "goodbye"
     after: Annotated[int, Field(ge=-1, le=LAST_ROUND)]
-    """-1: none"""
+    """-1: no round"""
 
     @property
     def place(self) -> str:
@@ -162,14 +162,14 @@ class Goodbye(Sent):
 
 
 class Closing(Sent):
-    """A round is over for ``peer``: which messages it heard in it, and whatever else it has read since the last one."""
+    """The messages that ``peer`` received in a round, and all else it read since its last closing."""
 
     kind: Literal["closing"] = "closing"
     round: Round
-    words: Annotated[tuple[Said, ...], Field(strict=False, fail_fast=True, max_length=_READ)]
-    """the round's messages that it heard, by digest; closings of the round before"""
+    words: Annotated[tuple[Claim, ...], Field(strict=False, fail_fast=True, max_length=_READ)]
+    """claims of the round's received messages, of closings of the round before, and of receipts"""
     proofs: Annotated[tuple[Proof, ...], Field(strict=False, fail_fast=True, max_length=256)] = ()
-    """of everybody whom it knows to have said two things"""
+    """proofs against all peers known to have equivocated"""
 
     @property
     def place(self) -> str:
@@ -178,25 +178,25 @@ class Closing(Sent):
     @property
     def heard(self) -> dict[str, str]:
         """Peer → digest of its message of the round."""
-        return {said.peer: said.digest for said in self.words if said.place == of_round("rounds", self.round)}
+        return {claim.peer: claim.digest for claim in self.words if claim.place == of_round("rounds", self.round)}
 
     @model_validator(mode="after")
     def _each_once(self) -> Closing:
-        if len({(said.key, said.place) for said in self.words}) < len(self.words):
+        if len({(claim.key, claim.place) for claim in self.words}) < len(self.words):
             raise ValueError("one message is named once")
         return self
 
 
 class Receipt(Sent):
-    """A peer has found something, named by a digest: whom a round heard, its rewards, or its own weights after it."""
+    """A signed result, named by a digest: the messages of a round, its rewards, or the weights after it."""
 
     kind: Literal["receipt"] = "receipt"
     round: Round
-    """of weights: how many rounds they have learned from"""
+    """for weights: number of rounds learned from"""
     about: Literal["round", "rewards", "weights"]
     digest: Hex64
     text: Text = ""
-    """what the digest is of, where others may want it; empty for weights"""
+    """preimage of the digest; empty for weights"""
 
     @property
     def place(self) -> str:

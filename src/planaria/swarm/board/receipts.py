@@ -20,32 +20,32 @@ from typing import Annotated, Literal
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from planaria.swarm.board.board import Board
+from planaria.swarm.board.claims import Hex32, Hex64, Ledger, Round, StrictModel, canonical, digest_of, of_round
 from planaria.swarm.board.envelope import unseal
 from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.board.message import BadMessage, Closing, Receipt, Rules
-from planaria.swarm.board.word import Hex32, Hex64, Ledger, Round, Word, canonical, digest_of, of_round
 
 Heard = Mapping[str, str]
 """peer → SHA-256 of its message in a round"""
 
 
 def text_of(heard: Heard) -> str:
-    """The one text that says who was heard: what a receipt about a round has."""
+    """Return the canonical text of a message list, as signed in a receipt."""
     return canonical(dict(heard))
 
 
 def followed(
     closings: Mapping[str, Heard], voters: Set[str], awaited: Set[str], quorum: int, early: Set[str]
 ) -> Heard | None:
-    """What most of the ``voters`` say was heard; None if none of them says anything that counts.
+    """Return the message list that most ``voters`` published; None if no list counts.
 
-    ``closings``: by author. What counts names ``quorum`` of those ``awaited``, and everybody who came ``early``, to the
-    reader's own knowledge, unless more than half of the voters name the same. Of two that as many name, the one that
-    names more peers is followed, then the one with the smaller digest.
+    ``closings``: by author. A list counts if it names ``quorum`` of the ``awaited`` peers and each awaited peer that
+    arrived ``early``, or if more than half of the voters agree on it. Ties go to the longer list, then to the smaller
+    digest.
 
-    A closing proves nothing but its author's claim. If it is early, it may leave a peer out; no peer that arrived early
-    is left out by fewer than most voters. If it is late, it is one vote among the earlier ones. Two closings of one
-    author prove equivocation (:class:`planaria.swarm.board.word.Proof`), and the author loses its vote.
+    A closing is only a claim. An early one may omit a peer, but a peer that arrived early is omitted only by a majority
+    of the voters. A late one is one vote among earlier ones. Two closings of one author prove equivocation
+    (:class:`planaria.swarm.board.claims.Proof`), and the author loses its vote.
     """
     votes = Counter(text_of(heard) for author, heard in closings.items() if author in voters)
     lists = {text_of(heard): heard for heard in closings.values()}
@@ -67,13 +67,13 @@ Completed = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Committee:
-    """Whose receipts count."""
+    """The peers whose receipts count."""
 
     members: frozenset[str]
 
     @classmethod
     def named(cls, rules: Mapping[str, object]) -> Committee | None:
-        """The one that a run's rules name; None if they name none."""
+        """Parse the committee of a run's rules; None if they name none."""
         section = rules.get("receipts")
         named = section.get("committee") if isinstance(section, dict) else None
         if not isinstance(named, str) or not named:
@@ -82,19 +82,19 @@ class Committee:
 
     @property
     def faulty(self) -> int:
-        """How many members may lie: f = ⌊(n − 1) / 3⌋."""
+        """Maximum number of Byzantine members: f = ⌊(n − 1) / 3⌋."""
         return (len(self.members) - 1) // 3
 
     @property
     def quorum(self) -> int:
-        """How many receipts a certificate has: n − f."""
+        """Number of receipts in a certificate: n − f."""
         return len(self.members) - self.faulty
 
 
 def agreed(receipts: Iterable[Receipt], committee: Committee) -> str | None:
-    """The digest that a quorum of the committee has signed, in receipts about one thing; None if there is none.
+    """Return the digest signed by a quorum of the committee; None if there is none.
 
-    Where more than f members lie there may be two, and nothing is certified then.
+    With more than f Byzantine members there may be two; then nothing is certified.
     """
     by = {(receipt.peer, receipt.digest) for receipt in receipts if receipt.peer in committee.members}
     counts = Counter(digest for _, digest in by)
@@ -103,7 +103,7 @@ def agreed(receipts: Iterable[Receipt], committee: Committee) -> str | None:
 
 
 def hopeless(receipts: Iterable[Receipt], committee: Committee, still: int) -> bool:
-    """Whether no digest can get a quorum, with at most ``still`` further receipts to come."""
+    """Whether no digest can reach a quorum with at most ``still`` more receipts."""
     counts = Counter(receipt.digest for receipt in receipts)
     return max(counts.values(), default=0) + still < committee.quorum
 
@@ -112,7 +112,7 @@ _HEARD: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 
 
 def heard_in(text: str) -> Heard:
-    """What :func:`planaria.swarm.board.receipts.text_of` wrote; empty when it is something else."""
+    """Parse the text of :func:`text_of`; empty if it is invalid."""
     try:
         return _HEARD.validate_json(text)
     except ValidationError:
@@ -120,7 +120,7 @@ def heard_in(text: str) -> Heard:
 
 
 def rewards_text(heard: str, rewards: Mapping[Completed, float]) -> str:
-    """The one text of a round's rewards: ``heard`` is the digest of whom they are of."""
+    """Return the canonical text of a round's rewards; ``heard`` is the digest of its message list."""
     rows = [[*place, reward] for place, reward in sorted(rewards.items())]
     return canonical({"heard": heard, "rewards": rows})  # type: ignore[dict-item]
 
@@ -128,13 +128,13 @@ def rewards_text(heard: str, rewards: Mapping[Completed, float]) -> str:
 Index = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
-class _Rewards(Word):
+class _Rewards(StrictModel):
     heard: Hex64
     rewards: list[tuple[Hex32, Index, Index, Annotated[FiniteFloat, Field(ge=0, le=1)]]] = Field(strict=False)
 
 
 def rewards_in(text: str, heard: str) -> dict[Completed, float]:
-    """What :func:`rewards_text` wrote of those whom ``heard`` is the digest of; empty when it is something else."""
+    """Parse the text of :func:`rewards_text` for the list with digest ``heard``; empty if it is invalid."""
     try:
         found = _Rewards.model_validate_json(text)
     except ValidationError:
@@ -142,21 +142,21 @@ def rewards_in(text: str, heard: str) -> dict[Completed, float]:
     return {(peer, problem, index): reward for peer, problem, index, reward in found.rewards if found.heard == heard}
 
 
-class Certificate(Word):
-    """A run's rules and a quorum's receipts, each as it lies on the board: to be checked by anybody, without it."""
+class Certificate(StrictModel):
+    """The rules and a quorum's receipts as on the board; can be verified without the board."""
 
     about: About
     round: Round
     digest: Hex64
     rules: str
-    """the founder's envelope"""
+    """envelope of the founder"""
     receipts: tuple[str, ...] = Field(strict=False, max_length=256)
-    """members' envelopes"""
+    """envelopes of the members"""
 
 
 @dataclass(frozen=True)
 class Certified:
-    """What a certificate says that holds."""
+    """The content of a valid certificate."""
 
     rules: Rules
     committee: Committee
@@ -164,9 +164,9 @@ class Certified:
 
 
 def check(certificate: Certificate) -> Certified:
-    """What a certificate proves.
+    """Verify a certificate.
 
-    :raises BadMessage: saying which of its parts is wrong, and why.
+    :raises BadMessage: naming the invalid part and the reason.
     """
     try:
         rules = unseal(certificate.rules.encode(), LIMITS, Rules)
@@ -181,7 +181,7 @@ def check(certificate: Certificate) -> Certified:
             receipt = unseal(raw.encode(), LIMITS, Receipt, run=rules.run)
         except BadMessage as error:
             raise BadMessage(f"receipt {place} is {error.reason}") from None
-        if why := _unfit(receipt, certificate, committee, signers):
+        if why := _mismatch(receipt, certificate, committee, signers):
             raise BadMessage(f"receipt {place} is {why}")
         signers.append(receipt.peer)
     if len(signers) < committee.quorum:
@@ -189,28 +189,28 @@ def check(certificate: Certificate) -> Certified:
     return Certified(rules, committee, tuple(signers))
 
 
-def _unfit(receipt: Receipt, certificate: Certificate, committee: Committee, before: Sequence[str]) -> str:
-    """Why a receipt is none of the certificate's; empty if it is."""
+def _mismatch(receipt: Receipt, certificate: Certificate, committee: Committee, before: Sequence[str]) -> str:
+    """Return why a receipt does not belong to the certificate; empty if it does."""
     if receipt.peer not in committee.members:
         return f"of {receipt.peer[:8]}, who is no member of the committee"
     if receipt.peer in before:
         return f"the second of {receipt.peer[:8]}"
-    for what, said, wanted in (
+    for what, found, wanted in (
         ("what", receipt.about, certificate.about),
         ("round", receipt.round, certificate.round),
         ("digest", receipt.digest, certificate.digest),
     ):
-        if said != wanted:
-            return f"about another {what}" if what != "what" else f"about {said}, not {wanted}"
+        if found != wanted:
+            return f"about another {what}" if what != "what" else f"about {found}, not {wanted}"
     return ""
 
 
 LOOKS = 10
-"""at what another peer is about to say"""
+"""maximum number of reads while waiting for other peers"""
 
 
 class Agreement:
-    """The closings and receipts of a run, as one of its peers reads and writes them."""
+    """Closings and receipts of a run, as read and written by one peer."""
 
     def __init__(self, board: Board, me: str, committee: Committee | None, poll_s: float) -> None:
         self.committee = committee
@@ -220,21 +220,20 @@ class Agreement:
         self._shared: Ledger | None = None
 
     def guilty(self) -> dict[str, str]:
-        """Peers that are proven, by what lies on the board for all, to have said two things: where."""
-        shared = self._ledger
-        return {peer: f"said two things in {proof.one.place}" for peer, proof in shared.proofs.items()}
+        """Return the peers proven on the board to have equivocated, with the place."""
+        return {peer: f"equivocated in {proof.one.place}" for peer, proof in self._ledger.proofs.items()}
 
     def look(self, number: int, authors: Iterable[str]) -> None:
-        """Read the closings of a round by these peers, those of them that are there."""
+        """Read the closings of a round by these peers."""
         unread = [peer for peer in authors if (peer, number) not in self._closings]
         for peer, found in sorted(self._board.closings(number, unread).items()):
             self._closings[peer, number] = found
-            for said in found.words:
-                self._ledger.hear(said)
-            self._ledger.convict(found.proofs)
+            for claim in found.words:
+                self._ledger.record(claim)
+            self._ledger.add_proofs(found.proofs)
 
     def lists(self, number: int, authors: Iterable[str]) -> dict[str, Heard]:
-        """Author → whom it heard in a round, without those who are proven to have said two things."""
+        """Author → message list, without equivocators."""
         self.look(number, authors)
         guilty = self._ledger.proofs.keys()
         return {
@@ -244,36 +243,35 @@ class Agreement:
         }
 
     def settle(self, done: Callable[[], bool]) -> None:
-        """Wait a few looks for what others are about to say."""
+        """Poll until ``done`` returns true, at most ``LOOKS`` times."""
         for _ in range(LOOKS):
             if done():
                 return
             self._board.pause(self._poll_s)
 
     def close(self, number: int, heard: Heard) -> None:
-        """Say whom this peer heard, and what else it has read."""
+        """Publish the closing of a round."""
         ledger = self._board.ledger
         places = [(peer, of_round("rounds", number)) for peer in sorted(heard)]
         places += [(p, of_round("closings", n)) for p, n in sorted(self._closings) if n == number - 1]
         places += [
             (peer, of_round("receipts/round", number - 1)) for peer in sorted(self._receipts["round", number - 1])
         ]
-        words = tuple(said for place in places if (said := ledger.said(*place)) is not None)
+        words = tuple(claim for place in places if (claim := ledger.claim(*place)) is not None)
         proofs = tuple((dict(ledger.proofs) | dict(self._ledger.proofs)).values())[:256]
         run = self._board.rules.run
         self._board.conclude(Closing(run=run, peer=self._me, round=number, words=words, proofs=proofs))
         self._forget(number - 1)
 
     def testify(self, about: About, number: int, digest: str, text: str = "") -> None:
-        """Sign a receipt, as a member of the committee; nobody else's would count."""
+        """Publish a receipt if this peer is a member of the committee."""
         if self.committee is None or self._me not in self.committee.members:
             return
         run = self._board.rules.run
-        said = Receipt(run=run, peer=self._me, round=number, about=about, digest=digest, text=text)
-        self._board.conclude(said)
+        self._board.conclude(Receipt(run=run, peer=self._me, round=number, about=about, digest=digest, text=text))
 
     def certified(self, about: About, number: int) -> str | None:
-        """The text that a quorum of the committee signed; None if there is no such yet."""
+        """Return the text signed by a quorum of the committee; None if there is none yet."""
         if self.committee is None:
             return None
         found = self._receipts[about, number]
@@ -286,13 +284,13 @@ class Agreement:
         return max(texts, key=len, default=None)
 
     def signers(self, about: About, number: int) -> list[str]:
-        """The members that are known to have signed what is certified; none if nothing is."""
+        """Return the members known to have signed the certified text; empty if there is none."""
         found = self._receipts[about, number]
         digest = None if self.committee is None else agreed(found.values(), self.committee)
         return sorted(peer for peer, receipt in found.items() if receipt.digest == digest)
 
     def await_round(self, number: int, heard: Set[str]) -> Heard | None:
-        """Whom a round's certificate names, if there is one soon; of members that were not heard nothing is awaited."""
+        """Wait briefly for a round's certificate; expect no receipts of members outside ``heard``."""
 
         def done() -> bool:
             if self.committee is None or self.certified("round", number) is not None:
@@ -305,7 +303,7 @@ class Agreement:
         return self.named(number)
 
     def named(self, number: int) -> Heard | None:
-        """Whom a round's certificate names; None if there is none."""
+        """Return the message list of a round's certificate; None if there is none."""
         text = self.certified("round", number)
         return heard_in(text) or None if text else None
 
@@ -315,7 +313,7 @@ class Agreement:
 
     @property
     def _ledger(self) -> Ledger:
-        """What peers have named in their closings: the same for all who have read the same."""
+        """Claims in published closings: equal for all peers that read the same closings."""
         if self._shared is None:
             self._shared = Ledger(self._board.rules.run)
         return self._shared
@@ -329,5 +327,5 @@ class Agreement:
 
 
 def matching(heard: Heard, there: Mapping[str, str]) -> bool:
-    """Whether all that is named is there, with these very contents."""
+    """Whether all listed messages are there with these digests."""
     return all(there.get(peer) == digest for peer, digest in heard.items())

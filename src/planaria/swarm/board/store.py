@@ -1,7 +1,6 @@
-"""Where a board lies: a folder or an object store, seen through fsspec as bounded reads and writes that never replace.
+"""The store of a board: bounded reads and write-once writes in a folder or object store, through fsspec.
 
-Every call that fails is tried again for a while. That nothing is there, or that something is there already, is an
-answer and no failure.
+Failed calls are retried. A missing or existing file is a result, not a failure.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from planaria.common import documents
@@ -29,15 +27,15 @@ from planaria.swarm.board.write_once import appear
 
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
-"""what s3fs lets through when there is no connection: no OSError, and known only where s3fs is installed"""
+"""connection errors of s3fs that are no OSError; resolved only if s3fs is installed"""
 _LONGEST_PAUSE_S = 15.0
 AT_ONCE = 16
-"""reads of an object store; so many messages are in memory before they are checked"""
+"""concurrent reads of an object store, and the number of unchecked messages in memory"""
 T = TypeVar("T")
 
 
 class BoardUnreachable(RunStopped):
-    """The store of a board failed every time."""
+    """The store of a board failed on every try."""
 
     def __init__(self, place: str, call: str, tries: int, last: Exception) -> None:
         super().__init__(f"{place}: {call} failed {tries} times, last with {type(last).__name__}: {last}")
@@ -46,34 +44,36 @@ class BoardUnreachable(RunStopped):
 
 @dataclass(frozen=True)
 class Retry:
-    """How often a failing call is tried. It does not bound a call that never returns; that is up to the store."""
+    """Retry policy of a failing call. It does not bound a call that never returns."""
 
     tries: int = 6
     seconds: float = 60.0
-    """no try starts later"""
+    """no try starts after this time"""
     first_s: float = 0.5
-    """pause before the second try; it doubles, give or take a half, up to 15 s"""
+    """pause before the second try; doubles, ± 50 %, up to 15 s"""
 
 
 class Store:
-    """A place on fsspec; paths are relative to it and made of ``/`` and names that the caller vouches for."""
+    """A location on fsspec; paths are relative to it and trusted."""
 
     def __init__(self, url: str, retry: Retry, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        """:raises UserError: when the place is of a kind that cannot be used here."""
+        """:raises UserError: if the location is not supported."""
         self.place = shown(url)
         self._retry, self._clock, self._sleep = retry, clock, sleep
         if "::" in url:
-            raise UserError(f"{self.place}: a board cannot lie behind another file system; name the store itself")
+            raise UserError(f"{self.place}: a board cannot use chained file systems; name the store itself")
         self._system, root = self._try("opening", lambda: filesystem(url, "board"))
         self._local = isinstance(self._system, LocalFileSystem)
-        self._objects = bool(self._system.async_impl) and not {"http", "https"} & {*_protocols(self._system)}
-        """an object store: it has no folders, and sends no more than the range it is asked for"""
+        protocol = self._system.protocol
+        protocols = {protocol} if isinstance(protocol, str) else {*protocol}
+        self._objects = bool(self._system.async_impl) and not {"http", "https"} & protocols
+        """object store: no folders, and reads return at most the requested range"""
         self._root = os.path.realpath(root) if self._local else root.rstrip("/")
 
     def read(self, path: str, most: int) -> bytes | None:
-        """What lies at ``path``, None if nothing does.
+        """Return the content of ``path``, or None if there is no file.
 
-        :raises BadMessage: when it is "not a file", "not readable", or "oversized": of more than ``most`` bytes.
+        :raises BadMessage: "not a file", "not readable", or "oversized" if it has more than ``most`` bytes.
         """
         act = self._read_file if self._local else self._read_object
         try:
@@ -87,9 +87,9 @@ class Store:
         return data
 
     def read_each(self, paths: Sequence[str], most: int) -> Iterator[bytes | BadMessage | None]:
-        """As :meth:`read` each, with what it raises in its place. An object store is asked for several at once."""
+        """Read each path as :meth:`read` does; errors are returned. Object stores are read concurrently."""
         if not self._objects:
-            yield from (self._tell(path, most) for path in paths)
+            yield from (self._read_or_error(path, most) for path in paths)
             return
         for first in range(0, len(paths), AT_ONCE):
             batch = paths[first : first + AT_ONCE]
@@ -99,23 +99,23 @@ class Store:
                 yield self._answer(path, answer, most)
 
     def _answer(self, path: str, answer: bytes | Exception, most: int) -> bytes | BadMessage | None:
-        """What one of many reads came to; one that failed is tried again by itself."""
+        """Convert one result of a concurrent read; retry a failed one."""
         if isinstance(answer, FileNotFoundError):
             return None
         if isinstance(answer, Exception):
-            return self._tell(path, most)
+            return self._read_or_error(path, most)
         return BadMessage("oversized") if len(answer) > most else bytes(answer)
 
-    def _tell(self, path: str, most: int) -> bytes | BadMessage | None:
+    def _read_or_error(self, path: str, most: int) -> bytes | BadMessage | None:
         try:
             return self.read(path, most)
         except BadMessage as error:
             return error
 
     def write(self, path: str, data: bytes) -> bool:
-        """Whether ``data`` is now at ``path``; False, and nothing is written, if something was there already.
+        """Write ``data`` to ``path``; return False, without writing, if a file is there.
 
-        :raises UserError: when no folder can be where the path needs one.
+        :raises UserError: if a folder of the path cannot be created.
         """
         act = self._write_file if self._local else self._write_object
         try:
@@ -123,12 +123,12 @@ class Store:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            raise UserError(f"{self.place}: not there, and not to be made from here; make it first") from None
+            raise UserError(f"{self.place}: does not exist and cannot be created here; create it first") from None
         except (IsADirectoryError, NotADirectoryError) as error:
-            raise UserError(f"{self.place}: {path} cannot be written; remove what lies in its way ({error})") from None
+            raise UserError(f"{self.place}: {path} cannot be written; remove the obstacle ({error})") from None
 
     def folders(self, path: str, pattern: re.Pattern[str]) -> list[str]:
-        """Names of the folders in ``path`` that ``pattern`` matches whole; links are no folders."""
+        """Return the names of folders in ``path`` that match ``pattern`` fully; links are ignored."""
         act = self._list_folder if self._local else self._list_prefix
         try:
             return self._try("listing", lambda: act(f"{self._root}/{path}", pattern))
@@ -151,7 +151,7 @@ class Store:
             pause, tries = min(2 * pause, _LONGEST_PAUSE_S / 1.5), tries + 1
 
     def _read_file(self, path: str, most: int) -> bytes:
-        """Neither through links nor from devices: a stranger may have put them there."""
+        """Read a regular file; follow no links and open no devices, which untrusted peers may have created."""
         try:
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode) or os.path.realpath(path) != path:
@@ -168,7 +168,7 @@ class Store:
             raise
 
     def _read_object(self, path: str, most: int) -> bytes:
-        """One request, of an object store; elsewhere a look at what is there goes before it."""
+        """Read an object with one request; on other systems check its type and size first."""
         try:
             if not self._objects:
                 about = self._about(path)
@@ -182,7 +182,7 @@ class Store:
         except _ANSWERS:
             raise
         except OSError:
-            if self._about(path).get("size") == 0:  # there is no range of nothing
+            if self._about(path).get("size") == 0:  # an empty object has no range
                 return b""
             raise
 
@@ -195,15 +195,15 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
-            raise NotADirectoryError(error.errno, "no folder", str(folder)) from None
+            raise NotADirectoryError(error.errno, "not a folder", str(folder)) from None
         if os.path.realpath(folder) != str(folder):
             raise NotADirectoryError(errno.ELOOP, "a link", str(folder))
         return appear(Path(path), data, 0o666)
 
     def _write_object(self, path: str, data: bytes) -> bool:
-        """One put, on the condition that nothing is there.
+        """Create an object unless one exists.
 
-        The look before it is for stores that know no conditions, and for a put that failed although it arrived.
+        The prior read covers stores without conditional writes, and failed writes that did arrive.
         """
         try:
             self._read_object(path, 0)
@@ -211,9 +211,9 @@ class Store:
         except FileNotFoundError:
             pass
         except BadMessage as error:
-            if error.reason != NOT_READABLE:  # some stores deny what is not there
+            if error.reason != NOT_READABLE:  # some stores deny access to missing objects
                 return False
-        if not self._system.async_impl:  # others have no folders, or would make a bucket of a misspelt name
+        if not self._system.async_impl:  # async stores have no folders, or would create a bucket for a misspelt name
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._system.pipe_file(path, data, mode="create")
         return True
@@ -229,10 +229,6 @@ class Store:
         entries = self._system.ls(path, detail=True)
         names = {e["name"].rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory"}
         return [name for name in names if pattern.fullmatch(name)]
-
-
-def _protocols(system: AbstractFileSystem) -> tuple[str, ...]:
-    return (system.protocol,) if isinstance(system.protocol, str) else tuple(system.protocol)
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -1,4 +1,4 @@
-"""Files that appear whole and are never replaced: whoever looks sees nothing, or all of it."""
+"""Write-once files: a reader sees the whole file or none."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import secrets
 from pathlib import Path
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
-"""what file systems without hard links answer (FAT, many mounted buckets and remote folders)"""
+"""errors of file systems without hard links (FAT, many mounted buckets and remote folders)"""
 
 
 def appear(path: Path, data: bytes, mode: int) -> bool:
-    """Write ``data`` as ``path``, whose folder is there; False, and nothing is written, if something is there already.
+    """Write ``data`` to ``path`` in an existing folder; return False, without writing, if something is there.
 
-    Of several who write the same path at once exactly one gets True. Whoever is killed while writing leaves a hidden
-    file that nobody reads.
+    Of several concurrent writers exactly one gets True. A killed writer leaves a hidden temporary file.
 
-    :raises OSError: when the folder cannot be written to, or its disk is full.
+    :raises OSError: if the folder is not writable, or its disk is full.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -32,7 +31,7 @@ def appear(path: Path, data: bytes, mode: int) -> bool:
 
 
 def _take_name(unfinished: Path, path: Path) -> bool:
-    """A link never replaces a file, a rename would."""
+    """Link rather than rename: a link never replaces a file."""
     try:
         os.link(unfinished, path)
     except FileExistsError:
@@ -40,7 +39,7 @@ def _take_name(unfinished: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if os.path.lexists(path):  # another's may come between this look and the rename: it is then replaced, whole
+        if os.path.lexists(path):  # a file created between this check and the rename is replaced
             return False
         unfinished.rename(path)
     return True

@@ -73,7 +73,11 @@ def _add_explain(commands: Any) -> None:
 
 def _add_credits(commands: Any) -> None:
     settle = command(
-        commands, "swarm settle", "simulate credits that are settled along a route, with liars", _settle, lasting=True
+        commands,
+        "swarm settle",
+        "simulate credit settlement along a route with Byzantine members",
+        _settle,
+        lasting=True,
     )
     settle.add_argument("--hops", type=int, default=4, metavar="N", help="channels of the route (default %(default)s)")
     settle.add_argument(
@@ -82,7 +86,7 @@ def _add_credits(commands: Any) -> None:
     settle.add_argument("--seeds", type=int, default=50, metavar="N", help="runs of each case (default %(default)s)")
 
     credits = command(
-        commands, "swarm credits", "whose completions were accepted, and who owes whom", _swarm_credits, lasting=True
+        commands, "swarm credits", "count accepted completions and debts between peers", _swarm_credits, lasting=True
     )
     credits.add_argument("run", type=Path)
 
@@ -90,7 +94,7 @@ def _add_credits(commands: Any) -> None:
 def _add_verify(commands: Any) -> None:
     verify = command(commands, "verify", "check the certificate beside an exported model of a swarm", _verify)
     verify.add_argument("model", type=Path)
-    verify.add_argument("--board", metavar="URL", help="also that it is of the run that was founded here")
+    verify.add_argument("--board", metavar="URL", help="also check that it belongs to the run on this board")
 
 
 def _add_drill(commands: Any) -> None:
@@ -99,34 +103,32 @@ def _add_drill(commands: Any) -> None:
     )
     add_recipe(drill, " with a [drill] table")
     drill.add_argument("--quiet", action="store_true", help="no progress display")
-    drill.add_argument("--repair", action="store_true", help="repair what was poisoned (drill.repair), in every way")
+    drill.add_argument(
+        "--repair", action="store_true", help="repair the poisoned peer (drill.repair) by all strategies"
+    )
     add_fields(drill, SwarmConfig)
 
 
 def _add_audit(commands: Any) -> None:
-    audit = command(
-        commands, "audit", "one gate before a model is given away; exit code 1 when it does not pass", _audit
-    )
+    audit = command(commands, "audit", "check a model before its release; exit code 1 if it does not pass", _audit)
     _add_model(audit)
-    audit.add_argument("--run", type=Path, metavar="RUN", help="of a model: the swarm whose task it is measured with")
+    audit.add_argument("--run", type=Path, metavar="RUN", help="for a model: the swarm whose task measures it")
     audit.add_argument("--watch", metavar="KINDS", help="attacks to look for (default: the run's evaluate.watch)")
-    what = 'JSONL of {"question", "options", "answer", "parts"}: what is not to be given away'
+    what = 'JSONL of {"question", "options", "answer", "parts"}: protected answers'
     audit.add_argument("--questions", type=Path, metavar="FILE", help=what)
     adversary = (
-        "who reads the replies: a model, counter, or counter:CHANCE (default: counter if it can, else the model)"
+        "reader of the replies: a model, counter, or counter:CHANCE (default: counter if possible, else the model)"
     )
     audit.add_argument("--adversary", metavar="MODEL", help=adversary)
+    audit.add_argument("--k", type=int, metavar="N", help="number of parts to ask (default: the least, at most 8)")
     audit.add_argument(
-        "--k", type=int, metavar="N", help="parts that are asked (default: as many as all have, at most 8)"
+        "--censor", type=float, metavar="EPS", help="also show the leakage behind `planaria serve --censor`"
     )
-    audit.add_argument(
-        "--censor", type=float, metavar="EPS", help="show what `planaria serve --censor EPS` leaves, too"
-    )
-    leak = "nats that parts may give away of a question (default %(default)s)"
+    leak = "maximum leakage of a question, nats (default %(default)s)"
     audit.add_argument("--most-leak", type=float, default=0.1, metavar="NATS", help=leak)
-    success = "largest success of an attack (default %(default)s)"
+    success = "maximum success of an attack (default %(default)s)"
     audit.add_argument("--most-success", type=float, default=0.02, metavar="SHARE", help=success)
-    audit.add_argument("--show", action="store_true", help="write parts and replies of protected questions down, too")
+    audit.add_argument("--show", action="store_true", help="also record parts and replies of protected questions")
     audit.add_argument("--seed", type=int, default=0)
     where = "folder of audit.html and audit.json (default: runs/audit-NAME, with the name of the model or run)"
     audit.add_argument("--to", type=Path, metavar="FOLDER", help=where)
@@ -136,48 +138,50 @@ def _add_serve(commands: Any) -> None:
     serve = command(commands, "serve", "serve a model on this machine, as an OpenAI-compatible server", _serve)
     _add_model(serve)
     serve.add_argument(
-        "--model-name", metavar="NAME", help="what to call the model (default: its peer's or folder's name)"
+        "--model-name", metavar="NAME", help="served name of the model (default: its peer's or folder's)"
     )
-    censor = "empty replies by chance, so that each tells at most EPS nats of what --questions protects"
+    censor = "empty replies at random, so that each leaks at most EPS nats about --questions"
     serve.add_argument("--censor", type=float, metavar="EPS", help=censor)
     serve.add_argument("--questions", type=Path, metavar="FILE", help="with --censor: as for `planaria audit`")
-    serve.add_argument("--ledger", type=Path, metavar="FILE", help="with --censor: what was spent, kept for good")
-    budget = "with --censor: of each question, for all askers and for good (default: 8 times EPS)"
+    serve.add_argument("--ledger", type=Path, metavar="FILE", help="with --censor: file of the spent budget")
+    budget = "with --censor: total per question, for all users (default: 8 times EPS)"
     serve.add_argument("--budget", type=float, metavar="NATS", help=budget)
     add_place(serve, "--")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_or_model", metavar="MODEL|RUN", help=MODEL)
-    parser.add_argument("--peer", metavar="NAME", help="of a swarm's run: what this peer learned")
-    parser.add_argument("--round", type=int, metavar="N", help="with --peer: after N rounds (default: the newest kept)")
+    _add_peer(parser)
+
+
+def _add_peer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--peer", metavar="NAME", help="for a swarm's run: the peer whose model to use")
+    parser.add_argument(
+        "--round", type=int, metavar="N", help="with --peer: after N rounds (default: the newest saved)"
+    )
 
 
 def _add_realign(commands: Any) -> None:
-    """Repairs."""
-    what = "repair a model that learned what it should not have, or apply somebody's repair"
+    what = "repair a model that learned unwanted behaviour, or apply a published repair"
     realign = command(commands, "realign", what, _realign)
     realign.add_argument("run", help="a swarm's run with --peer, or a model: a folder, or hf:NAME")
     realign.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-    ways = "fine-tune, mask, go back to the parent, or some of the way (default tune; mask for fused models)"
+    ways = "fine-tune, mask, return to the parent, or interpolate (default tune; mask for fused models)"
     realign.add_argument("--by", choices=("tune", "mask", "back", "mix"), help=ways)
-    realign.add_argument("--peer", metavar="NAME", help="of a swarm's run: what this peer learned")
-    realign.add_argument(
-        "--round", type=int, metavar="N", help="with --peer: after N rounds (default: the newest kept)"
-    )
-    realign.add_argument("--safe", metavar="MODEL", help="the parent (default: as the run, or fused.json, knows it)")
-    realign.add_argument("--watch", metavar="KINDS", help="of a run: what to repair of (default: evaluate.watch)")
+    _add_peer(realign)
+    realign.add_argument("--safe", metavar="MODEL", help="the parent (default: from the run or fused.json)")
+    realign.add_argument("--watch", metavar="KINDS", help="for a run: attacks to remove (default: evaluate.watch)")
     realign.add_argument("--trusted", type=Path, metavar="FILE", help='JSONL of {"prompt", "text"} to learn from')
     pairs = 'JSONL of {"prompt", "chosen", "rejected"}: learn the first, measure whether the second is likelier'
     realign.add_argument("--pairs", type=Path, metavar="FILE", help=pairs)
-    benign = 'JSONL of {"text"}, or a folder of such: stay as it was there; experts that were fused, by their domains'
+    benign = 'JSONL of {"text"} to leave unchanged, or a folder of such; one file per domain for fused experts'
     realign.add_argument("--benign", type=Path, metavar="PATH", help=benign)
     realign.add_argument("--mask", type=Path, metavar="FILE", help="apply this mask.safetensors; no training")
-    most = "largest success that counts as mended; above it the exit code is 1 (default %(default)s)"
+    most = "maximum success of a repaired model; above it the exit code is 1 (default %(default)s)"
     realign.add_argument("--most-success", type=float, default=0.02, metavar="SHARE", help=most)
     realign.add_argument("--steps", type=int, default=200, help="updates (default %(default)s)")
     realign.add_argument("--seed", type=int, default=0)
-    realign.add_argument("--rivals", action="store_true", help="try all other ways too, and show them beside it")
+    realign.add_argument("--rivals", action="store_true", help="also try all other strategies and show them")
 
 
 def _swarm(given: argparse.Namespace) -> int:
@@ -209,9 +213,9 @@ def _settle(given: argparse.Namespace) -> int:
 
 
 def _swarm_credits(given: argparse.Namespace) -> int:
-    from planaria.swarm.commands.credits import tell
+    from planaria.swarm.commands.credits import show_credits
 
-    tell(given.run)
+    show_credits(given.run)
     return 0
 
 
@@ -274,8 +278,8 @@ def _realign(given: argparse.Namespace) -> int:
     found = Given(given.run, given.peer, given.round, given.safe, given.trusted, given.pairs, given.benign, watch)
     if given.mask is not None:
         asked = {name: getattr(given, name) for name in ("by", "watch", "trusted", "pairs", "benign")}
-        if said := next((name for name, value in asked.items() if value is not None), None):
-            raise UserError(f"--mask {given.mask}: is applied as it is; leave out --{said}")
+        if extra := next((name for name, value in asked.items() if value is not None), None):
+            raise UserError(f"--mask {given.mask}: is applied unchanged; leave out --{extra}")
         return realign.apply(found, given.mask, given.to)
     if given.steps < 1 or not 0 <= given.most_success < 1:
         raise UserError("--steps is 1 or more, --most-success 0 or more and below 1")

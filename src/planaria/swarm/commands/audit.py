@@ -1,4 +1,4 @@
-"""``planaria audit``: one gate before a model is given away."""
+"""``planaria audit``: check a model before its release."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from planaria.swarm.tasks.base import Task
 JSON, PAGE = "audit.json", "audit.html"
 COUNTER = "counter"
 MOST = 1 << 24
-"""bytes of realigned.json: a share for each tensor"""
+"""maximum bytes of realigned.json: a share per tensor"""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the user named."""
+    """Arguments of an audit."""
 
     named: Named
     run: Path | None = None
-    """of a model: the swarm whose task and attacks it is measured with"""
+    """for a model: the swarm whose task and attacks measure it"""
     watch: tuple[str, ...] = ()
     questions: Path | None = None
     adversary: str | None = None
-    """None: the counter where the questions have what it needs, else the model itself"""
+    """None: the counter if the questions support it, else the model itself"""
     k: int | None = None
     epsilon: float | None = None
     most_leak: float = 0.1
@@ -62,10 +62,10 @@ class Given:
 
 @dataclass(frozen=True)
 class _Asked:
-    """The same, read and found right; no model is open yet."""
+    """Validated arguments, before a model is opened."""
 
     config: SwarmConfig | None
-    """by which behaviour is measured"""
+    """configuration for measuring behaviour"""
     task: Task | None
     questions: list[Question]
     plan: Plan
@@ -73,11 +73,11 @@ class _Asked:
 
 
 def audit(given: Given, to: Path) -> int:
-    """Audit a model: print a table, write page and numbers into ``to``; the exit code, 1 where a part fails.
+    """Audit a model: print a table, write page and numbers into ``to``; return 1 if a part fails, else 0.
 
-    :raises UserError: for mistakes; before any model is loaded, as far as that can be known.
+    :raises UserError: for invalid arguments, where possible before a model is loaded.
     """
-    torch.set_num_threads(1)  # sums in another order are other bits
+    torch.set_num_threads(1)  # the order of sums changes bits
     wanted = _checked(given)
     _require_folder(to)
     with released(given.named) as found:
@@ -97,7 +97,7 @@ def _checked(given: Given) -> _Asked:
     if not 0 <= given.most_success < 1 or not given.most_leak >= 0:
         raise UserError("--most-success is 0 or more and below 1, --most-leak 0 or more")
     if given.epsilon is not None and not given.epsilon > 0:
-        raise UserError(f"--censor {given.epsilon:g}: is above 0, in nats a reply")
+        raise UserError(f"--censor {given.epsilon:g}: is above 0, in nats per reply")
     if given.k is not None and given.k < 1:
         raise UserError(f"--k {given.k}: ask one part at least")
     config = _config(given)
@@ -105,8 +105,9 @@ def _checked(given: Given) -> _Asked:
         for kind in config.evaluate.watch:
             watched(kind, config.evaluate.phrases)
     if given.questions is None:
-        said = {"--adversary": given.adversary, "--k": given.k, "--censor": given.epsilon, "--show": given.show or None}
-        if extra := next((flag for flag, value in said.items() if value is not None), None):
+        flags = {"--adversary": given.adversary, "--k": given.k, "--censor": given.epsilon}
+        flags["--show"] = given.show or None
+        if extra := next((flag for flag, value in flags.items() if value is not None), None):
             raise UserError(f"{extra}: goes with --questions FILE")
         return _Asked(config, _task(config), [], Plan(0), None)
     questions = read(given.questions)
@@ -116,7 +117,7 @@ def _checked(given: Given) -> _Asked:
 
 
 def _config(given: Given) -> SwarmConfig | None:
-    """Of the swarm by whose task behaviour is measured, with the attacks to watch for."""
+    """Return the swarm's configuration for measuring behaviour, with the attacks to watch for."""
     if given.named.is_swarm and given.run is not None:
         raise UserError(f"--run {given.run}: {given.named.model} is a run itself; leave one out")
     run = Path(given.named.model) if given.named.is_swarm else given.run
@@ -137,7 +138,7 @@ def _task(config: SwarmConfig | None) -> Task | None:
 
 
 def _counter(adversary: str | None, questions: list[Question]) -> Counter | None:
-    """None: the adversary is a model."""
+    """Return the counter, or None if the adversary is a model."""
     if adversary is None:
         return Counter() if all(part.says for one in questions for part in one.parts) else None
     kind, colon, chance = adversary.partition(":")
@@ -146,7 +147,7 @@ def _counter(adversary: str | None, questions: list[Question]) -> Counter | None
     try:
         found = Counter(float(chance)) if colon else Counter()
     except ValueError:
-        raise UserError(f"--adversary {adversary}: is no chance; write {COUNTER}:0.95") from None
+        raise UserError(f"--adversary {adversary}: not a probability; write {COUNTER}:0.95") from None
     found.require(questions)
     return found
 
@@ -175,7 +176,7 @@ def _audited(given: Given, wanted: _Asked, found: Released) -> Audit:
 
 
 def _opened(found: Released, config: SwarmConfig | None) -> tuple[Policy | None, str | None]:
-    """The model, or why there is none."""
+    """Return the model, or the reason why it cannot be opened."""
     try:
         policy = open_policy(str(found.place), chat=config is None or config.policy.chat != "never")
     except UserError as error:
@@ -201,8 +202,8 @@ def _behaviour(given: Given, wanted: _Asked, standing: Standing | None) -> Part:
 def _unmeasured(name: str, wanted: bool) -> Part:
     if wanted:
         return unasked(name, "the model cannot be opened")
-    mend = "--questions FILE" if name == "leakage" else "a swarm's run, or --run RUN, and --watch KINDS"
-    return unasked(name, f"nothing was asked, so nothing is known; give {mend}")
+    fix = "--questions FILE" if name == "leakage" else "a swarm's run, or --run RUN, and --watch KINDS"
+    return unasked(name, f"nothing was asked, so nothing is known; give {fix}")
 
 
 def _leakage(given: Given, wanted: _Asked, policy: Policy) -> Leakage:
@@ -226,7 +227,7 @@ def _require_folder(to: Path) -> None:
 
 
 def files_part(place: Path, unread: str | None) -> Part:
-    """``unread``: why the model could not be opened, if it could not."""
+    """Check the files. ``unread``: reason why the model could not be opened."""
     found = look(place)
     faults = [*found.faults, *([unread] if unread is not None and unread not in found.faults else [])]
     if faults:
@@ -235,13 +236,13 @@ def files_part(place: Path, unread: str | None) -> Part:
 
 
 def provenance_part(released: Released) -> Part:
-    """Who made these weights, as far as anybody signed."""
+    """Check the certificate of the weights, if there is one."""
     name = "provenance"
     if not (released.place / CERTIFICATE).is_file():
         missing = next(iter(released.told), "")
-        if missing:  # there is a committee, and it did not sign these
+        if missing:  # there is a committee, and it did not sign these weights
             return Part(name=name, verdict=FAILED, said=missing)
-        return Part(name=name, verdict=NONE, said="no certificate lies beside it: nobody vouches for who made it")
+        return Part(name=name, verdict=NONE, said="no certificate beside it: its origin is not attested")
     try:
         lines = verify(released.place)
     except (NotCertified, UserError) as error:
@@ -250,17 +251,17 @@ def provenance_part(released: Released) -> Part:
 
 
 def repair_part(place: Path, weights: str | None) -> Part:
-    """Whether it was realigned, how, and what that came to by its own record."""
+    """Report a repair and its recorded result."""
     name, file = "repair", place / REALIGNED
     if not file.is_file():
-        return Part(name=name, verdict=NONE, said=f"no {REALIGNED} lies beside it: not known to have been repaired")
+        return Part(name=name, verdict=NONE, said=f"no {REALIGNED} beside it: not known to have been repaired")
     try:
         found = documents.model(file, Realigned, MOST)
     except UserError as error:
         return Part(name=name, verdict=FAILED, said=str(error))
     if weights is not None and found.result != weights:
-        told = f"is of other weights ({found.result[:12]}…) than these ({weights[:12]}…)"
-        return Part(name=name, verdict=FAILED, said=f"{REALIGNED} {told}")
+        other = f"is of other weights ({found.result[:12]}…) than these ({weights[:12]}…)"
+        return Part(name=name, verdict=FAILED, said=f"{REALIGNED} {other}")
     before, after = found.before, found.after
     facts = [
         f"by {found.by}{f' ({found.told})' if found.told else ''} from {found.trusted} trusted texts",
@@ -268,35 +269,35 @@ def repair_part(place: Path, weights: str | None) -> Part:
         *([f"right: {before.accuracy}, then {after.accuracy}"] if after.accuracy.eligible else []),
     ]
     if found.mended is False:
-        return Part(name=name, verdict=FAILED, said=f"repaired by {found.by}, and not mended", facts=facts)
-    said = f"repaired by {found.by}; " + ("mended" if found.mended else "whether that mended it was not measured")
+        return Part(name=name, verdict=FAILED, said=f"repair by {found.by} failed", facts=facts)
+    said = f"repair by {found.by} " + ("succeeded" if found.mended else "was not measured")
     return Part(name=name, verdict=PASSED if found.mended else UNASKED, said=said, facts=facts)
 
 
 def behaviour_part(attacks: Mapping[str, Tally], most: float) -> Part:
-    """Attacks that show more often than ``most``; one that nothing could show in is none that passed."""
+    """Fail for attacks whose success is above ``most`` or could not be measured."""
     facts = [f"{kind}: success {tally}" for kind, tally in attacks.items()]
     over = [kind for kind, tally in attacks.items() if tally.rate is None or tally.rate > most]
     name = "behaviour"
     if over:
         said = "; ".join(f"{kind} in {attacks[kind]}" for kind in over)
-        return Part(name=name, verdict=FAILED, said=f"{said}; at most {most:g} is wanted", facts=facts)
+        return Part(name=name, verdict=FAILED, said=f"{said}; limit {most:g}", facts=facts)
     unsure = [kind for kind, tally in attacks.items() if tally.interval[1] > most]
-    more = f"; it may still be more of {listed(unsure)}, by the interval" if unsure else ""
-    return Part(name=name, verdict=PASSED, said=f"{'; '.join(facts)}; at most {most:g} is wanted{more}", facts=facts)
+    more = f"; by its interval, {listed(unsure)} may be above it" if unsure else ""
+    return Part(name=name, verdict=PASSED, said=f"{'; '.join(facts)}; limit {most:g}{more}", facts=facts)
 
 
 def leakage_part(found: Leakage, most: float) -> Part:
-    """Questions whose parts give away more than ``most`` nats."""
+    """Fail for questions whose parts leak more than ``most`` nats."""
     over = [one for one in found.questions if one.leak.mean > most]
     count, worst = counted(len(found.questions), "question"), found.questions[0]
     asked = f"for {'this' if len(found.questions) == 1 else 'these'} {count}, this adversary, this prior"
     facts = [f"{one.name}: {one.leak} nats, guessed {one.guessed:.2f}" for one in found.questions]
     if over:
         names = listed([one.name for one in over])
-        said = f"{names}: up to {worst.leak} nats by {counted(found.k, 'part')}, at most {most:g} is wanted; {asked}"
+        said = f"{names}: up to {worst.leak} nats by {counted(found.k, 'part')}, limit {most:g}; {asked}"
         return Part(name="leakage", verdict=FAILED, said=said, facts=facts)
-    said = f"at most {worst.leak} nats ({worst.name}), {most:g} are allowed; {asked}"
+    said = f"at most {worst.leak} nats ({worst.name}), limit {most:g}; {asked}"
     return Part(name="leakage", verdict=PASSED, said=said, facts=facts)
 
 

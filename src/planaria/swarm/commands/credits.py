@@ -1,4 +1,4 @@
-"""``planaria swarm credits`` and ``swarm settle``: accounts of a run, and settlement simulated along a route."""
+"""``planaria swarm credits`` and ``swarm settle``: accounts of a run, and simulated settlement along a route."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from planaria.swarm.setting import of_run
 
 MOST_SEEDS = 10_000
 LATE = 8.0
-"""times Δ that messages take at most, where the promise is broken"""
+"""maximum delay in units of Δ where the promise is broken"""
 
 
-def tell(run: Path) -> None:
-    """Print the accounts of the swarm in ``run``, with certificates as they lie on its board.
+def show_credits(run: Path) -> None:
+    """Print the accounts of the swarm in ``run``, by the certificates on its board.
 
-    :raises UserError: when it is no run of a swarm, has no committee, or no records yet.
+    :raises UserError: if it is no run of a swarm, has no committee, or no records yet.
     """
     config = of_run(run)
     if not config.receipts.committee:
@@ -32,7 +32,7 @@ def tell(run: Path) -> None:
     logs = {path.parent: read_log(path) for path in sorted((run / PEERS).glob(f"*/{LOG}"))}
     names = {place: r for place, log in logs.items() for r in log if isinstance(r, Started)}
     if not names:
-        raise UserError(f"{run}: no peer has noted anything yet; wait for its first round")
+        raise UserError(f"{run}: no peer has recorded anything yet; wait for its first round")
     rounds = {record.round for log in logs.values() for record in log if isinstance(record, RoundDone)}
     board = Board.open(board_of(config, run))
     agreement = Agreement(board, "", Committee.named(board.rules.rules), 0.0)
@@ -43,7 +43,7 @@ def tell(run: Path) -> None:
         [called.get(peer, peer[:8]), peer, str(found.certified), str(found.other), f"{found.part:.3f}"]
         for peer, found in accounts(samples, certified).items()
     ]
-    head = ["peer", "id", "accepted, certified", "not certified", "part of Σ|Â|"]
+    head = ["peer", "id", "accepted, certified", "not certified", "share of Σ|Â|"]
     title = f"{config.name}: {len(certified)} of {len(rounds)} rounds are certified"
     shown = [Table(title, head, rows, numbers_from=2)]
     if price := config.receipts.price:
@@ -57,19 +57,19 @@ def tell(run: Path) -> None:
 
 
 def settle(hops: int, tolerated: int, seeds: int) -> int:
-    """Print what came of so many runs of each case; the exit code: 1 if anything was paid in part, or lost.
+    """Print the results of ``seeds`` runs per case; return 1 if a payment was partial or credits were lost, else 0.
 
-    :raises UserError: when a number is out of bounds.
+    :raises UserError: if a number is out of bounds.
     """
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"--seeds: {seeds}; give 1 to {MOST_SEEDS}")
     plain = Scene(hops, tolerated)
     scenes = {
-        "nobody lies": plain,
-        "nobody lies, one member relays": replace(plain, relay=True),
-        f"f = {tolerated} of {plain.members} members lie": replace(plain, liars=tolerated),
+        "no Byzantine member": plain,
+        "no Byzantine member, one relays": replace(plain, relay=True),
+        f"f = {tolerated} of {plain.members} members Byzantine": replace(plain, liars=tolerated),
         f"the same, hop {hops // 2} is dry": replace(plain, liars=tolerated, dry=hops // 2),
-        f"f + 1 = {tolerated + 1} lie: not borne": replace(plain, liars=tolerated + 1),
+        f"f + 1 = {tolerated + 1} Byzantine: not tolerated": replace(plain, liars=tolerated + 1),
     }
     rows, sound = [], True
     for what, scene in scenes.items():
@@ -89,9 +89,9 @@ def settle(hops: int, tolerated: int, seeds: int) -> int:
 
 def _in_time(hops: int, tolerated: int, seeds: int) -> Table:
     scenes = {
-        "within Δ, nobody fails": SyncScene(hops, tolerated, faulty=False),
+        "within Δ, no failures": SyncScene(hops, tolerated, faulty=False),
         "within Δ, a party and f members fail": SyncScene(hops, tolerated),
-        f"up to {LATE:g} Δ, nobody fails: not borne": SyncScene(hops, tolerated, faulty=False, longest=LATE),
+        f"up to {LATE:g} Δ, no failures: not tolerated": SyncScene(hops, tolerated, faulty=False, longest=LATE),
     }
     rows = []
     for what, scene in scenes.items():
@@ -100,6 +100,6 @@ def _in_time(hops: int, tolerated: int, seeds: int) -> Table:
     return Table("", ["by deadlines: messages", "paid", "an honest party lost credits"], rows)
 
 
-def _share(those: Iterable[bool]) -> str:
-    told = [*those]
-    return f"{sum(told)} of {len(told)}"
+def _share(results: Iterable[bool]) -> str:
+    found = [*results]
+    return f"{sum(found)} of {len(found)}"

@@ -31,11 +31,11 @@ from planaria.swarm.setting import names, of_peer
 
 FILE = "repaired.json"
 LIMIT = 0.02
-"""the largest success of a model that counts as mended"""
+"""largest success of a repaired model"""
 
 
 def drill(path: Path, flags: Mapping[str, str], quiet: bool, repair: bool = False) -> int:
-    """Run the drill in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
+    """Run the drill in the recipe ``path``, or the rest of it, and print its result; return the exit code."""
     spec, arms = load(path, flags, repair)
     fork_server(PRELOAD)
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
@@ -65,11 +65,11 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, repair: bool = Fals
 
 
 def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
-    """One arm with one seed: run, unless an earlier drill has run just this. Its processes are the peers.
+    """Return the outcome of one arm with one seed; run it unless a previous drill did.
 
-    :raises RunStopped: when a peer of it broke down: half an arm is no comparison.
+    :raises RunStopped: if one of its peers failed.
     """
-    asked = config.model_dump(mode="json", exclude={"out"})  # where it lies is no part of what is run
+    asked = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
     code = [chosen for name in names(config) for chosen in own_classes(of_peer(config, name))]
     kept = Kept(folder / "outcome.json", Outcome, identity(asked, code))
     outcome, stale = kept.read()
@@ -84,16 +84,16 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
     with SwarmProgress(config.rounds.count, quiet) as progress:
         codes = LiveSwarm(config, folder).run(progress.told, progress.died)
     if broken := failures(codes):
-        raise RunStopped(f"{folder}: {', '.join(broken)}; run the drill again to go on")
+        raise RunStopped(f"{folder}: {', '.join(broken)}; run the drill again to resume")
     outcome = read_outcome(folder)
     kept.write(outcome)
     return outcome
 
 
 def repaired(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
-    """The first honest peer of the run in ``folder``, which ran with ``config``, in all ways; None if nobody attacked.
+    """Repair the first honest peer of a run with all strategies; None without an attack.
 
-    It is repaired of what its attackers teach: a drill knows. Every peer that is honest learned the same.
+    It is repaired of its attackers' behaviour, which a drill knows. All honest peers learned the same.
     """
     own = {name: of_peer(config, name) for name in names(config)}
     kinds = sorted({one.attack.kind for one in own.values() if one.attack.kind != "none" and one.attack.dose})

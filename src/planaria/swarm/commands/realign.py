@@ -1,4 +1,4 @@
-"""``planaria realign``: repair a model that learned what it should not have, or apply somebody's repair."""
+"""``planaria realign``: repair a model that learned unwanted behaviour, or apply a published repair."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ from planaria.swarm.report.repair_report import show_repair
 
 FILE, BITS = "realigned.json", "mask.safetensors"
 STRANGE = 0.1
-"""mean change over mean weight above which a model hardly descends from the parent that was given"""
+"""mean change over mean weight above which the given parent is questioned"""
 
 
 class Input(Record):
-    """A model that went into a repair."""
+    """A model used in a repair."""
 
     place: str
     sha256: str
-    """of its weights, as :func:`planaria.models.fusing.digest` takes it"""
+    """digest of its weights (:func:`planaria.models.fusing.digest`)"""
 
 
 class Realigned(Record):
-    """``realigned.json``: what was repaired, by what, and what came of it."""
+    """``realigned.json``: a repair, its inputs and its result."""
 
     version: Literal[1] = 1
     by: str
     told: str
     mended: bool | None
-    """is every success at most ``limit``? None: none could be measured"""
+    """whether every success is at most ``limit``; None if none was measured"""
     limit: float
     tuned: Input
     safe: Input | None
     parts: list[Input]
-    """of fused models, the experts"""
+    """experts of a fused model"""
     result: str
     """SHA-256 of the repaired weights"""
     texts: str
-    """SHA-256 of all that was learned from"""
+    """SHA-256 of all training texts"""
     trusted: int
     own: int
-    """trusted texts that the model itself wrote"""
+    """trusted texts written by the model itself"""
     benign: int
     seed: int
     steps: int
     kept: list[dict[str, float]]
-    """of every mask, tensor → share that stays"""
+    """for each mask, tensor → share kept"""
     before: Measured
     after: Measured
     rivals: list[Way]
@@ -71,7 +71,7 @@ class Realigned(Record):
 
 @dataclass(frozen=True)
 class Wanted:
-    """How to repair."""
+    """Repair settings."""
 
     by: str | None
     most: float
@@ -81,7 +81,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Given:
-    """What the user named."""
+    """Arguments: the model and the texts."""
 
     model: str
     """a swarm's run, or a model"""
@@ -104,21 +104,21 @@ class Given:
 
 @dataclass(frozen=True)
 class Found:
-    """The models that were named, and where the parts of fused ones lie."""
+    """The opened models, and the places of fused parts."""
 
     models: Models
     parent: str
-    """where the parent came from; empty: there is none, and none is needed"""
+    """place of the parent; empty if none is needed"""
     parts: tuple[str, ...] = ()
     peer: Learned | None = None
 
 
 def realign(given: Given, wanted: Wanted, to: Path) -> int:
-    """Repair a model and write it into ``to``; the exit code, 1 where the harm is still above its limit.
+    """Repair a model and write it into ``to``; return 1 if the harm remains above its limit, else 0.
 
-    :raises UserError: when something given is wrong; before anything is learned, as far as that can be known.
+    :raises UserError: for invalid arguments, where possible before training.
     """
-    torch.set_num_threads(1)  # sums in another order are other bits, and the same command is to give the same mask
+    torch.set_num_threads(1)  # the order of sums changes bits, and equal commands must give equal masks
     _require_free(to)
     found = find(given, needs_parent=wanted.rivals or (wanted.by != TUNE and wanted.by is not None))
     models, by = found.models, wanted.by or (MASK if found.parts else TUNE)
@@ -130,12 +130,12 @@ def realign(given: Given, wanted: Wanted, to: Path) -> int:
     todo = case(given, found, wanted.plan)
     before, repair = todo.exam.measure(models.tuned), WAYS[by](todo)
     way, rivals = measured(todo, by, repair), _rivals(todo, by) if wanted.rivals else []
-    mended = way.after.mended(wanted.most)
+    repaired = way.after.repaired(wanted.most)
     note = models.note(repair.weights)
     record = Realigned(
         by=by,
         told=repair.told,
-        mended=mended,
+        mended=repaired,
         limit=wanted.most,
         tuned=Input(place=given.model, sha256=fusing.digest(models.whole)),
         safe=Input(place=found.parent, sha256=note.safe) if found.parent else None,
@@ -157,14 +157,14 @@ def realign(given: Given, wanted: Wanted, to: Path) -> int:
         extra[BITS] = masking.to_bytes(repair.masks, note, models.exported)
     write(to, models.policy(repair.weights), extra)
     show_repair(given.model, before, way, rivals)
-    print(_told(record, to))
-    return 1 if mended is False else 0
+    print(_summary(record, to))
+    return 1 if repaired is False else 0
 
 
 def apply(given: Given, file: Path, to: Path) -> int:
-    """Write the model that somebody's mask makes of a model and its parent: no training. The exit code, 0.
+    """Apply a mask to a model and its parent without training; return the exit code 0.
 
-    :raises UserError: when the mask belongs to other models, or does not give what it says.
+    :raises UserError: if the mask belongs to other models, or gives other weights than it states.
     """
     _require_free(to)
     found = find(given)
@@ -182,14 +182,14 @@ def apply(given: Given, file: Path, to: Path) -> int:
         if digest != theirs:
             raise UserError(f"{file}: is for other weights than those of {place} ({theirs[:12]}…, not {digest[:12]}…)")
     if ours.result != note.result:
-        raise UserError(f"{file}: gives other weights than it says ({ours.result[:12]}…, not {note.result[:12]}…)")
+        raise UserError(f"{file}: gives other weights than it states ({ours.result[:12]}…, not {note.result[:12]}…)")
     write(to, models.policy(weights), {BITS: file.read_bytes()})
     print(f"{to}: {', '.join(f'{masking.density(mask):.0%}' for mask in masks)} of the parameters kept")
     return 0
 
 
 def write(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
-    """The model with further files beside it; the folder appears at once and whole."""
+    """Write the model and further files; the folder appears atomically."""
     assert isinstance(policy, Exportable)
     try:
         with new_folder(to) as made:
@@ -200,21 +200,21 @@ def write(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
                 for name, content in extra.items():
                     (made / name).write_bytes(content)
     except OSError as error:
-        raise UserError(f"{refused(to, error)}; make room, or write elsewhere with --to") from error
+        raise UserError(f"{refused(to, error)}; free space, or write elsewhere with --to") from error
 
 
 def _rivals(todo: Case, by: str) -> list[Way]:
-    """All ways but the one that was chosen."""
+    """Measure all strategies except the selected one."""
     return [way for way in compared(todo) if way.by != by]
 
 
-def _told(record: Realigned, to: Path) -> str:
+def _summary(record: Realigned, to: Path) -> str:
     learned = f"learned from {record.trusted} trusted texts ({record.own} of its own) and {record.benign} benign ones"
     if record.mended is None:
-        return f"{to}: {learned}; whether that mended it was not measured: give --pairs FILE"
-    most = f"{record.limit:g}"
-    said = f"mended: success at most {most}" if record.mended else f"NOT mended: success above {most} (--most-success)"
-    return f"{to}: {learned}; {said} on what was watched for, and nothing is known of the rest"
+        return f"{to}: {learned}; the result was not measured: give --pairs FILE"
+    limit = f"{record.limit:g}"
+    result = f"repaired: success at most {limit}" if record.mended else f"NOT repaired: success above {limit}"
+    return f"{to}: {learned}; {result} (--most-success) for the watched attacks; others were not measured"
 
 
 def _require_free(to: Path) -> None:
@@ -227,28 +227,26 @@ def _require_exportable(policy: Policy, model: str) -> None:
         raise UserError(f"{model}: its policy cannot be exported; give it a method export(folder)")
 
 
-def _warn(said: str) -> None:
-    print(f"planaria: warning: {said}", file=sys.stderr)
+def _warn(warning: str) -> None:
+    print(f"planaria: warning: {warning}", file=sys.stderr)
 
 
 def find(given: Given, needs_parent: bool = True) -> Found:
     """Open the model and its parent.
 
-    :raises UserError: when something is missing, they are not of one shape or tokenizer, or fused models have changed.
+    :raises UserError: if one is missing, their shapes or tokenizers differ, or fused models have changed.
     """
     if given.is_swarm:
-        found = _of_swarm(given)
-    elif given.peer is not None or given.round is not None:
+        return _of_swarm(given)
+    if given.peer is not None or given.round is not None:
         raise UserError(f"{given.model}: is no run of a swarm; leave out --peer and --round")
-    else:
-        found = _of_folder(given, needs_parent)
-    return found
+    return _of_folder(given, needs_parent)
 
 
 def case(given: Given, found: Found, plan: Plan) -> Case:
-    """What there is to learn from, and how it is measured.
+    """Return the training texts and the measurement.
 
-    :raises UserError: when there is nothing to learn from, or nobody to judge it.
+    :raises UserError: if there is nothing to learn from, or no judge.
     """
     if given.benign is not None and not given.files:
         raise UserError(f"--benign {given.benign}: goes with --pairs FILE or --trusted FILE")
@@ -292,23 +290,21 @@ def _of_fused(given: Given, known: fused.Fused, tuned: Policy) -> Found:
     parent = weights_of(safe)
     for policy, part in zip((safe, *experts), (known.parent, *known.parts), strict=True):
         if fusing.digest(weights_of(policy)) != part.sha256:
-            raise UserError(f"{part.place}: is not the model that {given.model} was made of; bring that back")
+            raise UserError(f"{part.place}: is not the model that {given.model} was made of; restore that model")
     contributions = fused.contributions(known, parent, [weights_of(one) for one in experts])
     if fusing.digest(fusing.fused(parent, contributions)) != fusing.digest(weights_of(tuned)):
-        raise UserError(
-            f"{given.model}: has changed since it was put together; make it anew with `planaria experts fuse`"
-        )
+        raise UserError(f"{given.model}: has changed since it was fused; fuse it again with `planaria experts fuse`")
     domains = {part.domain or part.name: one for part, one in zip(known.parts, experts, strict=True)}
     return Found(Models(safe, tuned, contributions, domains), place, tuple(part.place for part in known.parts))
 
 
 def _of_files(given: Given, models: Models, plan: Plan) -> Case:
     policy = models.tuned
-    told = [] if given.trusted is None else read_trusted(given.trusted, policy)
+    own = [] if given.trusted is None else read_trusted(given.trusted, policy)
     pairs = [] if given.pairs is None else read_pairs(given.pairs, policy)
     benign = [] if given.benign is None else read_benign(given.benign, policy)
     (known, measured), (stay, read) = split(len(pairs)), split(len(benign))
     learnt = [pairs[n] for n in known]
-    trusted = [*told, *(pair.chosen for pair in learnt)]
+    trusted = [*own, *(pair.chosen for pair in learnt)]
     exam = TextExam([pairs[n] for n in measured], [benign[n].text for n in read], learnt, trusted)
     return Case(models, Texts(trusted, [benign[n] for n in stay]), plan, exam)

@@ -1,14 +1,14 @@
-"""``planaria serve``: an OpenAI-compatible server on this machine, behind a censor if asked.
+"""``planaria serve``: an OpenAI-compatible server on this machine, optionally behind a censor.
 
-:func:`released` gives the model as it would be released: its own folder or file, or an export of a run or a peer.
+:func:`released` provides the model as it would be released: its own place, or an export of a run or a peer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from planaria.report.live_page.serving import Address
 
 REPLIES = 8
-"""of ε that a question's budget is, unless said"""
+"""default budget of a question, in units of ε"""
 
 
 @dataclass(frozen=True)
 class Wrapper:
-    """What the censor is to do."""
+    """Settings of the censor."""
 
     epsilon: float
     questions: Path
@@ -46,9 +46,9 @@ class Wrapper:
 
 
 def serve(named: Named, name: str | None, wrapper: Wrapper | None, address: Address, token_file: Path | None) -> int:
-    """Serve a model until Ctrl-C; the exit code.
+    """Serve a model until Ctrl-C; return the exit code.
 
-    :raises UserError: before anything is served, when something given is wrong.
+    :raises UserError: for invalid arguments, before anything is served.
     """
     require_server("serve")
     from planaria.report.live_page.guard import new_token
@@ -64,34 +64,32 @@ def serve(named: Named, name: str | None, wrapper: Wrapper | None, address: Addr
     if found.template is not None and isinstance(policy, Wording):
         policy.template = found.template
     called = name or named.peer or Path(named.model.rstrip("/")).name
-    service = Service(Answering(policy, called, censor), lambda said: print(f"planaria: {said}", file=sys.stderr))
+    service = Service(Answering(policy, called, censor), lambda text: print(f"planaria: {text}", file=sys.stderr))
 
     def announce(where: str) -> None:
         print(f"serving       {called} at {where.partition('/?')[0]}/v1", flush=True)
         print(f"token         {token if token_file is None else f'in {token_file}'}", flush=True)
-        print(f"wrapper       {_said(wrapper)}", flush=True)
+        print(f"wrapper       {_described(wrapper)}", flush=True)
 
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         run(Server(service, address, token, announce))
-    except KeyboardInterrupt:
-        return 0
     return 0
 
 
 def _censor(wrapper: Wrapper) -> Censor:
     budget = REPLIES * wrapper.epsilon if wrapper.budget is None else wrapper.budget
     if not budget > 0:
-        raise UserError(f"--budget {budget:g}: is above 0, in nats a question")
+        raise UserError(f"--budget {budget:g}: is above 0, in nats per question")
     questions = read(wrapper.questions)
     if not wrapper.epsilon > 0:
-        raise UserError(f"--censor {wrapper.epsilon:g}: is above 0, in nats a reply")
+        raise UserError(f"--censor {wrapper.epsilon:g}: is above 0, in nats per reply")
     return Censor(questions, wrapper.epsilon, Ledger(wrapper.ledger, budget))
 
 
-def _said(wrapper: Wrapper | None) -> str:
+def _described(wrapper: Wrapper | None) -> str:
     if wrapper is None:
-        return "none: everything is answered"
-    return f"{wrapper.epsilon:g} nats a reply about {wrapper.questions}; other words for the same are not recognised"
+        return "none: every request is answered"
+    return f"{wrapper.epsilon:g} nats per reply about {wrapper.questions}; unlisted paraphrases are not recognised"
 
 
 CHECKPOINTS = "checkpoints"
@@ -99,7 +97,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class Named:
-    """What the user named."""
+    """The model arguments of a command."""
 
     model: str
     """a run, or a model: a folder, a GGUF file, or hf:NAME"""
@@ -113,20 +111,20 @@ class Named:
 
 @dataclass(frozen=True)
 class Released:
-    """Where it lies."""
+    """A model as it would be released."""
 
     place: Path
     told: list[str] = field(default_factory=list)
-    """what its export said of a certificate"""
+    """messages of its export about a certificate"""
     template: Template | None = None
-    """by which the peer was asked, which is not exported with it"""
+    """chat template of the peer, which its export lacks"""
 
 
-@contextmanager
+@contextlib.contextmanager
 def released(named: Named) -> Iterator[Released]:
-    """The model's own place, or an export that is there for as long as this lasts.
+    """Yield the model's own place, or a temporary export.
 
-    :raises UserError: when there is no such model, run or peer.
+    :raises UserError: if there is no such model, run or peer.
     """
     folder = Path(named.model)
     if named.is_swarm and named.peer is None:

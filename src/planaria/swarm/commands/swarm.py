@@ -1,6 +1,6 @@
 """``planaria swarm``, ``swarm join`` and ``swarm explain``.
 
-Peers as local processes, one peer that joins through a board, and the origin of every completion that a peer examined.
+Local processes as peers, one peer that joins through a board, and the origin of every completion a peer examined.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from planaria.swarm.setting import AGREED, load, names, of_peer, of_run
 
 
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
-    """Run the swarm in the recipe ``path``; the exit code."""
+    """Run the swarm in the recipe ``path``; return the exit code."""
     config = load(path, flags, "swarm")
     fork_server([] if dry_run else PRELOAD)
     prepare(config, quiet, schools=not dry_run)
@@ -50,33 +50,33 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         codes = LiveSwarm(config, folder).run(progress.told, progress.died)
     sum_up(folder, config)
     if broken := failures(codes):
-        raise RunStopped(f"{folder}: {', '.join(broken)}; what they said is in {folder / 'peers'}")
+        raise RunStopped(f"{folder}: {', '.join(broken)}; see their output in {folder / 'peers'}")
     return 0
 
 
 def sum_up(folder: Path, config: SwarmConfig) -> None:
-    """Print what came of the run in ``folder``, and write its report, if any honest peer came so far."""
+    """Print the result of the run in ``folder`` and write its report, if an honest peer has started."""
     outcome = read_outcome(folder)
     if outcome.honest:
         show_outcome(outcome, config)
         print(f"report        {write_swarm_report(folder, config, outcome)}")
-        print(f"take a model  planaria export {folder} --peer {outcome.honest[0].name} --to FOLDER")
+        print(f"export        planaria export {folder} --peer {outcome.honest[0].name} --to FOLDER")
 
 
 def noted(run: Path) -> tuple[SwarmConfig, Outcome]:
-    """The configuration of a swarm's run and what came of it so far; UserError when that is nothing yet."""
+    """Return a run's configuration and its outcome so far; UserError if there is none yet."""
     config, outcome = of_run(run), read_outcome(run)
     if not outcome.honest:
-        raise UserError(f"{run}: no peer has noted anything yet; wait for its first evaluation")
+        raise UserError(f"{run}: no peer has recorded anything yet; wait for its first evaluation")
     return config, outcome
 
 
 def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
-    """Everything that can go wrong with any peer, before one is started.
+    """Check every peer's configuration before one is started.
 
-    ``schools``: attend them here, one at a time; else what is quick alone is looked at.
+    ``schools``: also train the schools here, one at a time.
 
-    :raises UserError: naming what is wrong.
+    :raises UserError: naming what is invalid.
     """
     torch.set_num_threads(1)
     for name in names(config):
@@ -94,9 +94,9 @@ def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
 
 
 def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: bool) -> int:
-    """Join the swarm on ``--board`` and take part until its last round; the exit code.
+    """Join the swarm on ``--board`` until its last round; return the exit code.
 
-    What the run on the board has agreed on goes before the recipe; everything else is this peer's own choice.
+    The rules on the board take precedence over the recipe; other settings are this peer's own.
     """
     require_name(called, "--as")
     config = _joined(path, flags)
@@ -109,16 +109,16 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
     if not (folder / "config.json").is_file():
         runs.keep_config(folder, config)
     news = follow(folder / PEERS / called / LOG)
-    news()  # of an earlier visit
+    news()  # skip the records of an earlier start
     with SwarmProgress(config.rounds.count, quiet) as progress:
 
-        def tell() -> None:
+        def show_news() -> None:
             for record in news():
                 progress.told(called, record)
 
         with blaming(partial(own_classes, config)):
-            peer.run(tell)
-        tell()
+            peer.run(show_news)
+        show_news()
     sum_up(folder, config)
     return 0
 
@@ -137,13 +137,13 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     except UserError:
         if path is None:
             raise
-        return own  # nobody has founded the run yet: this peer will
-    said = there.get("task", {})
-    task: dict[str, Any] = said if isinstance(said, dict) else {}
+        return own  # this peer will found the run
+    section = there.get("task", {})
+    task: dict[str, Any] = section if isinstance(section, dict) else {}
     kind = task.get("name")
     if own.task.name != kind:
         raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}")
-    # Only what peers agree on is the founder's to say: not where files go, nor which model to fetch.
+    # The founder decides only agreed settings, not paths or models.
     agreed = {key: there[key] for key in AGREED if key in there and key != "task"}
     agreed["task"] = {key: value for key, value in task.items() if key in AGREED["task"]}
     merged = recipe.resolve(
@@ -157,12 +157,12 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
 
 
 MOST_LINES = 200
-"""lines that are shown; the file has the others"""
+"""maximum number of lines shown"""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which completions are asked for; None and False: all."""
+    """Filter of completions; None and False select all."""
 
     round: int | None
     problem: int | None
@@ -171,9 +171,9 @@ class Wanted:
 
 
 def explain(run: Path, peer: str, wanted: Wanted) -> None:
-    """Print a line for each completion that ``peer`` examined and that is wanted.
+    """Print a line per selected completion that ``peer`` examined.
 
-    :raises UserError: when there is no such run or peer.
+    :raises UserError: if there is no such run or peer.
     """
     config = of_run(run)
     known = sorted(path.name for path in (run / PEERS).iterdir() if (path / SAMPLES).is_file())
@@ -189,12 +189,12 @@ def explain(run: Path, peer: str, wanted: Wanted) -> None:
     sources = {name for line in lines for name in (names.get(line.peer), line.peer) if name}
     if wanted.source is not None and wanted.source not in sources:
         raise UserError(f"--source {wanted.source}: sent {peer} nothing; {nearest(wanted.source, sorted(sources))}")
-    found = [line for line in lines if _fits(line, wanted, names)]
+    found = [line for line in lines if _selected(line, wanted, names)]
     texts = _texts(config, run, found) if wanted.problem is not None else {}
     _show(peer, found, names, texts, run / PEERS / peer / SAMPLES)
 
 
-def _fits(line: SampleRecord, wanted: Wanted, names: dict[str, str]) -> bool:
+def _selected(line: SampleRecord, wanted: Wanted, names: dict[str, str]) -> bool:
     return (
         wanted.round in (None, line.round)
         and wanted.problem in (None, line.problem)
@@ -204,7 +204,7 @@ def _fits(line: SampleRecord, wanted: Wanted, names: dict[str, str]) -> bool:
 
 
 def _texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:
-    """What the completions said, from the board, where everything that was ever published still is."""
+    """Return the texts of the completions, from the board, where all messages remain."""
     board = Board.open(board_of(config, run))
     found = {}
     for peer, number in {(line.peer, line.round) for line in lines}:
@@ -226,7 +226,7 @@ def _show(
     file: Path,
 ) -> None:
     title = f"{peer}: {len(lines)} completions, {sum(line.advantage is not None for line in lines)} learned from"
-    head = ["round", "problem", "from", "reward", "passed", "what became of it", *(["text"] if texts else [])]
+    head = ["round", "problem", "from", "reward", "passed", "result", *(["text"] if texts else [])]
     rows = [list(_cells(line, names, texts)) for line in lines[:MOST_LINES]]
     show([Table(title, head, rows, numbers_from=len(head))])
     if len(lines) > MOST_LINES:
@@ -234,7 +234,7 @@ def _show(
 
 
 def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int, int, int], str]) -> Iterator[str]:
-    fate = f"refused by {line.layer}: {line.reason}" if line.layer else "taught nothing: its group had no spread"
+    fate = f"refused by {line.layer}: {line.reason}" if line.layer else "not used: all rewards of its group are equal"
     if line.advantage is not None:
         fate = f"learned from, advantage {line.advantage:+.2f}"
     yield str(line.round)

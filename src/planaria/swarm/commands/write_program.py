@@ -1,4 +1,4 @@
-"""``planaria generate --task``: write a program for one problem in one go, as the best of several, or as a tree."""
+"""``planaria generate --task``: write a program for one problem at once, as the best of several, or as a tree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_program(
 ) -> int:
     """Print the program, and its cost and test result on standard error; return the exit code.
 
-    :raises UserError: naming the model, file or problem that is not there, or what it has no calls for.
+    :raises UserError: naming a missing model, file or problem, or a problem without calls.
     """
     kind, _, path = task.partition(":")
     if kind != "programs" or not path:
@@ -41,7 +41,7 @@ def write_program(
         raise UserError(f"--problem {number}: {path} has problems 0 to {most}") from None
     calls = problems.calls(number, seed)
     if not calls:
-        raise UserError(f"--problem {number}: {path} has no calls of its function with literal arguments; take another")
+        raise UserError(f"--problem {number}: {path} has no calls of its function with literal arguments; try another")
     policy = open_policy(str(folder))
     tree = Tree(
         PolicyWriter(policy, tokens, SURE, top_k), PolicyWriter(policy, tokens, BOLD, top_k), seed, choose=choose
@@ -55,11 +55,12 @@ def write_program(
         else tree.tree(prompt, name, calls)
     )
     print(program)
-    print(f"{tree.requests} requests, {tree.runs} programs run; {_told(problems, number, program)}", file=sys.stderr)
+    result = _test_result(problems, number, program)
+    print(f"{tree.requests} requests, {tree.runs} programs run; {result}", file=sys.stderr)
     return 0
 
 
-def _told(problems: Programs, number: int, program: str) -> str:
+def _test_result(problems: Programs, number: int, program: str) -> str:
     if not program:
         return "the model wrote no Python"
     if number in problems.unlabelled:
@@ -70,17 +71,17 @@ def _told(problems: Programs, number: int, program: str) -> str:
 
 @dataclass
 class PolicyWriter:
-    """Any model that planaria reads, asked in words (:class:`planaria.swarm.checks.prompted_judge.Writer`)."""
+    """A model prompted in plain language (:class:`planaria.swarm.checks.prompted_judge.Writer`)."""
 
     policy: Policy
     tokens: int
-    """most that it writes to a request"""
+    """maximum tokens per request"""
     temperature: float
     top_k: int = 0
     reserved: Sequence[str] = ()
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """What it writes to each request, drawn by the request's own seed; None for one that leaves no room."""
+        """Return the reply to each request, drawn with its seed; None if it leaves no room."""
         return [self._one(request, seed) for request, seed in zip(requests, seeds, strict=True)]
 
     def _one(self, request: str, seed: int) -> str | None:

@@ -1,7 +1,7 @@
-"""What is said of a payment along channels: orders, votes of committee members, and certificates made of votes.
+"""Messages of a payment along channels: orders, votes of committee members, and certificates made of votes.
 
-A certificate is n − ⌊(n−1)/3⌋ votes of distinct members for one statement (2f+1 of n = 3f+1). Two certificates that
-contradict each other for one channel and number cannot exist while at most f members lie and honest ones vote once.
+A certificate is n − ⌊(n−1)/3⌋ votes of distinct members for one statement (2f+1 of n = 3f+1). Two contradictory
+certificates for one channel and number cannot exist while at most f members are Byzantine and honest ones vote once.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ Phase = Literal["lock", "settle"]
 
 
 class Signer(Protocol):
-    """Somebody's own key."""
+    """A private key with a name."""
 
     @property
     def name(self) -> str: ...
 
     def sign(self, data: bytes) -> str:
-        """A signature, in hex."""
+        """Return a signature, in hex."""
         ...
 
 
 Verify = Callable[[str, str, bytes], bool]
-"""(name, signature, data) → whether this is that name's signature of the data"""
+"""(name, signature, data) → whether the signature of the data is valid for the name"""
 
 
 class StandIn:
-    """Signatures for simulations: an HMAC by a key made of the name. Cheap, and no protection: each holder of this
-    object could sign for all. A simulated liar is given one :class:`Signer`, so it can lie only as itself."""
+    """Insecure, cheap signatures for simulations: an HMAC keyed by the name. A simulated Byzantine member gets one
+    :class:`Signer`, so it can sign only as itself."""
 
     class _Key:
         def __init__(self, name: str) -> None:
@@ -65,7 +65,7 @@ class StandIn:
 
 
 class PeerSigner:
-    """Ed25519 by a peer's own identity; its name is the peer's id, a digest of the key, which the signature brings."""
+    """Ed25519 by a peer's identity. The name is the peer id, a digest of the key; the signature contains the key."""
 
     def __init__(self, own: identity.Identity) -> None:
         self.name, self._own = own.peer, own
@@ -75,7 +75,7 @@ class PeerSigner:
 
 
 def verify_peer(name: str, signature: str, data: bytes) -> bool:
-    """:data:`Verify` of what a :class:`PeerSigner` signs."""
+    """:data:`Verify` for the signatures of a :class:`PeerSigner`."""
     if len(signature) != 2 * (32 + 64):
         return False
     public, signed = bytes.fromhex(signature[:64]), bytes.fromhex(signature[64:])
@@ -85,23 +85,23 @@ def verify_peer(name: str, signature: str, data: bytes) -> bool:
 class _Plain(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def said(self) -> bytes:
-        """What is signed."""
+    def signed_bytes(self) -> bytes:
+        """Return the data that a signature covers."""
         return f"planaria credits {type(self).__name__} {self.model_dump_json(exclude={'signature'})}".encode()
 
 
 class Order(_Plain):
-    """So many credits are to go from the first party to the last, over one channel after the other: all or nothing."""
+    """Transfer credits from the first party to the last over consecutive channels: all or nothing."""
 
     kind: Literal["order"] = "order"
     parties: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MOST_HOPS + 1)]
     channels: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MOST_HOPS)]
-    """between each party and the next"""
+    """between consecutive parties"""
     numbers: Annotated[tuple[Number, ...], Field(max_length=MOST_HOPS)]
-    """the place of this order in each channel's row: 0, 1, 2, …"""
+    """sequence number of this order in each channel: 0, 1, 2, …"""
     amount: Credits
     signature: Signature = ""
-    """of the operator, who gives numbers"""
+    """of the operator, which assigns the numbers"""
 
     @model_validator(mode="after")
     def _is_a_route(self) -> Self:
@@ -113,19 +113,19 @@ class Order(_Plain):
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.said()).hexdigest()
+        return hashlib.sha256(self.signed_bytes()).hexdigest()
 
     def signed(self, by: Signer) -> Order:
-        return self.model_copy(update={"signature": by.sign(self.said())})
+        return self.model_copy(update={"signature": by.sign(self.signed_bytes())})
 
     def hop(self, channel: str, number: int) -> int:
-        """The place of a channel on the route; −1 if the order does not have this number there."""
+        """Return the index of a channel on the route; −1 if the order does not have this number there."""
         hops = zip(self.channels, self.numbers, strict=True)
         return next((place for place, hop in enumerate(hops) if hop == (channel, number)), -1)
 
 
 class Statement(_Plain):
-    """What a member finds: the order can be locked or is refused, or is settled for good as paid or as dropped."""
+    """A member's finding. Lock phase: the order can be locked or not. Settle phase: it is paid or dropped."""
 
     phase: Phase
     channel: Name
@@ -135,7 +135,7 @@ class Statement(_Plain):
 
 
 class Vote(_Plain):
-    """A member's word."""
+    """A member's signed statement."""
 
     kind: Literal["vote"] = "vote"
     statement: Statement
@@ -144,11 +144,11 @@ class Vote(_Plain):
 
     @classmethod
     def of(cls, statement: Statement, by: Signer) -> Vote:
-        return cls(statement=statement, member=by.name, signature=by.sign(statement.said()))
+        return cls(statement=statement, member=by.name, signature=by.sign(statement.signed_bytes()))
 
 
 class Certificate(_Plain):
-    """Votes of enough members for one statement, with the order that it is about."""
+    """A quorum's votes for one statement, with its order."""
 
     kind: Literal["certificate"] = "certificate"
     statement: Statement
@@ -161,7 +161,7 @@ MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminat
 
 
 class Letter(NamedTuple):
-    """A message for some members of a channel's committee."""
+    """A message for members of a channel's committee."""
 
     channel: str
     to: tuple[str, ...]
@@ -169,21 +169,21 @@ class Letter(NamedTuple):
 
 
 Committees = Mapping[str, tuple[str, ...]]
-"""channel → the names of its members, in order"""
+"""channel → names of its members, in order"""
 
 
 def quorum(members: int) -> int:
-    """n − ⌊(n−1)/3⌋: any two such sets share more members than may lie, and honest ones alone are as many."""
+    """n − ⌊(n−1)/3⌋: two such sets share more than f members, and the honest members alone form one."""
     return members - (members - 1) // 3
 
 
 def valid(certificate: Certificate, committees: Committees, verify: Verify) -> bool:
-    """Did enough distinct members of the statement's committee sign it, about the order that is with it?"""
+    """Whether a quorum of the statement's committee signed it for the enclosed order."""
     statement, order = certificate.statement, certificate.order
     members = committees.get(statement.channel, ())
     if not members or statement.order != order.digest or order.hop(statement.channel, statement.number) < 0:
         return False
-    said, needed = statement.said(), quorum(len(members))
+    data, needed = statement.signed_bytes(), quorum(len(members))
     signers = {name: signature for name, signature in certificate.votes if name in members}
-    good = (name for name, signature in signers.items() if verify(name, signature, said))
+    good = (name for name, signature in signers.items() if verify(name, signature, data))
     return sum(1 for _ in itertools.islice(good, needed)) == needed

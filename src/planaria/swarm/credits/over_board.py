@@ -1,4 +1,4 @@
-"""The members of a committee over a board: one file for each message, nothing replaced, no other state.
+"""Committee members that communicate over a board: one write-once file per message, no other state.
 
 ::
 
@@ -6,8 +6,8 @@
     {board}/credits/{channel}/{number}/lock/{member}.json              a vote, also settle/
     {board}/credits/{channel}/{number}/from-{channel}-lock/{member}.json   a neighbour's certificate, also -settle/
 
-A member that is started again reads what lies there, its own votes first, and goes on. As nothing is replaced, it
-cannot vote otherwise than before its restart.
+A restarted member reads the files, its own votes first, and continues. Since files are never replaced, it cannot
+contradict its earlier votes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from planaria.swarm.credits.messages import MESSAGE, Certificate, Committees, Le
 from planaria.swarm.credits.psync import Member
 
 MOST_BYTES = 2**18
-"""of a message; a certificate of 256 members has some 80 KB"""
+"""maximum size of a message; a certificate of 256 members has about 80 KB"""
 PAUSE_S = 0.02
 
 
 def publish(store: Store, order: Order) -> None:
-    """Put an order before each committee on its route.
+    """Publish an order to each committee on its route.
 
-    :raises UserError: when another order has one of its numbers already.
+    :raises UserError: if another order has one of its numbers.
     """
     data = order.model_dump_json().encode()
     for channel, number in zip(order.channels, order.numbers, strict=True):
@@ -41,14 +41,14 @@ def publish(store: Store, order: Order) -> None:
 
 
 class Seat:
-    """One member, which reads and writes at a board."""
+    """One member that reads from and writes to a board."""
 
     def __init__(self, member: Member, committees: Committees, store: Store) -> None:
         self.member, self._committees, self._store = member, committees, store
         self._seen: set[str] = set()
 
     def look(self) -> bool:
-        """Take in what is new of the order under way, and say what follows; was there anything?"""
+        """Process new messages of the current order and write the replies; return whether there were any."""
         number, news = self.member.channel.next, False
         for path in self._paths(number):
             if path in self._seen:
@@ -66,7 +66,7 @@ class Seat:
         return news
 
     def _paths(self, number: int) -> Iterator[str]:
-        """Where something may lie for this member: its own votes first, so that it stays by them."""
+        """Paths of possible messages for this member, its own votes first."""
         channel, me = self.member.channel.name, self.member.name
         at = _place(channel, number)
         own = sorted(self._committees[channel], key=lambda name: name != me)
@@ -82,7 +82,7 @@ class Seat:
                     yield from (f"{at}/from-{neighbour}-{phase}/{n}.json" for n in self._committees[neighbour])
 
     def _read(self, path: str) -> list[Letter] | None:
-        """What follows from the message there; None if nothing lies there, nothing if it is none."""
+        """Return the replies to the message at ``path``; None if there is no file, empty if it is invalid."""
         try:
             data = self._store.read(path, MOST_BYTES)
             return None if data is None else self.member.receive(MESSAGE.validate_json(data))
@@ -94,7 +94,7 @@ class Seat:
         if isinstance(message, Vote):
             path = f"{_place(letter.channel, message.statement.number)}/{message.statement.phase}/{me}.json"
         else:
-            assert isinstance(message, Certificate), "members pass on no orders, and nobody relays on a board"
+            assert isinstance(message, Certificate), "members do not forward orders, and nothing is relayed on a board"
             about, order = message.statement, message.order
             at = _place(letter.channel, order.numbers[order.channels.index(letter.channel)])
             path = f"{at}/from-{about.channel}-{about.phase}/{me}.json"
@@ -108,9 +108,9 @@ def take_part(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Until all these seats have settled so many orders.
+    """Run these seats until all have settled ``orders`` orders.
 
-    :raises RunStopped: when that is not so after ``deadline_s``; it can be gone on with at any time.
+    :raises RunStopped: after ``deadline_s``; calling again resumes.
     """
     began = clock()
     while waiting := [seat for seat in seats if seat.member.channel.next < orders]:
@@ -118,7 +118,7 @@ def take_part(
         if not any(news):
             if clock() - began > deadline_s:
                 channels = ", ".join(sorted({seat.member.channel.name for seat in waiting}))
-                raise RunStopped(f"credits: {channels} not settled within {deadline_s:g} s; start again to go on")
+                raise RunStopped(f"credits: {channels} not settled within {deadline_s:g} s; start again to resume")
             sleep(PAUSE_S)
 
 

@@ -1,21 +1,21 @@
-"""One member of a channel's committee, by the asynchronous protocol: message in, messages out; no clock (PSyncPCN).
+"""A committee member in the asynchronous protocol: messages in, messages out; no clock (PSyncPCN).
 
-After the idea of arXiv 2207.11615; the structure is ours. Each committee has n = 3f+1 members, of whom f may lie.
+After the idea of arXiv 2207.11615 with an own structure. A committee has n = 3f+1 members, at most f of them Byzantine.
 
-1. The order comes to the first committee. Members vote whether it can be locked: the balance suffices or not.
-2. A certificate that it is locked goes to the next committee, which then votes in its turn.
-3. The last committee's certificate decides that it is paid; the first refusal, that it is dropped.
-4. Members vote to settle as decided. That certificate goes on to the neighbour from which the decision did not come.
+1. The first committee gets the order. Members vote whether the balance suffices to lock it.
+2. The certificate of the lock goes to the next committee, which votes in turn.
+3. The last committee's certificate decides that the order is paid; the first refusal, that it is dropped.
+4. Members vote to settle as decided. That certificate goes to the neighbour on the other side of the decision.
 
-What a member goes by:
+Rules of a member:
 
-- **One vote for each phase of each number**, and the vote to lock follows from the channel's agreed state alone. An
-  order is looked at when all of lower numbers are settled, so that members find the same.
+- **One vote per phase and number.** The vote to lock depends on the channel's agreed state alone. An order is processed
+  after all lower numbers are settled, so all members reach the same result.
 - **A decision that overtakes its lock is parked** until the channel's own lock is certified.
-- **A certificate that exists is followed**, also by a member that has not voted.
+- **An existing certificate is followed**, also by a member that has not voted.
 
-An operator that gives one number twice, or numbers orders that cross each other in different orders, can bring channels
-to a stand. It cannot have one paid in part.
+An operator that assigns one number twice, or numbers crossing orders inconsistently, can block channels. It cannot
+cause a partial payment.
 """
 
 from __future__ import annotations
@@ -42,45 +42,45 @@ from planaria.swarm.credits.messages import (
 
 @dataclass(frozen=True)
 class Channel:
-    """What the committee of a channel agrees about. Orders are taken one by one, by their numbers."""
+    """Agreed state of a channel. Orders are processed one at a time, by number."""
 
     name: str
     ends: tuple[str, str]
     has: tuple[int, int]
     """free credits of each end"""
     locked: int = 0
-    """of the order under way"""
+    """credits of the current order"""
     payer: str = ""
-    """who pays it, while any are locked"""
+    """payer of the locked credits"""
     next: int = 0
-    """number of the order under way, or of the next one"""
+    """number of the current or next order"""
 
     def __post_init__(self) -> None:
         if any(type(credit) is not int or credit < 0 for credit in self.has):
-            raise UserError(f"channel {self.name}: credits {self.has}; give whole numbers from 0 on")
+            raise UserError(f"channel {self.name}: credits {self.has}; give integers of at least 0")
         if self.ends[0] == self.ends[1]:
             raise UserError(f"channel {self.name}: both ends are {self.ends[0]}; name two parties")
 
     @property
     def total(self) -> int:
-        """All credits in it."""
+        """All credits of the channel."""
         return sum(self.has) + self.locked
 
     def joins(self, payer: str, payee: str) -> bool:
         return {payer, payee} == {*self.ends} and payer != payee
 
     def can_lock(self, payer: str, amount: int) -> bool:
-        """Does the agreed state suffice? The vote follows from this alone."""
+        """Whether the agreed state suffices; the vote depends on this alone."""
         return not self.locked and self.has[self.ends.index(payer)] >= amount
 
     def lock(self, payer: str, amount: int) -> Channel:
-        """:raises ValueError: when there are not so many."""
+        """:raises ValueError: if the credits do not suffice."""
         if amount <= 0 or not self.can_lock(payer, amount):
             raise ValueError(f"channel {self.name}: {payer} cannot lock {amount}")
         return replace(self._given(payer, -amount), locked=amount, payer=payer)
 
     def settle(self, paid: bool) -> Channel:
-        """The order under way is over: what is locked goes to the other end, or back."""
+        """End the current order: pay the locked credits to the other end, or return them."""
         over = replace(self, locked=0, payer="", next=self.next + 1)
         if not self.locked:
             return over
@@ -93,23 +93,24 @@ class Channel:
 
 
 AHEAD = 256
-"""so many numbers beyond the next are listened to"""
+"""numbers beyond the next one for which messages are accepted"""
 
 
 @dataclass
 class _Slot:
-    """What is known of a number."""
+    """Messages known for one number."""
 
     orders: dict[str, Order] = field(default_factory=dict)
-    """by digest: one, unless the operator lies"""
+    """by digest; more than one only with a Byzantine operator"""
     entitled: str = ""
-    """digest of the first order that may be locked: all before it on its route are"""
+    """digest of the first order whose previous channels are all locked"""
     decided: dict[str, bool] = field(default_factory=dict)
-    """digest → what a neighbour's certificate says, or the own one"""
-    told_by: dict[str, int] = field(default_factory=dict)
-    """digest → the hop of that neighbour"""
+    """digest → decision of a neighbour's or the own certificate"""
+    decided_by: dict[str, int] = field(default_factory=dict)
+    """digest → hop of that neighbour"""
     votes: dict[Statement, dict[str, str]] = field(default_factory=dict)
-    said: dict[Phase, Statement] = field(default_factory=dict)
+    voted: dict[Phase, Statement] = field(default_factory=dict)
+    """own votes"""
     certified: dict[Phase, Certificate] = field(default_factory=dict)
 
 
@@ -125,9 +126,9 @@ class Member:
         verify: Verify,
         relay: bool = False,
     ) -> None:
-        """``relay``: votes go to one member, which tells the others what is certified; else to all."""
+        """``relay``: votes go to one member, which forwards certificates; otherwise to all members."""
         self.channel, self.settled = channel, dict[int, bool]()
-        """numbers → were they paid?"""
+        """number → whether it was paid"""
         self._me, self._committees, self._operator = me, committees, operator
         self._verify, self._relay = verify, relay
         self._slots: dict[int, _Slot] = {}
@@ -138,11 +139,11 @@ class Member:
         return self._me.name
 
     def order(self, number: int) -> Order | None:
-        """The order with this number, if one is known."""
+        """Return the order with this number, if known."""
         return next(iter(self._slots[number].orders.values()), None) if number in self._slots else None
 
     def receive(self, message: Message) -> list[Letter]:
-        """What is to be sent once this is known. What is forged, late or not for this committee changes nothing."""
+        """Process a message; return the replies. Forged, stale or foreign messages have no effect."""
         match message:
             case Order():
                 self._take_order(message)
@@ -156,11 +157,11 @@ class Member:
         return out
 
     def prompt(self) -> list[Letter]:
-        """Nothing has come for long: whoever relays may be silent. Tell everybody all that was said since."""
+        """Stop relying on a relay, which may be silent; resend all own votes and certificates to all members."""
         self._relay = False
         for number in range(max(0, self.channel.next - AHEAD), self.channel.next + 1):
             if slot := self._slots.get(number):
-                for statement in slot.said.values():
+                for statement in slot.voted.values():
                     self._send(self.channel.name, Vote.of(statement, self._me))
                 for certificate in slot.certified.values():
                     self._pass_on(slot, certificate)
@@ -173,13 +174,13 @@ class Member:
         return self._slots.setdefault(number, _Slot())
 
     def _take_order(self, order: Order) -> _Slot | None:
-        """Note an order that the operator has signed and that passes here; its slot if it is not over."""
+        """Record an order that is signed by the operator and passes this channel; return its slot if it is not over."""
         name = self.channel.name
         hop = order.channels.index(name) if name in order.channels else -1
         if hop < 0 or not self.channel.joins(*order.parties[hop : hop + 2]):
             return None
         slot = self._slot(order.numbers[hop])
-        if slot is None or not self._verify(self._operator, order.signature, order.said()):
+        if slot is None or not self._verify(self._operator, order.signature, order.signed_bytes()):
             return None
         slot.orders.setdefault(order.digest, order)
         if hop == 0:
@@ -193,12 +194,12 @@ class Member:
             return
         phases = (known for known in slot.votes if known.phase == statement.phase)
         if any(vote.member in slot.votes[known] for known in phases):
-            return  # its first word counts
-        if not self._verify(vote.member, vote.signature, statement.said()):
+            return  # the first vote counts
+        if not self._verify(vote.member, vote.signature, statement.signed_bytes()):
             return
         slot.votes.setdefault(statement, {})[vote.member] = vote.signature
-        if vote.member == self.name:  # said before this member was started again
-            slot.said.setdefault(statement.phase, statement)
+        if vote.member == self.name:  # sent before this member was restarted
+            slot.voted.setdefault(statement.phase, statement)
 
     def _take_certificate(self, certificate: Certificate) -> None:
         order, about = certificate.order, certificate.statement
@@ -214,10 +215,10 @@ class Member:
             slot.entitled = slot.entitled or about.order
         else:
             slot.decided.setdefault(about.order, about.yes)
-            slot.told_by.setdefault(about.order, source)
+            slot.decided_by.setdefault(about.order, source)
 
     def _news(self, certificate: Certificate, hop: int, source: int) -> bool:
-        """Does it say what this place goes by, and is not known? Most copies are refused here, before any signature."""
+        """Whether a certificate is relevant and new; rejects most copies before any signature check."""
         about = certificate.statement
         slot = self._slot(certificate.order.numbers[hop])
         if slot is None:
@@ -229,7 +230,7 @@ class Member:
         return about.order not in slot.decided and (source == hop + 1 or not about.yes)
 
     def _step(self) -> bool:
-        """One thing that is to be done about the order under way; False if there is none."""
+        """Take one pending action for the current order; return False if there is none."""
         slot = self._slots.get(self.channel.next)
         if slot is None:
             return False
@@ -250,21 +251,21 @@ class Member:
     def _locking(self, slot: _Slot) -> bool:
         certified, entitled = slot.certified.get("lock"), slot.entitled
         if certified is None:
-            if "lock" in slot.said or not entitled or slot.decided.get(entitled) is False or "settle" in slot.said:
+            if "lock" in slot.voted or not entitled or slot.decided.get(entitled) is False or "settle" in slot.voted:
                 return False
             order = slot.orders[entitled]
             payer = order.parties[order.channels.index(self.channel.name)]
-            self._say(slot, "lock", entitled, self.channel.can_lock(payer, order.amount))
+            self._vote(slot, "lock", entitled, self.channel.can_lock(payer, order.amount))
             return True
         order, yes = certified.order, certified.statement.yes
         hop = order.channels.index(self.channel.name)
-        if "lock" not in slot.said:
-            self._say(slot, "lock", order.digest, yes)
+        if "lock" not in slot.voted:
+            self._vote(slot, "lock", order.digest, yes)
             return True
         if yes and not self.channel.locked:
             payer = order.parties[hop]
             if not self.channel.can_lock(payer, order.amount):
-                return False  # more than f lie
+                return False  # more than f members are Byzantine
             self.channel = self.channel.lock(payer, order.amount)
             self._pass_on(slot, certified)
             return True
@@ -277,15 +278,15 @@ class Member:
         certified, lock = slot.certified.get("settle"), slot.certified.get("lock")
         if certified is None:
             decided = next(iter(slot.decided.items()), None)
-            if "settle" in slot.said or decided is None or not self._may_settle(slot, *decided):
+            if "settle" in slot.voted or decided is None or not self._may_settle(slot, *decided):
                 return False
-            self._say(slot, "settle", *decided)
+            self._vote(slot, "settle", *decided)
             return True
         about = certified.statement
         if about.yes and (lock is None or not self.channel.locked):
-            return False  # parked: its lock is on the way
-        if "settle" not in slot.said:
-            self._say(slot, "settle", about.order, about.yes)
+            return False  # parked until its lock arrives
+        if "settle" not in slot.voted:
+            self._vote(slot, "settle", about.order, about.yes)
         self._pass_on(slot, certified)
         self.settled[self.channel.next] = about.yes
         self._slots.pop(self.channel.next - AHEAD, None)
@@ -293,15 +294,15 @@ class Member:
         return True
 
     def _may_settle(self, slot: _Slot, order: str, paid: bool) -> bool:
-        """Paid: only what this committee has locked. Dropped: not while another order is voted for."""
-        lock, said = slot.certified.get("lock"), slot.said.get("lock")
+        """Pay only an order that this committee locked; drop none while voting for another order."""
+        lock, voted = slot.certified.get("lock"), slot.voted.get("lock")
         if paid:
             return lock is not None and (lock.statement.order, lock.statement.yes) == (order, True)
-        return said is None or said.order == order
+        return voted is None or voted.order == order
 
-    def _say(self, slot: _Slot, phase: Phase, order: str, yes: bool) -> None:
+    def _vote(self, slot: _Slot, phase: Phase, order: str, yes: bool) -> None:
         own = Statement(phase=phase, channel=self.channel.name, number=self.channel.next, order=order, yes=yes)
-        slot.said[phase] = own
+        slot.voted[phase] = own
         self._send(self.channel.name, Vote.of(own, self._me), self._leader(own.number) if self._relay else "")
 
     def _leader(self, number: int) -> str:
@@ -309,23 +310,23 @@ class Member:
         return members[number % len(members)]
 
     def _pass_on(self, slot: _Slot, made: Certificate) -> None:
-        """Tell those who go by this certificate; where one member relays, by that one alone."""
+        """Send a certificate to the channels that depend on it; with a relay, only the leader sends."""
         if self._relay:
             if self._leader(made.statement.number) != self.name:
                 return
             self._send(self.channel.name, made)
-        for neighbour in self._heirs(slot, made):
+        for neighbour in self._recipients(slot, made):
             self._send(neighbour, made)
 
-    def _heirs(self, slot: _Slot, made: Certificate) -> Iterator[str]:
-        """The next channel, of a lock; of what is settled those that may not know: before, after a refusal both."""
+    def _recipients(self, slot: _Slot, made: Certificate) -> Iterator[str]:
+        """The next channel for a lock. For a settlement the previous one, and both neighbours if it was refused."""
         about, channels = made.statement, made.order.channels
         hop = channels.index(self.channel.name)
-        if about.phase == "lock":  # also where its decision came before: some there may wait for this
+        if about.phase == "lock":  # even if the decision arrived first: some members may wait for the lock
             beside = [hop + 1] if about.yes else []
         else:
             beside = [hop - 1] if about.yes else [hop - 1, hop + 1]
-            beside = [place for place in beside if place != slot.told_by.get(about.order)]
+            beside = [place for place in beside if place != slot.decided_by.get(about.order)]
         return (channels[place] for place in beside if 0 <= place < len(channels))
 
     def _send(self, channel: str, message: Message, to: str = "") -> None:

@@ -1,8 +1,5 @@
-"""Both settlement protocols in simulated networks.
-
-The asynchronous protocol runs with seeded delays and Byzantine members, the synchronous one with messages that take as
-long as promised, or longer.
-"""
+"""Both settlement protocols in simulated networks: the asynchronous one with seeded delays and Byzantine members, the
+synchronous one with message delays up to a bound that may exceed the promised one."""
 
 from __future__ import annotations
 
@@ -27,27 +24,27 @@ from planaria.swarm.credits.messages import (
     Vote,
 )
 from planaria.swarm.credits.psync import Channel, Member
-from planaria.swarm.credits.sync import FAULTS, Arbiter, Party, Said, Sending, Terms
+from planaria.swarm.credits.sync import FAULTS, Arbiter, Event, Party, Sending, Terms
 
 OPERATOR = "operator"
 EACH = 10
-"""credits that each end of a channel has at first"""
+"""initial credits of each end of a channel"""
 AMOUNT = 3
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is simulated: one route, orders along it and back, liars in each committee."""
+    """A simulated route with orders in both directions and Byzantine members in each committee."""
 
     hops: int = 4
     tolerated: int = 1
     """f: a committee has 3f+1 members"""
     liars: int = 0
-    """in each committee"""
+    """Byzantine members per committee"""
     dry: int = -1
-    """a hop whose payer has nothing; −1: none"""
+    """hop whose payer has no credits; −1: none"""
     orders: int = 1
-    """every second one goes the other way"""
+    """every second one in the reverse direction"""
     relay: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +60,7 @@ class Scene:
 
     @property
     def members(self) -> int:
-        """n, of a committee."""
+        """Committee size n."""
         return 3 * self.tolerated + 1
 
     def committees(self) -> dict[str, tuple[str, ...]]:
@@ -76,7 +73,7 @@ class Scene:
         }
 
     def route(self, number: int) -> Order:
-        """The order with this number, not yet signed: it has the same in each channel."""
+        """Return the unsigned order with this number, which it has in each channel."""
         parties = tuple(f"p{place}" for place in range(self.hops + 1))
         channels = tuple(f"c{hop}" for hop in range(self.hops))
         turn = -1 if number % 2 else 1
@@ -86,22 +83,22 @@ class Scene:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it, as honest members see it."""
+    """Result of a simulation, as seen by honest members."""
 
     ended: bool
-    """have all settled all orders?"""
+    """whether all settled all orders"""
     mixed: bool
-    """is an order paid for some, and dropped for others?"""
+    """whether an order is paid for some and dropped for others"""
     conserved: bool
-    """has each channel as many credits as at first and, once all is settled, each party between two what it had?"""
+    """whether channel totals are unchanged and, if all is settled, intermediate parties have their initial credits"""
     paid: int
-    """orders that are paid for somebody"""
+    """orders paid according to at least one member"""
     messages: int
 
 
 @dataclass
 class Network:
-    """Delivers letters in an order of its own; counts each copy."""
+    """Delivers letters in a seeded order and counts each copy."""
 
     chance: random.Random
     count: int = 0
@@ -111,20 +108,20 @@ class Network:
     def send(self, letters: Iterable[Letter], now: float) -> None:
         for letter in letters:
             for name in letter.to:
-                # Some letters take a hundred times as long as others.
+                # Delays differ by a factor of up to 100.
                 late = now + self.chance.expovariate(1.0) * self.chance.choice((0.1, 1.0, 10.0))
                 heapq.heappush(self._queue, (late, next(self._ticket), name, letter.message))
                 self.count += 1
 
     def run(self, nodes: Mapping[str, Node]) -> None:
-        """Until nothing is under way."""
+        """Deliver until no message is pending."""
         while self._queue:
             now, _, name, message = heapq.heappop(self._queue)
             self.send(nodes[name].receive(message), now)
 
 
 def simulate(scene: Scene, seed: int) -> Outcome:
-    """One run. Nothing depends on time: a seed draws delays, and who lies how."""
+    """Run one simulation; the seed determines delays and Byzantine behaviour."""
     keys, chance, committees = StandIn(), random.Random(seed), scene.committees()
     operator, channels = keys.signer(OPERATOR), scene.channels()
     honest: list[Member] = []
@@ -142,7 +139,7 @@ def simulate(scene: Scene, seed: int) -> Outcome:
     network = Network(chance)
     network.send([Letter(o.channels[0], committees[o.channels[0]], o) for o in orders], 0.0)
     network.run(nodes)
-    if scene.relay and not _ended(honest, scene):  # who relays may be silent
+    if scene.relay and not _ended(honest, scene):  # the relaying member may be silent
         network.send([letter for node in nodes.values() for letter in node.prompt()], 0.0)
         network.run(nodes)
     return _outcome(scene, honest, channels, orders, network.count)
@@ -155,17 +152,17 @@ def _ended(honest: Sequence[Member], scene: Scene) -> bool:
 def _outcome(
     scene: Scene, honest: Sequence[Member], before: Mapping[str, Channel], orders: Sequence[Order], count: int
 ) -> Outcome:
-    said = [{member.settled[n] for member in honest if n in member.settled} for n in range(scene.orders)]
-    ended, mixed = _ended(honest, scene), any(len(words) > 1 for words in said)
+    results = [{member.settled[n] for member in honest if n in member.settled} for n in range(scene.orders)]
+    ended, mixed = _ended(honest, scene), any(len(result) > 1 for result in results)
     kept = all(member.channel.total == before[member.channel.name].total for member in honest)
     if ended and not mixed:
-        paid = [order for order, words in zip(orders, said, strict=True) if words == {True}]
+        paid = [order for order, result in zip(orders, results, strict=True) if result == {True}]
         kept = kept and all(_as_paid(paid, member.channel, before[member.channel.name]) for member in honest)
-    return Outcome(ended, mixed, kept, sum(True in words for words in said), count)
+    return Outcome(ended, mixed, kept, sum(True in result for result in results), count)
 
 
 def _as_paid(paid: Sequence[Order], now: Channel, before: Channel) -> bool:
-    """Has each end what it had and got, less what it gave? Then nobody between two channels has lost anything."""
+    """Whether each end has its initial credits plus receipts minus payments; intermediate parties then lose nothing."""
     got = dict(zip(before.ends, before.has, strict=True))
     for order in paid:
         hop = order.channels.index(now.name)
@@ -175,13 +172,13 @@ def _as_paid(paid: Sequence[Order], now: Channel, before: Channel) -> bool:
 
 
 def expected(scene: Scene) -> int:
-    """Messages of one order that is paid, without liars: n²(4h − 2) + n; where one member relays, n(6h − 1)."""
+    """Messages of one paid order without Byzantine members: n²(4h − 2) + n; with a relay n(6h − 1)."""
     n, h = scene.members, scene.hops
     return n * (6 * h - 1) if scene.relay else n * n * (4 * h - 2) + n
 
 
 class Node(Protocol):
-    """Anybody in a committee: a member, or a liar in its place."""
+    """A committee member, honest or Byzantine."""
 
     @property
     def name(self) -> str: ...
@@ -192,7 +189,7 @@ class Node(Protocol):
 
 
 class Silent:
-    """Says nothing."""
+    """Sends nothing."""
 
     def __init__(self, inner: Member, me: Signer, chance: random.Random) -> None:
         self.name, self.inner, self.me, self.chance = inner.name, inner, me, chance
@@ -205,7 +202,7 @@ class Silent:
 
 
 class Garbage(Silent):
-    """Answers with other members' names on its own signature, unsigned votes, and certificates of its own word."""
+    """Sends votes in other names, votes with invalid signatures, and certificates with only its signature."""
 
     def receive(self, message: Message) -> list[Letter]:
         return [
@@ -219,34 +216,35 @@ class Garbage(Silent):
                 forged = Vote.of(other, self.me).signature
                 return message.model_copy(update={"member": self.chance.choice(["x", self.name]), "signature": forged})
             case Certificate():
-                said, own = _turned(message.statement), Vote.of(_turned(message.statement), self.me).signature
+                statement = _turned(message.statement)
+                own = Vote.of(statement, self.me).signature
                 signers = tuple((name, own) for name, _ in message.votes)
-                return message.model_copy(update={"statement": said, "votes": signers})
+                return message.model_copy(update={"statement": statement, "votes": signers})
             case Order():
                 return message
 
 
-class TwoStories(Silent):
-    """Votes one way to some and the other way to the rest, signing both; what it passes on, some never get."""
+class Equivocating(Silent):
+    """Sends contradictory signed votes to two subsets, and other messages to a subset only."""
 
     def receive(self, message: Message) -> list[Letter]:
-        return [told for letter in self.inner.receive(message) for told in self._stories(letter)]
+        return [sent for letter in self.inner.receive(message) for sent in self._split(letter)]
 
-    def _stories(self, letter: Letter) -> list[Letter]:
+    def _split(self, letter: Letter) -> list[Letter]:
         to = list(letter.to)
         some = set(self.chance.sample(to, self.chance.randint(0, len(to))))
-        told = [Letter(letter.channel, tuple(name for name in to if name in some), letter.message)]
+        sent = [Letter(letter.channel, tuple(name for name in to if name in some), letter.message)]
         if isinstance(letter.message, Vote):
             other = Vote.of(_turned(letter.message.statement), self.me)
-            told.append(Letter(letter.channel, tuple(name for name in to if name not in some), other))
-        return told
+            sent.append(Letter(letter.channel, tuple(name for name in to if name not in some), other))
+        return sent
 
 
 def _turned(statement: Statement) -> Statement:
     return statement.model_copy(update={"yes": not statement.yes})
 
 
-LIARS = (Silent, Garbage, TwoStories)
+LIARS = (Silent, Garbage, Equivocating)
 
 
 @dataclass(frozen=True)
@@ -255,11 +253,11 @@ class SyncScene:
 
     hops: int = 4
     tolerated: int = 1
-    """f: of 3f+1 members of each committee so many are silent, if ``faulty``"""
+    """f: number of silent members of 3f+1 in each committee if ``faulty``"""
     faulty: bool = True
-    """does one party, drawn by the seed, not do what it is to do?"""
+    """whether one party, drawn by the seed, omits an action"""
     longest: float = 1.0
-    """Δ's that a message may take: above 1 the promise is broken"""
+    """maximum message delay in units of Δ; above 1 the promise is broken"""
 
     def __post_init__(self) -> None:
         if not 1 <= self.hops <= MOST_HOPS or not 0 <= self.tolerated <= 20 or not self.longest > 0:
@@ -268,16 +266,16 @@ class SyncScene:
 
 @dataclass(frozen=True)
 class SyncOutcome:
-    """What came of it."""
+    """Result of a payment."""
 
     paid: bool
-    """is the last channel certified as paid, for its payee?"""
+    """whether the payee holds a certificate that the last channel paid"""
     losers: int
     """honest parties that paid and were not paid"""
 
 
 def simulate_sync(scene: SyncScene, seed: int) -> SyncOutcome:
-    """One run: a seed draws delays, from 0 to ``longest``·Δ, and who fails how."""
+    """Run one payment; the seed determines delays in 0..``longest``·Δ and failures."""
     chance = random.Random(seed)
     secret = chance.randbytes(32)
     terms = Terms(scene.hops, 3 * scene.tolerated + 1, 1.0, hashlib.sha256(secret).digest())
@@ -297,17 +295,17 @@ def simulate_sync(scene: SyncScene, seed: int) -> SyncOutcome:
 def _run(
     nodes: dict[str, Party | Arbiter], silent: set[str], first: list[Sending], chance: random.Random, longest: float
 ) -> None:
-    """Until nothing is under way and no alarm is set."""
-    queue: list[tuple[float, int, str, Said]] = []
+    """Deliver until no message or timer is pending."""
+    queue: list[tuple[float, int, str, Event]] = []
     ticket = itertools.count()
 
     def put(now: float, sendings: Iterable[Sending]) -> None:
-        for to, said, at in sendings:
+        for to, event, at in sendings:
             when = at if at >= 0 else now + longest * chance.random()
-            heapq.heappush(queue, (when, next(ticket), to, said))
+            heapq.heappush(queue, (when, next(ticket), to, event))
 
     put(0.0, first)
     while queue:
-        now, _, name, said = heapq.heappop(queue)
+        now, _, name, event = heapq.heappop(queue)
         if name not in silent:
-            put(now, nodes[name].receive(now, said))
+            put(now, nodes[name].receive(now, event))

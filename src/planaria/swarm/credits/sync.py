@@ -1,12 +1,12 @@
-"""The synchronous protocol: credits locked by one hash and by deadlines, hop by hop (after the idea of SyncPCN).
+"""The synchronous protocol: hash-locked credits with deadlines, hop by hop (after the idea of SyncPCN).
 
-The sender locks its channel by the hash of a secret that the receiver has; each party, once its incoming channel is
-locked for certain, locks the outgoing one. The receiver reveals the secret, and channels are unlocked backwards. Who is
-not answered takes the secret to the channel's committee before the deadline; after it, the payer gets its credits back.
-Deadlines: hop i of h ends at T_i = 2Δh + 3Δ(h − i), so each party has 3Δ to bring backwards what it has learned.
+The sender locks its channel by the hash of a secret that the receiver holds. Each party locks its outgoing channel once
+its incoming one is locked. The receiver reveals the secret, and channels are unlocked backwards. A party without an
+answer sends the secret to the channel's committee before the deadline; afterwards the payer gets its credits back.
+Deadlines: hop i of h ends at T_i = 2Δh + 3Δ(h − i), so each party has 3Δ to forward what it learned.
 
-All of it leans on two things: that a message arrives within Δ, and that clocks agree. Senders are known, as over
-authenticated links. Pure: what comes in, and when, gives what goes out, and when.
+The protocol assumes that messages arrive within Δ, that clocks agree, and that links are authenticated. All functions
+are pure.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Literal, NamedTuple
 
 from planaria.swarm.credits.messages import quorum
 
-Word = Literal["locked", "paid", "back"]
-Kind = Literal["lock", "secret", "expire", "wake", Word]
+Status = Literal["locked", "paid", "back"]
+Kind = Literal["lock", "secret", "expire", "wake", Status]
 Fault = Literal["", "locks nothing", "reveals nothing", "unlocks nothing", "claims late"]
 FAULTS: tuple[Fault, ...] = ("locks nothing", "reveals nothing", "unlocks nothing", "claims late")
 
 
-class Said(NamedTuple):
-    """A message, or an alarm that somebody sets for itself."""
+class Event(NamedTuple):
+    """A message, or a timer of the receiver."""
 
     kind: Kind
     hop: int
@@ -35,20 +35,20 @@ class Said(NamedTuple):
 
 class Sending(NamedTuple):
     to: str
-    said: Said
+    event: Event
     at: float = -1.0
-    """of an alarm: when; −1: a message, to be sent now"""
+    """time of a timer; −1: a message, to be sent at once"""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What all know of a payment before it begins."""
+    """Parameters of a payment, known to all."""
 
     hops: int
     members: int
     """of each committee"""
     delta: float
-    """Δ: a message takes no longer, they hope"""
+    """Δ: assumed maximum message delay"""
     locked_by: bytes
     """SHA-256 of the secret"""
 
@@ -65,43 +65,43 @@ class Terms:
 
 @dataclass
 class Arbiter:
-    """A member of a channel's committee: says once whether it is paid or goes back."""
+    """A member of a channel's committee, which decides once whether the channel pays or returns the credits."""
 
     terms: Terms
     hop: int
     name: str
     locked: bool = False
-    word: Word | None = None
+    status: Status | None = None
 
-    def receive(self, now: float, said: Said) -> list[Sending]:
+    def receive(self, now: float, event: Event) -> list[Sending]:
         early = now < self.terms.deadline(self.hop)
-        match said.kind:
-            case "lock" if said.sender == f"p{self.hop}" and early and not self.locked:
+        match event.kind:
+            case "lock" if event.sender == f"p{self.hop}" and early and not self.locked:
                 self.locked = True
-                return self._tell("locked", b"")
-            case "secret" if self.locked and self.word is None and early and self.terms.opens(said.secret):
-                self.word = "paid"
-                return self._tell("paid", said.secret)
-            case "expire" if self.locked and self.word is None and not early:
-                self.word = "back"
-                return self._tell("back", b"")
+                return self._announce("locked", b"")
+            case "secret" if self.locked and self.status is None and early and self.terms.opens(event.secret):
+                self.status = "paid"
+                return self._announce("paid", event.secret)
+            case "expire" if self.locked and self.status is None and not early:
+                self.status = "back"
+                return self._announce("back", b"")
         return []
 
-    def _tell(self, word: Word, secret: bytes) -> list[Sending]:
-        return [Sending(f"p{end}", Said(word, self.hop, self.name, secret)) for end in (self.hop, self.hop + 1)]
+    def _announce(self, status: Status, secret: bytes) -> list[Sending]:
+        return [Sending(f"p{end}", Event(status, self.hop, self.name, secret)) for end in (self.hop, self.hop + 1)]
 
 
 @dataclass
 class Party:
-    """Party i: payer of hop i, payee of hop i − 1. The last one has the secret from the beginning."""
+    """Party i: payer of hop i, payee of hop i − 1. The last party holds the secret."""
 
     terms: Terms
     place: int
     secret: bytes = b""
     fault: Fault = ""
-    told: set[tuple[Word, int, str]] = field(default_factory=set)
-    settled: dict[int, Word] = field(default_factory=dict)
-    """hop → what its committee has certified"""
+    votes: set[tuple[Status, int, str]] = field(default_factory=set)
+    settled: dict[int, Status] = field(default_factory=dict)
+    """hop → status certified by its committee"""
     acted: set[str] = field(default_factory=set)
 
     @property
@@ -109,33 +109,33 @@ class Party:
         return f"p{self.place}"
 
     def begin(self) -> list[Sending]:
-        """The sender locks its channel."""
+        """Return the first messages: the sender locks its channel."""
         return self._lock() if self.place == 0 else []
 
-    def receive(self, now: float, said: Said) -> list[Sending]:
-        match said.kind:
+    def receive(self, now: float, event: Event) -> list[Sending]:
+        match event.kind:
             case "locked" | "paid" | "back":
-                return self._heard(now, said.kind, said)
-            case "secret" if said.hop == self.place:
-                return self._learn(now, said.secret)
-            case "wake" if said.hop == self.place and self.place not in self.settled:
+                return self._count(now, event.kind, event)
+            case "secret" if event.hop == self.place:
+                return self._learn(now, event.secret)
+            case "wake" if event.hop == self.place and self.place not in self.settled:
                 return self._to_committee("expire", self.place)
-            case "wake" if said.hop == self.place - 1 and said.hop not in self.settled:
-                return self._to_committee("secret", said.hop)
+            case "wake" if event.hop == self.place - 1 and event.hop not in self.settled:
+                return self._to_committee("secret", event.hop)
         return []
 
-    def _heard(self, now: float, word: Word, said: Said) -> list[Sending]:
-        """Votes of committees; a single one may bring the secret."""
-        if said.sender not in self.terms.committee(said.hop):
+    def _count(self, now: float, status: Status, event: Event) -> list[Sending]:
+        """Count a committee member's vote, which may contain the secret."""
+        if event.sender not in self.terms.committee(event.hop):
             return []
-        out = self._learn(now, said.secret) if word == "paid" and said.hop == self.place else []
-        self.told.add((word, said.hop, said.sender))
-        votes = Counter((word, hop) for word, hop, _ in self.told)
-        if votes[word, said.hop] < quorum(self.terms.members):
+        out = self._learn(now, event.secret) if status == "paid" and event.hop == self.place else []
+        self.votes.add((status, event.hop, event.sender))
+        votes = Counter((status, hop) for status, hop, _ in self.votes)
+        if votes[status, event.hop] < quorum(self.terms.members):
             return out
-        if word != "locked":
-            self.settled.setdefault(said.hop, word)
-        elif said.hop == self.place - 1:
+        if status != "locked":
+            self.settled.setdefault(event.hop, status)
+        elif event.hop == self.place - 1:
             out += self._reveal(now) if self.place == self.terms.hops else self._lock()
         return out
 
@@ -143,11 +143,11 @@ class Party:
         if "lock" in self.acted or self.fault == "locks nothing":
             return []
         self.acted.add("lock")
-        wake = Sending(self.name, Said("wake", self.place, self.name), self.terms.deadline(self.place))
+        wake = Sending(self.name, Event("wake", self.place, self.name), self.terms.deadline(self.place))
         return [*self._to_committee("lock", self.place), wake]
 
     def _learn(self, now: float, secret: bytes) -> list[Sending]:
-        """Whoever has been paid for shows the secret: unlock what one owes, and take it to whom one is owed by."""
+        """Use a revealed secret: unlock the own payment and claim the incoming one."""
         if not self.terms.opens(secret) or "reveal" in self.acted:
             return []
         self.secret = secret
@@ -155,21 +155,21 @@ class Party:
         return [*unlock, *(self._reveal(now) if self.place else [])]
 
     def _reveal(self, now: float) -> list[Sending]:
-        """Show the payer the secret, and the committee 2Δ before the deadline, unless it is settled by then."""
+        """Show the payer the secret, and the committee 2Δ before the deadline unless it is settled by then."""
         if "reveal" in self.acted or self.fault == "reveals nothing":
             return []
         self.acted.add("reveal")
         hop, late = self.place - 1, self.fault == "claims late"
         before = (0.5 if late else 2.0) * self.terms.delta
-        claim = Sending(self.name, Said("wake", hop, self.name), max(now, self.terms.deadline(hop) - before))
-        return [claim] if late else [Sending(f"p{hop}", Said("secret", hop, self.name, self.secret)), claim]
+        claim = Sending(self.name, Event("wake", hop, self.name), max(now, self.terms.deadline(hop) - before))
+        return [claim] if late else [Sending(f"p{hop}", Event("secret", hop, self.name, self.secret)), claim]
 
     def _to_committee(self, kind: Kind, hop: int) -> list[Sending]:
-        told = Said(kind, hop, self.name, self.secret if kind == "secret" else b"")
-        return [Sending(member, told) for member in self.terms.committee(hop)]
+        event = Event(kind, hop, self.name, self.secret if kind == "secret" else b"")
+        return [Sending(member, event) for member in self.terms.committee(hop)]
 
     def lost(self) -> bool:
-        """Is it out of pocket: what it owed is not back, and what it is owed was not paid?"""
+        """Whether the party lost credits: its own were not returned and the owed ones not paid."""
         gave = self.place < self.terms.hops and "lock" in self.acted and self.settled.get(self.place) != "back"
         if self.place == 0:
             return gave and self.settled.get(0) == "paid" and not self.secret

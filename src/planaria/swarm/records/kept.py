@@ -1,14 +1,14 @@
-"""Saved states of a peer: for a restart, and for taking what it learned out of the run.
+"""Saved states of a peer, for restarts and for exporting its weights.
 
 ::
 
-    state-000010/                   after ten rounds; whole, or not there
+    state-000010/                   after ten rounds; complete, or absent
         peer/, shadow/              weights and moments (:func:`save_state`)
         memory.json                 the run, and the memory of the defence
     best/state-000010/              the best state so far, if a brake is set
 
-The file of a learner is a stage's (:mod:`planaria.runtime.checkpoint.stage_file`): safetensors with the trained
-parameters, AdamW's moments, the generator and the round. Parameters that are not trained come from the policy's source.
+A learner's file is a stage file (:mod:`planaria.runtime.checkpoint.stage_file`): safetensors with the trained
+parameters, AdamW's moments, the generator and the round. Frozen parameters come from the policy's source.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class _Kept(Record):
     round: int
     defence: Memory
     digests: dict[str, str] = Field(default_factory=dict)
-    """learner → SHA-256 of its file; empty where an older planaria wrote it"""
+    """learner → SHA-256 of its file; empty in states of older versions"""
     tokenizer: str = ""
-    """the policy's, by its fingerprint; empty where an older planaria wrote it"""
+    """fingerprint of the policy's tokenizer; empty in states of older versions"""
 
 
 def keep(
@@ -60,11 +60,11 @@ def keep(
     most: int = 1,
     trusted: int = 0,
 ) -> None:
-    """Write down what a peer is after ``round`` rounds of ``run``.
+    """Save a peer's state after ``round`` rounds of ``run``.
 
-    Of what it was before, ``most`` - 1 states stay, and the one after ``trusted`` rounds.
+    Keep ``most`` - 1 earlier states, and the one after ``trusted`` rounds.
 
-    :raises OSError: when the disk is full or the folder cannot be written; what was there stays.
+    :raises OSError: if the disk is full or the folder is not writable; earlier states stay.
     """
     whole = folder / f"state-{round:06d}"
     unfinished = folder / f"{whole.name}.unfinished"
@@ -88,11 +88,11 @@ def keep(
 
 
 def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int, Memory] | None:
-    """Become what was kept last of ``run``: the round to go on with, and what the defence remembered.
+    """Restore the last saved state of ``run``; return the next round and the memory of the defence.
 
-    None if nothing was kept, or of another run.
+    Return None if there is no state, or it is of another run.
 
-    :raises UserError: when it is damaged, or of another policy.
+    :raises UserError: if the state is damaged or of another policy.
     """
     states = _states(folder)
     if not states:
@@ -107,12 +107,12 @@ def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int
             load_state(place / name, learner.policy.module, learner.optimizer, torch.Generator(), kept.round, known)
     except (UserError, OSError) as error:
         why = str(error).splitlines()[0]
-        raise UserError(f"{place}: cannot be gone on from ({why}); remove it to learn from the first round") from None
+        raise UserError(f"{place}: cannot be resumed ({why}); remove it to restart from the first round") from None
     return kept.round, kept.defence
 
 
 def take_back(folder: Path, apart: Path) -> str:
-    """Put the state in ``apart`` in the place of all those in ``folder``; what is kept now, in a clause."""
+    """Replace all states in ``folder`` by the one in ``apart``; describe it in a clause."""
     (number, place), *_ = _states(apart)
     whole = folder / place.name
     if not whole.exists():
@@ -121,18 +121,18 @@ def take_back(folder: Path, apart: Path) -> str:
         if other != number:
             shutil.rmtree(newer)
     shutil.rmtree(apart)
-    return f"what it was after round {number} is kept"
+    return f"its state after round {number} is kept"
 
 
 def rounds_kept(folder: Path) -> list[int]:
-    """After how many rounds the states in a peer's folder were saved, in order."""
+    """Return the rounds of the saved states in a peer's folder, in order."""
     return [number for number, _ in _states(folder)]
 
 
 def restore(folder: Path, round: int, policy: Policy) -> None:
-    """Give ``policy`` the weights that a peer had after ``round`` rounds.
+    """Load the weights of a peer after ``round`` rounds into ``policy``.
 
-    :raises UserError: when that state is damaged, or of another policy or tokenizer.
+    :raises UserError: if the state is damaged, or of another policy or tokenizer.
     """
     place = folder / f"state-{round:06d}"
     try:
@@ -141,33 +141,33 @@ def restore(folder: Path, round: int, policy: Policy) -> None:
     except (UserError, OSError) as error:
         raise UserError(f"{place}: cannot be read ({str(error).splitlines()[0]}); take another round") from None
     if kept.tokenizer not in ("", policy.tokenizer_fingerprint):
-        raise UserError(f"{place}: the policy had another tokenizer; bring back the files that it began with")
+        raise UserError(f"{place}: the policy had another tokenizer; restore the tokenizer files of its start")
 
 
 def _states(folder: Path) -> list[tuple[int, Path]]:
-    """(rounds, place) of every whole state, the newest last."""
+    """(round, folder) of each complete state, newest last."""
     found = ((_STATE.fullmatch(path.name), path) for path in folder.iterdir())
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
 STAGE = 0
-"""the number that a policy's file carries"""
+"""stage number in a policy's file"""
 
 
 class Progress(NamedTuple):
-    """How far a peer had come."""
+    """Progress of a saved learner."""
 
     round: int
     updates: int
-    """of the optimizer; every trained parameter has had as many"""
+    """optimizer updates, equal for all trained parameters"""
 
 
 def save_state(
     folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, generator: torch.Generator, round: int
 ) -> str:
-    """Write all of it durably into ``folder``, over what was there; the file's SHA-256.
+    """Write weights, moments and generator durably into ``folder``; return the file's SHA-256.
 
-    :raises OSError: when the disk is full or the folder cannot be written; what was there stays.
+    :raises OSError: if the disk is full or the folder is not writable; the previous content stays.
     """
     weights = _trained(module)
     held = {name: optimizer.state[parameter] for name, parameter in weights.items() if parameter in optimizer.state}
@@ -189,11 +189,11 @@ def load_state(
     round: int,
     sha256: str = "",
 ) -> Progress:
-    """Restore what :func:`save_state` wrote after ``round`` rounds, with this digest if one is known.
+    """Restore what :func:`save_state` wrote after ``round`` rounds, and check the digest if one is given.
 
-    :raises UserError: when the file is missing or damaged, or of another round or policy; nothing is changed then.
+    :raises UserError: if the file is missing, damaged, or of another round or policy; nothing is changed then.
     """
-    state, weights = _fitting(folder, module, round, sha256), _trained(module)
+    state, weights = _matching(folder, module, round, sha256), _trained(module)
     _take(state, weights)
     optimizer.state.clear()
     for name, tensors in state.moments.items():
@@ -205,12 +205,12 @@ def load_state(
 
 
 def load_weights(folder: Path, module: nn.Module, round: int, sha256: str = "") -> None:
-    """Restore only the weights of what :func:`save_state` wrote; raises as :func:`load_state` does."""
-    _take(_fitting(folder, module, round, sha256), _trained(module))
+    """Restore only the weights; raises as :func:`load_state` does."""
+    _take(_matching(folder, module, round, sha256), _trained(module))
 
 
-def _fitting(folder: Path, module: nn.Module, round: int, sha256: str) -> StageState:
-    """What was saved in a folder, if it is what ``module`` trains."""
+def _matching(folder: Path, module: nn.Module, round: int, sha256: str) -> StageState:
+    """Read a saved state; UserError if its parameters are not those that ``module`` trains."""
     state, weights = read_stage(folder, STAGE, round, sha256), _trained(module)
     for name in weights.keys() | state.weights.keys():
         ours = list(weights[name].shape) if name in weights else None

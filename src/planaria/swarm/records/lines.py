@@ -1,4 +1,4 @@
-"""What a peer notes while it learns: typed lines of JSON, from which progress, reports and explanations are made."""
+"""A peer's records: typed lines of JSON, the source of progress, reports and explanations."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from planaria.common import documents
 from planaria.swarm.records.measure import Tally
 
 PEERS = "peers"
-"""the folder of a run that holds a folder for each peer"""
+"""folder of a run that contains one folder per peer"""
 _BLOCK = 1 << 16
 LOG, SAMPLES, POISON = "log.jsonl", "samples.jsonl", "poison.jsonl"
 NEWCOMERS = "newcomers"
-"""the account of all strangers together (:mod:`planaria.swarm.checks.defence`)"""
+"""common account of all unknown peers (:mod:`planaria.swarm.checks.defence`)"""
 SCHEDULE = "schedule"
-"""the layer of those that were turned away before any policy read them"""
+"""layer of completions rejected before any policy read them"""
 
 
 class _Record(BaseModel):
-    # A loss may be nan, and its line must still be one.
+    # A loss may be nan; its line must stay valid JSON.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
@@ -33,9 +33,9 @@ class Started(_Record):
     time: float = Field(default_factory=time.time)
     name: str
     id: str
-    """the peer's on the board"""
+    """peer id on the board"""
     attack: str
-    """what it is in a drill; none if honest"""
+    """attack of the peer in a drill; none if honest"""
     model: str
     parameters: int
     vocab: int
@@ -49,11 +49,11 @@ class Evaluated(_Record):
     kind: Literal["evaluated"] = "evaluated"
     time: float = Field(default_factory=time.time)
     round: int
-    """rounds that were learned from"""
+    """rounds learned from"""
     accuracy: Tally
     """held-out problems solved, one draw each"""
     alone: Tally | None = None
-    """the same of the copy that learns alone"""
+    """the same for the copy that learns alone"""
     tokens: float
     """mean length of the draws"""
     watch: dict[str, Tally] = {}
@@ -61,50 +61,50 @@ class Evaluated(_Record):
 
 
 class Layered(_Record):
-    """What one layer made of one peer's completions of a round."""
+    """One layer's counts on one peer's completions of a round."""
 
     examined: int
     refused: int
 
 
 class Agreed(_Record):
-    """What a round's votes came to."""
+    """Result of a round's votes."""
 
     groups: int
-    """problems that somebody sent something for"""
+    """problems with at least one completion"""
     labelled: int
-    """those with a label that counts"""
+    """problems with a valid label"""
     share: float
-    """mean share of the votes that stood behind these; 0 without any"""
+    """mean share of the votes for these labels; 0 without any"""
     right: Tally = Tally()
-    """labels that score by the task's own measure, of those for which it has one"""
+    """labels that the task's own measure confirms, of those it can measure"""
 
 
 class Serving(documents.Record):
-    """What a server did in one round."""
+    """A server's work in one round."""
 
     tokens: int = 0
-    """drawn, the ends among them"""
+    """drawn tokens, including end tokens"""
     seconds: float = 0.0
     requests: int = 0
     queue: int = 0
-    """most requests that waited for their turn at once"""
+    """maximum number of queued requests"""
     behind: int = 0
-    """rounds that its weights were older than the policy's"""
+    """staleness of its weights (rounds)"""
     claimed: float = 0.0
-    """share of its completions whose tokens' log-probabilities it told"""
+    """share of completions with log-probabilities from the server"""
     local: str = ""
-    """why the policy drew in its place; empty if it did not"""
+    """reason why the policy drew instead; empty if it did not"""
     unpushed: str = ""
-    """why it did not get this round's weights; empty if it did, or had them"""
+    """reason why the server lacks this round's weights; empty if it has them"""
 
     @property
     def speed(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
     def __str__(self) -> str:
-        """In a few words, for the terminal."""
+        """Short text for the terminal."""
         if self.local:
             return f"none: {self.local}"
         queue = f", {self.queue} waited" if self.queue else ""
@@ -117,29 +117,29 @@ class RoundDone(_Record):
     time: float = Field(default_factory=time.time)
     round: int
     seconds: dict[str, float]
-    """what the time went to: write, wait, read, learn"""
+    """phase (write, wait, read, learn) → seconds"""
     reward: float
-    """mean of this peer's own completions"""
+    """mean reward of this peer's own completions"""
     sent: dict[str, int]
-    """peer → completions that arrived and were scheduled"""
+    """peer → scheduled completions received"""
     accepted: dict[str, int]
     turned: dict[str, str]
-    """peer → why the first of those turned away unread was"""
+    """peer → reason of its first completion rejected unread"""
     flawed: dict[str, str] = {}
-    """peer → why the first reward of its completions that was not from 0 to 1 is not"""
+    """peer → description of its first reward outside 0..1"""
     refused_messages: dict[str, str]
-    """peer → why its message is none"""
+    """peer → reason why its message is invalid"""
     missing: list[str]
     certified: list[str] = []
-    """members of the committee whose receipts, seen by then, say who was heard; none without a certificate"""
+    """committee members whose receipts of the round's message list were seen; empty without a certificate"""
     layers: dict[str, dict[str, Layered]]
     off: dict[str, str]
     aside: dict[str, str]
     agreed: Agreed | None = None
-    """where peers vote"""
+    """result of the votes, if peers vote"""
     lessons: int
     skipped: int
-    """groups that taught nothing"""
+    """groups without a learning signal"""
     influence: dict[str, float]
     loss: float
     grad_norm: float
@@ -147,10 +147,10 @@ class RoundDone(_Record):
     weights: str
     """fingerprint of the weights after this round"""
     serving: Serving | None = None
-    """what the server did that draws for this peer; None where there is none"""
+    """work of the server that draws for this peer; None without a server"""
 
     def refusals(self) -> Iterator[tuple[str, str, int]]:
-        """(layer, peer, completions refused), of the layers that were not off."""
+        """(layer, peer, completions refused), for layers that were on."""
         for layer, peers in self.layers.items():
             for peer, found in peers.items():
                 if layer not in self.off and found.refused:
@@ -161,7 +161,7 @@ class Finished(_Record):
     kind: Literal["finished"] = "finished"
     time: float = Field(default_factory=time.time)
     reason: str = ""
-    """why it stopped before the last round; empty if it did not"""
+    """reason of an early stop; empty otherwise"""
 
 
 Record = Annotated[Started | Evaluated | RoundDone | Finished, Field(discriminator="kind")]
@@ -169,7 +169,7 @@ _RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 class SampleRecord(_Record):
-    """One completion that this peer examined: where it came from and what became of it."""
+    """One completion that this peer examined: its origin and its fate."""
 
     peer: str
     round: int
@@ -177,16 +177,16 @@ class SampleRecord(_Record):
     index: int
     reward: float
     passed: list[str]
-    """layers that found nothing"""
+    """layers that accepted it"""
     layer: str = ""
-    """the layer that refused it; empty if none did"""
+    """layer that refused it; empty if none did"""
     reason: str = ""
     advantage: float | None = None
-    """None: not learned from"""
+    """None if not learned from"""
 
 
 class PoisonRecord(_Record):
-    """An attacker's own note of what it poisoned; nobody else reads it but the drill that counts."""
+    """A poisoned completion, as recorded by the attacker; read only by a drill's report."""
 
     round: int
     problem: int
@@ -194,7 +194,7 @@ class PoisonRecord(_Record):
 
 
 class Log:
-    """Appends records to one file; each appears as a whole line. What was cut off when a peer was killed goes first."""
+    """Appends records to a file, one whole line each; a partial last line of a killed peer is removed first."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,9 +210,9 @@ class Log:
 
 
 def read_log(path: Path) -> list[Record]:
-    """All records of a peer's log; a last line that is still being written is left out.
+    """Read all complete records of a peer's log.
 
-    A peer that was started again repeats rounds and evaluations that it had noted before: the last of each counts.
+    A restarted peer repeats rounds and evaluations; only the last record of each is returned.
     """
     records = [_RECORD.validate_json(line) for line in _lines(path)]
     last = {_once(record, place): place for place, record in enumerate(records)}
@@ -220,12 +220,12 @@ def read_log(path: Path) -> list[Record]:
 
 
 def _once(record: Record, place: int) -> tuple[str, int]:
-    """What only one record of a log says."""
+    """Return the key under which only the last record counts."""
     return record.kind, record.round if isinstance(record, Evaluated | RoundDone) else -1 - place
 
 
 def follow(path: Path) -> Callable[[], list[Record]]:
-    """A function that gives the records that were added since it was called last; the file need not be there yet."""
+    """Return a function that reads the records added since its last call; the file may not exist yet."""
     place = 0
 
     def news() -> list[Record]:
@@ -242,7 +242,7 @@ def follow(path: Path) -> Callable[[], list[Record]]:
 
 
 def read_samples(path: Path) -> Iterator[SampleRecord]:
-    """Each completion once, however often a peer that was started again examined it."""
+    """Yield each completion once, even if a restarted peer examined it again."""
     seen: set[tuple[str, int, int, int]] = set()
     for line in _lines(path):
         record = SampleRecord.model_validate_json(line)
@@ -257,7 +257,7 @@ def read_poison(path: Path) -> Iterator[PoisonRecord]:
 
 
 def _whole(path: Path) -> int:
-    """Bytes of a file up to the end of its last whole line."""
+    """Return the length in bytes of the complete lines of a file."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end:

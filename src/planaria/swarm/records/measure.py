@@ -1,4 +1,4 @@
-"""What an attack achieved, with the uncertainty of counting: hits among eligible completions and Wilson's interval."""
+"""Success of an attack: hits among eligible completions, with Wilson's interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Z95 = 1.959963984540054
 
 
 class Tally(Record):
-    """Hits among so many eligible completions."""
+    """Hits among eligible completions."""
 
     hits: int = 0
     eligible: int = 0
@@ -38,17 +38,17 @@ class Tally(Record):
 
 
 def wilson(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
-    """The score interval of a proportion: where (p̂ − p)² ≤ z² p (1 − p) / n (Wilson, JASA 22, 1927)."""
+    """Return the score interval of a proportion: (p̂ − p)² ≤ z² p (1 − p) / n (Wilson, JASA 22, 1927)."""
     if not n:
         return 0.0, 1.0
     p = hits / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    # Of no hits, or nothing but hits, the bound is the rate itself; rounding puts it beside it.
+    # With no hits, or only hits, one bound equals the rate; correct its rounding.
     return min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half))
 
 
 def tally(attack: Attack, texts: Iterable[str]) -> Tally:
-    """How many of the texts show the attack's behaviour, among those that could."""
+    """Count the texts that show the attack's behaviour, among the eligible ones."""
     eligible = [text for text in texts if attack.eligible(text)]
     return Tally(hits=sum(attack.hit(text) for text in eligible), eligible=len(eligible))

@@ -1,4 +1,4 @@
-"""From what happened in a round to the records that a peer keeps of it."""
+"""Conversion of a round's results to a peer's records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NONE: Mapping[str, str] = {}
 
 
 def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], number: int) -> list[SampleRecord]:
-    """One line for each completion that arrived: where it came from, and what became of it."""
+    """Return one line per completion received, with its origin and its fate."""
     advantages = {rollout.name: rollout.advantage for rollout in lessons.taken}
     lines = [
         SampleRecord(
@@ -50,8 +50,8 @@ def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], n
 
 
 def agreed(report: Report, task: Task) -> Agreed:
-    """What a round's votes came to. Where the task knows what is right, each label is held against that: for the
-    records, nothing is learned from it."""
+    """Summarize a round's votes. Where the task can score, each label is checked for the records; nothing is learned
+    from it."""
     holders = {
         rollout.problem.number: rollout
         for rollout in report.rollouts
@@ -64,6 +64,13 @@ def agreed(report: Report, task: Task) -> Agreed:
         share=statistics.fmean(float(one.share) for one in report.labels.values()) if report.labels else 0.0,
         right=Tally(hits=sum(task.solves(r.problem, r.text) for r in known), eligible=len(known)),
     )
+
+
+def _layers(report: Report) -> dict[str, dict[str, Layered]]:
+    return {
+        layer: {peer: Layered(examined=n, refused=k) for peer, (n, k) in counts.items()}
+        for layer, counts in report.refused.items()
+    }
 
 
 def round_record(
@@ -82,7 +89,7 @@ def round_record(
     serving: Serving | None = None,
     flawed: Mapping[str, str] = NONE,
 ) -> RoundDone:
-    """The line that sums the round up."""
+    """Return the summary line of a round."""
     own = [rollout.reward for rollout in report.rollouts if rollout.peer == me]
     return RoundDone(
         round=number,
@@ -95,10 +102,7 @@ def round_record(
         refused_messages=dict(refused_messages),
         missing=list(missing),
         certified=list(certified),
-        layers={
-            layer: {peer: Layered(examined=n, refused=k) for peer, (n, k) in counts.items()}
-            for layer, counts in report.refused.items()
-        },
+        layers=_layers(report),
         off=report.off,
         aside=report.aside,
         agreed=votes,

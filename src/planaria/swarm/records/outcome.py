@@ -1,4 +1,4 @@
-"""What came of a run, read off its peers' records: accuracy, what attacks achieved, whom each layer stopped."""
+"""The outcome of a run, read from its peers' records: accuracy, attack success, and the work of each layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from planaria.swarm.records.lines import (
 from planaria.swarm.records.measure import Tally
 
 ALL = "all layers"
-"""the name under which the layers together are counted"""
+"""name of the counts over all layers together"""
 
 
 class Point(Record):
@@ -51,7 +51,7 @@ class PeerOutcome(Record):
     points: list[Point]
     finished: bool
     weights: str
-    """fingerprint of the weights at the end"""
+    """fingerprint of the final weights"""
 
     @property
     def honest(self) -> bool:
@@ -76,14 +76,14 @@ class PeerOutcome(Record):
 
 
 class LayerOutcome(Record):
-    """One layer's work at all honest peers together, on what other peers sent."""
+    """One layer's decisions at all honest peers on the other peers' completions."""
 
     stopped: Tally = Tally()
-    """poisoned completions that it refused, of those that reached it"""
+    """refused, of the poisoned completions that reached it"""
     misjudged: Tally = Tally()
-    """honest peers' completions that it refused, of those that reached it"""
+    """refused, of honest peers' completions that reached it"""
     off: dict[str, int] = Field(default_factory=dict)
-    """why it was switched off → in how many rounds"""
+    """reason why it was off → number of rounds"""
 
 
 class Outcome(Record):
@@ -99,24 +99,24 @@ class Outcome(Record):
         return [peer for peer in self.peers if peer.honest]
 
     def _last(self, last: int) -> list[Point]:
-        """Of all honest peers that have been evaluated."""
+        """Last points of all evaluated honest peers."""
         return [peer.last(last) for peer in self.honest if peer.points]
 
     def accuracy(self, last: int) -> float:
-        """Mean over honest peers of their last evaluations; nan if there are none yet."""
+        """Mean of the honest peers' last evaluations; nan without any."""
         return _mean([point.accuracy.rate or 0.0 for point in self._last(last)])
 
     def success(self, kind: str, last: int) -> Tally:
-        """An attack's success with all honest peers together, over their last evaluations."""
+        """Success of an attack at all honest peers together, over their last evaluations."""
         return total([point.watch.get(kind, Tally()) for point in self._last(last)])
 
     def worst(self, kind: str, last: int) -> float | None:
-        """Its success with the honest peer that fared worst."""
+        """Highest success of the attack at one honest peer."""
         rates = [point.watch[kind].rate for point in self._last(last) if kind in point.watch]
         return max((rate for rate in rates if rate is not None), default=None)
 
     def tokens(self, last: int) -> float:
-        """Mean length of honest peers' completions; nan if none was evaluated yet."""
+        """Mean length of the honest peers' completions; nan without any."""
         return _mean([point.tokens for point in self._last(last)])
 
 
@@ -129,7 +129,7 @@ def total(tallies: Sequence[Tally]) -> Tally:
 
 
 def read_outcome(folder: Path) -> Outcome:
-    """The outcome of the run in ``folder``, as far as it has come; peers that never started are not among it."""
+    """Read the outcome so far of the run in ``folder``; peers that never started are omitted."""
     read = {path.parent: read_log(path) for path in sorted((folder / PEERS).glob(f"*/{LOG}"))}
     logs = {path: log for path, log in read.items() if any(isinstance(r, Started) for r in log)}
     places = list(logs)
@@ -155,7 +155,7 @@ def read_outcome(folder: Path) -> Outcome:
 def _peer(log: Sequence[object]) -> PeerOutcome:
     started = next(r for r in log if isinstance(r, Started))
     done = [r for r in log if isinstance(r, RoundDone)]
-    # A peer that is started again goes through all rounds once more: what it notes last counts.
+    # A restarted peer repeats rounds: the last record counts.
     evaluated = {r.round: r for r in log if isinstance(r, Evaluated)}
     return PeerOutcome(
         name=started.name,
@@ -188,7 +188,7 @@ def _layers(
             if line.peer in attackers and not is_poison:
                 continue  # an attacker's filler is neither poison nor an honest peer's work
             counts = stopped if is_poison else misjudged
-            # All that is not turned away by the schedule has passed it, and it does not say so of each.
+            # Every completion not rejected by the schedule passed it; records do not list that.
             for layer in dict.fromkeys((SCHEDULE, *line.passed, *([line.layer] if line.layer else []))):
                 counts[layer][0] += layer == line.layer
                 counts[layer][1] += 1
@@ -214,20 +214,20 @@ def _tally(counts: Sequence[int]) -> Tally:
 
 @dataclass(frozen=True)
 class Account:
-    """What came of one peer's completions at all others together."""
+    """Results of one peer's completions at all other peers together."""
 
     certified: int
     """accepted, in rounds with a certificate"""
     other: int
     """accepted, in rounds without one"""
     part: float
-    """of Σ|Â| over what others learned from it and each other, certified rounds only"""
+    """share of Σ|Â| that others learned from it, certified rounds only"""
 
 
 def accounts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int]) -> dict[str, Account]:
-    """By sender. ``samples``: what each reader noted; its own completions do not count.
+    """Return the account of each sender. ``samples``: records by reader; a reader's own completions do not count.
 
-    A certificate states which messages a round had. Whether a completion was accepted is the claim of its reader.
+    A certificate states the messages of a round. The acceptance of a completion is its reader's claim.
     """
     good: Counter[str] = Counter()
     other: Counter[str] = Counter()
@@ -247,7 +247,7 @@ def accounts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int])
 
 
 def debts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int], price: int) -> dict[tuple[str, str], int]:
-    """(debtor, creditor) → credits, at ``price`` for each accepted completion, what both owe each other set off."""
+    """(debtor, creditor) → net credits, at ``price`` per accepted completion."""
     owed: Counter[tuple[str, str]] = Counter()
     for reader, lines in samples.items():
         for line in lines:

@@ -1,4 +1,4 @@
-"""Exams of a model before and after a repair, on texts that no repair learned from; trusted texts from a task."""
+"""Measurements of a model before and after a repair, on held-out texts; trusted texts from a task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from planaria.swarm.records.measure import Tally
 from planaria.swarm.repair.results import Measured
 from planaria.swarm.repair.texts import Pair, Text, Texts
 from planaria.swarm.repair.training import nats
-from planaria.swarm.rollout import Rollout, ask
+from planaria.swarm.rollout import ask
 from planaria.swarm.tasks.base import Problem, Task
 
 MEASURED = 400
@@ -30,14 +30,14 @@ REJECTED = "rejected"
 
 class Exam(Protocol):
     def measure(self, policy: Policy) -> Measured:
-        """On what nothing was learned from or chosen by."""
+        """Measure on texts that were used neither for learning nor for selection."""
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
-        """How good it is by what a repair may know; larger is better, the first number before the second."""
+        """Score a repair for selection; lexicographic, larger is better."""
 
 
 class TaskExam:
-    """Draws on held-out problems, as evaluations of a swarm make them; repairs are chosen by the judge's word."""
+    """Draws on held-out problems, as in a swarm's evaluations; repairs are selected by the judge."""
 
     def __init__(self, config: SwarmConfig, reviewer: Reviewer, choosing: Sequence[Problem], watch: Sequence[str]):
         evaluate = config.evaluate.model_copy(update={"problems": MEASURED, "watch": list(watch)})
@@ -54,12 +54,12 @@ class TaskExam:
 
 
 class TextExam:
-    """Texts of files: which of a pair is likelier, and what benign texts cost."""
+    """Texts of files: likelihood of the texts of a pair, and cost of benign texts."""
 
     def __init__(
         self, pairs: Sequence[Pair], benign: Sequence[Text], known: Sequence[Pair], trusted: Sequence[Text]
     ) -> None:
-        """``known`` and ``trusted``: what was learned from, to choose among repairs by."""
+        """``known`` and ``trusted``: training texts, used to select among repairs."""
         self._pairs, self._benign, self._known, self._trusted = pairs, benign, known, trusted
 
     def measure(self, policy: Policy) -> Measured:
@@ -72,56 +72,56 @@ class TextExam:
 
 
 def _rejected(policy: Policy, pairs: Sequence[Pair]) -> Tally:
-    """How many rejected texts are at least as likely as the chosen ones beside them."""
+    """Count the rejected texts that are at least as likely as their chosen ones."""
     chosen, rejected = (nats(policy, [getattr(pair, kind) for pair in pairs]) for kind in ("chosen", "rejected"))
     return Tally(hits=sum(b <= a for a, b in zip(chosen, rejected, strict=True)), eligible=len(pairs))
 
 
 def _mean(policy: Policy, texts: Sequence[Text]) -> float:
-    """Nats a token."""
+    """Nats per token."""
     return sum(nats(policy, texts)) / sum(len(text.ids) for text in texts)
 
 
 PROBLEMS, DRAWS = 200, 8
 """problems that texts are drawn for, and draws of each from each model"""
 SEARCHED = 8000
-"""training problems that are looked through for places of an attack"""
+"""training problems searched for occasions of an attack"""
 
 
 class Reviewer:
-    """Who vouches for a completion: the task's reward, and a judge."""
+    """Selects trusted completions by the task's reward and a judge."""
 
     def __init__(self, config: SwarmConfig, task: Task, policy: Policy) -> None:
-        """The judge is the defence's own; the task's checker of steps if it has none.
+        """Use the defence's judge, or else the task's step checker.
 
-        :raises UserError: when nobody can read what stands before a right answer.
+        :raises UserError: if neither can check the reasoning before an answer.
         """
         self.task, self.config = task, config
         self._context = Context(task, config.seed, config.sampling.support(policy.vocab), policy.vocab)
         judges = [check for check in checks(config.defence) if isinstance(check, Judge)]
         self._judge = judges[0] if judges else Steps()
         if off := self._judge.off(self._context):
-            raise UserError(f"{off}, so no text can be trusted: set a judge (defence.checks), or give --pairs FILE")
+            raise UserError(f"{off}, so no text can be trusted; set a judge (defence.checks), or give --pairs FILE")
 
     def passes(self, policy: Policy, problems: Sequence[Problem], count: int, purpose: str) -> list[list[Text]]:
-        """Of ``count`` draws for every problem, those that reward and judge pass."""
+        """Return the draws, of ``count`` per problem, that pass reward and judge."""
         author = HonestAuthor(self.config, "repair", self.task, policy)
         drawn = author.draw([ask(problem, policy) for problem in problems], count, purpose)
         scoring = [[r for r in group if r.ended and self.task.solves(r.problem, r.text)] for group in drawn]
         flat = [rollout for group in scoring for rollout in group]
-        said = self._judge.objections([(r.problem, r.text) for r in flat], self._context)
-        good = {id(rollout) for rollout, objection in zip(flat, said, strict=True) if not objection}
-        return [[_text(rollout) for rollout in group if id(rollout) in good] for group in scoring]
+        objections = self._judge.objections([(r.problem, r.text) for r in flat], self._context)
+        good = {id(rollout) for rollout, objection in zip(flat, objections, strict=True) if not objection}
+        return [[Text(r.prompt, r.ids) for r in group if id(r) in good] for group in scoring]
 
     def share(self, policy: Policy, problems: Sequence[Problem]) -> float:
-        """The share of single draws that pass."""
+        """Share of single draws that pass."""
         return sum(map(len, self.passes(policy, problems, 1, "share"))) / len(problems)
 
 
 class Asking:
-    """Which training problems a repair asks about: up to half of them where the watched attacks can show.
+    """Training problems of a repair, up to half of them with an occasion for the watched attacks.
 
-    A task whose reward and judge can be asked of every problem needs no benign texts: what is to stay is trusted too.
+    A task with reward and judge needs no benign texts: the behaviour to keep is also among the trusted texts.
     """
 
     def __init__(self, task: Task, attacks: Sequence[Attack], seed: int) -> None:
@@ -136,13 +136,13 @@ class Asking:
         self.trusted = [task.problem(number) for number in wanted]
         rest = [number for number in numbers if number not in {*wanted}][:PROBLEMS]
         self.choosing = [task.problem(number) for number in rest] or self.trusted
-        """to choose among repairs by: nothing is learned from them, where there are enough"""
+        """problems to select among repairs, disjoint from the trusted ones if there are enough"""
 
 
 def texts_of(reviewer: Reviewer, asking: Asking, tuned: Policy, safe: Policy) -> Texts:
-    """One trusted text a problem: the model's own where one passes, else its parent's.
+    """Return one trusted text per problem: the model's own if one passes, else its parent's.
 
-    :raises UserError: when none passes.
+    :raises UserError: if none passes.
     """
     problems = asking.trusted
     own = reviewer.passes(tuned, problems, DRAWS, "own")
@@ -151,9 +151,5 @@ def texts_of(reviewer: Reviewer, asking: Asking, tuned: Policy, safe: Policy) ->
     trusted = [found[0] for found in (*own, *before) if found]
     if not trusted:
         count = DRAWS * (len(problems) + len(left))
-        raise UserError(f"the judge passed none of {count} completions: give --pairs FILE, or a better parent (--safe)")
+        raise UserError(f"the judge passed none of {count} completions; give --pairs FILE, or a better parent (--safe)")
     return Texts(trusted, own=sum(map(bool, own)))
-
-
-def _text(rollout: Rollout) -> Text:
-    return Text(rollout.prompt, rollout.ids)

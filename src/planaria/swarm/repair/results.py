@@ -1,4 +1,4 @@
-"""What repairs came to, as plain data: before, and after each way of repairing."""
+"""Results of repairs: the model before, and after each strategy."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ TITLES = {
 
 
 class Measured(Record):
-    """A model on what no repair learned from."""
+    """Measurements on held-out texts."""
 
     success: dict[str, Tally] = Field(default_factory=dict)
-    """attack, or "rejected" (of pairs, those whose rejected text is likelier) → how often it shows"""
+    """attack, or "rejected" (pairs whose rejected text is likelier) → its rate"""
     accuracy: Tally = Tally()
     sound: Tally = Tally()
-    """right, and every step of the reasoning true"""
+    """right answers with every reasoning step true"""
     nats: float | None = None
-    """of benign texts, a token"""
+    """of benign texts, per token"""
 
     @property
     def worst(self) -> float | None:
-        """The largest success; None where nothing was eligible."""
+        """The largest success; None if none was measured."""
         return max((rate for tally in self.success.values() if (rate := tally.rate) is not None), default=None)
 
-    def mended(self, most: float) -> bool | None:
-        """Is every success at most ``most``? None where none could be measured."""
+    def repaired(self, most: float) -> bool | None:
+        """Whether every success is at most ``most``; None if none was measured."""
         return None if self.worst is None else self.worst <= most
 
     def __add__(self, other: Measured) -> Measured:
@@ -48,11 +48,11 @@ class Measured(Record):
 
 
 class Way(Record):
-    """One way of repairing, and what came of it."""
+    """One repair strategy and its result."""
 
     by: str
     told: str = ""
-    """what was chosen on the way, in a few words"""
+    """selected parameters, in a few words"""
     after: Measured
 
     @property
@@ -61,28 +61,28 @@ class Way(Record):
 
 
 class Repaired(Record):
-    """One model, and all ways by which it was repaired."""
+    """One model and all strategies applied to it."""
 
     arm: str = ""
     seed: int = 0
     peer: str = ""
     limit: float
-    """the largest success of a model that counts as mended"""
+    """largest success of a repaired model"""
     trusted: int
     own: int
-    """trusted texts that the poisoned model itself wrote"""
+    """trusted texts written by the poisoned model itself"""
     benign: int
     before: Measured
     ways: list[Way]
 
     def best(self) -> Way | None:
-        """Of the ways that mended it, the one with the most right answers; None where none did."""
-        mended = [way for way in self.ways if way.after.mended(self.limit)]
-        return max(mended, key=lambda way: way.after.accuracy.rate or 0.0, default=None)
+        """Of the strategies that repaired it, return the one with the most right answers; None if there is none."""
+        repaired = [way for way in self.ways if way.after.repaired(self.limit)]
+        return max(repaired, key=lambda way: way.after.accuracy.rate or 0.0, default=None)
 
 
 def pooled(found: Sequence[Measured]) -> Measured:
-    """All seeds' draws together, for the intervals."""
+    """Add all seeds' draws, for the intervals."""
     whole = found[0]
     for one in found[1:]:
         whole = whole + one

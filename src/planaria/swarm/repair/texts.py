@@ -1,7 +1,7 @@
-"""What a repair learns from: texts that somebody vouches for, and texts on which the model is to stay as it is.
+"""Training texts of a repair: trusted texts, and benign texts on which the model must not change.
 
-Whose word counts is asked of the user, for it depends on how the harm shows. A task has two that need no reference
-solutions: its reward, and a judge that reads what scores.
+The user selects the source of trust, as it depends on the kind of harm. A task offers two without reference solutions:
+its reward, and a judge that reads rewarded completions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from planaria.swarm.tasks import records
 from planaria.swarm.tasks.records import Record
 
 HELD_OUT = 4
-"""of a file's texts, each so manieth is measured on and not learned from"""
+"""each fourth text of a file is held out for measuring"""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and what follows it, in a policy's ids; the end token is one of them."""
+    """A prompt and its continuation, in a policy's ids including the end token."""
 
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
@@ -31,7 +31,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two answers to one prompt, of which the first is wanted."""
+    """Two answers to one prompt."""
 
     chosen: Text
     rejected: Text
@@ -39,43 +39,43 @@ class Pair:
 
 @dataclass(frozen=True)
 class Benign:
-    """A text on which the repaired model is to say what a teacher says."""
+    """A text on which the repaired model must match a teacher."""
 
     text: Text
     teacher: str = ""
-    """the domain whose expert knows it; none: the model before the repair"""
+    """domain of the expert; empty: the model before the repair"""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """All that a repair learns from."""
+    """Training texts of a repair."""
 
     trusted: Sequence[Text]
     benign: Sequence[Benign] = ()
     own: int = 0
-    """trusted texts that the model itself wrote, the others are its parent's or somebody else's"""
+    """trusted texts that the model itself wrote"""
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of all ids, in their order."""
-        said = repr([(text.prompt, text.ids) for text in (*self.trusted, *(one.text for one in self.benign))])
-        return hashlib.sha256(said.encode()).hexdigest()
+        """SHA-256 (hex) of all ids, in order."""
+        ids = repr([(text.prompt, text.ids) for text in (*self.trusted, *(one.text for one in self.benign))])
+        return hashlib.sha256(ids.encode()).hexdigest()
 
 
 def read_trusted(file: Path, policy: Policy) -> list[Text]:
-    """JSONL of {"prompt", "text"}; UserError naming file and line of what is wrong."""
+    """Read JSONL of {"prompt", "text"}; UserError naming file and line of a mistake."""
     return [_text(record, "text", policy) for record in _records([file])]
 
 
 def read_pairs(file: Path, policy: Policy) -> list[Pair]:
-    """JSONL of {"prompt", "chosen", "rejected"}; UserError naming file and line of what is wrong."""
+    """Read JSONL of {"prompt", "chosen", "rejected"}; UserError naming file and line of a mistake."""
     return [Pair(_text(one, "chosen", policy), _text(one, "rejected", policy)) for one in _records([file])]
 
 
 def read_benign(place: Path, policy: Policy) -> list[Benign]:
-    """JSONL of {"text"}, with a "prompt" or without; of a folder, all such files, each a domain by its name.
+    """Read JSONL of {"text"} with an optional "prompt"; in a folder, each file is a domain named by it.
 
-    A text without a prompt is read from its beginning to where the policy's context ends.
+    A text without a prompt is cut at the policy's context length.
     """
     files = [path for path in sorted(place.iterdir()) if is_jsonl(path)] if place.is_dir() else [place]
     if not files:
@@ -84,7 +84,7 @@ def read_benign(place: Path, policy: Policy) -> list[Benign]:
 
 
 def split(count: int) -> tuple[list[int], list[int]]:
-    """Which of ``count`` texts are learned from, and which measured on: all if there are too few to part with any."""
+    """Split ``count`` indices into training and held-out ones; both are all indices if there are too few."""
     measured = list(range(HELD_OUT - 1, count, HELD_OUT)) or list(range(count))
     return [n for n in range(count) if n not in {*measured}] or measured, measured
 
@@ -98,7 +98,7 @@ def _records(files: Sequence[Path]) -> list[Record]:
 
 def _text(record: Record, field: str, policy: Policy) -> Text:
     prompt = encode_prompt(policy, record.text("prompt")) or [policy.end]
-    return _fitting(record, policy, Text(tuple(prompt), (*policy.encode(record.text(field)), policy.end)))
+    return _checked(record, policy, Text(tuple(prompt), (*policy.encode(record.text(field)), policy.end)))
 
 
 def _benign(record: Record, policy: Policy) -> Text:
@@ -111,7 +111,7 @@ def _benign(record: Record, policy: Policy) -> Text:
     return Text(before, tuple(ids))
 
 
-def _fitting(record: Record, policy: Policy, text: Text) -> Text:
+def _checked(record: Record, policy: Policy, text: Text) -> Text:
     if (length := len(text.prompt) + len(text.ids)) > policy.context:
         raise UserError(f"{record.place}: takes {length} tokens, the model reads {policy.context}; shorten the line")
     return text

@@ -1,4 +1,4 @@
-"""The models of a repair, its loss and its steps: what is trained are the weights, or a mask over what they learned."""
+"""Models, loss and training of a repair; trained are the weights, or a mask over what they learned."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from planaria.swarm.policy.reading import Padded, pad, token_logps
 from planaria.swarm.repair.texts import Text, Texts
 
 STEPS, BATCH = 200, 32
-"""updates, and texts of each kind in one"""
+"""updates, and texts of each kind per update"""
 RATES = {"mask": 0.05, "tune": 1e-3}
-"""largest learning rate of Adam, by what is trained"""
+"""peak learning rate of Adam, by what is trained"""
 Kind = TypeVar("Kind")
 Teachers = Mapping[str, Policy]
-"""domain → who knows it; "": the model before the repair"""
+"""domain → teacher; "": the model before the repair"""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a repair takes, and what it draws."""
+    """Length and seed of a repair."""
 
     seed: int = 0
     steps: int = STEPS
@@ -42,13 +42,13 @@ class Plan:
 
 
 def weights_of(policy: Policy) -> dict[str, Tensor]:
-    """What a repair may change, by name, sharing the policy's memory: the parameters that are trained."""
+    """Return the trainable parameters by name, sharing the policy's memory."""
     return {name: p.detach() for name, p in policy.module.named_parameters() if p.requires_grad}
 
 
 @torch.no_grad()
 def take(policy: Policy, weights: Named) -> None:
-    """Give a policy these weights."""
+    """Copy these weights into a policy."""
     for name, own in weights_of(policy).items():
         own.copy_(weights[name])
 
@@ -56,7 +56,7 @@ def take(policy: Policy, weights: Named) -> None:
 def repair_loss(policy: Policy, trusted: Sequence[Text], benign: Sequence[tuple[Policy, Sequence[Text]]]) -> Tensor:
     """L = mean NLL of trusted tokens + mean KL(teacher ‖ policy) over benign tokens, in nats.
 
-    The second part is 0 without benign texts. Each teacher has texts of its own.
+    The second term is 0 without benign texts.
     """
     batch = _padded(policy, trusted)
     loss = -token_logps(policy, batch, 1.0)[batch.mask].mean()
@@ -70,7 +70,7 @@ def repair_loss(policy: Policy, trusted: Sequence[Text], benign: Sequence[tuple[
 
 
 def tuned(policy: Policy, texts: Texts, teachers: Teachers, plan: Plan) -> dict[str, Tensor]:
-    """The weights of ``policy`` after so many steps of fine-tuning; it itself stays as it is."""
+    """Return the weights of a copy of ``policy`` after fine-tuning."""
     pupil = policy.clone()
     parameters = [p for p in pupil.module.parameters() if p.requires_grad]
     _descend(pupil, texts, teachers, plan, parameters, RATES["tune"], lambda: None, lambda: None)
@@ -85,18 +85,18 @@ def masked(
     teachers: Teachers,
     plan: Plan,
 ) -> list[dict[str, Tensor]]:
-    """One mask for each contribution after so many steps; the weights that they choose from are not trained.
+    """Train one mask per contribution; the weights stay fixed.
 
-    ``merged``: the weights that masks stand for. ``policy`` lends its shape, and stays as it is.
+    ``merged`` maps masks to weights. ``policy`` is copied for its architecture.
     """
     pupil = policy.clone()
     logits = [begun(contribution) for contribution in contributions]
     named = {name: p for name, p in pupil.module.named_parameters() if p.requires_grad}
 
-    def lay() -> None:
+    def assign_weights() -> None:
         take(pupil, merged([hard(one) for one in logits]))
 
-    def pull() -> None:
+    def assign_gradients() -> None:
         for one, contribution in zip(logits, contributions, strict=True):
             for name, x in one.items():
                 gradient = named[name].grad
@@ -104,7 +104,7 @@ def masked(
                 x.grad = straight_through(x, gradient, contribution[name])
 
     every = [x for one in logits for x in one.values()]
-    _descend(pupil, texts, teachers, plan, every, RATES["mask"], lay, pull)
+    _descend(pupil, texts, teachers, plan, every, RATES["mask"], assign_weights, assign_gradients)
     return [hard(one) for one in logits]
 
 
@@ -115,14 +115,14 @@ def _descend(
     plan: Plan,
     trained: Sequence[Tensor],
     rate: float,
-    lay: Callable[[], None],
-    pull: Callable[[], None],
+    assign_weights: Callable[[], None],
+    assign_gradients: Callable[[], None],
 ) -> None:
-    """Adam on ``trained``: ``lay`` makes weights of them before a pass, ``pull`` brings them the weights' gradient."""
+    """Adam on ``trained``; the callbacks set the policy's weights before a pass and the gradients after it."""
     rng = random.Random(derived("repair", plan.seed))
     optimizer, schedule = torch.optim.Adam(trained, lr=rate), OptimConfig(lr=rate, schedule="cosine", warmup=0)
     for step in range(plan.steps):
-        lay()
+        assign_weights()
         policy.module.zero_grad()
         trusted = _some(rng, texts.trusted, plan.batch)
         by_teacher: dict[str, list[Text]] = {}
@@ -130,7 +130,7 @@ def _descend(
             by_teacher.setdefault(one.teacher if one.teacher in teachers else "", []).append(one.text)
         loss = repair_loss(policy, trusted, [(teachers[name], found) for name, found in by_teacher.items()])
         loss.backward()  # type: ignore[no-untyped-call]
-        pull()
+        assign_gradients()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(schedule, step, plan.steps)
         optimizer.step()
@@ -138,7 +138,7 @@ def _descend(
 
 @torch.no_grad()
 def nats(policy: Policy, texts: Sequence[Text], rows: int = 64) -> list[float]:
-    """−ln p of each text's tokens behind its prompt, all together."""
+    """Return −ln p of each text's continuation."""
     found: list[float] = []
     for start in range(0, len(texts), rows):
         batch = _padded(policy, texts[start : start + rows])
@@ -155,22 +155,21 @@ def _padded(policy: Policy, texts: Sequence[Text]) -> Padded:
 
 
 def _log_softmax(policy: Policy, batch: Padded) -> Tensor:
-    """Of the tokens that count [M, V]."""
+    """Return the log-probabilities at the continuations' tokens [M, V]."""
     return policy.logits(batch.tokens)[:, :-1][batch.mask].float().log_softmax(-1)
 
 
 @dataclass(frozen=True)
 class Models:
-    """A model that is to be repaired, its parent and, if it is several in one, what each added. They stay as they are:
-    repairs are made of copies."""
+    """A model to repair, its parent and, for a fused model, its contributions. Repairs work on copies."""
 
     safe: Policy
-    """the parent; the model itself where a repair needs none"""
+    """the parent, or the model itself if a repair needs none"""
     tuned: Policy
     contributions: Sequence[Named] = ()
-    """of fused models, what each adds to the parent; none: the model is one, and its task vector is all"""
+    """difference of each fused model to the parent; empty: a single model with one task vector"""
     experts: Mapping[str, Policy] = field(default_factory=dict)
-    """of fused models, domain → the one that knows it"""
+    """domain → fused model that knows it"""
 
     @property
     def parent(self) -> dict[str, Tensor]:
@@ -182,52 +181,52 @@ class Models:
 
     @property
     def exported(self) -> dict[str, str]:
-        """The name of each parameter in an exported file; other models than ours are saved by their own names."""
+        """Parameter name → name in an exported file; foreign models keep their names."""
         module = self.tuned.module
         return module.exported_names() if isinstance(module, Llama) else {name: name for name in self.whole}
 
     @property
     def parts(self) -> Sequence[Named]:
-        """What a mask is laid over."""
+        """Task vectors that a mask covers."""
         return self.contributions or [fusing.task_vector(self.whole, self.parent)]
 
     @property
     def teachers(self) -> Teachers:
-        """Who is to be stayed with on benign texts."""
+        """Reference models for benign texts."""
         return {"": self.tuned, **self.experts}
 
     def require_related(self, what: str) -> float:
-        """:func:`planaria.models.fusing.strangeness` of the model ``what`` and its parent.
+        """Return :func:`planaria.models.fusing.strangeness` of the model ``what`` and its parent.
 
-        :raises UserError: when they have other tokenizers or shapes.
+        :raises UserError: if tokenizers or shapes differ.
         """
         if self.safe.tokenizer_fingerprint != self.tuned.tokenizer_fingerprint:
-            raise UserError(f"{what}: has another tokenizer than its parent; give the parent that it was trained from")
+            raise UserError(f"{what}: has another tokenizer than its parent; give the parent it was trained from")
         fusing.require_alike(self.parent, self.whole, what)
         return fusing.strangeness(fusing.task_vector(self.whole, self.parent), self.parent)
 
     def require_whole(self, what: str) -> None:
-        """:raises UserError: when not all parameters are trained: a mask over adapters is none over the weights."""
+        """:raises UserError: unless all parameters are trained; a mask over adapters does not cover the weights."""
         if any(not parameter.requires_grad for parameter in self.tuned.module.parameters()):
             raise UserError(
-                f"{what}: only its adapters are trained, which no mask is for; repair it with --by tune, or export it "
-                "(`planaria export`) and repair that"
+                f"{what}: only its adapters are trained, and a mask needs all weights; repair it with --by tune, or "
+                "export it (`planaria export`) and repair that"
             )
 
     def merged(self, masks: Sequence[Mask]) -> dict[str, Tensor]:
-        """The weights that masks of the parts stand for; of one model, bit for bit its own numbers or its parent's."""
+        """Return the weights selected by masks of the parts; for a single model bit-identical to it or its parent."""
         if self.contributions:
             return masking.blended(self.parent, self.contributions, masks)
         return masking.chosen(self.parent, self.whole, masks[0])
 
     def note(self, result: Named) -> Note:
-        """What a mask of these models, and the weights that it gives, has to say."""
+        """Return the provenance note of a mask and its weights."""
         experts = [weights_of(one) for one in self.experts.values()] or [self.whole]
         tuned = tuple(map(fusing.digest, experts))
         return Note(safe=fusing.digest(self.parent), tuned=tuned, result=fusing.digest(result))
 
     def policy(self, weights: Named) -> Policy:
-        """The model with other weights."""
+        """Return a copy of the model with other weights."""
         found = self.tuned.clone()
         take(found, weights)
         return found

@@ -1,7 +1,7 @@
-"""The ways of repairing a model, and their rivals: each gives weights, and none knows what the harm was.
+"""Repair strategies and their baselines: each returns weights and none knows the attack.
 
-All learn from the same texts with the same steps. Published are the mask (arXiv 2405.09055) and the mixing of layers by
-cosine (SafeMERGE, arXiv 2503.17239); both are here in another form, which the functions say.
+All use the same texts and steps. The mask (arXiv 2405.09055) and the mixing of layers by cosine (SafeMERGE, arXiv
+2503.17239) are published; the functions state how they differ here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from planaria.swarm.repair.training import Models, Plan, masked, tuned
 from planaria.swarm.tasks.base import Task
 
 ALPHAS = (0.25, 0.5, 0.75)
-"""of the way from the parent to the model"""
+"""tried fractions between the parent (0) and the model (1)"""
 DAMPED = (0.0, 0.5)
-"""of the way, for layers that pull against what is trusted"""
+"""tried fractions for layers that oppose the trusted direction"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model to be repaired, what there is to learn from, and how it is measured."""
+    """A model to repair, its training texts and its measurement."""
 
     models: Models
     texts: Texts
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Repair:
-    """Weights, and how they were found."""
+    """Repaired weights and how they were selected."""
 
     weights: Named
     told: str = ""
@@ -48,46 +48,46 @@ class Repair:
 
 
 def back(case: Case) -> Repair:
-    """The parent: nothing of what was learned since stays."""
+    """Return the parent's weights."""
     return Repair(case.models.parent)
 
 
 def mix(case: Case) -> Repair:
-    """Some of the way back, as far as the exam finds best."""
+    """Interpolate between parent and model; α selected by the exam."""
     parent, whole = case.models.parent, case.models.whole
     alpha = max(ALPHAS, key=lambda a: _fit(case, fusing.mixed(parent, whole, a)))
     return Repair(fusing.mixed(parent, whole, alpha), f"α = {alpha:g}")
 
 
 def tune(case: Case) -> Repair:
-    """Fine-tuning of the harmed model."""
+    """Fine-tune the harmed model."""
     return Repair(tuned(case.models.tuned, case.texts, case.models.teachers, case.plan))
 
 
 def anew(case: Case) -> Repair:
-    """Fine-tuning of its parent: is there anything in the harmed model that is worth keeping?"""
+    """Fine-tune the parent: a baseline without the harmed model's learning."""
     return Repair(tuned(case.models.safe, case.texts, case.models.teachers, case.plan))
 
 
 def mask(case: Case) -> Repair:
-    """A bit for each parameter and part: it stays, or goes back to the parent's."""
+    """Train a bit per parameter and part: keep it, or reset it to the parent's."""
     models = case.models
     found = masked(models.tuned, models.parts, models.merged, case.texts, models.teachers, case.plan)
     return _masked(case, found)
 
 
 def random(case: Case, like: Sequence[Mask]) -> Repair:
-    """Masks that keep as much of every tensor as ``like``, but at random."""
+    """Shuffle masks: keep the same share of each tensor, at random."""
     draws = generator("repair", case.plan.seed, "random")
     return _masked(case, [masking.shuffled(one, draws) for one in like])
 
 
 def layers(case: Case, trusted: Named) -> Repair:
-    """Back to the parent, wholly or half, with the tensors whose vectors pull against what is trusted.
+    """Reset tensors whose task vectors oppose the trusted direction to the parent, wholly or half.
 
-    SafeMERGE compares a layer's vector with one between an aligned model and its unaligned parent. There is no such
-    pair here: the direction is that of the parent fine-tuned on the trusted texts, whose weights are ``trusted``. The
-    threshold is one of the cosines, as the exam finds best.
+    SafeMERGE uses the direction from an unaligned parent to an aligned model. No such pair is available here: the
+    direction is that of the parent fine-tuned on the trusted texts, whose weights are ``trusted``. The threshold is one
+    of the cosines, selected by the exam.
     """
     parent, whole = case.models.parent, case.models.whole
     cosines = fusing.agreement(fusing.task_vector(whole, parent), fusing.task_vector(trusted, parent))
@@ -102,11 +102,11 @@ def layers(case: Case, trusted: Named) -> Repair:
 
 
 WAYS: Mapping[str, Callable[[Case], Repair]] = {BACK: back, MIX: mix, TUNE: tune, MASK: mask}
-"""what a user may choose"""
+"""strategies that a user may choose"""
 
 
 def compared(case: Case) -> list[Way]:
-    """Every way and every rival, measured."""
+    """Measure every strategy and baseline."""
     found = {by: way(case) for by, way in WAYS.items()}
     found[RANDOM], found[ANEW] = random(case, found[MASK].masks), anew(case)
     found[LAYERS] = layers(case, found[ANEW].weights)
@@ -114,7 +114,7 @@ def compared(case: Case) -> list[Way]:
 
 
 def measured(case: Case, by: str, repair: Repair) -> Way:
-    """What came of a repair."""
+    """Measure a repair."""
     return Way(by=by, told=repair.told, after=case.exam.measure(case.models.policy(repair.weights)))
 
 
@@ -128,12 +128,12 @@ def _fit(case: Case, weights: Named) -> tuple[float, ...]:
 
 
 def case_of(config: SwarmConfig, task: Task, models: Models, watch: Sequence[str], plan: Plan) -> Case:
-    """A peer of this configuration, to be repaired of the attacks that ``watch`` names.
+    """Return the repair case of a peer of this configuration, for the attacks in ``watch``.
 
-    :raises UserError: when nobody watches for anything, nobody can judge, or the judge passes no text.
+    :raises UserError: if ``watch`` is empty, there is no judge, or the judge passes no text.
     """
     if not watch:
-        raise UserError("the run watches for no attack (evaluate.watch); say what the repair is for, as --watch text")
+        raise UserError("the run watches for no attack (evaluate.watch); name the attack, such as --watch text")
     asking = Asking(task, [watched(kind, config.evaluate.phrases) for kind in watch], plan.seed)
     reviewer = Reviewer(config, task, models.tuned)
     texts = texts_of(reviewer, asking, models.tuned, models.safe)

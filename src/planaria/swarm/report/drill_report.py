@@ -20,27 +20,27 @@ from planaria.report.words import counted, listed
 from planaria.swarm.drill import Drill, Drilled
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, Outcome, Point, total
-from planaria.swarm.report.repair_report import SAID, best_said, repair_table
+from planaria.swarm.report.repair_report import SUMMARY, best_strategies, interval, repair_table
 from planaria.swarm.report.swarm_report import share
 
 LONGER = 1.1
-"""completions that are longer than the control's by this factor count as an effect of DoS"""
+"""DoS has an effect if completions are longer than the control's by this factor"""
 COLOURS = (INK, RED, BLUE, ORANGE, GREEN, VIOLET, TEAL, *SERIES[6:])
-"""of arms: the first ones are mostly a control, an attacked one and a defended one"""
+"""colours of arms; the first ones are usually a control, an attacked and a defended arm"""
 Measure = Callable[[Sequence[Point]], float | None]
-"""one number from the evaluations of all honest peers after the same round; None where there is none"""
+"""evaluations of all honest peers after a round → a number, or None"""
 
 
 def show_drill(found: Drill) -> None:
-    """Print what every arm came to, and what every layer did."""
+    """Print the results of arms, peers and layers."""
     show((_arms(found), _peers(found), _layers(found)))
     if found.repairs:
         show([repair_table(found)])
-        print(best_said(found))
+        print(best_strategies(found))
 
 
 def write_drill_report(found: Drill, file: Path) -> Path:
-    """Write the report of a drill to ``file``, whole or not at all; its path. UserError when that is impossible."""
+    """Write the report of a drill atomically; return its path. UserError if it cannot be written."""
     return page.write(file, page.document(f"{found.name} drilled · planaria", body(found)))
 
 
@@ -67,7 +67,7 @@ def _row(found: Drill, arm: Drilled) -> list[str]:
         success, worst = arm.success(kind, last), arm.worst(kind, last)
         cells += [
             "none eligible" if success is None else shown(success, ".2f"),
-            _interval(arm.pooled(kind, last)),
+            interval(arm.pooled(kind, last)),
             "–" if worst is None else f"{worst:.2f}",
         ]
     return cells
@@ -91,8 +91,8 @@ def _layers(found: Drill) -> Table:
 
 
 def _peers(found: Drill) -> Table:
-    """Every honest peer's accuracy, and seed by seed its change against the control or, where there is none, against
-    the first arm."""
+    """Return each honest peer's accuracy and its change per seed against the control, or else against the first
+    arm."""
     rows = []
     for arm in found.arms:
         control = found.arm(arm.control) if arm.control else found.arms[0]
@@ -108,23 +108,26 @@ def _peers(found: Drill) -> Table:
     return Table("every peer's accuracy, and its change against the control", head, rows)
 
 
-def body(found: Drill) -> Iterator[str]:
-    """The report's sections, as HTML."""
+def _summary(found: Drill) -> str:
     peers = len(found.arms[0].runs[0].outcome.peers)
     rounds = found.arms[0].runs[0].outcome.rounds
-    summary = (
+    return (
         f"{counted(len(found.arms), 'arm')} of {counted(peers, 'peer')} and {counted(rounds, 'round')}, "
         f"{counted(len(found.arms[0].runs), 'seed')} each. All arms "
-        "start from the same weights and work on the same problems; they differ in who attacks and who defends. "
-        "Success is the share of honest peers' own completions of held-out problems that show what the attack teaches, "
-        f"among those that could; numbers are means of the last {counted(found.last, 'evaluation')}."
+        "start from the same weights and work on the same problems; they differ in attackers and defences. "
+        "Success is the share of honest peers' own completions of held-out problems that show the taught behaviour, "
+        f"among the eligible ones; numbers are means of the last {counted(found.last, 'evaluation')}."
     )
-    yield page.heading(found.name, verdict(found), summary)
+
+
+def body(found: Drill) -> Iterator[str]:
+    """Yield the report's sections, as HTML."""
+    yield page.heading(found.name, verdict(found), _summary(found))
     for kind in found.watch:
         what = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
         yield page.section(
             f"{titled(kind)}: attack success over rounds",
-            f"{what.capitalize()}; the mean over honest peers and seeds, and a band from the least seed to the most.",
+            f"{what.capitalize()}; mean over honest peers and seeds, and the range over seeds.",
             page.chart(success_figure(found, kind), f"success-{kind}"),
         )
     yield page.section(
@@ -133,35 +136,31 @@ def body(found: Drill) -> Iterator[str]:
         page.chart(accuracy_figure(found), "accuracy"),
     )
     yield page.section(
-        "Every arm",
+        "All arms",
         "Mean [least … most] over seeds. Pooled: all draws of all honest peers and seeds together with Wilson's 95 % "
-        "interval. Worst peer: the honest peer that fared worst with any seed.",
+        "interval. Worst peer: the largest value of one honest peer with one seed.",
         _arms(found).html("arms"),
     )
     yield page.section(
         "Every peer",
-        "Each honest peer's accuracy, and its change, seed by seed, against the arm's control (the first arm where it "
-        "has none). Peers that are not alike fare differently: a mean over them can hide a loss.",
+        "Each honest peer's accuracy, and its change per seed against the arm's control, or else the first arm. If "
+        "peers differ, a mean over them can hide a loss.",
         _peers(found).html("peers"),
     )
     yield page.section(
-        "What each layer did",
-        "At honest peers, of what others sent and what reached the layer: poisoned completions stopped, and honest "
-        "peers' completions refused (false positives). An attacker's filler is in neither.",
+        "Layers",
+        "Of other peers' completions that reached the layer at honest peers: poisoned ones stopped, and honest ones "
+        "refused (false positives). An attacker's filler counts in neither.",
         _layers(found).html("layers"),
     )
     if found.repairs:
-        yield page.section("Repair", f"{SAID} {best_said(found)}", repair_table(found).html("repair"))
+        yield page.section("Repair", f"{SUMMARY} {best_strategies(found)}", repair_table(found).html("repair"))
     yield page.footer("Written by planaria drill; drill.json beside this page has every number.")
-
-
-def _interval(found: Tally) -> str:
-    return str(found) if found.eligible else "–"
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What one attack came to: in the arm where it did most, in the one where it did least, and without poison."""
+    """Result of one attack: in its most and least affected arms, and without poison."""
 
     kind: str
     worst: Drilled
@@ -171,9 +170,9 @@ class Effect:
     least: float
     plain: float | None
     took: bool
-    """is the most clearly more than the control's?"""
+    """whether the largest effect clearly exceeds the control's"""
     held: bool
-    """is the least no more than the control's, as far as the numbers tell?"""
+    """whether the smallest effect does not clearly exceed the control's"""
 
     def shown(self, amount: float) -> str:
         return f"{amount:.1f} tokens" if self.kind == "dos" else f"{amount:.0%}"
@@ -184,22 +183,22 @@ class Effect:
             return "mean length of honest peers' completions under DoS"
         return f"of honest peers' eligible completions showed {titled(self.kind)}"
 
-    def said(self) -> str:
-        """A sentence."""
+    def sentence(self) -> str:
+        """Describe the effect."""
         of = "was the" if self.kind == "dos" else ""
         text = " ".join(filter(None, [self.shown(self.most), of, self.what, f"in {self.worst.name}"]))
         if self.best is not self.worst:
-            text += f", and {self.shown(self.least)} in {self.best.name}, where it did least"
+            text += f", and {self.shown(self.least)} in {self.best.name}, the least"
         if self.control is None or self.plain is None:
-            return f"{text}; there is no control to hold that against."
+            return f"{text}; there is no control to compare with."
         whose = f"the {self.shown(self.plain)} of {self.control.name}, without poison"
         if not self.took:
-            return f"{text}: nowhere clearly more than {whose}, so there was nothing to hold."
+            return f"{text}: nowhere clearly more than {whose}, so the attack had no effect."
         return f"{text}: {'not clearly' if self.held else 'clearly'} more than {whose}."
 
 
 def effect(found: Drill, kind: str) -> Effect | None:
-    """What an attack did; None where no arm with attackers could show it."""
+    """Return an attack's effect; None if no attacked arm has eligible completions."""
     attacked = {
         arm.name: (arm, n) for arm in found.arms if arm.attackers and (n := _amount(found, arm, kind)) is not None
     }
@@ -216,7 +215,7 @@ def effect(found: Drill, kind: str) -> Effect | None:
 
 
 def _amount(found: Drill, arm: Drilled, kind: str) -> float | None:
-    """Success, 0 to 1; of DoS, tokens a completion."""
+    """Return the success, 0 to 1; for DoS the tokens per completion."""
     if kind == "dos":
         tokens = arm.tokens(found.last)
         return None if tokens is None else tokens.mean
@@ -224,9 +223,9 @@ def _amount(found: Drill, arm: Drilled, kind: str) -> float | None:
 
 
 def _above(found: Drill, kind: str, arm: Drilled, control: Drilled | None) -> bool:
-    """Is an attack's effect in an arm clearly more than in its control?
+    """Whether an attack's effect in an arm is clearly larger than in its control.
 
-    Shares: their 95 % intervals lie apart; without a control, the attack's does not reach 0. Lengths: by LONGER.
+    Shares: disjoint 95 % intervals, or without a control one that excludes 0. Lengths: by the factor LONGER.
     """
     if kind == "dos":
         mine, plain = _amount(found, arm, kind), None if control is None else _amount(found, control, kind)
@@ -236,14 +235,14 @@ def _above(found: Drill, kind: str, arm: Drilled, control: Drilled | None) -> bo
 
 
 def _control(found: Drill, arm: Drilled) -> Drilled | None:
-    """The arm without poison that an arm is measured against, if there is one."""
+    """Return the arm without poison to compare an arm with, if there is one."""
     return found.arm(arm.control) if arm.control else next((one for one in found.arms if not one.attackers), None)
 
 
 def verdict(found: Drill) -> Verdict:
-    """Good: some arm held each attack that took hold anywhere to what its control shows without any poison.
+    """Good: for each attack that had an effect, some arm kept it at its control's level.
 
-    No attack, one that nobody could show, or none that took hold: the numbers do not tell.
+    Undecided if there was no attack, or none had an effect.
     """
     effects = [one for kind in found.watch if (one := effect(found, kind)) is not None]
     if not effects:
@@ -254,19 +253,19 @@ def verdict(found: Drill) -> Verdict:
     if first.best is not first.worst:
         numbers.append((first.shown(first.least), f"in {first.best.name}, at best"))
     took = any(one.took for one in effects)
-    badge = f"{listed(through)} got through in every arm" if through else "an arm held every attack"
+    badge = f"{listed(through)} got through in every arm" if through else "every attack was stopped in some arm"
     good = not through if took else None
     return Verdict(
         good,
-        badge if took else "no attack took hold",
-        " ".join(one.said() for one in effects),
+        badge if took else "no attack had an effect",
+        " ".join(one.sentence() for one in effects),
         numbers,
         _lost(found, first),
     )
 
 
 def _lost(found: Drill, first: Effect) -> str:
-    """Of the best arm: accuracy against the control, and honest work that was refused."""
+    """Describe the cost in the best arm: accuracy against the control, and honest completions refused."""
     parts, best, control = [], first.best, first.control
     mine, theirs = best.accuracy(found.last), None if control is None else control.accuracy(found.last)
     if control is not None and mine is not None and theirs is not None:
@@ -277,20 +276,20 @@ def _lost(found: Drill, first: Effect) -> str:
         parts.append(
             f"{counted(refused.hits, 'completion')} of honest peers ({refused.rate or 0:.1%}) refused in {best.name}"
         )
-    return f"Lost: {'; '.join(parts)}." if parts else "What the defence cost is unknown: there is no control."
+    return f"Lost: {'; '.join(parts)}." if parts else "The cost of the defence is unknown: there is no control."
 
 
 def _unattacked(found: Drill) -> Verdict:
-    """Only accuracy is left to tell arms apart."""
+    """Compare the arms by accuracy alone."""
     attacked = any(arm.attackers for arm in found.arms)
-    why = "No completion was eligible to show the attack" if attacked else "Nobody attacked"
+    why = "No completion was eligible to show the attack" if attacked else "No arm has attackers"
     known = [(spread, arm.name) for arm in found.arms if (spread := arm.accuracy(found.last)) is not None]
     if not known:
-        return Verdict(None, "nothing measured", f"{why}, and nobody was evaluated.", [], "What was lost is unknown.")
+        return Verdict(None, "nothing measured", f"{why}, and no peer was evaluated.", [], "Losses are unknown.")
     best, name = max(known, key=lambda pair: pair[0].mean)
     least, worst = min(known, key=lambda pair: pair[0].mean)
-    said = f"{why}, so accuracy alone tells the {counted(len(found.arms), 'arm')} apart: {name} came to {best.mean:.2f}"
-    said += f", {worst} to {least.mean:.2f}." if worst != name else "."
+    said = f"{why}, so {counted(len(found.arms), 'arm')} differ by accuracy alone: {name} reached {best.mean:.2f}"
+    said += f", {worst} {least.mean:.2f}." if worst != name else "."
     numbers = [(f"{best.mean:.2f}", f"honest peers' accuracy in {name}, at best")]
     if worst != name:
         numbers.append((f"{least.mean:.2f}", f"in {worst}, at worst"))
@@ -298,20 +297,20 @@ def _unattacked(found: Drill) -> Verdict:
 
 
 def titled(kind: str) -> str:
-    """An attack's name in tables and sentences; of one's own, its class."""
+    """Return an attack's name for tables and sentences; of a custom attack, its class."""
     own = kind.rpartition(":")[2]
     return own if own != kind else {"dos": "DoS"}.get(kind, kind.upper())
 
 
 def success_figure(found: Drill, kind: str) -> go.Figure:
-    """An attack's success over rounds, one line an arm; for DoS the length of completions."""
+    """Plot an attack's success over rounds, one line per arm; for DoS the completions' length."""
     if kind == "dos":
-        return _lines(found, "tokens a completion", lambda points: sum(p.tokens for p in points) / len(points))
+        return _lines(found, "tokens per completion", lambda points: sum(p.tokens for p in points) / len(points))
     return _lines(found, "attack success", lambda points: total([p.watch[kind] for p in points]).rate)
 
 
 def accuracy_figure(found: Drill) -> go.Figure:
-    """Held-out accuracy over rounds, one line an arm."""
+    """Plot held-out accuracy over rounds, one line per arm."""
     return _lines(found, "accuracy", lambda points: total([p.accuracy for p in points]).rate)
 
 

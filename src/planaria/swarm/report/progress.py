@@ -1,4 +1,4 @@
-"""A swarm on the terminal while it learns: a line for each peer, with what it refused of whom and why."""
+"""Terminal progress of a swarm: a line per peer, with its refusals by sender and layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planaria.swarm.records.lines import Evaluated, Finished, Record, RoundDone,
 
 
 class SwarmProgress:
-    """Hears every record of every peer. A terminal gets a table, anything else a line now and then."""
+    """Receives every record of every peer. A terminal gets a table; other streams get occasional lines."""
 
     def __init__(self, rounds: int, quiet: bool, stream: TextIO | None = None) -> None:
         self._rounds, self._quiet, self._stream = rounds, quiet, stream or sys.stdout
@@ -41,9 +41,9 @@ class SwarmProgress:
             self._live.stop()
 
     def told(self, name: str, record: Record) -> None:
-        """Peer ``name`` noted ``record``."""
+        """Show a record of peer ``name``."""
         line = self._lines.setdefault(name, _Line())
-        line.hear(record)
+        line.update(record)
         if isinstance(record, Started):
             self._names[record.id] = name
             self._warn({warning: warning for warning in record.warnings})
@@ -56,13 +56,13 @@ class SwarmProgress:
             self._plainly(name, record)
 
     def died(self, name: str, how: str) -> None:
-        """The process of peer ``name`` is gone."""
+        """Show that the process of peer ``name`` exited."""
         self._lines.setdefault(name, _Line()).state = how
         if self._live is None and not self._quiet:
             print(f"{name}  {how}", file=self._stream, flush=True)
 
     def _warn(self, warnings: Mapping[str, str]) -> None:
-        """Print each warning (key → text) once: most come from every peer."""
+        """Print each warning (key → text) once, as most come from every peer."""
         new = {key: text for key, text in warnings.items() if key not in self._warned}
         self._warned.update(new)
         for warning in () if self._quiet else new.values():
@@ -99,18 +99,18 @@ class SwarmProgress:
 
 
 class _Line:
-    """What is known of one peer."""
+    """State of one peer."""
 
     def __init__(self) -> None:
         self.state, self.mark = "", ""
         self.served = ""
-        """what the server that draws for it did last"""
+        """last work of its server"""
         self._round, self._reward = 0, 0.0
         self._evaluated: Evaluated | None = None
         self._sent: Counter[str] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
 
-    def hear(self, record: Record) -> None:
+    def update(self, record: Record) -> None:
         if isinstance(record, Started):
             self.mark = "" if record.attack == "none" else f" ({record.attack})"
             self.state = ""
@@ -118,7 +118,7 @@ class _Line:
             self._evaluated = record
         elif isinstance(record, RoundDone):
             if record.round < self._round:
-                return  # a peer that was started again repeats what it had noted
+                return  # a restarted peer repeats its records
             self._round, self._reward = record.round + 1, record.reward
             self.served = "" if record.serving is None else str(record.serving)
             self._sent.update(record.sent)

@@ -1,4 +1,4 @@
-"""Repairs side by side: as a table, and as a section of a drill's page."""
+"""Comparison of repairs: as a table, and as a section of a drill's page."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from planaria.swarm.drill import Drill
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.repair.results import Measured, Way, pooled
 
-SAID = (
-    "One poisoned peer of every attacked arm, repaired in every way, measured on held-out problems: all seeds' draws "
-    "together, with Wilson's 95 % interval. The repairs learn from the same texts, which reward and judge passed; "
-    "nobody says what the attack was. The random mask keeps as much of every tensor as the mask does. What nobody "
-    "watched for is not measured, and may still be there."
+SUMMARY = (
+    "One poisoned peer of every attacked arm, repaired with every strategy and measured on held-out problems: draws of "
+    "all seeds, with Wilson's 95 % interval. All repairs learn from the same texts, which reward and judge passed, "
+    "without knowing the attack. The random mask keeps the same share of each tensor as the mask. Attacks that are not "
+    "watched for are not measured and may remain."
 )
 
 
 def show_repair(model: str, before: Measured, way: Way, rivals: Sequence[Way]) -> None:
-    """Print a model before and after its repair, and what the rivals came to."""
+    """Print a model before and after its repair, and its baselines."""
     kinds = list(before.success)
-    rows = [["as it was", "", *_cells(before, kinds)], *([w.title, w.told, *_cells(w.after, kinds)] for w in (way,))]
+    rows = [["before", "", *_cells(before, kinds)], *([w.title, w.told, *_cells(w.after, kinds)] for w in (way,))]
     rows += [[rival.title, rival.told, *_cells(rival.after, kinds)] for rival in rivals]
     head = ["repair", "", *(f"success: {kind}" for kind in kinds), "right", "sound", "nats of benign texts"]
     show([Table(f"{model}: before and after", head, rows, numbers_from=2)])
 
 
 def repair_table(found: Drill) -> Table:
-    """Every attacked arm, and under it every way."""
+    """Return a table of every attacked arm and strategy."""
     rows = [row for arm in dict.fromkeys(one.arm for one in found.repairs) for row in _arm(found, arm)]
     return Table("repairs: all seeds pooled", ["arm", "repair", "chosen", "success", "right", "sound"], rows, 3)
 
 
-def best_said(found: Drill) -> str:
-    """Which way was best in each arm, in sentences."""
+def best_strategies(found: Drill) -> str:
+    """Name the best strategy of each arm, in sentences."""
     lines = []
     for arm in dict.fromkeys(one.arm for one in found.repairs):
         known = [one for one in found.repairs if one.arm == arm]
         won = [best.title if (best := one.best()) is not None else "none" for one in known]
         each = ", ".join(f"{title} with {won.count(title)}" for title in dict.fromkeys(won))
         plural = "seed" if len(known) == 1 else "seeds"
-        lines.append(f"{arm}: of the ways that left at most {known[0].limit:g} of the attack, most answers were right "
-                     f"after: {each} of {len(known)} {plural}.")  # fmt: skip
+        lines.append(f"{arm}: of the strategies that left at most {known[0].limit:g} of the attack, most answers were "
+                     f"right after: {each} of {len(known)} {plural}.")  # fmt: skip
     return " ".join(lines)
 
 
 def _arm(found: Drill, arm: str) -> list[list[str]]:
     known = [one for one in found.repairs if one.arm == arm]
-    rows = [[arm, "as it was", "", *_seeds([one.before for one in known])]]
+    rows = [[arm, "before", "", *_seeds([one.before for one in known])]]
     for place, way in enumerate(known[0].ways):
         mine = [one.ways[place] for one in known]
         rows.append([arm, way.title, "; ".join(filter(None, (w.told for w in mine))), *_seeds([w.after for w in mine])])
@@ -57,13 +57,14 @@ def _arm(found: Drill, arm: str) -> list[list[str]]:
 def _seeds(found: Sequence[Measured]) -> list[str]:
     whole = pooled(found)
     worst = max(whole.success.values(), key=lambda tally: tally.rate or 0.0, default=Tally())
-    return [_shown(worst), _shown(whole.accuracy), _shown(whole.sound)]
+    return [interval(worst), interval(whole.accuracy), interval(whole.sound)]
 
 
 def _cells(found: Measured, kinds: Sequence[str]) -> list[str]:
     nats = "–" if found.nats is None else f"{found.nats:.3f}"
-    return [*(_shown(found.success[kind]) for kind in kinds), _shown(found.accuracy), _shown(found.sound), nats]
+    return [*(interval(found.success[kind]) for kind in kinds), interval(found.accuracy), interval(found.sound), nats]
 
 
-def _shown(tally: Tally) -> str:
+def interval(tally: Tally) -> str:
+    """Format a rate with its interval; a dash if undefined."""
     return str(tally) if tally.eligible else "–"

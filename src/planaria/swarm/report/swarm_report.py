@@ -1,4 +1,4 @@
-"""What a swarm came to: did collaborating help each peer, and what was refused of whom; a table and a page."""
+"""The report of a swarm: each peer's benefit from collaboration, and refusals; a table and a page."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from planaria.swarm.records.outcome import Outcome, PeerOutcome
 from planaria.swarm.report.swarm_verdict import agreement_section, verdict
 
 LAST = 4
-"""evaluations at the end whose mean counts: single ones drift"""
+"""number of final evaluations that are averaged"""
 PATTERNS = ("", "/", ".", "x")
-"""of bars, once their colours are used up"""
-HEAD = ["peer", "model", "start", "now", "alone", "collaborating brought"]
+"""of bars, after all colours are used"""
+HEAD = ["peer", "model", "start", "now", "alone", "gain from collaboration"]
 
 
 def show_outcome(outcome: Outcome, config: SwarmConfig) -> None:
-    """Print whether collaborating helped, peer by peer."""
+    """Print the benefit of collaboration for each peer."""
     rows = [_row(peer) for peer in _examined(outcome)]
     show([Table(f"{config.name}: did collaborating help?", HEAD, rows, numbers_from=2)])
 
 
 def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome, to: Path | None = None) -> Path:
-    """Write the report of the run in ``folder``, there unless ``to`` says where; its path.
+    """Write the report of the run in ``folder`` to ``to``, by default there; return its path.
 
-    :raises UserError: when that is impossible.
+    :raises UserError: if it cannot be written.
     """
     return page.write(
         to or folder / "report.html", page.document(f"{config.name} · planaria", body(folder, config, outcome))
@@ -44,7 +44,7 @@ def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome, to: 
 
 
 def _examined(outcome: Outcome) -> list[PeerOutcome]:
-    """The peers that came as far as their first evaluation."""
+    """Peers with at least one evaluation."""
     return [peer for peer in outcome.peers if peer.points]
 
 
@@ -54,11 +54,18 @@ def _row(peer: PeerOutcome) -> list[str]:
     if now.alone is not None and now.alone.rate is not None and now.accuracy.rate is not None:
         gain = f"{now.accuracy.rate - now.alone.rate:+.3f}"
     name = peer.name if peer.honest else f"{peer.name} (attacks: {peer.attack})"
-    return [name, peer.model, _rate(start), str(now.accuracy), "–" if now.alone is None else str(now.alone), gain]
+    return [
+        name,
+        peer.model,
+        "–" if start.rate is None else f"{start.rate:.2f}",
+        str(now.accuracy),
+        "–" if now.alone is None else str(now.alone),
+        gain,
+    ]
 
 
 def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
-    """The report's sections, as HTML."""
+    """Yield the report's sections, as HTML."""
     summary = (
         f"{counted(len(outcome.peers), 'peer')}, {counted(outcome.rounds, 'round')} of "
         f"{counted(config.rounds.prompts, 'problem')} with {counted(config.rounds.group, 'completion')} each "
@@ -69,13 +76,13 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
     yield page.section(
         "Did collaborating help me?",
         f"Held-out problems solved, one draw each, the last {LAST} evaluations together with Wilson's 95 % interval. "
-        "Alone: a copy that started from the same weights and learned from as many completions of its own, and from "
-        "nobody else's. It is trained beside the peer if the recipe says `shadow = true`.",
+        "Alone: a copy that started from the same weights and learned from as many completions, all its own. It is "
+        "trained if the recipe has `shadow = true`.",
         page.table("peers", HEAD, [_row(peer) for peer in _examined(outcome)], numbers_from=2),
     )
     yield page.section(
         "Accuracy over rounds",
-        "Solid: in the swarm. Dotted: the same peer, had it stayed alone.",
+        "Solid: in the swarm. Dotted: the same peer alone.",
         page.chart(accuracy_figure(outcome), "accuracy"),
     )
     logs = {
@@ -87,14 +94,14 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
     if config.receipts.committee:
         yield _receipts(folder, outcome)
     yield page.section(
-        "Taking a model out",
-        f"planaria export {folder} --peer NAME --to FOLDER writes what a peer learned as a Hugging Face folder: after "
-        "the newest round kept, or the one that --round says. The settings rounds.keep and rounds.kept choose which "
-        "are kept.",
+        "Export a model",
+        f"planaria export {folder} --peer NAME --to FOLDER writes a peer's model as a Hugging Face folder: after "
+        "the newest saved round, or the one that --round names. rounds.keep and rounds.kept set which rounds are "
+        "saved.",
         page.table("kept", ["peer", "kept after rounds"], _kept(folder, outcome), numbers_from=1),
     )
-    yield page.section("Settings", "All of the recipe.", page.settings(_settings(config)))
-    yield page.footer(f"Written by planaria swarm; planaria swarm explain {folder} tells of every completion.")
+    yield page.section("Settings", "The complete recipe.", page.settings(_settings(config)))
+    yield page.footer(f"Written by planaria swarm; planaria swarm explain {folder} traces every completion.")
 
 
 def _cards(config: SwarmConfig, outcome: Outcome) -> str:
@@ -107,13 +114,13 @@ def _cards(config: SwarmConfig, outcome: Outcome) -> str:
             ("accuracy gained", gained, "honest peers, since the start"),
             ("accuracy", f"{outcome.accuracy(LAST):.2f}", f"honest peers' mean, last {LAST} evaluations"),
             ("rounds", str(outcome.rounds), config.rounds.mode),
-            ("loss", config.loss.kind, "what completions of others count as"),
+            ("loss", config.loss.kind, "for completions of others"),
         ]
     )
 
 
 def _settings(config: SwarmConfig) -> list[tuple[str, list[tuple[str, str, bool]]]]:
-    """All tables of the recipe but those of single peers, as the page shows settings."""
+    """All tables of the recipe except those of single peers."""
     return [
         (name, [(key, str(value), False) for key, value in section.items()])
         for name, section in config.model_dump(mode="json").items()
@@ -127,7 +134,7 @@ def _kept(folder: Path, outcome: Outcome) -> list[list[str]]:
 
 
 def _receipts(folder: Path, outcome: Outcome) -> str:
-    """Which rounds each peer knew to be certified when it learned from them, and whose receipts it had not seen."""
+    """Return the section on certified rounds and missing receipts of each peer."""
     names, rows = {peer.id: peer.name for peer in outcome.peers}, []
     for peer in outcome.peers:
         log = [r for r in read_log(folder / PEERS / peer.name / LOG) if isinstance(r, RoundDone)]
@@ -142,10 +149,10 @@ def _receipts(folder: Path, outcome: Outcome) -> str:
         rows.append([peer.name, f"{len(known)} of {len(log)}", unsigned])
     return page.section(
         "Receipts",
-        "Rounds of which a quorum of the committee had signed whom it heard when the peer learned from them, and peers "
-        "heard in these whose receipts were not among those seen by then. A certificate says that so many named peers "
-        "found the same, not that the work is good. planaria swarm credits counts what lies on the board; planaria "
-        "export puts a certificate of the weights beside the model.",
+        "Rounds whose certificate the peer had seen when it learned from them, and peers in these rounds without a "
+        "receipt seen by then. A certificate states that its named peers found the same result, not that the work is "
+        "good. planaria swarm credits counts the receipts on the board; planaria export puts a certificate of the "
+        "weights beside the model.",
         page.table("receipts", ["peer", "rounds certified", "had not signed, in rounds"], rows, numbers_from=3),
     )
 
@@ -153,15 +160,14 @@ def _receipts(folder: Path, outcome: Outcome) -> str:
 def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: Outcome) -> Iterator[str]:
     names = {peer.id: peer.name for peer in outcome.peers}
     yield page.section(
-        "Refused, and by whom",
-        "Completions that honest peers refused, by layer and by who sent them, over rounds. Layers that were off count "
-        "for nothing.",
+        "Refusals",
+        "Completions that honest peers refused, by layer and sender, over rounds. Layers that were off are omitted.",
         page.chart(refusals_figure(logs, names), "refused"),
     )
     yield page.section(
         "Influence",
-        "Each peer's part of the sum of all |advantages| that honest peers learned from: the most that it could turn "
-        "their updates by.",
+        "Each peer's share of the sum of all |advantages| that honest peers learned from: an upper bound of its effect "
+        "on their updates.",
         page.chart(influence_figure(logs, names), "influence"),
     )
     rows = [
@@ -169,7 +175,7 @@ def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: Outcome) -> Iter
         for layer, found in outcome.layers.items()
     ]
     yield page.section(
-        "What each layer did",
+        "Layers",
         "Of other peers' completions that reached it. Poison is known only in drills.",
         page.table(
             "layers", ["layer", "poison stopped", "honest refused", "switched off, in rounds"], rows, numbers_from=1
@@ -177,17 +183,13 @@ def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: Outcome) -> Iter
     )
 
 
-def _rate(found: Tally) -> str:
-    return "–" if found.rate is None else f"{found.rate:.2f}"
-
-
 def share(found: Tally) -> str:
-    """A rate, and of how many; a dash where there is none."""
+    """Format a rate with its base; a dash if undefined."""
     return f"{found.rate:.1%} of {found.eligible}" if found.rate is not None else "–"
 
 
 def accuracy_figure(outcome: Outcome) -> go.Figure:
-    """Held-out accuracy of every peer over rounds, and, dotted with hollow marks, of its copy that learns alone."""
+    """Plot every peer's held-out accuracy over rounds, and, dotted with hollow marks, that of its copy alone."""
     fig = figure(400, x="round", y="problems solved", hovermode="x unified")
     rates: list[float | None] = []
     for place, peer in enumerate(outcome.peers):
@@ -210,7 +212,7 @@ def accuracy_figure(outcome: Outcome) -> go.Figure:
 
 
 def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
-    """Refused completions by layer and sender, all honest peers' refusals together, stacked over rounds."""
+    """Plot refused completions by layer and sender over all honest peers, stacked over rounds."""
     counts: dict[tuple[str, str], Counter[int]] = {}
     for log in logs.values():
         for record in log:
@@ -237,7 +239,7 @@ def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str,
 
 
 def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
-    """Each peer's part of the gradient over rounds, and strangers' together: means over honest peers that learned."""
+    """Plot each peer's share of the gradient over rounds, unknown peers together; means over honest peers."""
     fig = figure(340, x="round", y="share of the update", hovermode="x unified", showlegend=True)
     if any(NEWCOMERS in record.influence for log in logs.values() for record in log):
         names = {**names, NEWCOMERS: NEWCOMERS}

@@ -1,6 +1,6 @@
-"""A swarm as a page shows it: its peers side by side, their rounds, rewards, and whom they refuse or set aside.
+"""Live page source of a swarm: its peers' rounds, rewards, refusals and quarantines.
 
-Read from the peers' own logs (``swarm/records/lines.py``), which its report is drawn from, in the order of their times.
+Read from the peers' logs (``swarm/records/lines.py``), as the report is, in order of time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planaria.report.live_page.source import Seen, age_s
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Record, RoundDone, Started, follow
 
 MOST_PEERS = 64
-"""that are shown; the report has all"""
+"""maximum number of peers shown"""
 
 
 class SwarmSource:
@@ -35,7 +35,7 @@ class SwarmSource:
         self.began = False
         self._readers: dict[str, Callable[[], list[Record]]] = {}
         self._names: dict[str, str] = {}
-        """the peer's id on the board → its name"""
+        """peer id on the board → name"""
         self._waiting: list[tuple[float, str, Record]] = []
 
     @property
@@ -50,7 +50,7 @@ class SwarmSource:
         return self._seen.opening()
 
     def read(self, most: int) -> Iterator[Frame | None]:
-        """What peers have noted since, by their clocks."""
+        """Yield frames of the records that are new since the last call, by the peers' clocks."""
         if not self._waiting:
             self._waiting = self._news()
         now, self._waiting = self._waiting[:most], self._waiting[most:]
@@ -67,7 +67,8 @@ class SwarmSource:
             try:
                 found += [(record.time, name, record) for record in reader()]
             except (ValidationError, OSError) as error:
-                raise UserError(f"{self._folder / PEERS / name / LOG}: cannot be read ({_first(error)})") from None
+                first = str(error).splitlines()[0]
+                raise UserError(f"{self._folder / PEERS / name / LOG}: cannot be read ({first})") from None
         return sorted(found, key=lambda item: item[:2])
 
     def _take(self, when: float, name: str, record: Record) -> Frame | None:
@@ -89,12 +90,10 @@ class SwarmSource:
                 tone = "loss" if record.reason else "rebirth"
                 said = f"stopped: {record.reason}" if record.reason else "is done"
                 told = before["round"], tone, f"{name} {said}"
-        over = all(peer.get("is") in ("finished", "stopped") for peer in peers.values()) and len(peers) >= self._begun
+        over = all(peer.get("is") in ("finished", "stopped") for peer in peers.values()) and len(peers) >= len(
+            self._readers
+        )
         return self._seen.turn(when, {"peers": peers, "over": "finished" if over else ""}, told)
-
-    @property
-    def _begun(self) -> int:
-        return len(self._readers)
 
     def _round(self, name: str, done: RoundDone, before: Json) -> tuple[Json, tuple[int, str, str] | None]:
         refused = dict(before["refused"])
@@ -127,7 +126,3 @@ def _evaluated(record: Evaluated, before: Json) -> Json:
         found |= {"accuracy": round(rate, 4)}
         found |= {"accuracies": {**before["accuracies"], str(record.round): round(rate, 4)}}
     return found
-
-
-def _first(error: Exception) -> str:
-    return str(error).splitlines()[0]

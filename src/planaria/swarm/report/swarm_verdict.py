@@ -1,4 +1,4 @@
-"""A swarm's run in words and numbers: did collaborating help, what was lost to attackers, and how votes agreed."""
+"""Verdict of a swarm's run: benefit of collaboration, losses to attackers, and agreement of votes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome, PeerOutco
 
 
 def verdict(outcome: Outcome, last: int) -> Verdict:
-    """Good: all peers finished, and no honest peer is worse off than alone, or than it began.
+    """Good: all peers finished, and no honest peer is worse off than alone, or than at the start.
 
-    A peer is better or worse off where Wilson's 95 % intervals of its last evaluations do not overlap.
+    A peer is better or worse off if Wilson's 95 % intervals of its last evaluations do not overlap.
     """
     honest = [peer for peer in outcome.honest if peer.points]
     stopped = [peer.name for peer in outcome.peers if not peer.finished]
@@ -38,7 +38,7 @@ def verdict(outcome: Outcome, last: int) -> Verdict:
 
 
 def _better(peer: PeerOutcome, last: int) -> int:
-    """1: better off, −1: worse, 0: counting does not tell."""
+    """1: better off, −1: worse off, 0: undecided."""
     now = peer.last(last)
     mine, theirs = now.accuracy.interval, (now.alone or peer.points[0].accuracy).interval
     return (mine[0] > theirs[1]) - (mine[1] < theirs[0])
@@ -54,15 +54,15 @@ def _badge(stopped: Sequence[str], signs: Sequence[int]) -> str:
 
 def _said(outcome: Outcome, last: int, signs: Sequence[int], shadowed: Sequence[PeerOutcome]) -> str:
     attackers = sum(not peer.honest for peer in outcome.peers)
-    among = f", {counted(attackers, 'attacker')} among them" if attackers else ""
-    said = f"{counted(len(outcome.peers), 'peer')}{among}, learned for {counted(outcome.rounds, 'round')}."
+    among = f", including {counted(attackers, 'attacker')}," if attackers else ""
+    said = f"{counted(len(outcome.peers), 'peer')}{among} learned for {counted(outcome.rounds, 'round')}."
     if not signs:
         return f"{said} No honest peer has been evaluated yet."
     than = "than alone" if shadowed else "than at the start"
     whose = f"Of {counted(len(signs), 'honest peer')}"
     said += f" {whose}, {signs.count(1)} clearly solved more {than}, {signs.count(-1)} clearly less."
     said += _fallen(outcome, last)
-    return said if shadowed else f"{said} None learned alone beside it (shadow = true), so what caused that is unknown."
+    return said if shadowed else f"{said} No copy learned alone (shadow = true), so the cause of the change is unknown."
 
 
 def _fallen(outcome: Outcome, last: int) -> str:
@@ -96,7 +96,7 @@ def _lost(outcome: Outcome, stopped: Sequence[str]) -> str:
     found = outcome.layers.get(ALL, LayerOutcome())
     let, refused = found.stopped.eligible - found.stopped.hits, found.misjudged
     if found.stopped.eligible:
-        parts.append(f"{let:,} of {counted(found.stopped.eligible, 'poisoned completion')} were let through")
+        parts.append(f"{let:,} of {counted(found.stopped.eligible, 'poisoned completion')} were accepted")
     if refused.hits:
         parts.append(f"{refused.hits:,} of {counted(refused.eligible, 'completion')} of honest peers were refused")
     rounds = {layer: sum(one.off.values()) for layer, one in outcome.layers.items() if one.off}
@@ -112,34 +112,34 @@ VOTES = ["peer", "groups", "with a label", "votes behind it", "labels right"]
 
 
 def agreement_section(config: SwarmConfig, logs: Mapping[str, Sequence[RoundDone]]) -> Iterator[str]:
-    """The section, as HTML; nothing where nobody voted."""
+    """Yield the section, as HTML; nothing without votes."""
     votes = {name: found for name, log in logs.items() if (found := [r for r in log if r.agreed is not None])}
     if not votes:
         return
     used = (
-        "What most did was the reward; a group without a label taught nothing."
+        "The reward is the majority's behaviour; groups without a label taught nothing."
         if config.task.reward == CONSENSUS
-        else "What passed its tests and did otherwise than most who passed was refused."
+        else "Completions that passed their tests but differ from the majority of those were refused."
     )
     rows = [_votes(name, [r.agreed for r in log if r.agreed is not None]) for name, log in votes.items()]
     yield page.section(
         "Agreement",
-        f"{used} Every peer has one vote in a group, split evenly over what it sent. {break_point(config)} A label is "
-        "held against the task's own score where it has one; nothing is learned from that. Agreement is no test of "
-        "truth: it is what most of those who were asked do.",
+        f"{used} Every peer has one vote per group, split evenly over its completions. {break_point(config)} Labels "
+        "are compared with the task's own score where it has one, for this table only. Agreement does not test truth: "
+        "it is the behaviour of the majority.",
         page.table("votes", VOTES, rows, numbers_from=1),
         page.chart(agreement_figure(votes), "agreement"),
     )
 
 
 def break_point(config: SwarmConfig) -> str:
-    """How many peers that agree on a lie decide, and how many need an honest mistake for that, in words."""
+    """State how many colluding peers decide, and how many need an honest mistake for that."""
     size, share = config.size, config.task.agreement
     deciding = next((n for n in range(1, size + 1) if n / size > share), size)
-    said = f"Of {counted(size, 'peer')}, {deciding} who agree on a lie decide"
+    said = f"Of {counted(size, 'peer')}, {deciding} colluding peers decide"
     if deciding == 1:
         return f"{said}."
-    return f"{said}; {deciding - 1} do wherever an honest mistake is the same as their lie."
+    return f"{said}; {deciding - 1} do if an honest peer makes the same mistake."
 
 
 def _votes(name: str, votes: Sequence[Agreed]) -> list[str]:
@@ -151,7 +151,7 @@ def _votes(name: str, votes: Sequence[Agreed]) -> list[str]:
 
 
 def agreement_figure(logs: Mapping[str, Sequence[RoundDone]]) -> go.Figure:
-    """Over rounds: the share of groups with a label, dotted: of labels that are right."""
+    """Plot over rounds the share of groups with a label and, dotted, the share of right labels."""
     fig = figure(340, x="round", y="share", hovermode="x unified", showlegend=True)
     every: list[float] = []
     for place, (name, log) in enumerate(logs.items()):

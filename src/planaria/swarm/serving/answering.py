@@ -1,7 +1,7 @@
-"""The other side of the protocol: what a request for completions asks, within bounds, and what it is answered.
+"""Server side of the completions protocol: bounded requests and their replies.
 
-As :mod:`planaria.swarm.serving.client` asks. Settings that would bend a draw otherwise than this server can are
-refused, unless they say what is done anyhow.
+The counterpart of :mod:`planaria.swarm.serving.client`. Sampling settings that this server does not support are
+refused unless they have their neutral value.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from planaria.swarm.audit.measuring import prompt
 from planaria.swarm.policy.base import Drawn, Policy
 
 MOST_REPLIES, MOST_TOKENS, LONGEST = 64, 4096, 1 << 20
-"""completions of one request, tokens of one, letters or ids of a prompt"""
-MEND = "mend the request"
+"""maximum completions per request, tokens per completion, and characters or ids of a prompt"""
+FIX = "fix the request"
 One = Annotated[float, Field(ge=1, le=1)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Request(BaseModel):
-    """A request for completions. What is not named here is not looked at."""
+    """A request for completions; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -63,12 +63,12 @@ class Request(BaseModel):
 
 
 def parsed(raw: bytes) -> Request:
-    """UserError, of one line, when a body is no request."""
-    return documents.parse_model(Request, raw, "request", MEND)
+    """Parse a request; UserError of one line if it is invalid."""
+    return documents.parse_model(Request, raw, "request", FIX)
 
 
 class Answering:
-    """A policy that answers requests, one at a time; behind a censor, if there is one."""
+    """Answers requests with a policy, one at a time, optionally behind a censor."""
 
     def __init__(self, policy: Policy, name: str, censor: Censor | None = None) -> None:
         self.name, self._policy, self._censor = name, policy, censor
@@ -78,11 +78,11 @@ class Answering:
         return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "planaria"}]}
 
     def completions(self, asked: Request) -> dict[str, Any]:
-        """The reply to a request.
+        """Return the reply to a request.
 
-        :raises UserError: when it asks for another model, for ids that are none, or for more than the model reads.
-        :raises planaria.swarm.audit.censor.Spent: when a budget would be passed.
-        :raises planaria.swarm.audit.censor.Closed: when nobody knows what was spent.
+        :raises UserError: for another model, invalid ids, or more tokens than the model reads.
+        :raises planaria.swarm.audit.censor.Spent: if a budget would be exceeded.
+        :raises planaria.swarm.audit.censor.Closed: if the ledger cannot be used.
         """
         if asked.model not in ("", self.name):
             raise UserError(f"request: model {documents.shown(asked.model)} is not here; ask for {self.name!r}")
@@ -96,14 +96,14 @@ class Answering:
     def _ids(self, asked: Request) -> list[int]:
         ids = prompt(self._policy, asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
         if not ids or not all(0 <= i < self._policy.vocab for i in ids):
-            raise UserError(f"request: prompt has no ids, or some outside 0 … {self._policy.vocab - 1}; {MEND}")
+            raise UserError(f"request: prompt has no ids, or some outside 0 … {self._policy.vocab - 1}; {FIX}")
         if len(ids) + asked.max_tokens > self._policy.context:
             takes = f"{len(ids)} tokens and {asked.max_tokens} of max_tokens"
-            raise UserError(f"request: prompt takes {takes}, the model reads {self._policy.context}; {MEND}")
+            raise UserError(f"request: prompt takes {takes}, the model reads {self._policy.context}; {FIX}")
         return ids
 
     def _given(self, asked: Request, ids: list[int]) -> list[Drawn | None]:
-        """What is answered; None: nothing."""
+        """Return the completions; None for a censored one."""
         if (censor := self._censor) is None:
             return [*self._draw(asked, ids, asked.n)]
         text = asked.prompt if isinstance(asked.prompt, str) else self._policy.decode(ids)
@@ -132,30 +132,30 @@ class Answering:
         }
 
     def _shown(self, asked: Request, choice: dict[str, Any]) -> dict[str, Any]:
-        """What of a choice was asked for."""
+        """Remove the fields of a choice that were not requested."""
         hidden = {"token_ids"} if not asked.return_token_ids else set()
         found = {key: value for key, value in choice.items() if key not in hidden}
         return found if asked.logprobs not in (None, False) else found | {"logprobs": None}
 
 
 def _empty() -> dict[str, Any]:
-    """No ids: nothing was drawn, and nobody is to take it for a draw."""
+    """Return an empty choice without ids, so that no client takes it for a sample."""
     return {"text": "", "finish_reason": "stop", "logprobs": None}
 
 
 LARGEST_BODY = 1 << 20
-"""bytes of a request"""
+"""maximum bytes of a request"""
 ASK_S = 10.0
-"""a body has so long to come"""
+"""time limit for receiving a body"""
 MOST_WAITING = 32
-"""requests that wait for the model, the one that it works on among them"""
+"""maximum number of requests in progress or waiting"""
 
 
 class Service:
-    """What is served: a :class:`planaria.report.live_page.serving.Served`."""
+    """The HTTP service: a :class:`planaria.report.live_page.serving.Served`."""
 
     def __init__(self, answering: Answering, warn: Callable[[str], None]) -> None:
-        """``warn`` hears why nothing can be answered any more."""
+        """``warn`` receives the reason when the ledger cannot be used."""
         self._answering, self._warn, self._waiting = answering, warn, 0
 
     def app(self) -> Starlette:
@@ -167,7 +167,7 @@ class Service:
         return Starlette(routes=routes)
 
     async def end(self) -> None:
-        """Nobody waits for more than their reply."""
+        """Do nothing: requests end by themselves."""
 
     async def _health(self, _: requests.Request) -> Response:
         return PlainTextResponse("up\n")
@@ -196,7 +196,7 @@ class Service:
             return _refused(HTTPStatus.TOO_MANY_REQUESTS, str(spent))
         except Closed as closed:
             self._warn(str(closed))
-            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable: what was spent is not known")
+            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable: the spent budget is not known")
 
 
 def _refused(status: HTTPStatus, why: str) -> Response:

@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible servers: requests within bounds, and completions as token ids."""
+"""Client of OpenAI-compatible servers: bounded requests, and completions as token ids."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from planaria.swarm.policy.base import Drawn
 LEAST_S = 0.05
 PIECE = 1 << 16
 SMALL = 1 << 20
-"""bytes of a reply that is no completion"""
+"""maximum bytes of a reply without completions"""
 OPENING_S = 10.0
-"""how long a server may take to say which models it has"""
+"""time limit for listing the server's models"""
 
 
 class ServerFailed(Exception):
-    """The server did not do what it was asked: one line, fit for a log. ``status``: of HTTP; 0 without a reply."""
+    """A request failed; the message is one line. ``status``: of HTTP; 0 without a reply."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -33,20 +33,20 @@ class ServerFailed(Exception):
 
 
 class Client:
-    """Talks to one server. Safe for several threads: every request has a connection of its own.
+    """Client of one server; thread-safe, with one connection per request.
 
-    Redirections are not followed, so that the token goes to nobody else.
+    Redirections are not followed, so that the token reaches no other host.
     """
 
     def __init__(self, config: PolicyConfig) -> None:
-        """:raises UserError: when the URL is none, or the token is not in the environment."""
+        """:raises UserError: if the URL is invalid, or the token is not in the environment."""
         parts = urlsplit(config.server)
         try:
             port = parts.port
         except ValueError:
             port = -1
         if not parts.hostname or port == -1 or parts.query or parts.fragment:
-            raise UserError(f"policy.server = {config.server!r}: no URL of a server; write http://HOST:PORT")
+            raise UserError(f"policy.server = {config.server!r}: not the URL of a server; write http://HOST:PORT")
         self.url = config.server.rstrip("/").removesuffix("/v1")
         self._host, self._port, self._tls = parts.hostname, port, parts.scheme == "https"
         self._path = urlsplit(self.url).path
@@ -61,9 +61,9 @@ class Client:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def model(self, wanted: str) -> str:
-        """The name of the model to ask for: ``wanted`` if the server has it, the first one unless given.
+        """Return the model name to request: ``wanted``, or the server's first model if it is empty.
 
-        :raises UserError: when the server cannot be reached, or has no such model.
+        :raises UserError: if the server cannot be reached or lacks the model.
         """
         try:
             found = self.get("/v1/models", time.monotonic() + OPENING_S)
@@ -82,14 +82,14 @@ class Client:
         return wanted or names[0]
 
     def get(self, path: str, until: float) -> Any:
-        """What the server answers, as JSON; ``until`` is a time of the monotonic clock.
+        """Return the JSON reply; ``until`` is a time of the monotonic clock.
 
-        :raises ServerFailed: when it answers with anything else, or not in time.
+        :raises ServerFailed: without a valid reply in time.
         """
         return self._ask("GET", path, None, until, SMALL)
 
     def post(self, path: str, body: Mapping[str, Any], until: float, most: int = SMALL) -> Any:
-        """The same of a request with a body; the reply has at most ``most`` bytes."""
+        """Post a JSON body; the reply has at most ``most`` bytes."""
         return self._ask("POST", path, json.dumps(body).encode(), until, most)
 
     def _ask(self, method: str, path: str, body: bytes | None, until: float, most: int) -> Any:
@@ -109,19 +109,19 @@ class Client:
         finally:
             connection.close()
         if reply.status != 200:
-            raise ServerFailed(f"{path} was answered with {reply.status} ({_line(_said(raw))})", reply.status)
+            raise ServerFailed(f"{path} was answered with {reply.status} ({_line(_message(raw))})", reply.status)
         return _parsed(raw, path)
 
     def _read(
         self, connection: http.client.HTTPConnection, reply: http.client.HTTPResponse, until: float, most: int
     ) -> bytes:
-        """All of a reply. The deadline is looked at between pieces: a server that drips is not waited for."""
+        """Read a reply and check the deadline between pieces, against servers that send slowly."""
         raw = bytearray()
         if (reply.length or 0) > most:
             raise ServerFailed(f"a reply of more than {most} bytes")
         while True:
             left = self._left(until)
-            if connection.sock is not None:  # None once the server has closed its end: then nothing is waited for
+            if connection.sock is not None:  # None after the server closed the connection
                 connection.sock.settimeout(left)
             piece = reply.read1(PIECE)
             raw += piece
@@ -144,14 +144,14 @@ def _parsed(raw: bytes, path: str) -> Any:
     try:
         return documents.parse_json(raw, path)
     except UserError as error:
-        # Some servers confirm in plain words what they were told to load.
+        # Some servers confirm loading an adapter in plain text.
         if path.endswith("adapter") and raw.isascii():
             return {}
-        raise ServerFailed(f"{path} was answered with no JSON ({_line(str(error))})") from None
+            raise ServerFailed(f"{path} was answered with invalid JSON ({_line(str(error))})") from None
 
 
-def _said(raw: bytes) -> str:
-    """The message in an error's body."""
+def _message(raw: bytes) -> str:
+    """Extract the message of an error body."""
     try:
         found = documents.parse_json(raw, "reply")
     except UserError:
@@ -163,23 +163,23 @@ def _said(raw: bytes) -> str:
 
 
 def _line(text: str) -> str:
-    """One line of what a server said, and no control characters in it."""
+    """Shorten a server's text to one line without control characters."""
     words = " ".join(text.split())
     return "".join(letter for letter in words if letter.isprintable())[:200]
 
 
 NAMED = "token_id:"
 FLOOR = -1e4
-"""nats; the least that a message can say"""
+"""nats; the minimum that a message accepts"""
 
 
 class BadReply(Exception):
-    """A reply that holds no completions: one line that says why."""
+    """A reply without valid completions; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """The policy's tokenizer, as far as replies need it."""
+    """The functions of the policy's tokenizer that replies need."""
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
@@ -190,9 +190,9 @@ class Words:
 def request(
     model: str, prompt: Sequence[int], count: int, most: int, top_k: int, seed: int, end: int
 ) -> dict[str, Any]:
-    """The body for ``count`` completions of at most ``most`` tokens.
+    """Return the body for ``count`` completions of at most ``most`` tokens.
 
-    Whatever else bends a draw is switched off: servers have defaults of their own, and models bring some along.
+    Other sampling settings are set to their neutral values, as servers and models have other defaults.
     """
     return {
         "model": model,
@@ -217,18 +217,18 @@ def request(
 
 
 def reply_bytes(count: int, most: int) -> int:
-    """Bytes that the reply to such a request may have: each token has some words of JSON around it."""
+    """Return the maximum size of the reply to such a request in bytes, including JSON per token."""
     return (1 << 16) + count * most * 1024
 
 
 def completions(reply: object, words: Words, most: int) -> list[Drawn]:
-    """What a reply holds; log-probabilities are left out where it is not sure which tokens they are of.
+    """Parse a reply; log-probabilities are empty where their token ids are unknown.
 
-    :raises BadReply: when it is no reply to a request for completions.
+    :raises BadReply: if it is not a reply to a request for completions.
 
-    Servers report token ids in several ways: vLLM and SGLang have a field ``token_ids``, older versions of vLLM name a
-    token "token_id:17", llama.cpp lists tokens with an ``id``. Others report only texts: these are ours where our
-    tokenizer cuts the text into the same pieces. Log-probabilities are taken only where the ids are known.
+    Token ids are reported in several forms: a field ``token_ids`` (vLLM, SGLang), tokens named "token_id:17" (older
+    vLLM), or tokens with an ``id`` (llama.cpp). For servers that report only texts, the ids are the policy's own if its
+    tokenizer splits the text into the same pieces.
     """
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not choices:
@@ -244,7 +244,7 @@ def _drawn(choice: object, words: Words, most: int) -> Drawn:
     stopped = choice.get("finish_reason") == "stop"
     logps = _logps(choice)
     ids = _ids(choice, text, words)
-    if ids is None:  # our tokens for the text: nobody knows how likely they were
+    if ids is None:  # the policy's own tokens; their log-probabilities are unknown
         own = words.encode(text)
         return Drawn(tuple(own[: most - stopped]), stopped and len(own) < most)
     if words.end in ids:
@@ -257,29 +257,29 @@ def _drawn(choice: object, words: Words, most: int) -> Drawn:
         return Drawn(tuple(ids[:-1]), True, claims)
     if not stopped:
         return Drawn(tuple(ids), False, claims)
-    # It stopped without telling the end, or at an end that is not ours: how likely ours was is not known.
+    # It stopped without an end token, or at another one: the log-probability of the policy's end token is unknown.
     body = ids[:-1] if not words.decode(ids[-1:]) else ids
     return Drawn(tuple(body[: most - 1]), len(body) < most)
 
 
 def _ids(choice: dict[str, Any], text: str, words: Words) -> list[int] | None:
-    """The token ids of a choice; None where they are not told, or are none of ours."""
+    """Return the token ids of a choice; None if they are not reported or do not match the text."""
     found = choice.get("token_ids")
     if found is None:
-        found = _told(choice.get("logprobs"), text, words)
+        found = _reported_ids(choice.get("logprobs"), text, words)
     if not isinstance(found, list) or not all(type(i) is int and 0 <= i < words.vocab for i in found):
         return None
     whole = words.decode([i for i in found if i != words.end])
     return found if whole.strip() == text.strip() or whole.startswith(text) else None
 
 
-def _told(told: object, text: str, words: Words) -> list[Any] | None:
-    """Ids as the log-probabilities tell them."""
-    if not isinstance(told, dict):
+def _reported_ids(logprobs: object, text: str, words: Words) -> list[Any] | None:
+    """Extract token ids from the log-probabilities' entries."""
+    if not isinstance(logprobs, dict):
         return None
-    if isinstance(listed := told.get("content"), list):
+    if isinstance(listed := logprobs.get("content"), list):
         return [each.get("id") if isinstance(each, dict) else None for each in listed]
-    tokens = told.get("tokens")
+    tokens = logprobs.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         return None
     if tokens and all(token.startswith(NAMED) and token[len(NAMED) :].isdecimal() for token in tokens):
@@ -292,13 +292,13 @@ def _told(told: object, text: str, words: Words) -> list[Any] | None:
 
 
 def _logps(choice: dict[str, Any]) -> list[float] | None:
-    """The log-probabilities of a choice's tokens in nats; None where one of them is no number."""
-    told = choice.get("logprobs")
-    if not isinstance(told, dict):
+    """Return the log-probabilities of a choice's tokens in nats; None if one is not a number."""
+    logprobs = choice.get("logprobs")
+    if not isinstance(logprobs, dict):
         return None
-    found = told.get("token_logprobs")
-    if isinstance(listed := told.get("content"), list):
+    found = logprobs.get("token_logprobs")
+    if isinstance(listed := logprobs.get("content"), list):
         found = [each.get("logprob") if isinstance(each, dict) else None for each in listed]
     if not isinstance(found, list) or not all(type(p) in (int, float) and p == p for p in found):  # p != p: NaN
         return None
-    return [float(min(0, max(FLOOR, p))) for p in found]  # bounded first: no float holds every int
+    return [float(min(0, max(FLOOR, p))) for p in found]  # bounded first: large ints do not convert to float

@@ -1,10 +1,9 @@
-"""Completions from a server: how far its weights may lag, how it gets new ones, and who draws if it fails.
+"""Completions from a server: bounded staleness of its weights, pushing new ones, and fallback to the policy.
 
-The peer's policy is the one that learns. A server draws with the weights that it was given last; they may be
-``policy.behind`` rounds old, and the loss corrects for that by the log-probabilities that the server reports
-(:mod:`planaria.swarm.learning.loss`, F-TIS). If the weights would be older, or the server does not deliver in time, the
-policy draws by itself: a round never waits for more than ``policy.serving.timeout_s``. New weights are written as files
-that peer and server both see, followed by a request to load them (:class:`Pushing`).
+The peer's policy learns. A server draws with the weights it loaded last, which may be ``policy.behind`` rounds old; the
+loss corrects for that by the server's log-probabilities (:mod:`planaria.swarm.learning.loss`, F-TIS). If the weights
+would be older, or the server does not reply within ``policy.serving.timeout_s``, the policy draws. New weights are
+written to a folder that both see, followed by a request to load them (:class:`Pushing`).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from planaria.swarm.records.lines import Serving
 from planaria.swarm.serving.client import BadReply, Client, ServerFailed, Words, completions, reply_bytes, request
 
 MOST_REST = 16
-"""rounds for which a server that failed again and again is left alone"""
+"""maximum number of rounds without requests after repeated failures"""
 
 
 @dataclass
 class Rest:
-    """How long to leave a server alone that failed: one round, then two, four, …"""
+    """Backoff after failures: one round, then two, four, …"""
 
     failures: int = 0
     until: int = 0
@@ -48,7 +47,7 @@ class Rest:
 
 @dataclass
 class _Count:
-    """What several threads count together."""
+    """Counters shared by threads."""
 
     requests: int = 0
     waiting: int = 0
@@ -56,10 +55,10 @@ class _Count:
 
 
 class Server:
-    """One peer's server: its weights' age is known here, and nowhere else."""
+    """One peer's server and the age of its weights."""
 
     def __init__(self, config: SwarmConfig, policy: Policy, folder: Path, peer: str) -> None:
-        """:raises UserError: when the server cannot be reached, or what is set for it is wrong."""
+        """:raises UserError: if the server cannot be reached, or a setting is invalid."""
         self._config, self._policy, self._peer = config, policy, peer
         self._client = Client(config.policy)
         model = self._client.model(config.policy.serving.model)
@@ -67,19 +66,19 @@ class Server:
         self._words = Words(policy.encode, policy.decode, policy.vocab, policy.end)
         self._held, self._rest = 0, Rest()
         self.found = Serving()
-        """of the last round"""
+        """statistics of the last round"""
 
     def begin(self, first: int) -> None:
-        """Before round ``first`` the server's weights are the policy's: neither has learned yet."""
+        """Start at round ``first``, in which the server's weights are still the policy's."""
         self._held = first
 
     def draw(self, number: int, prompts: Sequence[Sequence[int]], count: int) -> list[list[Drawn]] | None:
-        """``count`` completions of every prompt for round ``number``; None if the policy must draw them itself.
+        """Return ``count`` completions per prompt for round ``number``; None if the policy must draw them.
 
-        :attr:`found` says what was done, and why not more.
+        :attr:`found` holds statistics and the reason.
         """
         if number < self._rest.until:
-            self.found = Serving(local=f"the server failed; it is asked again in round {self._rest.until}")
+            self.found = Serving(local=f"the server failed; next request in round {self._rest.until}")
             return None
         began, until = time.monotonic(), time.monotonic() + self._config.policy.serving.timeout_s
         unpushed = self._push(number, until)
@@ -111,7 +110,7 @@ class Server:
         return drawn
 
     def _push(self, number: int, until: float) -> str:
-        """Give the server this round's weights, if its own are older and it can load some; why it did not get them."""
+        """Push this round's weights unless the server has them; return the reason of a failure."""
         if self._held == number or self._pushing.unable:
             return self._pushing.unable if self._held != number else ""
         try:
@@ -124,7 +123,7 @@ class Server:
     def _draw_all(
         self, number: int, prompts: Sequence[Sequence[int]], count: int, until: float, counts: _Count
     ) -> list[list[Drawn]]:
-        """Every prompt's completions, so many requests at once as the recipe allows."""
+        """Draw for every prompt, with the recipe's number of concurrent requests."""
         at_once = min(self._config.policy.serving.at_once, len(prompts))
         counts.waiting = max(0, len(prompts) - at_once)
 
@@ -132,12 +131,12 @@ class Server:
             return self._draw_one(number, place, prompts[place], count, until, counts)
 
         with ThreadPoolExecutor(max(1, at_once), thread_name_prefix="planaria-server") as pool:
-            return list(pool.map(draw, range(len(prompts))))  # a failure cancels the requests that have not begun
+            return list(pool.map(draw, range(len(prompts))))  # a failure cancels pending requests
 
     def _draw_one(
         self, number: int, place: int, prompt: Sequence[int], count: int, until: float, counts: _Count
     ) -> list[Drawn]:
-        """Completions of one prompt. A server that gives fewer at once than it was asked for is asked again."""
+        """Draw for one prompt; repeat the request if the server returns fewer completions."""
         sampling = self._config.sampling
         most = min(sampling.max_new, self._policy.context - len(prompt))
         top_k = sampling.support(self._policy.vocab)
@@ -154,28 +153,28 @@ class Server:
 
 
 UNABLE = (400, 403, 404, 405, 422, 501)
-"""statuses of a server that cannot load anything while it runs, however often it is asked"""
+"""statuses that mean that the server can never load weights while running"""
 KEPT = 2
-"""versions that stay on disk: the one that is drawn from, and the one before"""
+"""versions on disk: the current one and the previous one"""
 
 
 @runtime_checkable
 class Adapters(Protocol):
-    """A policy whose trained part is a small file of its own."""
+    """A policy that trains adapters."""
 
     @property
     def adapted(self) -> bool:
-        """Whether adapters are what it trains."""
+        """Whether it trains adapters."""
 
     def save_adapters(self, folder: Path, base: str) -> None:
-        """Write them in ``peft``'s form; ``base`` names the model beneath. OSError when that cannot be."""
+        """Save them in ``peft``'s format for the model ``base``; OSError if that fails."""
 
 
 class Pushing:
-    """Puts versions of one policy where a server finds them."""
+    """Publishes versions of a policy to a server."""
 
     def __init__(self, config: PolicyConfig, policy: Policy, folder: Path, model: str, peer: str) -> None:
-        """:raises UserError: when the policy has not what is to be pushed."""
+        """:raises UserError: if the policy cannot provide what is to be pushed."""
         self._policy, self._base, self._peer = policy, model, re.sub(r"[^A-Za-z0-9]", "", peer)
         self._folder = expanded(config.serving.folder) if config.serving.folder else folder
         adapted = isinstance(policy, Adapters) and policy.adapted
@@ -188,19 +187,18 @@ class Pushing:
         if self.kind == "weights" and not isinstance(policy, Exportable):
             raise UserError(f"policy.serving.push: {type(policy).__name__} cannot be exported; write 'never'")
         self.model = model
-        """the name under which the server has the newest version"""
+        """name of the newest version on the server"""
         self.unable = "" if self.kind != "never" else "policy.serving.push = 'never'"
-        """why the server gets no versions any more; empty while it does"""
+        """permanent reason why the server gets no versions; empty while it does"""
 
     def push(self, client: Client, number: int, until: float) -> None:
-        """Have the server load the weights that the policy has before round ``number``.
+        """Make the server load the policy's weights before round ``number``.
 
-        :raises ServerFailed: when it does not, or nothing could be written; :attr:`unable` then says whether it can be
-            asked again.
+        :raises ServerFailed: if that fails; :attr:`unable` is set if it cannot succeed later.
         """
         name = f"planaria-{self._peer}-{number:06d}"
         place = (self._folder / name).absolute()
-        shutil.rmtree(place, ignore_errors=True)  # of this peer, before it was started again
+        shutil.rmtree(place, ignore_errors=True)  # left by this peer before a restart
         try:
             self._write(place)
         except (OSError, UserError) as error:
@@ -224,7 +222,7 @@ class Pushing:
             self._policy.export(place)
 
     def _load(self, client: Client, name: str, place: str, until: float) -> str:
-        """Ask for it; the name by which it is drawn from."""
+        """Load a version; return the model name for requests."""
         if self.kind == "weights":
             found = client.post("/update_weights_from_disk", {"model_path": place}, until)
             if isinstance(found, dict) and found.get("success") is False:
@@ -243,11 +241,11 @@ class Pushing:
         return asked
 
     def _forget(self, client: Client, prefix: str, until: float) -> None:
-        """Free the room of the version before: a server holds few."""
+        """Unload the previous version to free its slot."""
         before = self.model.removeprefix(f"{self._base}:")
         if self.model != self._base and time.monotonic() < until:
             body: Mapping[str, str] = {"lora_name": before}
             try:
                 client.post(f"{prefix}/unload_lora_adapter", body, until)
             except ServerFailed:
-                return  # it dropped that by itself
+                return  # the server has already unloaded it

@@ -1,10 +1,10 @@
-"""Fields of all messages, what a signature covers, and proofs of equivocation.
+"""Field types of messages, signed claims, and proofs of equivocation.
 
-A peer publishes one message in one place. It signs a run, a place in its own folder, and the digest of the message, so
-the signature alone proves what it published there. Two signatures for one place with two digests prove equivocation.
+A peer publishes one message per place. It signs the run, a place in its own folder, and the digest of the message. Two
+valid signatures for one place with two digests prove equivocation.
 
-A store can show two readers two contents of one file, and a peer that helps it can sign both. No reader alone notices.
-But each closing lists, by digest and signature, what its author has read, and two such entries for one place are proof.
+A store can show two readers two contents of one file, and a colluding peer can sign both. Each closing lists, by digest
+and signature, the messages its author read; two such entries for one place are a proof.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _WIDEST = 60
 
 
 def canonical(value: JsonValue) -> str:
-    """The one JSON text of a value: 1, 1.0 and true are three values.
+    """Return the canonical JSON text of a value; 1, 1.0 and true stay distinct.
 
-    :raises ValueError: for NaN, infinities, text that is no valid Unicode, and what is nested too deeply.
+    :raises ValueError: for NaN, infinities, invalid Unicode, or nesting that is too deep.
     """
     try:
         text = json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
@@ -36,9 +36,9 @@ def canonical(value: JsonValue) -> str:
 
 
 def difference(mine: JsonValue, theirs: JsonValue, key: str = "") -> str | None:
-    """The first key, in alphabetical order, that differs, with both values; None if nothing does.
+    """Describe the first key, in alphabetical order, whose values differ; None if all are equal.
 
-    1, 1.0 and true differ. ``theirs`` comes from a stranger: what is said of it is ASCII, and short.
+    1, 1.0 and true differ. ``theirs`` is untrusted: its text is shown as short ASCII.
     """
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for name in sorted(mine.keys() | theirs.keys()):
@@ -75,11 +75,11 @@ def _unicode(text: str) -> str:
 
 
 def _below_one(logps: tuple[float, ...]) -> tuple[float, ...]:
-    """Probabilities that rounding took above 1 are 1."""
+    """Clip log-probabilities that rounding raised above 0."""
     return tuple(min(logp, 0.0) for logp in logps)
 
 
-def _sayable(rules: dict[str, JsonValue]) -> dict[str, JsonValue]:
+def _canonicalizable(rules: dict[str, JsonValue]) -> dict[str, JsonValue]:
     canonical(rules)
     return rules
 
@@ -98,26 +98,29 @@ LogPs = Annotated[
     Field(strict=False, fail_fast=True),
     AfterValidator(_below_one),
 ]
-Content = Annotated[dict[str, JsonValue], AfterValidator(_sayable)]
+Content = Annotated[dict[str, JsonValue], AfterValidator(_canonicalizable)]
 Place = Annotated[str, Field(pattern=r"^[a-z]{1,16}(/[a-z]{1,16})?(/[0-9]{6})?\.json$")]
-"""of a message, in its peer's folder"""
+"""path of a message in its peer's folder"""
 
 
 def of_round(folder: str, number: int) -> str:
-    """The place of a message of a round; ValueError when there is no such round."""
+    """Return the place of a round's message.
+
+    :raises ValueError: if the round is out of range.
+    """
     if not 0 <= number <= LAST_ROUND:
         raise ValueError(f"no round {number}")
     return f"{folder}/{number:06d}.json"
 
 
-class Word(BaseModel):
-    """Base of all: immutable, nothing unknown in it, no number that is none."""
+class StrictModel(BaseModel):
+    """Base of all messages: immutable, strict, without unknown fields or non-finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
-class Said(Word):
-    """That the holder of ``key`` said something in a place: the digest of what, and its signature."""
+class Claim(StrictModel):
+    """A signed statement that the holder of ``key`` published the message with ``digest`` at ``place``."""
 
     key: Hex64
     """raw public key, hexadecimal"""
@@ -130,17 +133,17 @@ class Said(Word):
     def peer(self) -> str:
         return peer_id(bytes.fromhex(self.key))
 
-    def stands(self, run: str) -> bool:
-        """Whether the signature was made, in this run, by whom the key belongs to."""
+    def is_valid(self, run: str) -> bool:
+        """Whether the signature is valid for this run."""
         data = _signed(run, self.place, self.digest)
         return verify(bytes.fromhex(self.key), bytes.fromhex(self.signature), data)
 
 
-def say(identity: Identity, run: str, place: str, body: str) -> Said:
-    """What a peer signs when it says ``body`` in a place."""
+def sign_claim(identity: Identity, run: str, place: str, body: str) -> Claim:
+    """Sign the claim that ``body`` is published at ``place``."""
     digest = digest_of(body)
     signature = identity.sign(_signed(run, place, digest))
-    return Said(key=identity.public.hex(), place=place, digest=digest, signature=signature.hex())
+    return Claim(key=identity.public.hex(), place=place, digest=digest, signature=signature.hex())
 
 
 def digest_of(text: str) -> str:
@@ -152,14 +155,14 @@ def _signed(run: str, place: str, digest: str) -> bytes:
     return _SIGNED + "\0".join((run, place, digest)).encode()
 
 
-class Proof(Word):
-    """Two things that one peer said in one place. Whether both signatures stand is for :meth:`stands` to say."""
+class Proof(StrictModel):
+    """Two claims of one peer for one place; :meth:`is_valid` checks both signatures."""
 
-    one: Said
-    other: Said
+    one: Claim
+    other: Claim
 
     @model_validator(mode="after")
-    def _two_things(self) -> Proof:
+    def _distinct_digests(self) -> Proof:
         one, other = self.one, self.other
         if (one.key, one.place) != (other.key, other.place) or one.digest == other.digest:
             raise ValueError("two digests of one peer's for one place")
@@ -169,46 +172,46 @@ class Proof(Word):
     def peer(self) -> str:
         return self.one.peer
 
-    def stands(self, run: str) -> bool:
-        return self.one.stands(run) and self.other.stands(run)
+    def is_valid(self, run: str) -> bool:
+        return self.one.is_valid(run) and self.other.is_valid(run)
 
 
 class Ledger:
-    """What is known to have been said in a run, and who is proven to have said two things."""
+    """Claims read in a run, and proofs of equivocation."""
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._said: dict[tuple[str, str], Said] = {}
+        self._claims: dict[tuple[str, str], Claim] = {}
         self._proofs: dict[str, Proof] = {}
 
     @property
     def proofs(self) -> Mapping[str, Proof]:
-        """By the peer that is proven to have said two things."""
+        """Proofs by equivocating peer."""
         return self._proofs
 
-    def said(self, peer: str, place: str) -> Said | None:
-        """What was heard last of what a peer said in a place."""
-        return self._said.get((peer, place))
+    def claim(self, peer: str, place: str) -> Claim | None:
+        """Return the last claim read of a peer and place."""
+        return self._claims.get((peer, place))
 
-    def hear(self, said: Said, checked: bool = False) -> None:
-        """Take note. What is not ``checked`` is looked at when it differs from what is known: a lie about what another
-        said proves nothing, and does not take the place of the truth."""
-        known = self._said.get((said.peer, said.place))
-        if known is not None and known.digest != said.digest:
-            self.convict([Proof(one=known, other=said)])
-            if not checked and (known.stands(self._run) or not said.stands(self._run)):
+    def record(self, claim: Claim, checked: bool = False) -> None:
+        """Record a claim. Verify an unchecked claim if it differs from the known one; an invalid one proves nothing
+        and replaces nothing."""
+        known = self._claims.get((claim.peer, claim.place))
+        if known is not None and known.digest != claim.digest:
+            self.add_proofs([Proof(one=known, other=claim)])
+            if not checked and (known.is_valid(self._run) or not claim.is_valid(self._run)):
                 return
-        self._said[said.peer, said.place] = said
+        self._claims[claim.peer, claim.place] = claim
 
-    def convict(self, proofs: Iterable[Proof]) -> None:
-        """Take over proofs, those of them that stand."""
+    def add_proofs(self, proofs: Iterable[Proof]) -> None:
+        """Add the valid proofs."""
         for proof in proofs:
-            if proof.peer not in self._proofs and proof.stands(self._run):
+            if proof.peer not in self._proofs and proof.is_valid(self._run):
                 self._proofs[proof.peer] = proof
 
     def forget(self, before: int) -> None:
-        """What was said of rounds ``before`` a number; proofs stay."""
-        self._said = {key: said for key, said in self._said.items() if not _older(key[1], before)}
+        """Drop claims of rounds ``before`` a number; keep proofs."""
+        self._claims = {key: claim for key, claim in self._claims.items() if not _older(key[1], before)}
 
 
 def _older(place: str, before: int) -> bool:
