@@ -249,7 +249,7 @@ def test_what_cannot_be_added_is_refused(made: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_merged_model_is_not_taken_for_a_plain_one(made: Path, tmp_path: Path) -> None:
     merged = str(made / "merged")
-    with pytest.raises(UserError, match="several blocks in each layer, which no repair knows"):
+    with pytest.raises(UserError, match="several blocks per layer, which repair does not support"):
         cli.run(["realign", merged, "--pairs", "x.jsonl", "--to", str(tmp_path / "out")])
     with pytest.raises(UserError, match=r"train\.start = .*: 2 feed-forward blocks in each layer"):
         cli.run(["train", "demo", "--train.start", merged, "--dry-run", "--out", str(tmp_path)])

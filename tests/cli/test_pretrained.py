@@ -207,7 +207,7 @@ def test_a_comparison_of_such_a_recipe_is_refused(home: Path, tmp_path: Path) ->
     (tmp_path / "race.toml").write_text(
         f'train = {{ start = "{home / "theirs"}", eval_every = 10 }}\n[compare]\nseeds = [1]\n[compare.arms.one]\n'
     )
-    with pytest.raises(UserError, match=r"race.toml: train.start: arms begin with the weights of their seed"):
+    with pytest.raises(UserError, match=r"race.toml: train.start: arms start with the weights of their seed"):
         cli.run(["compare", str(tmp_path / "race.toml"), "--quiet"])
 
 

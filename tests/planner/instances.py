@@ -1,38 +1,33 @@
-"""The published instance and its published routes; random small problems and plans for property tests."""
+"""The published instance and its routes, small problems, and random problems and plans for property tests."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from planaria.config import recipe, shipped
 from planaria.pipeline.network import topology
-from planaria.planner.problem import ROLES, Problem, Solution, problem_of
+from planaria.planner.problem import ROLES, Problem, Solution, problem_of, stage_of
 from planaria.planner.start import random_routes
 from planaria.planner.tables import NO_SUMS
 
 RECIPE = shipped.find("twelve_cities")
 
 STAGES = ((0, 3, 4, 10, 11), (15, 8, 14), (1, 9, 6), (16, 12, 13), (5, 18, 7), (17, 2, 19))
-"""the published arrangement: data nodes, and the nodes of the five block stages"""
+"""The published arrangement: data nodes, then the nodes of the five block stages."""
 EACH = 6
-"""microbatches of each data node"""
+"""Microbatches of each data node."""
 
 Paths = dict[int, tuple[tuple[int, ...], ...]]
-"""data node → the ways of its microbatches, taken in turn"""
+"""Data node → the routes of its microbatches, taken in turn."""
 
-CA: Paths = {
-    0: ((14, 6, 12),),
-    3: ((15, 17, 5),),
-    4: ((7, 13, 19),),
-    10: ((1, 18, 2),),
-    11: ((8, 16, 9),),
-}
-"""SkipPipe's plan"""
+CA: Paths = {0: ((14, 6, 12),), 3: ((15, 17, 5),), 4: ((7, 13, 19),), 10: ((1, 18, 2),), 11: ((8, 16, 9),)}
+"""SkipPipe's plan."""
 NO_TC2: Paths = {
     0: ((12, 5, 19), (1, 19, 18), (6, 18, 17)),
     3: ((12, 6, 2), (14, 12, 2), (6, 14, 13)),
@@ -40,7 +35,7 @@ NO_TC2: Paths = {
     10: ((1, 17, 5), (1, 7, 2), (14, 18, 19)),
     11: ((8, 16, 9),),
 }
-"""SkipPipe's plan without its rule against collisions"""
+"""SkipPipe's plan without its rule against collisions."""
 SKIP: Paths = {
     0: ((12, 7, 17), (14, 16, 9), (1, 8, 19)),
     3: ((12, 7, 17), (15, 6, 5), (1, 8, 19)),
@@ -48,7 +43,7 @@ SKIP: Paths = {
     10: ((13, 18, 2), (15, 6, 5), (14, 16, 9)),
     11: ((13, 18, 2), (12, 7, 17), (14, 16, 9)),
 }
-"""random skipping on the same arrangement (DT-FM skip)"""
+"""Random skipping on the same arrangement (DT-FM skip)."""
 
 
 _WALKS = """
@@ -63,29 +58,46 @@ BEST = Solution(
     np.array([0, 10, 3, 4, 11] * EACH),
     np.array(_WALKS.split(), np.int64).reshape(30, 3),
 )
-"""what ``planaria plan`` finds in a minute with the published data nodes: stages, data nodes and ways"""
+"""The plan that ``planaria plan`` finds in a minute with the published data nodes: stages, data nodes and routes."""
 
 
 def published(visits: int = 3) -> Problem:
-    """The twenty nodes of the recipe ``twelve_cities``; with five visits nothing is skipped."""
+    """Return the twenty nodes of the recipe ``twelve_cities``; with five visits nothing is skipped."""
     config = recipe.load(RECIPE, {})
     assert config.network.topology
     problem = problem_of(config, topology.read(RECIPE.parent / config.network.topology))
     return replace(problem, visits=visits)
 
 
+def small_problem(site: Sequence[int], sizes: tuple[int, ...], link: np.ndarray, **others: Any) -> Problem:
+    """Return a problem with two slots a node, no queueing, no roles and one visit, except for ``others``."""
+    nodes = len(site)
+    defaults = {
+        "names": tuple(f"node {n}" for n in range(nodes)),
+        "sites": tuple(f"site {s}" for s in range(len(link))),
+        "microbatches": 1,
+        "visits": 1,
+        "swaps": 0,
+        "jump": 1,
+        "transmit": np.zeros_like(link),
+        "slots": np.full(nodes, 2),
+        "role": np.zeros(nodes, np.int64),
+    }
+    return Problem(**defaults | {"site": np.array(site), "sizes": sizes, "link": link} | others)
+
+
 def published_plan(paths: Paths) -> Solution:
-    """Each data node's microbatches along its ways in turn, on the published arrangement."""
+    """Return the plan with each data node's microbatches along its routes in turn, on the published arrangement."""
     return _plan([(data, ways[j % len(ways)]) for j in range(EACH) for data, ways in paths.items()])
 
 
 def full_columns() -> Solution:
-    """The full pipeline with all data nodes: microbatch j of data node number a goes down column (a + j) mod 3."""
+    """Return the full pipeline with all data nodes: microbatch j of data node number a takes column (a + j) mod 3."""
     return _plan([(data, _column(a + j)) for j in range(EACH) for a, data in enumerate(STAGES[0])])
 
 
 def full_rows(each: int) -> Solution:
-    """The full pipeline in three straight rows, ``each`` microbatches on every row; two data nodes stand idle."""
+    """Return the full pipeline in three rows, ``each`` microbatches on every row; two data nodes are idle."""
     return _plan([(STAGES[0][row], _column(row)) for _ in range(each) for row in range(3)])
 
 
@@ -94,17 +106,15 @@ def _column(k: int) -> tuple[int, ...]:
 
 
 def _plan(ways: Sequence[tuple[int, tuple[int, ...]]]) -> Solution:
-    stage = np.zeros(sum(map(len, STAGES)), np.int64)
-    for s, nodes in enumerate(STAGES):
-        stage[list(nodes)] = s
-    return Solution(stage, np.array([o for o, _ in ways], np.int64), np.array([way for _, way in ways], np.int64))
+    origin, path = (np.array(part, np.int64) for part in zip(*ways, strict=True))
+    return Solution(stage_of(STAGES, 20), origin, path)
 
 
 @st.composite
 def problems(draw: st.DrawFn, least: int = 0) -> Problem:
-    """Problems of 2 to 14 nodes at up to three sites, passes at block stages ``least`` nanoseconds or more.
+    """Draw problems of 2 to 14 nodes at up to three sites, passes at block stages ``least`` nanoseconds or more.
 
-    Times are small whole numbers, so that much happens at the same instant; nodes differ in speed.
+    Times are small integers, so that many events coincide; nodes differ in speed.
     """
     sizes = draw(
         st.tuples(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=1, max_size=4)).filter(
@@ -113,7 +123,7 @@ def problems(draw: st.DrawFn, least: int = 0) -> Problem:
     )
     data, stages, nodes = sizes[0], len(sizes[1]), sizes[0] + sum(sizes[1])
     visits, sites = draw(st.integers(1, stages)), draw(st.integers(1, 3))
-    chance = random.Random(draw(st.integers(0, 2**32)))  # not drawn one by one: that takes longer than the tests
+    chance = random.Random(draw(st.integers(0, 2**32)))  # much faster than drawing each number
     slowest, longest = draw(st.sampled_from([1, 3, 40])), draw(st.sampled_from([0, 2, 50]))
     queueing = draw(st.booleans())
 
@@ -145,7 +155,7 @@ def problems(draw: st.DrawFn, least: int = 0) -> Problem:
 
 
 def arrangement(problem: Problem, rng: random.Random) -> list[list[int]]:
-    """The nodes of each stage 0..S, at random within their roles."""
+    """Return the nodes of each stage 0..S, at random within their roles."""
     role = [ROLES[r] for r in problem.role.tolist()]
     data = [n for n, r in enumerate(role) if r == "data"]
     free = [n for n, r in enumerate(role) if r == "any"]
@@ -161,7 +171,7 @@ def arrangement(problem: Problem, rng: random.Random) -> list[list[int]]:
 
 
 def any_plan(problem: Problem, seed: int) -> Solution:
-    """Routes over any different nodes, in any order: some deadlock."""
+    """Return routes over any different nodes in any order; some deadlock."""
     chance = random.Random(seed)
     stages = arrangement(problem, chance)
     plan = random_routes(problem, stages, chance, 0)
@@ -171,13 +181,13 @@ def any_plan(problem: Problem, seed: int) -> Solution:
 
 
 def random_plan(problem: Problem, seed: int) -> Solution:
-    """A random arrangement and random routes by the rules, with as many swaps as there may be."""
+    """Return a random arrangement and random valid routes with as many swaps as allowed."""
     chance = random.Random(seed)
     return random_routes(problem, arrangement(problem, chance), chance, problem.swaps)
 
 
 def _roles(data: int, nodes: int, chance: random.Random) -> list[int]:
-    """Some nodes must be data nodes, some must not, the others may; enough of each."""
+    """Return enough of each role: some nodes must be data nodes, some must not, the others may."""
     must, never = chance.randint(0, data), chance.randint(0, nodes - data)
     roles = [1] * must + [2] * never + [0] * (nodes - must - never)
     chance.shuffle(roles)

@@ -1,4 +1,4 @@
-"""Large networks: what is planned apart is a valid plan of the whole, whose step is that of its slowest part."""
+"""Large networks: parts planned separately are a valid plan of the whole, whose step is that of its slowest part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import problems, published, random_plan
+from instances import problems, published, random_plan, small_problem
 
 from planaria.planner.cells import apart, by_cells, celled, part
 from planaria.planner.guidelines import broken
@@ -19,26 +19,20 @@ from planaria.planner.tables import NO_SUMS
 
 
 def many(nodes: int, sites: int, data: int, stages: int, visits: int, seed: int = 0) -> Problem:
-    """So many like nodes at sites in a line, neighbours 0.2 s apart; messages within a site take 0.05 s."""
+    """Return equal nodes at sites in a line, neighbours 0.2 s apart; messages within a site take 0.05 s."""
     rng = np.random.default_rng(seed)
-    place = rng.permutation(np.arange(nodes) % sites)
     far = np.abs(np.arange(sites)[:, None] - np.arange(sites))
     workers = nodes - data
-    return Problem(
-        names=tuple(f"node {n}" for n in range(nodes)),
-        sites=tuple(f"site {s}" for s in range(sites)),
-        site=place,
-        sizes=(data, *(workers // stages + (s < workers % stages) for s in range(stages))),
+    return small_problem(
+        rng.permutation(np.arange(nodes) % sites),
+        (data, *(workers // stages + (s < workers % stages) for s in range(stages))),
+        (50 + 200 * far) * 10**6,
         microbatches=4,
         visits=visits,
         swaps=2,
         jump=4,
         forward=np.array([[400], [400], [100]]) * np.full(nodes, 10**6),
         backward=np.array([[600], [600], [0]]) * np.full(nodes, 10**6),
-        link=(50 + 200 * far) * 10**6,
-        transmit=np.zeros((sites, sites), np.int64),
-        slots=np.full(nodes, 2),
-        role=np.zeros(nodes, np.int64),
     )
 
 
@@ -56,7 +50,7 @@ def test_cells_obey_every_rule(seed: int, sites: int, stages: int, visits: int) 
         assert np.isin(solution.path[inside], nodes).all() and not np.isin(solution.path[~inside], nodes).any()
 
 
-def test_given_data_nodes_stay_what_they_are() -> None:
+def test_given_data_nodes_keep_their_role() -> None:
     problem = many(60, 4, 12, 3, 2)
     role = np.full(60, ROLES.index("worker"))
     role[::5] = ROLES.index("data")
@@ -66,14 +60,14 @@ def test_given_data_nodes_stay_what_they_are() -> None:
     assert broken(replace(problem, role=role), begun[0]) == []
 
 
-def test_what_is_too_small_has_no_cells() -> None:
+def test_a_small_network_has_no_cells() -> None:
     assert celled(many(8, 2, 1, 5, 3), random.Random(0)) is None
 
 
 @settings(max_examples=60)
 @given(problems(least=1), st.integers(0, 2**32))
 def test_a_step_takes_as_long_as_its_slowest_part(problem: Problem, seed: int) -> None:
-    problem = replace(problem, sums=NO_SUMS)  # which reach over all parts
+    problem = replace(problem, sums=NO_SUMS)  # sums span all parts
     solution = random_plan(problem, seed)
     whole = part(problem, solution, range(problem.nodes))
     groups = apart(whole)
@@ -82,7 +76,7 @@ def test_a_step_takes_as_long_as_its_slowest_part(problem: Problem, seed: int) -
     assert max(step_ns(own.problem, own.solution) for own in parts) == step_ns(problem, solution)
 
 
-def test_a_part_goes_back_to_where_it_came_from() -> None:
+def test_a_part_is_put_back_in_its_place() -> None:
     problem = many(40, 4, 8, 3, 2)
     begun = celled(problem, random.Random(1))
     assert begun is not None
@@ -107,11 +101,11 @@ def test_plans_never_get_worse_and_near_cells_help_the_slowest(monkeypatch: pyte
     plans = by_cells(problem, random.Random(0), np.random.default_rng(0), unmoved)
     assert plans is not None
     steps = [step_ns(problem, next(plans)) for _ in range(20)]
-    assert len(set(steps)) == 1  # nothing is annealed: nothing changes
+    assert len(set(steps)) == 1  # without annealing nothing changes
     monkeypatch.setattr("planaria.planner.cells.MOVES", 5000)
-    told: list[float] = []
-    found = search(problem, 0, Budget(moves=150_000), lambda now: told.append(now.step_s))
-    assert told == sorted(told, reverse=True)
+    reported: list[float] = []
+    found = search(problem, 0, Budget(moves=150_000), lambda now: reported.append(now.step_s))
+    assert reported == sorted(reported, reverse=True)
     assert broken(problem, found.solution) == []
     assert found.step_s < steps[0] / 1e9
 
@@ -123,15 +117,15 @@ def test_the_same_seed_finds_the_same_cells(seed: int) -> None:
     assert first.solution.routes == again.solution.routes and first.moves == again.moves == 20_000
 
 
-def test_a_network_in_which_stages_are_out_of_reach_is_searched_as_a_whole() -> None:
-    """Jumps of one place leave no stage out, so that no cell can use its stages in another proportion."""
+def test_a_network_whose_stages_are_out_of_reach_is_searched_as_a_whole() -> None:
+    """Jumps of one place skip no stage, so no cell can use its stages in another proportion."""
     problem = replace(many(60, 5, 12, 3, 3), jump=1)
     assert broken(problem, search(problem, 0, Budget(moves=2000)).solution) == []
     assert published().nodes < 60
 
 
 class Clock:
-    """Stands for the time module of the planner: each move of ``anneal`` takes ``move_s`` seconds."""
+    """Replacement for the planner's time module: each move of ``anneal`` takes ``move_s`` seconds."""
 
     def __init__(self, move_s: float) -> None:
         self.now, self.move_s = 0.0, move_s

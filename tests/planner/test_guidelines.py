@@ -1,4 +1,4 @@
-"""What is found is valid, and every way to break a rule is named."""
+"""Valid plans pass the guidelines, and every violation is named."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from instances import CA, NO_TC2, SKIP, Paths, problems, published, published_pl
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import Broken, Passes, broken, planned_passes
 from planaria.planner.problem import ROLES, Problem, Solution
-from planaria.planner.search import Budget, search, step_ns
+from planaria.planner.search import step_ns
 
 PROBLEM, PLAN = published(), published_plan(CA)
-"""microbatch 0 starts at node 0 and goes by 14, 6 and 12, of stages 1, 2 and 3"""
+"""Microbatch 0 starts at node 0 and visits 14, 6 and 12, of stages 1, 2 and 3."""
 PASSES = planned_passes(PROBLEM, PLAN)
 
 
 def along(*walk: int, microbatch: int = 0) -> Solution:
-    """The plan with other nodes on the way of one microbatch."""
+    """Return the plan with other nodes on the route of one microbatch."""
     plan = PLAN.copy()
     plan.path[microbatch] = walk
     return plan
 
 
 def at_node(node: int) -> Solution:
-    """The plan with microbatch 0 let in at another node."""
+    """Return the plan with microbatch 0 started at another node."""
     plan = PLAN.copy()
     plan.origin[0] = node
     return plan
 
 
 def timed(part: str, microbatch: int, number: int, change: int) -> Passes:
-    """The planned times with one pass beginning or ending some nanoseconds later."""
+    """Return the planned times with one pass starting or ending ``change`` nanoseconds later."""
     passes = Passes(PASSES.starts.copy(), PASSES.ends.copy())
     getattr(passes, part)[microbatch, number] += change
     return passes
@@ -60,15 +60,6 @@ def test_published_plans_are_valid(paths: Paths) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=100)
-@given(problems(least=1), st.integers(0, 99))
-def test_found_plans_are_valid(problem: Problem, seed: int) -> None:
-    found = search(problem, seed, Budget(moves=1000))
-    assert broken(problem, found.solution) == []
-    assert found.step_s == step_ns(problem, found.solution) / 1e9
-
-
-@pytest.mark.slow
-@settings(max_examples=100)
 @given(problems(), st.integers(0, 2**32))
 def test_random_plans_are_valid_unless_they_deadlock(problem: Problem, seed: int) -> None:
     plan = random_plan(problem, seed)
@@ -77,7 +68,7 @@ def test_random_plans_are_valid_unless_they_deadlock(problem: Problem, seed: int
 
 
 @pytest.mark.parametrize(
-    ("plan", "complaint"),
+    ("plan", "violation"),
     [
         (at_node(9), Broken("CC1", "microbatch 0 starts at node 9, of stage 2")),
         (at_node(9), Broken("CC1", "data node 0 lets in 5 microbatches, not 6")),
@@ -89,8 +80,8 @@ def test_random_plans_are_valid_unless_they_deadlock(problem: Problem, seed: int
         (along(14, 6, 5), Broken("CC2", "stage 4 is visited 19 times, stage 3 17 times")),
     ],
 )
-def test_routes_that_break_a_rule(plan: Solution, complaint: Broken) -> None:
-    assert complaint in broken(PROBLEM, plan)
+def test_routes_that_violate_a_rule(plan: Solution, violation: Broken) -> None:
+    assert violation in broken(PROBLEM, plan)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +93,13 @@ def test_routes_that_break_a_rule(plan: Solution, complaint: Broken) -> None:
         (replace(PROBLEM, swaps=0), PLAN, "microbatch 1 goes back 1 times, more than 0"),
     ],
 )
-def test_stages_out_of_order_are_the_only_complaint(problem: Problem, plan: Solution, where: str) -> None:
-    complaints = broken(problem, plan)
-    assert complaints[0] == Broken("CC3", where)
-    assert {complaint.rule for complaint in complaints} == {"CC3"}
+def test_stages_out_of_order_violate_only_cc3(problem: Problem, plan: Solution, where: str) -> None:
+    violations = broken(problem, plan)
+    assert violations[0] == Broken("CC3", where)
+    assert {violation.rule for violation in violations} == {"CC3"}
 
 
-def test_more_than_a_node_has_slots_for() -> None:
+def test_a_node_that_holds_more_than_its_slots_violates_tc1() -> None:
     assert broken(PROBLEM, PLAN, PASSES) == []
     for node in (0, 14):
         assert broken(with_slots(node, 2), PLAN, PASSES) == [
@@ -116,8 +107,8 @@ def test_more_than_a_node_has_slots_for() -> None:
         ]
 
 
-def test_two_passes_at_once_on_one_node() -> None:
-    """Microbatches 0 and 5 are the first two of data node 0, and neither waits for any input."""
+def test_two_passes_at_once_on_one_node_violate_tc2() -> None:
+    """Microbatches 0 and 5 are the first two of data node 0, and neither waits for input."""
     assert PASSES.starts[5, 0] == PASSES.ends[0, 0]
     for passes in (timed("starts", 5, 0, -1), timed("ends", 0, 0, 1)):
         assert Broken("TC2", "node 0 works on microbatches 0 and 5 at once") in broken(PROBLEM, PLAN, passes)
@@ -127,15 +118,15 @@ def test_two_passes_at_once_on_one_node() -> None:
 
 
 @pytest.mark.parametrize(("number", "node"), [(1, 14), (4, 0), (6, 12), (9, 0)])
-def test_a_pass_before_its_input(number: int, node: int) -> None:
-    """A way there, the loss, the first way back and the last."""
+def test_a_pass_before_its_input_violates_order(number: int, node: int) -> None:
+    """A hop out, the loss, the first hop back and the last."""
     early = int(PASSES.ends[0, number - 1]) - int(PASSES.starts[0, number])
     passes = timed("starts", 0, number, early)
     where = f"microbatch 0, pass {number} at node {node}, begins before its input is there"
     assert Broken("order", where) in broken(PROBLEM, PLAN, passes)
 
 
-def test_a_message_that_arrives_a_nanosecond_late() -> None:
+def test_a_message_one_nanosecond_late_violates_order() -> None:
     where = "microbatch 0, pass 1 at node 14, begins before its input is there"
     assert broken(PROBLEM, PLAN, timed("starts", 0, 1, -1)) == [Broken("order", where)]
 
@@ -148,14 +139,14 @@ def test_a_message_that_arrives_a_nanosecond_late() -> None:
         (replace(PROBLEM, sizes=(5, 4, 2, 3, 3, 3)), "stage 1 has 3 nodes, not 4"),
     ],
 )
-def test_nodes_where_they_must_not_be(problem: Problem, where: str) -> None:
+def test_nodes_in_forbidden_stages_are_named(problem: Problem, where: str) -> None:
     assert Broken("arrangement", where) in broken(problem, PLAN)
 
 
-def test_a_plan_that_deadlocks_breaks_tc1() -> None:
+def test_a_plan_that_deadlocks_violates_tc1() -> None:
     """Two microbatches, one slot at each node, and the same two nodes in opposite orders."""
     problem = replace(published(2), slots=np.ones(20, np.int64), sizes=(2, 9, 9), microbatches=1)
     plan = Solution(np.array([0, 0, *[1, 2] * 9]), np.array([0, 1]), np.array([[2, 3], [3, 2]]))
-    [complaint] = broken(problem, plan)
-    assert complaint.rule == "TC1"
-    assert "memory deadlocks: the forward of microbatch 1 at node 2 waits" in complaint.where
+    [violation] = broken(problem, plan)
+    assert violation.rule == "TC1"
+    assert "memory deadlocks: the forward of microbatch 1 at node 2 waits" in violation.where

@@ -1,4 +1,4 @@
-"""A plan's edges over several paths: shared capacities are kept, the step is the clock's, changes move little."""
+"""A plan's edges over several paths: shared capacities hold, the step is the clock's, changes move few edges."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ def topology(folder: Path, north: float = 100, south: float = 100, scale: float 
     return read(folder / "topology.toml", scale)
 
 
-def planned(found: Topology) -> tuple[Problem, Solution]:
+def planned(found: Topology) -> tuple[Problem, Solution, OverPaths]:
     problem = problem_of(CONFIG, found)
     stages = [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]  # of every stage one node at each site
-    return problem, random_routes(problem, stages, random.Random(3), 0)
+    return problem, random_routes(problem, stages, random.Random(3), 0), OverPaths(found, SIZE)
 
 
-def test_every_message_between_sites_is_counted_there_and_back(tmp_path: Path) -> None:
+def test_every_message_between_sites_is_counted_in_both_directions(tmp_path: Path) -> None:
     found = topology(tmp_path)
-    problem, solution = planned(found)
+    problem, solution, over = planned(found)
     site = [node.site for node in found.nodes]
     expected = Counter[tuple[int, int]]()
     for route in solution.routes:
         for n in range(len(route) - 1):
             expected[route[n], route[n + 1]] += SIZE
             expected[route[n + 1], route[n]] += SIZE
-    flows = OverPaths(found, SIZE).edges(problem, solution)
+    flows = over.edges(problem, solution)
     assert {edge: flow.size for edge, flow in flows.items()} == {
         (a, b): size for (a, b), size in expected.items() if site[a] != site[b]
     }
@@ -81,8 +81,7 @@ def test_every_message_between_sites_is_counted_there_and_back(tmp_path: Path) -
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_promised_rates_fit_the_links_and_the_clock_uses_them(tmp_path: Path, scale: float) -> None:
     found = topology(tmp_path, scale=scale)
-    problem, solution = planned(found)
-    over = OverPaths(found, SIZE)
+    problem, solution, over = planned(found)
     routed = over.routed(problem, solution)
     used = Counter[str]()
     for path, rate in zip(routed.assignment, routed.rates, strict=True):
@@ -96,37 +95,35 @@ def test_promised_rates_fit_the_links_and_the_clock_uses_them(tmp_path: Path, sc
         assert priced.prices.carry(a, b) == pytest.approx((scale * 0.005 + SIZE / rate) * 1e9, abs=1)
     same = [(a, b) for a in range(5) for b in range(5) if a != b]
     assert all(priced.prices.carry(a, b) == problem.prices.carry(a, b) for a, b in same)
-    # With fewer bytes a second than an edge alone has, a step is not shorter; nor than what the busiest link carries.
+    # With less bandwidth than an edge has alone, a step is not shorter; nor than the busiest link's load.
     assert certificate(problem).step_s * 1e9 <= step_ns(problem, solution) <= step_ns(priced, solution)
     assert step_ns(priced, solution) >= routed.largest_s * 1e9
 
 
 def test_two_links_are_better_than_one_of_them_and_hashing_than_neither(tmp_path: Path) -> None:
-    both = topology(tmp_path)
-    problem, solution = planned(both)
-    over = OverPaths(both, SIZE)
+    problem, solution, over = planned(topology(tmp_path))
     routed = over.routed(problem, solution)
     assert {path.id for path in routed.assignment} == {"north", "south"}
     one = over.routed(problem, solution, lambda flows, ways: tuple(ways.living(f.source, f.target)[0] for f in flows))
     assert routed.largest_s <= 0.6 * one.largest_s
-    told = over.told(routed)
-    assert 0 < told.least_s <= told.largest_s == routed.largest_s
+    kept = over.told(routed)
+    assert 0 < kept.least_s <= kept.largest_s == routed.largest_s
     assert over.hashed_s(problem, solution) >= 0.99 * step_ns(over.priced(problem, routed), solution) / 1e9
 
 
 def test_a_search_returns_the_best_of_its_plans_on_their_paths(tmp_path: Path) -> None:
     found = topology(tmp_path, north=20, south=20)
-    problem, told = problem_of(CONFIG, found), list[Found]()
+    problem, reported = problem_of(CONFIG, found), list[Found]()
     over = OverPaths(found, SIZE)
-    best = over.search(problem, 3, Budget(moves=1600), told.append)
-    assert best == told[-1] and best.moves == 1600 and len(told) == ROUNDS
-    assert best.step_s == min(one.step_s for one in told) == over.step_ns(problem, best.solution) / 1e9
+    best = over.search(problem, 3, Budget(moves=1600), reported.append)
+    assert best == reported[-1] and best.moves == 1600 and len(reported) == ROUNDS
+    assert best.step_s == min(one.step_s for one in reported) == over.step_ns(problem, best.solution) / 1e9
     blind = search(problem, 3, Budget(moves=1600 / ROUNDS))
     assert best.step_s <= over.step_ns(problem, blind.solution) / 1e9
     assert best.step_s >= certificate(problem).step_s
 
 
-def test_where_all_nodes_are_at_one_site_nothing_is_shared(tmp_path: Path) -> None:
+def test_nothing_is_shared_if_all_nodes_are_at_one_site(tmp_path: Path) -> None:
     found = topology(tmp_path)
     alone = replace(found, nodes=tuple(replace(node, site="A") for node in found.nodes))
     problem, over = problem_of(CONFIG, alone), OverPaths(alone, SIZE)
@@ -136,10 +133,8 @@ def test_where_all_nodes_are_at_one_site_nothing_is_shared(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_schedule_keeps_the_paths_and_is_simulated_alike(tmp_path: Path) -> None:
-    found = topology(tmp_path)
-    problem, solution = planned(found)
-    over = OverPaths(found, SIZE)
+def test_a_schedule_keeps_the_paths_and_gives_the_same_simulation(tmp_path: Path) -> None:
+    problem, solution, over = planned(topology(tmp_path))
     routed = over.routed(problem, solution)
     priced = over.priced(problem, routed)
     bound, made = Bound(**certificate(problem)._asdict()), Search(seed=3, moves=0, seconds=0.0)
@@ -156,33 +151,30 @@ def test_a_schedule_keeps_the_paths_and_is_simulated_alike(tmp_path: Path) -> No
 
 
 def test_a_slower_link_moves_its_own_edges_only(tmp_path: Path) -> None:
-    before = topology(tmp_path)
-    problem, solution = planned(before)
-    told = OverPaths(before, SIZE).told(OverPaths(before, SIZE).routed(problem, solution))
-    was = [edge.path for edge in told.edges]
-    same = OverPaths(before, SIZE).moved(problem, solution, told, 0)
+    problem, solution, before = planned(topology(tmp_path))
+    kept = before.told(before.routed(problem, solution))
+    was = [edge.path for edge in kept.edges]
+    same = before.moved(problem, solution, kept, 0)
     assert [path.id for path in same.assignment] == was
     over = OverPaths(topology(tmp_path, north=20), SIZE)
-    now = over.moved(problem, solution, told, 0)
+    now = over.moved(problem, solution, kept, 0)
     pairs = list(zip(was, (path.id for path in now.assignment), strict=True))
     assert ("south", "north") not in pairs and ("north", "south") in pairs
-    better = over.moved(problem, solution, told, 100)
+    better = over.moved(problem, solution, kept, 100)
     assert better.largest_s <= now.largest_s
 
 
-def test_a_link_that_is_gone_leaves_its_edges_to_the_others(tmp_path: Path) -> None:
-    before = topology(tmp_path)
-    problem, solution = planned(before)
-    told = OverPaths(before, SIZE).told(OverPaths(before, SIZE).routed(problem, solution))
+def test_edges_of_a_missing_link_move_to_the_others(tmp_path: Path) -> None:
+    problem, solution, before = planned(topology(tmp_path))
+    kept = before.told(before.routed(problem, solution))
     text = (tmp_path / "topology.toml").read_text().split("[[link]]")
     (tmp_path / "topology.toml").write_text("[[link]]" + text[2])
-    now = OverPaths(read(tmp_path / "topology.toml"), SIZE).moved(problem, solution, told, 0)
+    now = OverPaths(read(tmp_path / "topology.toml"), SIZE).moved(problem, solution, kept, 0)
     assert {path.id for path in now.assignment} == {"south"}
 
 
 def test_a_link_too_slow_for_a_microbatch_is_named(tmp_path: Path) -> None:
-    found = topology(tmp_path)
-    problem, solution = planned(found)
+    problem, solution, _ = planned(topology(tmp_path))
     slow = topology(tmp_path, north=0.001, south=0.001, scale=1e6)
     over = OverPaths(slow, SIZE)
     with pytest.raises(UserError, match=r"network\.topology: link '(north|south)': .*raise its bandwidth"):

@@ -1,4 +1,4 @@
-"""Chosen paths: no move would be better, changes move only what they concern, and the bound is one."""
+"""Planned paths: no single move improves them, changes move only affected flows, and the bound holds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ seeds = st.integers(0, 2**32)
 
 
 def carried(flows: list[Flow], ways: Ways, chosen: Assignment) -> list[float]:
-    """Loads of all links, largest first, counted anew."""
+    """Return the loads of all links, largest first, recomputed."""
     on = dict.fromkeys(ways.capacity, 0)
     for flow, path in zip(flows, chosen, strict=True):
         for link in path.links:
@@ -40,7 +40,7 @@ def carried(flows: list[Flow], ways: Ways, chosen: Assignment) -> list[float]:
 
 
 @given(seeds)
-def test_every_flow_gets_a_living_path_between_its_ends(seed: int) -> None:
+def test_every_flow_gets_a_live_path_between_its_sites(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed))
     chosen = plan(flows, ways)
     for flow, path in zip(flows, chosen, strict=True):
@@ -49,7 +49,7 @@ def test_every_flow_gets_a_living_path_between_its_ends(seed: int) -> None:
 
 
 @given(seeds)
-def test_at_the_end_no_single_move_makes_the_largest_load_smaller(seed: int) -> None:
+def test_no_single_move_lowers_the_largest_load_of_a_plan(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed), most_flows=12, most_paths=6)
     chosen = plan(flows, ways)
     largest = max(carried(flows, ways, chosen))
@@ -60,7 +60,7 @@ def test_at_the_end_no_single_move_makes_the_largest_load_smaller(seed: int) -> 
 
 
 @given(seeds)
-def test_the_bound_the_optimum_and_the_plan_are_in_this_order(seed: int) -> None:
+def test_the_bound_is_below_the_optimum_and_the_optimum_below_the_plan(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed), most_flows=6, most_paths=3)
     best, planned = optimum(flows, ways), largest_load(flows, ways, plan(flows, ways))
     assert tightest_cut(flows, ways).seconds <= best * (1 + 1e-9)
@@ -68,7 +68,7 @@ def test_the_bound_the_optimum_and_the_plan_are_in_this_order(seed: int) -> None
 
 
 @given(seeds)
-def test_moves_from_a_hashed_start_make_loads_smaller_one_by_one(seed: int) -> None:
+def test_each_move_from_a_hashed_start_lowers_loads(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed))
     chosen = hashed(flows, ways, seed)
     for _ in range(1000):
@@ -82,7 +82,7 @@ def test_moves_from_a_hashed_start_make_loads_smaller_one_by_one(seed: int) -> N
 
 
 @given(seeds, st.floats(0, 2))
-def test_a_change_moves_only_flows_that_it_concerns(seed: int, times: float) -> None:
+def test_a_change_moves_only_affected_flows(seed: int, times: float) -> None:
     flows, ways = small_instance(random.Random(seed))
     before = plan(flows, ways)
     link = before[0].links[0]
@@ -97,13 +97,13 @@ def test_a_change_moves_only_flows_that_it_concerns(seed: int, times: float) -> 
         assert changed.bandwidth(new) > 0
 
 
-def test_equal_flows_from_leaf_to_leaf_have_a_spine_each() -> None:
+def test_equal_flows_between_leaves_get_a_spine_each() -> None:
     flows, ways = ring(8, 8, 1), leaf_spine(8, 8, 200.0)
     assert carried(flows, ways, plan(flows, ways)) == [1 / 200] * 128
     assert tightest_cut(flows, ways).seconds == pytest.approx(1 / 200)
 
 
-def test_a_dead_uplink_moves_one_flow_and_no_choice_is_better() -> None:
+def test_a_dead_uplink_moves_one_flow_and_the_result_is_optimal() -> None:
     flows, ways = ring(8, 8, 1), leaf_spine(8, 8, 200.0)
     before, dead = plan(flows, ways), "leaf 0 → spine 0"
     alive = with_dead(ways, dead)
@@ -113,17 +113,19 @@ def test_a_dead_uplink_moves_one_flow_and_no_choice_is_better() -> None:
     assert tightest_cut(flows, alive).gap(2 / 200) == 0
 
 
-def test_two_flows_are_exchanged_where_no_single_move_helps() -> None:
-    """Sizes 3, 3, 2, 2, 2 over two like links: the largest first leave 7 and 5; 6 and 6 takes an exchange."""
-    links = tuple(Path(name, "a", "b", (name,)) for name in "xy")
-    ways = Ways({("a", "b"): links}, {"x": 1.0, "y": 1.0})
-    flows = [Flow("a", "b", size) for size in (3, 3, 2, 2, 2)]
-    x, y = links
+TWO = tuple(Path(name, "a", "b", (name,)) for name in "xy")
+TWO_LINKS = Ways({("a", "b"): TWO}, {"x": 1.0, "y": 1.0})
+FIVE_FLOWS = [Flow("a", "b", size) for size in (3, 3, 2, 2, 2)]
+
+
+def test_two_flows_are_exchanged_if_no_single_move_helps() -> None:
+    """Largest first, sizes 3, 3, 2, 2, 2 give 7 and 5; 6 and 6 takes an exchange."""
+    x, y = TWO
     start = (x, y, x, x, y)
-    assert carried(flows, ways, start) == [7, 5]
-    better = improved(flows, ways, start)
-    assert better is not None and carried(flows, ways, better) == [6, 6]
-    assert carried(flows, ways, plan(flows, ways)) == [6, 6]
+    assert carried(FIVE_FLOWS, TWO_LINKS, start) == [7, 5]
+    better = improved(FIVE_FLOWS, TWO_LINKS, start)
+    assert better is not None and carried(FIVE_FLOWS, TWO_LINKS, better) == [6, 6]
+    assert carried(FIVE_FLOWS, TWO_LINKS, plan(FIVE_FLOWS, TWO_LINKS)) == [6, 6]
 
 
 def test_a_flow_without_a_path_is_named() -> None:
@@ -135,24 +137,21 @@ def test_a_flow_without_a_path_is_named() -> None:
         assert "\n" not in str(error.value)
 
 
-def test_a_plan_of_many_flows_tries_a_bounded_number_of_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_many_flows_tries_a_limited_number_of_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "MOST_SWAPS", 0)
-    links = tuple(Path(name, "a", "b", (name,)) for name in "xy")
-    ways = Ways({("a", "b"): links}, {"x": 1.0, "y": 1.0})
-    flows = [Flow("a", "b", size) for size in (3, 3, 2, 2, 2)]
-    assert carried(flows, ways, plan(flows, ways)) == [7, 5]
+    assert carried(FIVE_FLOWS, TWO_LINKS, plan(FIVE_FLOWS, TWO_LINKS)) == [7, 5]
 
 
 @settings(max_examples=30)
 @given(seeds)
-def test_rivals_choose_living_paths(seed: int) -> None:
+def test_baselines_choose_live_paths(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed))
     for chosen in (hashed(flows, ways, seed), better_of_two(flows, ways, seed), in_turn(flows, ways)):
         assert all(p in ways.living(f.source, f.target) for f, p in zip(flows, chosen, strict=True))
     assert hashed(flows, ways, seed) == hashed(flows, ways, seed)
 
 
-def test_taking_turns_goes_through_all_paths() -> None:
+def test_round_robin_uses_all_paths() -> None:
     flows, ways = ring(2, 8, 1), leaf_spine(2, 4, 1.0)
     ids = [path.id for path in in_turn(flows, ways)]
     assert ids == [f"spine {n % 4}" for n in range(8)] * 2

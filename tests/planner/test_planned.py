@@ -1,4 +1,4 @@
-"""Planned lists: what the first-come clock did, made into a plan that is safe at any other speed."""
+"""Planned task lists: the result of the first-come clock, as a plan that is safe at any other speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 class Slowed(Prices):
-    """``prices``, every single pass and message up to four times as slow, differently each time it is asked."""
+    """``prices`` with every pass and message slowed up to four times, differently on each call."""
 
     def __init__(self, prices: Prices, seed: int) -> None:
         chance = random.Random(seed)
@@ -35,7 +35,7 @@ class Slowed(Prices):
 
 
 def most_held(clock: Clock) -> dict[int, int]:
-    """By node, the most microbatches that were between the beginning of a forward and the end of its backward."""
+    """Return by node the most microbatches between the start of a forward and the end of its backward."""
     changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for action, start, end in zip(clock.graph.actions, clock.starts, clock.ends, strict=True):
         if not action.returns:
@@ -55,7 +55,7 @@ def plan_of(problem: Problem, solution: Solution) -> Plan:
 
 @settings(max_examples=200)
 @given(problems(), SEEDS)
-def test_a_planned_plan_is_good_and_repeats_its_clock(problem: Problem, seed: int) -> None:
+def test_a_planned_plan_is_valid_and_repeats_its_clock(problem: Problem, seed: int) -> None:
     solution = any_plan(problem, seed)
     assume(step_ns(problem, solution) < NEVER)
     plan = plan_of(problem, solution)
@@ -77,7 +77,7 @@ def test_at_any_other_speed_it_finishes_within_its_memory(problem: Problem, seed
 
 
 @pytest.mark.parametrize("speed", range(5))
-def test_published_plans_hold_at_any_other_speed(speed: int) -> None:
+def test_published_plans_stay_within_memory_at_any_other_speed(speed: int) -> None:
     problem = published()
     for paths in (CA, NO_TC2):
         plan = plan_of(problem, published_plan(paths))
@@ -87,7 +87,7 @@ def test_published_plans_hold_at_any_other_speed(speed: int) -> None:
         assert max(most_held(clock).values()) == 3
 
 
-def test_a_node_without_slots_named_holds_any_number() -> None:
+def test_a_node_without_a_slot_limit_holds_any_number() -> None:
     problem, routes = published(), published_plan(CA).routes
     free = first_come(routes, {}, problem.prices)
     assert max(most_held(free).values()) == 6
@@ -98,7 +98,7 @@ def test_a_node_without_slots_named_holds_any_number() -> None:
 
 
 class Near(Prices):
-    """Forwards of 10 at node 1 and nothing else anywhere; messages take 3, 2 and 1 from and to nodes 0, 2 and 3."""
+    """Forwards of 10 at node 1 and no other passes; messages take 3, 2 and 1 to and from nodes 0, 2 and 3."""
 
     def __init__(self) -> None:
         self.compute = lambda kind, node, hop: 10 if (kind, node) == ("forward", 1) else 0
@@ -107,8 +107,8 @@ class Near(Prices):
         self.carry = lambda a, b: {0: 3, 2: 2, 3: 1}[a + b - 1]
 
 
-def test_backwards_go_before_forwards_and_among_forwards_who_came_first() -> None:
-    """They come at 3, 2 and 1; the backward of the one that came first comes at 13, long after the last forward."""
+def test_backwards_precede_forwards_and_forwards_run_in_order_of_arrival() -> None:
+    """They arrive at 3, 2 and 1; the first backward arrives at 13, long after the last forward."""
     clock = first_come([(0, 1, 0), (2, 1, 2), (3, 1, 3)], dict.fromkeys(range(4), 3), Near())
     ran = [clock.graph.actions[n] for n in clock.ran[1]]
     assert [f"{action.kind} {action.microbatch}" for action in ran] == [
@@ -116,7 +116,7 @@ def test_backwards_go_before_forwards_and_among_forwards_who_came_first() -> Non
     ]  # fmt: skip
 
 
-def test_routes_that_need_more_slots_than_there_are_name_the_deadlock() -> None:
+def test_routes_that_need_too_many_slots_report_the_deadlock() -> None:
     problem = published(2)
     with pytest.raises(UserError, match=r"memory deadlocks: the forward of microbatch 1 at node 1 waits for a slot"):
         planned([(0, 1, 2, 0), (0, 2, 1, 0)], {0: 2, 1: 1, 2: 1}, problem.prices)

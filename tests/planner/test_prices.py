@@ -1,4 +1,4 @@
-"""Prices: whatever they are, no plan is faster than they say."""
+"""Any prices give a lower bound on the step of every plan."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from planaria.planner.ways import shortest, turns, ways_of
 
 @settings(max_examples=60)
 @given(problems(least=1), st.integers(0, 2**32), st.floats(0.5, 2))
-def test_no_prices_say_more_than_a_plan_takes(problem: Problem, seed: int, share: float) -> None:
-    """Also when the step is assumed to be shorter than some time: then it is not, or takes what the prices say."""
+def test_no_prices_give_more_than_the_step_of_a_plan(problem: Problem, seed: int, share: float) -> None:
+    """Even under the assumption of a shorter step: the step is longer than assumed, or than the prices' bound."""
     ways, plan, chance = ways_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
     assert ways is not None
     step = step_ns(problem, plan) / 1e9
@@ -34,17 +34,17 @@ def test_no_prices_say_more_than_a_plan_takes(problem: Problem, seed: int, share
     prices = Prices(*(drawn * [[1], [1], [1], [1e-9]]), long, away)
     for least in (0.0, float(chance.random()) * step):
         for most in (np.inf, share * step):
-            says = least_s(problem, ways, room(problem, ways, data, least, most), prices)
-            assert min(says, most) <= step * (1 + 1e-9)
+            bound = least_s(problem, ways, room(problem, ways, data, least, most), prices)
+            assert min(bound, most) <= step * (1 + 1e-9)
 
 
 @settings(max_examples=15)
 @given(problems(least=1), st.integers(0, 2**32))
-def test_the_best_prices_say_more_than_others(problem: Problem, seed: int) -> None:
+def test_the_best_prices_give_more_than_others(problem: Problem, seed: int) -> None:
     ways, plan, chance = ways_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
     assert ways is not None
     data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))
-    there_is = room(problem, ways, data, 0.0)  # of which nothing is known: then all depends on prices alone
+    there_is = room(problem, ways, data, 0.0)  # no step is assumed, so only prices matter
     best, prices = relaxed(problem, ways, there_is)
     assert best == least_s(problem, ways, there_is, prices) <= step_ns(problem, plan) / 1e9 * (1 + 1e-9)
     for _ in range(5):
@@ -53,7 +53,7 @@ def test_the_best_prices_say_more_than_others(problem: Problem, seed: int) -> No
 
 
 @pytest.mark.slow
-def test_looking_closer_never_says_less() -> None:
+def test_closer_examination_never_lowers_the_bound() -> None:
     looks = [best_choice(published(), n) for n in (1, 70)]
     ticks = [choice.ticks for choice in looks if choice]
     assert len(ticks) == 2 and ticks == sorted(ticks) and ticks[0] < ticks[-1]
@@ -62,21 +62,21 @@ def test_looking_closer_never_says_less() -> None:
 
 
 def test_turns_are_those_of_a_machine_that_does_one_thing_at_a_time() -> None:
-    """Against the plain definition: three slots, and what an entry and a last backward cost between the rounds."""
+    """With three slots, against the definition, plus an entry and a last backward between the rounds."""
     problem = published()
     ways = ways_of(problem)
     assert ways is not None
     alone = shortest(problem, ways.kinds)
     assert (turns(problem, alone) == 2 * alone + 2 * (440_000_000 + 660_000_000)).all()
-    for k, first in enumerate(ways.kinds.first):  # two ways to the same number
+    for k, first in enumerate(ways.kinds.first):  # two derivations of one number
         may = (ways.uses <= ways.kinds.size - np.eye(len(ways.kinds.size))[k]).all(axis=1)
         assert alone[first] == ways.length[k, may].min()
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 5), st.integers(1, 4), *[st.integers(0, 9)] * 2, st.integers(10, 40), st.integers(0, 40))
-def test_more_long_ways_take_longer(count: int, slots: int, enters: int, leaves: int, short: int, more: int) -> None:
-    """And without any, or with long ones only, they are the turns of one length."""
+def test_more_long_routes_take_longer(count: int, slots: int, enters: int, leaves: int, short: int, more: int) -> None:
+    """With none or only long ones, they are the turns of one length."""
     passes = np.array([[enters], [0], [0]]), np.array([[leaves], [0], [0]])
     alone = replace(
         published(), names=("one",), microbatches=count, slots=np.array([slots]), forward=passes[0], backward=passes[1]
@@ -94,7 +94,7 @@ def test_more_long_ways_take_longer(count: int, slots: int, enters: int, leaves:
         ([(0.0, 3.0)], [(1.0, 1.0), (4.0, 9.0)], 9.0),
     ],
 )
-def test_what_is_missing_is_an_area(
+def test_missing_capacity_is_an_area(
     one: list[tuple[float, float]], other: list[tuple[float, float]], area: float
 ) -> None:
     assert _between(one, other, 3.0, 10.0) == area

@@ -1,4 +1,4 @@
-"""Plans for the nodes that are left: valid, over those nodes only, and found from the old plan."""
+"""Plans for the remaining nodes: valid, over those nodes only, and derived from the old plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbered_anew(solution: Solution, nodes: list[int]) -> Solution:
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.integers(0, 99), st.data())
-def test_every_rule_that_the_old_plan_kept_is_kept(problem: Problem, seed: int, data: st.DataObject) -> None:
+def test_a_new_plan_obeys_the_rules_that_the_old_plan_obeyed(problem: Problem, seed: int, data: st.DataObject) -> None:
     rng = random.Random(seed)
     old = greedy(problem, rng)
     stages = [old.members(stage) for stage in range(len(problem.sizes))]
@@ -56,11 +56,11 @@ def test_the_published_plan_without_some_of_its_nodes() -> None:
         found, step_s, _ = replan(problem, old, nodes, 0)
         left, new = remaining(problem, old, nodes), numbered_anew(found, nodes)
         assert broken(left, new) == []
-        assert left.count == 30, "microbatches are lost with a data node"
+        assert left.count == 30, "no microbatch is lost with a data node"
         assert whole * 0.8 < step_s < whole * 2.5
 
 
-def test_a_slow_link_is_gone_around() -> None:
+def test_a_slow_link_is_avoided() -> None:
     """The busiest link between two block stages takes a second longer."""
     problem, old = published(), published_plan(CA)
     nodes = list(range(problem.nodes))
@@ -85,8 +85,8 @@ def test_the_same_nodes_and_seed_give_the_same_plan() -> None:
     assert one[1] == other[1] and all((a == b).all() for a, b in zip(one[0], other[0], strict=True))
 
 
-def test_walks_that_would_deadlock_are_put_in_order() -> None:
-    """With one slot a node, microbatches that cross may wait for one another for ever."""
+def test_routes_that_would_deadlock_are_put_in_order() -> None:
+    """With one slot per node, microbatches that cross may wait for one another indefinitely."""
     problem, old = published(), published_plan(CA)
     tight = replace(problem, slots=np.ones(20, np.int64))
     nodes = [n for n in range(20) if n != 15]

@@ -1,4 +1,4 @@
-"""The search: the same plan from the same seed, never worse than before, valid at any time, and good enough."""
+"""The search is reproducible, never gets worse, is valid at any time, and finds good plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOVES = 150_000
 
 
 class Reports:
-    """Looks at the best plan so far whenever the search tells of it."""
+    """Check each best plan that the search reports."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -42,14 +42,14 @@ class Reports:
 
 
 @pytest.fixture(scope="module")
-def told() -> tuple[Found, Reports]:
+def searched() -> tuple[Found, Reports]:
     reports = Reports(published())
     return search(published(), 0, Budget(moves=MOVES), reports), reports
 
 
 @pytest.mark.slow
-def test_the_published_instance_is_planned_well(told: tuple[Found, Reports]) -> None:
-    found, _ = told
+def test_the_published_instance_is_planned_well(searched: tuple[Found, Reports]) -> None:
+    found, _ = searched
     full = step_ns(published(5), full_columns()) / 1e9
     assert found.step_s / full <= 0.45
     assert found.step_s < step_ns(published(), published_plan(CA)) / 1e9
@@ -58,8 +58,8 @@ def test_the_published_instance_is_planned_well(told: tuple[Found, Reports]) -> 
 
 
 @pytest.mark.slow
-def test_what_is_told_is_valid_and_never_gets_worse(told: tuple[Found, Reports]) -> None:
-    found, reports = told
+def test_reported_plans_are_valid_and_never_get_worse(searched: tuple[Found, Reports]) -> None:
+    found, reports = searched
     assert reports.steps == sorted(reports.steps, reverse=True)
     assert reports.steps[-1] == found.step_s < reports.steps[0]
     assert reports.moves[-1] == found.moves == MOVES and reports.moves == sorted({*reports.moves})
@@ -73,7 +73,7 @@ def test_the_same_seed_and_moves_find_the_same_plan() -> None:
     assert other.solution.routes != first.solution.routes
 
 
-def test_how_often_one_looks_does_not_change_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interval_between_clock_checks_does_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = search(published(), 1, Budget(moves=4000))
     monkeypatch.setattr("planaria.planner.search.LOOK_S", 0.0)
     parts = search(published(), 1, Budget(moves=4000))
@@ -81,7 +81,7 @@ def test_how_often_one_looks_does_not_change_what_is_found(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_without_compiling_the_same_moves_find_the_same_plan() -> None:
+def test_the_same_moves_find_the_same_plan_without_numba() -> None:
     code = "from test_search import *; print(search(published(), 5, Budget(moves=300)).solution.routes)"
     plain = subprocess.run(
         [sys.executable, "-c", code],
@@ -94,29 +94,30 @@ def test_without_compiling_the_same_moves_find_the_same_plan() -> None:
     assert plain.stdout.strip() == str(search(published(), 5, Budget(moves=300)).solution.routes)
 
 
-def test_time_ends_a_search_too() -> None:
+def test_a_time_limit_ends_the_search() -> None:
     assert search(published(), 0, Budget(seconds=0)).moves == 0
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(problems(least=1), st.integers(0, 99))
-def test_all_that_is_told_of_random_problems_is_valid(problem: Problem, seed: int) -> None:
+def test_plans_of_random_problems_are_valid_and_no_better_than_the_bound(problem: Problem, seed: int) -> None:
     reports = Reports(problem)
-    found = search(problem, seed, Budget(moves=1500), reports)
+    found = search(problem, seed, Budget(moves=2000), reports)
+    reports(found)
     assert reports.steps == sorted(reports.steps, reverse=True)
-    assert certificate(problem, looks=2).step_s <= found.step_s
+    assert certificate(problem, looks=3).step_s <= found.step_s
 
 
 def test_a_plan_is_found_whichever_stages_are_drawn_first() -> None:
-    """Half of eight stages: were the first four drawn first, the last four would be out of reach of the next route."""
+    """Half of eight stages: after a draw of the first four, the last four would be out of reach for the next route."""
     problem = replace(published(4), sizes=(4, *[2] * 8), microbatches=4)
     for seed in range(10):
         assert broken(problem, search(problem, seed, Budget(moves=200)).solution) == []
 
 
 def test_roles_are_respected() -> None:
-    """Five nodes at the far ends of the world must be data nodes, five in Europe must not."""
+    """Five distant nodes must be data nodes, five in Europe must not."""
     problem = published()
     must, never = [4, 8, 9, 11, 16], [0, 2, 6, 10, 12]
     problem.role[must], problem.role[never] = ROLES.index("data"), ROLES.index("worker")
@@ -125,8 +126,8 @@ def test_roles_are_respected() -> None:
     assert broken(problem, found.solution) == []
 
 
-def test_without_distances_there_is_little_to_plan(told: tuple[Found, Reports]) -> None:
-    """All ways alike: skipping gains much against a full pipeline, and random skipping nearly as much."""
+def test_skipping_alone_helps_if_all_links_are_equal() -> None:
+    """Skipping is much faster than a full pipeline, and random skipping nearly as fast."""
     problem = published()
     alike = replace(problem, link=np.full_like(problem.link, 500_000_000))
     found = search(alike, 0, Budget(moves=30_000))
@@ -134,8 +135,8 @@ def test_without_distances_there_is_little_to_plan(told: tuple[Found, Reports]) 
     assert found.step_s <= 0.72 * step_ns(replace(alike, visits=5), full_columns()) / 1e9
 
 
-def test_baselines_are_no_faster_than_what_is_planned(told: tuple[Found, Reports]) -> None:
-    found, _ = told
+def test_baselines_are_no_faster_than_the_plan(searched: tuple[Found, Reports]) -> None:
+    found, _ = searched
     compared = baselines(published(), found.solution, 0, Budget(moves=10_000))
     assert list(compared) == [ROWS, COLUMNS, RANDOM, PLANNED]
     assert found.step_s < min(compared.values())
@@ -144,14 +145,14 @@ def test_baselines_are_no_faster_than_what_is_planned(told: tuple[Found, Reports
 
 @pytest.mark.parametrize("jump", [1, 2, 4])
 @pytest.mark.parametrize("swaps", [0, 1, 2])
-def test_the_compiled_rule_of_order_is_the_one_in_words(swaps: int, jump: int) -> None:
-    """Over all ways through up to four of five stages; node n is of stage n, and nodes 6 and 7 of stages 1 and 2."""
+def test_the_compiled_order_rule_matches_the_plain_one(swaps: int, jump: int) -> None:
+    """All routes through up to four of five stages; node n is of stage n, and nodes 6 and 7 of stages 1 and 2."""
     stage = np.array([0, 1, 2, 3, 4, 5, 1, 2])
     verdicts = set()
     for visits in range(1, 5):
         for path in permutations(range(1, 8), visits):
             walk = np.array(path)
-            said = disorder(stage[walk].tolist(), swaps, jump)
-            assert _in_order(stage, walk, swaps, jump) == (said == ""), said
-            verdicts.add(said == "")
+            reason = disorder(stage[walk].tolist(), swaps, jump)
+            assert _in_order(stage, walk, swaps, jump) == (reason == ""), reason
+            verdicts.add(reason == "")
     assert verdicts == {True, False}

@@ -1,4 +1,4 @@
-"""A step with its gradient sums: timed as messages go, searched for, bounded, and kept in schedules."""
+"""Steps with gradient sums: timed by their messages, searched, bounded and kept in schedules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import RECIPE, problems, published, random_plan
+from instances import RECIPE, problems, published, random_plan, small_problem
 
 from planaria.cli import main
 from planaria.common.errors import UserError
@@ -30,8 +30,8 @@ from planaria.planner.tables import NO_SUMS
 seeds = st.integers(0, 2**32)
 
 
-def told(problem: Problem, plan: Solution) -> int:
-    """The step by the other clock: every node's last pass, then messages to the first of its stage and back."""
+def simulated(problem: Problem, plan: Solution) -> int:
+    """Return the step by the object-based clock: the last passes, then messages to each stage's hub and back."""
     clock = first_come(plan.routes, problem.memory, problem.prices)
     ends = {node: max((clock.ends[n] for n in ran), default=0) for node, ran in clock.ran.items()}
     if not problem.summed:
@@ -51,35 +51,40 @@ def told(problem: Problem, plan: Solution) -> int:
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(problems(), seeds)
-def test_a_step_is_over_when_all_have_their_sums(problem: Problem, seed: int) -> None:
+def test_a_step_ends_when_all_nodes_have_their_sums(problem: Problem, seed: int) -> None:
     plan = random_plan(problem, seed)
     if (step := step_ns(problem, plan)) != NEVER:
-        assert step == told(problem, plan)
+        assert step == simulated(problem, plan)
 
 
 @settings(max_examples=25)
 @given(problems(least=1), seeds)
-def test_a_search_tells_the_step_of_its_plan(problem: Problem, seed: int) -> None:
+def test_a_search_reports_the_step_of_its_plan(problem: Problem, seed: int) -> None:
     found = search(problem, seed % 100, Budget(moves=500))
     assert found.step_s == step_ns(problem, found.solution) / 1e9
     assert not broken(problem, found.solution)
 
 
 def two_sites(block: int) -> Problem:
-    """A data node and two workers here, two workers there; two stages of two, so both are split or neither is."""
+    """A data node and two workers at one site, two workers at another; two stages of two are both split or neither."""
     passes = np.ones((3, 5), np.int64)
     sums = np.zeros((2, 2, 2), np.int64)
     sums[1] = [[0, block], [block, 0]]
-    return Problem(
-        names=tuple("abcde"), sites=("here", "there"), site=np.array([0, 0, 0, 1, 1]), sizes=(1, 2, 2), microbatches=1,
-        visits=1, swaps=0, jump=2, forward=passes, backward=passes, link=np.array([[0, 10], [10, 0]]),
-        transmit=np.zeros((2, 2), np.int64), slots=np.ones(5, np.int64),
-        role=np.array([ROLES.index("data"), *[ROLES.index("worker")] * 4]), sums=sums,
-    )  # fmt: skip
+    return small_problem(
+        [0, 0, 0, 1, 1],
+        (1, 2, 2),
+        np.array([[0, 10], [10, 0]]),
+        jump=2,
+        forward=passes,
+        backward=passes,
+        slots=np.ones(5, np.int64),
+        role=np.array([ROLES.index("data"), *[ROLES.index("worker")] * 4]),
+        sums=sums,
+    )
 
 
 @pytest.mark.parametrize("block", [1, 1000])
-def test_far_sums_bring_the_nodes_of_a_stage_together(block: int) -> None:
+def test_slow_sums_bring_the_nodes_of_a_stage_together(block: int) -> None:
     problem = two_sites(block)
     found = search(problem, 1, Budget(moves=3000))
     together = found.solution.stage[1] == found.solution.stage[2]
@@ -89,8 +94,8 @@ def test_far_sums_bring_the_nodes_of_a_stage_together(block: int) -> None:
     assert certificate(problem, exact=False).step_s <= found.step_s
 
 
-def test_the_node_that_is_far_from_all_others_is_in_some_stage() -> None:
-    """Three workers here, one there: whatever stage it is in, gradients go there and back."""
+def test_a_node_far_from_all_others_bounds_the_step() -> None:
+    """Of four workers one is remote; its gradients travel both ways in any stage."""
     problem = replace(two_sites(1000), site=np.array([0, 0, 0, 0, 1]))
     assert round(certificate(problem, exact=False).step_s * 1e9) == 2000
     assert certificate(problem).step_s == search(problem, 1, Budget(moves=3000)).step_s >= 2000 / 1e9
@@ -110,8 +115,8 @@ def tiny(seed: int) -> Problem:
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(seeds)
-def test_few_plans_are_all_tried(seed: int) -> None:
-    """Each keeps all rules, none is tried twice, no random one is left out, and none is below the other bounds."""
+def test_all_plans_of_a_tiny_problem_are_tried(seed: int) -> None:
+    """Each obeys all rules and occurs once, random plans are among them, and none beats the other bounds."""
     problem = tiny(seed)
     tried = list(plans(problem))
     keys = {(*plan.stage.tolist(), *plan.origin.tolist(), *plan.path.ravel().tolist()) for plan in tried}
@@ -125,54 +130,54 @@ def test_few_plans_are_all_tried(seed: int) -> None:
     assert certificate(problem, exact=False).step_s <= best / 1e9
 
 
-def test_many_plans_are_not() -> None:
+def test_large_problems_are_not_tried_exhaustively() -> None:
     assert best_of_all(published()) is None
 
 
 def planned(scale: float = 1.0) -> Problem:
-    asked = recipe.load(RECIPE, {"model.layers": "5", "routing.sums": "true"})
-    assert asked.network.topology
-    return problem_of(asked, topology.read(RECIPE.parent / asked.network.topology, scale))
+    config = recipe.load(RECIPE, {"model.layers": "5", "routing.sums": "true"})
+    assert config.network.topology
+    return problem_of(config, topology.read(RECIPE.parent / config.network.topology, scale))
 
 
-def test_messages_are_as_long_as_a_node_s_gradients() -> None:
-    asked = recipe.load(RECIPE, {"model.layers": "5"})
+def test_sum_messages_have_the_size_of_a_node_s_gradients() -> None:
+    config = recipe.load(RECIPE, {"model.layers": "5"})
     sites = topology.read(RECIPE.parent / "topologies" / "twelve_cities.toml")
     problem = planned()
     for stage in (0, 1):
-        size = 4 * stage_parameters(asked.model, 5, stage)
+        size = 4 * stage_parameters(config.model, 5, stage)
         one, other = problem.sites[0], problem.sites[5]
         assert problem.sums[stage, 0, 5] == round(sites.carry_s(one, other, size) * 1e9)
     assert not replace(problem, sums=NO_SUMS).summed
 
 
-def test_gradients_that_take_for_ever_are_refused() -> None:
+def test_gradients_that_take_too_long_are_rejected() -> None:
     with pytest.raises(UserError, match=r"routing.sums: \S.* bytes, take .* raise the link's bandwidth"):
         planned(1e5)
 
 
 def planaria(*words: str) -> int | str | None:
-    """The exit code of a command."""
+    """Return the exit code of a command."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     return ended.value.code
 
 
 @pytest.mark.slow
-def test_a_schedule_has_the_times_of_its_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_keeps_the_times_of_its_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "s.json"
-    asked = ["plan", str(RECIPE), "--budget", "30moves", "--quiet", "--to", str(file), "--model.layers", "5"]
-    assert planaria(*asked, "--routing.sums", "true") == 0
+    command = ["plan", str(RECIPE), "--budget", "30moves", "--quiet", "--to", str(file), "--model.layers", "5"]
+    assert planaria(*command, "--routing.sums", "true") == 0
     schedule = read(file)
     assert schedule.sums_s is not None
     assert step_ns(schedule.problem, schedule.solution) == round(schedule.step_s * 1e9)
     alone = replace(schedule.problem, sums=NO_SUMS)
     assert step_ns(alone, schedule.solution) < step_ns(schedule.problem, schedule.solution)
     assert "gradient sums" in file.with_suffix(".html").read_text()
-    assert planaria(*asked) == 0
+    assert planaria(*command) == 0
     assert "sums_s" not in json.loads(file.read_text())
     capsys.readouterr()
-    # Training needs no sums; a recipe that asks for them is told that these routes were not planned so.
+    # Training needs no sums; a recipe that requires them rejects routes planned without them.
     assert planaria("train", str(RECIPE), "--routing.schedule", str(file), "--routing.sums", "true", "--dry-run") == 2
     assert "was planned without gradient sums" in capsys.readouterr().err
     tree = json.loads(file.read_text()) | {"sums_s": [schedule.link_s]}
@@ -181,7 +186,7 @@ def test_a_schedule_has_the_times_of_its_sums(tmp_path: Path, capsys: pytest.Cap
         read(file)
 
 
-def test_sums_without_a_topology_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sums_without_a_topology_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert planaria("plan", "demo", "--routing.sums", "true") == 2
     assert "network.topology: not given" in capsys.readouterr().err
 
@@ -210,9 +215,8 @@ entry_forward_s = 0.3
 
 
 @pytest.mark.slow
-def test_plans_on_paths_of_their_own_are_not_bounded_by_trying_all(tmp_path: Path) -> None:
-    """A longer message can shorten a step that is carried out first come, first served: what all plans take on links
-    that nobody shares is no bound."""
+def test_plans_on_several_paths_are_not_bounded_by_trying_all(tmp_path: Path) -> None:
+    """A longer message can shorten a first-come step, so steps on unshared links do not bound it."""
     (tmp_path / "links.toml").write_text(LINKS)
     (tmp_path / "r.toml").write_text(PATHS)
     to = tmp_path / "s.json"
@@ -226,13 +230,13 @@ def test_plans_on_paths_of_their_own_are_not_bounded_by_trying_all(tmp_path: Pat
         read(to)
 
 
-def test_the_longest_row_of_microbatches_is_not_tried_in_all_orders() -> None:
+def test_many_microbatches_are_not_tried_in_all_orders() -> None:
     assert best_of_all(replace(two_nodes(), microbatches=5000)) is None
     assert best_of_all(two_nodes()) == step_ns(two_nodes(), Solution(*map(np.array, ([0, 1], [0, 0], [[1], [1]]))))
 
 
 def two_nodes() -> Problem:
-    """A worker and a data node, or the other way round; nothing takes any time there."""
+    """A worker and a data node, in either order; nothing takes time."""
     none = np.zeros((3, 2), np.int64)
     return replace(
         two_sites(0), names=("a", "b"), site=np.array([0, 1]), sizes=(1, 1), microbatches=2, forward=none,
@@ -241,18 +245,18 @@ def two_nodes() -> Problem:
     )  # fmt: skip
 
 
-def test_a_network_in_which_nothing_takes_time_is_searched_too() -> None:
+def test_a_network_in_which_nothing_takes_time_is_searched() -> None:
     idle = replace(two_nodes(), role=np.array([ROLES.index("worker"), ROLES.index("any")]))
     assert search(idle, 1, Budget(moves=500)).step_s == 0
 
 
-def test_links_that_are_slower_than_planned_are_so_for_gradients_too() -> None:
+def test_slower_links_also_slow_gradients() -> None:
     slower = measured(two_sites(1000), {(1, 3): 30e-9})
     assert slower.link[0, 1] == 30
     assert slower.sums[1].tolist() == [[0, 3000], [1000, 0]]
 
 
-def test_a_bound_that_has_no_time_left_is_lower_and_still_a_bound() -> None:
+def test_a_bound_without_time_is_lower_and_still_valid() -> None:
     assert best_of_all(two_nodes(), until=0.0) is None
     few = tiny(5)
     whole, cut = certificate(few), certificate(few, seconds=0.0)

@@ -1,4 +1,4 @@
-"""Race arms × seeds on the same failures, from a recipe to every number as JSON and a report.
+"""Run a comparison: arms × seeds under the same failures, from a recipe to JSON numbers and a report.
 
 An arm's hours are those of its strategy on the model and the machines of the clock's recipe.
 """
@@ -46,21 +46,21 @@ REPORT, NUMBERS = "report.html", "comparison.json"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a program or a command asks to be compared."""
+    """The comparison that a program or a command requests."""
 
     path: Path
     flags: Mapping[str, object]
-    """laid over all arms"""
+    """Settings applied to all arms."""
     seeds: Sequence[int] | None = None
     only: Sequence[str] | None = None
-    """arms"""
+    """Arms to race."""
     trace: Mapping[str, Any] | None = None
-    """laid over compare.trace"""
+    """Overrides of ``compare.trace``."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A comparison about which nothing is left to complain."""
+    """A validated comparison, ready to race."""
 
     comparison: Comparison
     arms: list[Arm]
@@ -72,9 +72,9 @@ class Ready:
 
 
 def ready(asked: Asked, say: Callable[[str], None] | None) -> Ready:
-    """Everything that is checked and prepared before the first race; ``say`` hears of the text's preparation.
+    """Validate and prepare everything before the first race; ``say`` reports the preparation of the text.
 
-    :raises UserError: naming the first thing that is wrong, its place and the mend.
+    :raises UserError: naming the first error, its place and the fix.
     """
     path = asked.path
     comparison, arms = load(path, asked.flags, asked.seeds, asked.only, asked.trace)
@@ -91,7 +91,7 @@ def ready(asked: Asked, say: Callable[[str], None] | None) -> Ready:
 
 
 def raced(asked: Asked, quiet: bool, say: Callable[[str], None] | None) -> tuple[Compared, Path]:
-    """Run the comparison, or what is left of it: what it found, and its folder."""
+    """Run the remaining races of the comparison; return its results and folder."""
     all_ = ready(asked, say)
     folder, comparison = all_.folder, all_.comparison
     make_folder(folder)
@@ -130,10 +130,10 @@ def compared(
     races: Sequence[Race],
     courses: Sequence[Course],
 ) -> Compared:
-    """Every arm scored against the fault-free one, the first; points of the search apart, the best of them an arm."""
+    """Score every arm against the fault-free first arm; the best point of a search becomes an arm."""
     base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, Course]()
-    told = [_failures(seed, replica, trace) for seed, all_ in traces.items() for replica, trace in enumerate(all_)]
-    digests = {failures.seed: failures.digest for failures in told if not failures.replica}
+    drawn = [_failures(seed, replica, trace) for seed, all_ in traces.items() for replica, trace in enumerate(all_)]
+    digests = {failures.seed: failures.digest for failures in drawn if not failures.replica}
     scored, search = list[Scored](), list[Scored]()
     for arm in arms:
         own = {race.config.seed: course for race, course in zip(races, courses, strict=True) if race.arm == arm.name}
@@ -154,8 +154,8 @@ def compared(
         stages=base.pipeline.stages,
         target_at=comparison.target_at,
         hourly=comparison.trace.hourly,
-        failures=[failures for failures in told if not failures.replica],
-        further=[failures for failures in told if failures.replica],
+        failures=[failures for failures in drawn if not failures.replica],
+        further=[failures for failures in drawn if failures.replica],
         arms=against_reset(scored),
         search=search,
         blows=comparison.trace.lost,
@@ -163,8 +163,10 @@ def compared(
 
 
 def tuned(search: Sequence[Scored]) -> Scored:
-    """The arm of the search that takes the fewest steps, as the mean over seeds: chosen by the same seeds, it looks a
-    little better than it is. Who missed the target with a seed is none."""
+    """Return the search's arm with the fewest steps, as the mean over seeds; arms that missed the target do not count.
+
+    It is selected on the same seeds, so its result is slightly optimistic.
+    """
     arrived = [(spread.mean, place) for place, arm in enumerate(search) if (spread := arm.spread("ticks"))]
     return search[min(arrived)[1]].model_copy(update={"name": TUNED})
 
@@ -175,7 +177,7 @@ def _failures(seed: int, replica: int, trace: Trace) -> Failures:
 
 
 def _scale(raced: RunConfig, clocked: RunConfig) -> float:
-    """Parameters of a block stage of the model that the clock is for, over those of the raced one."""
+    """Return the parameters of a block stage of the clock's model over those of the raced model."""
     ours, theirs = (stage_parameters(c.model, c.pipeline.stages, 1) for c in (raced, clocked))
     return theirs / ours
 
@@ -189,7 +191,7 @@ def _scored(
     courses: list[Course],
     scale: float,
 ) -> Scored:
-    """An arm's runs, and what its copies cost in the model that the clock is for; further replicas are copies too."""
+    """Score an arm's runs, and its copies' costs in the clock's model; further replicas count as copies."""
     copies, memory = step_bytes_and_memory(ResolvedRun(clocked)) if arm.faults else (0.0, 0.0)
     memory += arm.config.exchange.replicas / base.exchange.replicas - 1.0
     sent = copies + exchanged_bytes(clocked)
@@ -236,20 +238,20 @@ def _given(config: RunConfig, clock: Clock, scale: float) -> Given:
 
 
 def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
-    """The settings in which an arm differs from the recipe."""
+    """Return the settings in which an arm differs from the recipe."""
     one, other = recipe.flat(base), recipe.flat(config)
     return {name: str(value) for name, value in other.items() if one.get(name) != value and name != "name"}
 
 
 def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, Clock]]:
-    """The arms as they can be raced, with numbers for what they call 'best', and the clock of each.
+    """Return the arms with 'best' intervals resolved to numbers, and the clock of each.
 
-    :raises UserError: naming the arm that no engine takes, and why.
+    :raises UserError: naming the arm that the engine rejects, and why.
     """
     if arms[0].config.routing.schedule is not None:
-        raise UserError(f"{path}: routing.schedule: schedules are not raced: their nodes are no stages; leave it out")
+        raise UserError(f"{path}: routing.schedule: comparisons do not support schedules; leave it out")
     if arms[0].config.train.start is not None:
-        raise UserError(f"{path}: train.start: arms begin with the weights of their seed; leave it out")
+        raise UserError(f"{path}: train.start: arms start with the weights of their seed; leave it out")
     for arm in arms:
         if arm.config.checkpoint.store is not None:
             place = path if arm.config == arms[0].config else f"{path}: compare.arms.{arm.name}"
@@ -269,7 +271,7 @@ def _clock(path: Path, arm: Arm, config: RunConfig) -> Clock:
 
 
 def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: Clock) -> Arm:
-    """The arm with its best intervals as numbers of steps, by the clock and the trace's rate."""
+    """Return the arm with its best intervals as numbers of steps, by the clock and the trace's rate."""
     config, trace = arm.config.model_copy(update={"recovery": on_the_clock.recovery}), comparison.trace
     if config.checkpoint.every != "best":
         return arm.model_copy(update={"config": config})
@@ -282,9 +284,9 @@ def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: C
 
 
 def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) -> RunConfig:
-    """What the hours are for: the arm's way of coping, on the model and the network of the clock's recipe.
+    """Return the configuration for an arm's hours: its recovery on the clock recipe's model and network.
 
-    A replica has as many of its microbatches as the arm has of those of ``base``, the recipe that it changes.
+    A replica gets the same share of the clock recipe's microbatches as the arm has of those of ``base``.
     """
     if not comparison.clock:
         return settle(arm.config)

@@ -1,4 +1,4 @@
-"""``planaria compare --dry-run``: which arms, seeds and steps would be raced, and about how long that would take."""
+"""``planaria compare --dry-run``: the arms, seeds and steps of a comparison, and an estimate of its duration."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from planaria.runtime.engine.own_classes import own_classes
 
 
 def dry_run(asked: Asked, say: Callable[[str], None] | None) -> None:
-    """Print what `planaria compare` would do. The text is prepared as for a run, and a few steps of each arm are timed;
-    nothing is raced, and nothing is written but the data's cache.
+    """Print what ``planaria compare`` would do; time a few steps of each arm, and write only the data cache.
 
-    :raises UserError: for everything that a run would refuse.
+    :raises UserError: for everything that a run would reject.
     """
     all_ = ready(asked, say)
     there = kept(all_.races, all_.folder, own_classes)
-    paces = {arm.name: _pace(arm, all_) for arm in all_.arms}
+    paces = {}
+    for arm in all_.arms:
+        with blaming(partial(own_classes, arm.config)):
+            paces[arm.name] = pace(arm.config, all_.dataset)
     workers = all_.comparison.workers or len(os.sched_getaffinity(0))
     base = all_.arms[0].config
     seeds = seeds_shown(all_.comparison.seeds)
@@ -55,11 +57,6 @@ def dry_run(asked: Asked, say: Callable[[str], None] | None) -> None:
     console.print(f"would be in   {all_.folder}", highlight=False)
 
 
-def _pace(arm: Arm, all_: Ready) -> Pace:
-    with blaming(partial(own_classes, arm.config)):
-        return pace(arm.config, all_.dataset)
-
-
 def _row(arm: Arm, all_: Ready, paced: Pace, done: int) -> list[str]:
     base, own = recipe.flat(all_.arms[0].config), recipe.flat(arm.config)
     differs = ", ".join(f"{k} = {v}" for k, v in own.items() if base.get(k) != v and k != "name") or "–"
@@ -77,9 +74,9 @@ def _duration(seconds: float) -> str:
 
 
 WARM, TIMED = 1, 3
-"""steps before and while the clock runs: the first one makes an optimizer's state"""
+"""Steps before and during the timing; the first one allocates optimizer state."""
 BEGINS_S = 4.0
-"""seconds that a race's process takes to import and open everything, about what one core does"""
+"""Seconds that a race's process takes to import and open everything, using about one core."""
 
 
 class Pace(Record):
@@ -89,16 +86,16 @@ class Pace(Record):
     validation_s: float
 
     def of(self, config: RunConfig) -> float:
-        """Of a whole race; rollbacks take none back, as a race is over after so many steps carried out."""
+        """Return the seconds of a whole race, which ends after a number of executed steps, rollbacks or not."""
         every = config.train.eval_every
         validations = config.train.steps // every if every else 0
         return BEGINS_S + config.train.steps * self.step_s + validations * self.validation_s
 
 
 def pace(config: RunConfig, dataset: Data) -> Pace:
-    """How fast an arm trains and validates here, by its first steps. Its copies are sent too; nothing is lost.
+    """Measure how fast an arm trains and validates here, by its first steps without losses; copies are sent.
 
-    Counted in processor time, which other processes do not lengthen much: a core of its own would take as long.
+    Processor time approximates an idle machine, since other processes hardly affect it.
     """
     torch.set_num_threads(1)
     streams = (Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation"))
@@ -114,8 +111,10 @@ def pace(config: RunConfig, dataset: Data) -> Pace:
 
 
 def remaining_s(races: Sequence[Race], kept: Sequence[bool], paces: Mapping[str, Pace], workers: int) -> float:
-    """Seconds until all ``races`` are over that are not ``kept``, by each arm's pace, with so many processes at once:
-    no less than an even share of the work, and than the longest race. Such an order of jobs takes at most the sum of
-    both (Graham 1966, doi 10.1002/j.1538-7305.1966.tb01709.x)."""
+    """Estimate the seconds until all races not ``kept`` are done, with ``workers`` processes.
+
+    The maximum of an even share of the work and the longest race; a schedule takes at most their sum (Graham 1966,
+    doi 10.1002/j.1538-7305.1966.tb01709.x).
+    """
     left = [paces[race.arm].of(race.config) for race, done in zip(races, kept, strict=True) if not done]
     return max(sum(left) / workers, max(left)) if left else 0.0

@@ -1,7 +1,7 @@
-"""Simulated annealing over arrangement and routes at once; the inner loop.
+"""Simulated annealing over arrangement and routes: the inner loop of the search.
 
-A move changes a few microbatches' routes, or lets two nodes of different stages change places. Every move keeps what
-makes a plan valid: how often each stage is used (CC2), the order of a route (CC3), the nodes' roles.
+A move changes the routes of a few microbatches or exchanges two nodes of different stages. Every move keeps the use of
+each stage (CC2), the order of a route (CC3) and the nodes' roles.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from planaria.planner.tables import Ints, Tables, summed
 
 Floats = NDArray[np.float64]
 RANDOMS = 10
-"""random numbers that one move uses at most"""
+"""Random numbers that one move uses at most."""
 NODE, STAGE, ORDER, ROUTE, PLACE = range(5)
-"""kinds of move: another node of the same stage, two microbatches change a stage, two neighbours on a route change
-order, two microbatches change their routes, two nodes change places"""
+"""Kinds of move: another node of the same stage; two microbatches exchange a stage; two neighbours on a route change
+order; two microbatches exchange routes; two nodes exchange stages."""
 UNTIL = np.array([0.3, 0.6, 0.7, 0.9, 1.0])
-"""cumulative probabilities of the kinds"""
+"""Cumulative probabilities of the kinds."""
 SPREAD = 0.3
-"""weight, beside the step's time, of the mean over data nodes of when their last microbatch is through: a slope where
-the step's time is flat, because most moves do not touch the one data node that is last"""
+"""Weight, beside the step time, of the mean finish over data nodes. It gives a slope where the step time is flat: most
+moves do not affect the data node that finishes last."""
 CRITICAL = 0.5
-"""share of moves that change a microbatch of the data node that is through last"""
+"""Share of moves that change a microbatch of the data node that finishes last."""
 FLOW = 0.02
-"""weight of the mean over microbatches"""
+"""Weight of the mean finish over microbatches."""
 
 
 @compiled
@@ -44,11 +44,11 @@ def anneal(
     best: int,
     places: bool,
 ) -> int:
-    """One move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS] given.
+    """Try one move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS].
 
-    Changes ``origin`` [count], ``path`` [count, visits] and ``stage`` [nodes] in place; whenever the simulated step
-    takes less than ``best``, copies them to the ``best_`` arrays. Returns the least time. Without ``places``, no two
-    nodes change places: the arrangement stays.
+    Change ``origin`` [count], ``path`` [count, visits] and ``stage`` [nodes] in place. Copy them to the ``best_``
+    arrays whenever the simulated step takes less than ``best``. Return the least time. Without ``places``, the
+    arrangement stays.
     """
     count, nodes = path.shape[0], stage.shape[0]
     members = _members(stage, tables.sizes)
@@ -98,8 +98,7 @@ def anneal(
 
 @compiled
 def _late(origin: Ints, worst: int, random: float) -> int:
-    """A microbatch of the data node ``worst``, by a random number; any one where nothing takes time, and so nobody is
-    late."""
+    """Return a random microbatch of the data node ``worst``, or any microbatch if nothing takes time."""
     own = np.flatnonzero(origin == worst)
     return int(own[int(random * len(own))]) if len(own) else int(random * len(origin))
 
@@ -108,8 +107,7 @@ def _late(origin: Ints, worst: int, random: float) -> int:
 def _cost(
     tables: Tables, origin: Ints, path: Ints, stage: Ints, done: Ints, last: Ints, over: Ints
 ) -> tuple[float, int]:
-    """What annealing minimises, and the step, nanoseconds; fills ``last`` [nodes] with when each data node is
-    through."""
+    """Return the objective and the step, nanoseconds; fill ``last`` [nodes] with the finish of each data node."""
     if makespan(tables, origin, path, done, over) == NEVER:
         return float(NEVER), NEVER
     step, sums = summed(tables, stage, over)
@@ -134,7 +132,7 @@ def _members(stage: Ints, sizes: Ints) -> Ints:
 
 @compiled
 def _allowed(role: int, stage: int) -> bool:
-    """May a node of this role (an index into ROLES) hold this stage?"""
+    """Return whether a node of this role (an index into ``ROLES``) may hold this stage."""
     return role == 0 or (role == 1) == (stage == 0)
 
 
@@ -156,7 +154,7 @@ def _change_places(origin: Ints, path: Ints, x: int, y: int) -> None:
 def _reroute(
     tables: Tables, kind: int, r: Floats, i: int, j: int, stage: Ints, members: Ints, path: Ints, new: Ints
 ) -> bool:
-    """Change one or two microbatches in ``new``; False, and nothing changed, if the move is idle or not allowed."""
+    """Change one or two microbatches in ``new``; return False, changing nothing, if the move is idle or forbidden."""
     visits = path.shape[1]
     if kind == NODE:
         k = int(r[3] * visits)
@@ -184,7 +182,7 @@ def _reroute(
         return False
     new[i, a] = path[j, b] if r[5] < 0.5 else members[z, int((2 * r[5] - 1) * tables.sizes[z])]
     new[j, b] = path[i, a] if r[6] < 0.5 else members[s, int((2 * r[6] - 1) * tables.sizes[s])]
-    if r[7] < 0.8:  # natural order is what most good routes keep
+    if r[7] < 0.8:  # most good routes are in natural order
         _sort(stage, new[i])
         _sort(stage, new[j])
     if _in_order(stage, new[i], tables.swaps, tables.jump) and _in_order(stage, new[j], tables.swaps, tables.jump):
@@ -209,7 +207,7 @@ def _sort(stage: Ints, walk: Ints) -> None:
 
 @compiled
 def _in_order(stage: Ints, walk: Ints, swaps: int, jump: int) -> bool:
-    """CC3, as ``routing.skipping.disorder`` says it in words."""
+    """Return whether a walk obeys CC3; the compiled form of ``routing.skipping.disorder``."""
     furthest = back = 0
     for k in range(walk.shape[0]):
         s = stage[walk[k]]

@@ -1,4 +1,4 @@
-"""What a plan is held against, on the same nodes and as many microbatches: full pipelines, and random skipping."""
+"""Baseline plans on the same nodes with as many microbatches: full pipelines, and random skipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planaria.planner.search import Budget, Found, search, step_ns
 from planaria.planner.start import random_routes
 
 DRAWS = 10
-"""random skippings that are averaged"""
+"""Random plans averaged."""
 ROWS, COLUMNS, RANDOM, PLANNED = (
     "full pipeline, straight rows",
     "full pipeline, all data nodes",
@@ -26,17 +26,17 @@ ROWS, COLUMNS, RANDOM, PLANNED = (
 
 
 Step = Callable[[Problem, Solution], int]
-"""the simulated step of a plan, nanoseconds"""
+"""Return the simulated step of a plan, nanoseconds."""
 
 
 Find = Callable[[Problem, int, Budget], Found]
-"""the search for a plan, with its step as it is simulated by the same rules"""
+"""Search for a plan, its step simulated by the same rules."""
 
 
 def baselines(
     problem: Problem, solution: Solution, seed: int, budget: Budget, step: Step = step_ns, find: Find = search
 ) -> dict[str, float]:
-    """Return the seconds of a step by name; ``budget`` is for all of them, mostly for planning a full pipeline."""
+    """Return the seconds of a step by baseline; most of ``budget``, which is for all, plans a full pipeline."""
     began = time.monotonic()
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
     full = replace(problem, visits=len(problem.sizes) - 1)
@@ -51,16 +51,16 @@ def baselines(
 
 
 def random_skipping(problem: Problem, solution: Solution, seed: int, step: Step = step_ns) -> float:
-    """Mean seconds over draws of random routes on the arrangement of ``solution``."""
+    """Return the mean seconds of a step over draws of random routes on the arrangement of ``solution``."""
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
     drawn = [random_routes(problem, stages, random.Random(f"{seed} {n}"), problem.swaps) for n in range(DRAWS)]
     return fmean(step(problem, routes) for routes in drawn) / 1e9
 
 
 def straight_rows(problem: Problem, stages: Sequence[Sequence[int]]) -> list[list[int]]:
-    """As many pipelines side by side as the smallest stage has nodes: each row a data node and a node of every stage.
+    """Return parallel pipelines, as many as the smallest stage has nodes: a data node and a node of every stage each.
 
-    Rows exchange nodes of a stage as long as that lessens the sum of the squared times of their ways.
+    Rows exchange nodes of a stage while that lowers the sum of their squared route times.
     """
     width = min(map(len, stages))
     rows = [[stage[row] for stage in stages] for row in range(width)]
@@ -88,7 +88,7 @@ def straight_rows(problem: Problem, stages: Sequence[Sequence[int]]) -> list[lis
 
 
 def along_rows(problem: Problem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
-    """Every row lets in an equal share at its own data node; data nodes without a row let in nothing."""
+    """Start an equal share of microbatches at the data node of every row, and none at other data nodes."""
     chosen = [rows[i % len(rows)] for i in range(problem.count)]
     return Solution(
         solution.stage, np.array([row[0] for row in chosen]), np.array([row[1:] for row in chosen], np.int64)
@@ -96,7 +96,7 @@ def along_rows(problem: Problem, solution: Solution, rows: Sequence[Sequence[int
 
 
 def along_columns(problem: Problem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
-    """All data nodes let in their share, and send it along the rows in turn."""
+    """Start each data node's share, and send it along the rows in turn."""
     origin, path = [], []
     for j in range(problem.microbatches):
         for a, data in enumerate(solution.members(0)):
@@ -106,7 +106,7 @@ def along_columns(problem: Problem, solution: Solution, rows: Sequence[Sequence[
 
 
 def _way(problem: Problem, row: Sequence[int]) -> int:
-    """The time of a microbatch's way along a row and home."""
+    """Return the time of a microbatch along a row and back."""
     sites = problem.site[[*row, row[0]]].tolist()
-    work = (problem.forward + problem.backward)[BLOCK][list(row)].sum()
+    work = problem.passes[BLOCK][list(row)].sum()
     return int(work) + sum(int(problem.link[a, b] + problem.link[b, a]) for a, b in pairwise(sites))

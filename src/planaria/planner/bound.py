@@ -1,11 +1,10 @@
-"""A certificate: a time below which no plan of a problem can be, whatever the arrangement, routes and order of work.
+"""A certificate: a step time that no plan of a problem can beat, for any arrangement, routes and order of work.
 
-Where all plans are tried, the order is that of every simulation: a node takes first what comes first. Some order with
-waits in it may be quicker, but no plan is carried out so.
+If all plans are tried, the order of work is that of every simulation: each node serves what arrives first. Some order
+with deliberate waits may be faster, but no plan is executed that way.
 
-Which nodes become data nodes is a plan's own choice. Choices wait in the order of what is known of them. The one that
-promises the shortest step is looked at more closely and goes back with what that says; when it is still first, or time
-is up, no plan is shorter than what it says.
+Each choice of data nodes has its own lower bound. The choice with the lowest bound is examined more closely until it
+stays the lowest, or time is up; its bound then holds for all plans.
 """
 
 from __future__ import annotations
@@ -33,63 +32,61 @@ from planaria.planner.tables import Ints
 from planaria.planner.ways import Ways, kinds_of, shortest, turns, ways_of
 
 SOLVER = find_spec("scipy") is not None
-"""of linear programmes (``planaria[planner]``); without it the bound is lower"""
+"""Whether linear programmes can be solved (``planaria[planner]``); without it the bound is lower."""
 LOOKS = 400
-"""choices of data nodes that are looked at closely"""
+"""Choices of data nodes examined closely."""
 TURNS = "turns: a data node's microbatches, alone in the network"
 SHARED = "shared: slots and time of near nodes"
 SUMS = "sums: all passes, then the ends' gradients among the nearest nodes"
 FARTHEST = "sums: the gradients of the node farthest from all others"
 ALL = "all plans were tried, each node taking first what comes first"
 RELAXED = "queues at nodes, when slots are free, that microbatches are whole, stages but for their visits"
-"""what a plan must obey and the bound does not ask"""
+"""Constraints that a plan must obey and the bound leaves out."""
 MOST_CHOICES = 5000
-"""choices of data nodes that are told apart"""
+"""Most choices of data nodes to distinguish."""
 AHEAD, CLOSEST = 0.02, 0.002
-"""by what share more than is known a step is assumed to be shorter than: at first, and at last"""
+"""Share by which the step is assumed to be at most longer than its bound: at first, and at last."""
 WORK = 30_000_000
-"""numbers in tables that all looks together go through"""
+"""Table entries that all examinations together process."""
 ROUNDING = 1e-9
-"""share of a bound that adding up rounded numbers could have made it too large by, and more"""
+"""Share of a bound that exceeds any rounding error in it."""
 MOST_PLANS = 10_000 if COMPILED else 300
-"""plans that are all tried"""
+"""Most plans to try exhaustively."""
 DEEPEST = 100
-"""microbatches of such a plan: few nodes have few plans of any length, but then the other bounds are near"""
+"""Most microbatches of a plan to try; with more, the other bounds are tight."""
 
 
 class Certificate(NamedTuple):
+    """A lower bound on the step of every plan."""
+
     step_s: float
-    """no plan is faster"""
     binds: str
-    """what keeps it from being less"""
+    """The constraint that attains the bound."""
     terms: Mapping[str, float] = MappingProxyType({})
-    """seconds of each reason that was looked at"""
+    """Seconds of each constraint examined."""
 
     def gap(self, step_s: float) -> float:
-        """By what share of itself a plan of ``step_s`` may at most be improved."""
+        """Return the share by which a plan of ``step_s`` could be improved at most."""
         return 1 - self.step_s / step_s if step_s else 0.0
 
 
 def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True, seconds: float = math.inf) -> Certificate:
-    """Return the step of the best plan where plans are few (not without ``exact``), else a time that none can beat.
+    """Return the best step if plans are few (see :func:`best_of_all`; only if ``exact``), else the largest lower bound.
 
-    The former is :func:`best_of_all`; the latter is the largest of these times:
-
-    - *turns*: a data node lets in a microbatch for each slot, and the next when one is back, and does one thing at a
-      time; each microbatch has the shortest way there and back, alone in the network (``turns``);
+    - *turns*: a data node admits a microbatch per slot, the next when one returns, and does one thing at a time; each
+      microbatch takes the shortest route, alone in the network (``turns``);
     - *busiest node*: a data node's own work; or all visits of block stages, spread over the fastest workers;
-    - *memory*: the slots of all nodes, and how long each microbatch must at least hold one at each node of its way;
-    - *shared*: slots and time of the nodes that are near, which all microbatches would like to have (``prices``);
-    - where gradients are summed, *sums*: the passes, and then the ends' sum among the nearest nodes; or the sum of the
-      stage of the node that is farthest from all others, alone.
+    - *memory*: the slots of all nodes, and the least time each microbatch holds one at each node of its route;
+    - *shared*: slots and time of near nodes, for which all microbatches compete (``prices``);
+    - with gradient sums, *sums*: the passes, then the ends' sum among the nearest nodes; or the sum of the stage of the
+      node farthest from all others, alone.
 
-    Which nodes become data nodes is the plan's choice, within their roles: the best are assumed; in small networks by
-    looking at so many choices at most (:func:`best_choice`), else one by one. After ``seconds`` no further look is
-    taken: the bound is then lower, and still a bound.
+    The best data nodes within the roles are assumed: in small networks by at most ``looks`` close examinations
+    (:func:`best_choice`), else one by one. No examination starts after ``seconds``; the bound is then lower.
     """
     until = time.monotonic() + seconds
     alone = shortest(problem, kinds_of(problem))
-    own = (problem.forward + problem.backward)[[ENTRY, RETURN]].sum(axis=0) * problem.microbatches
+    own = problem.passes[[ENTRY, RETURN]].sum(axis=0) * problem.microbatches
     terms = [
         (_best_choice(problem, turns(problem, alone)), TURNS),
         (_best_choice(problem, own), "busiest node: a data node's own work"),
@@ -108,29 +105,29 @@ def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True, second
 
 
 def _best_choice(problem: Problem, each: Ints) -> int:
-    """The least that the worst of the data nodes can have, if ``each`` [nodes] says what every node would have."""
+    """Return the least maximum over data nodes, if ``each`` [nodes] is the value of every node."""
     must, may = each[problem.role == ROLES.index("data")], np.sort(each[problem.role == ROLES.index("any")])
     missing = problem.sizes[0] - len(must)
     return int(max([*must, *may[:missing]]))
 
 
 def _workers(problem: Problem) -> int:
-    work = (problem.forward + problem.backward)[BLOCK]
+    work = problem.passes[BLOCK]
     workers = np.sort(work[problem.role != ROLES.index("data")])[: problem.nodes - problem.sizes[0]]
     if not workers[0]:
         return 0
     off = problem.link[np.ix_(problem.site, problem.site)].min()
     lead = problem.forward[ENTRY].min() + problem.backward[ENTRY].min() + 2 * off
-    # Only the entry, the way to the first worker and the last way home lie outside all of their work.
+    # Only the entry, the message to the first worker and the last message home are outside all workers' time.
     return int(problem.count * problem.visits / (1.0 / workers).sum() + lead)
 
 
 def _memory(problem: Problem, alone: Ints) -> int:
-    """Slots times step ≥ what all microbatches hold at their origins and at the nodes of their ways."""
-    work = (problem.forward + problem.backward)[BLOCK].min()
+    """Return a bound from: slots · step ≥ what all microbatches hold at their origins and on their routes."""
+    work = problem.passes[BLOCK].min()
     off = problem.link[np.ix_(problem.site, problem.site)].min()
-    returns = (problem.forward + problem.backward)[RETURN].min()
-    # At the last node: its own passes, the way to the origin and back, the loss. One hop earlier: that, and so on.
+    returns = problem.passes[RETURN].min()
+    # At the last node: its own passes, the messages to and from the origin, the loss. One hop earlier: that, and so on.
     held = sum(k * (work + 2 * off) + returns for k in range(1, problem.visits + 1))
     origins = problem.microbatches * int(
         np.sort(alone[problem.role != ROLES.index("worker")])[: problem.sizes[0]].sum()
@@ -139,14 +136,14 @@ def _memory(problem: Problem, alone: Ints) -> int:
 
 
 def _ends_sum(problem: Problem) -> int:
-    """From the last backward of a data node until all have the sum: at the least, one sends it to all others."""
+    """Return the least time from a data node's last backward until all have the sum: one sends it to all others."""
     nodes = np.flatnonzero(problem.role != ROLES.index("worker"))
     carry, others = _between(problem, 0, nodes), problem.sizes[0] - 1
     return int(np.sort(carry, axis=1)[:, others - 1].min()) if others else 0
 
 
 def _farthest_sum(problem: Problem) -> int:
-    """A node that is not alone in its stage sends to another one, or hears from it, and the other way round."""
+    """Return the largest round trip of a node to its nearest possible peer, over nodes not alone in their stage."""
     trips = []
     for row, bars in ((0, "worker"), (1, "data")):
         nodes = np.flatnonzero(problem.role != ROLES.index(bars))
@@ -161,31 +158,31 @@ def _farthest_sum(problem: Problem) -> int:
 
 
 def _between(problem: Problem, row: int, nodes: Ints) -> Ints:
-    """[nodes, nodes]: a message of gradients; never from a node to itself."""
+    """Return [nodes, nodes]: the time of a gradient message, prohibitive from a node to itself."""
     carry = problem.sums[row][np.ix_(problem.site[nodes], problem.site[nodes])]
     return np.where(np.eye(len(nodes), dtype=bool), NEVER // 4, carry)
 
 
 class Choice(NamedTuple):
-    """Of data nodes: how many nodes of each kind."""
+    """A choice of data nodes: how many nodes of each kind, with its lower bound."""
 
     ticks: int
-    """nanoseconds: no step is shorter with it"""
+    """Lower bound on the step, nanoseconds."""
     data: tuple[int, ...]
-    """[kinds]"""
+    """[kinds]."""
     ahead: float = AHEAD
-    """share by which the next look looks ahead"""
+    """Share above the bound that the next examination assumes."""
 
     @property
     def final(self) -> bool:
-        """Would another look say no more?"""
+        """Return whether another examination cannot raise the bound."""
         return self.ahead < CLOSEST
 
 
 def best_choice(problem: Problem, looks: int, until: float = math.inf) -> Choice | None:
-    """Return the choice with the least lower bound after at most ``looks`` at prices, none begun after ``until``.
+    """Return the choice with the least lower bound after at most ``looks`` examinations, none started after ``until``.
 
-    None if there are too many choices or ways. ``until`` is on the monotonic clock.
+    None if there are too many choices or routes. ``until`` is on the monotonic clock.
     """
     ways = ways_of(problem)
     found = list(_choices(problem, ways)) if ways else []
@@ -201,8 +198,10 @@ def best_choice(problem: Problem, looks: int, until: float = math.inf) -> Choice
 
 
 def closer(problem: Problem, ways: Ways, choice: Choice) -> Choice:
-    """Assume that the step is hardly longer than known, and ask for the best prices: either it cannot be so short; or
-    they say how long it is at least, and the next look assumes less."""
+    """Raise a choice's bound by the best prices under the assumption that the step is hardly longer than known.
+
+    Either the assumption is refuted, or the prices give a bound and the next examination assumes less.
+    """
     from planaria.planner.relaxed import relaxed  # needs scipy
 
     least = choice.ticks / 1e9
@@ -214,7 +213,7 @@ def closer(problem: Problem, ways: Ways, choice: Choice) -> Choice:
 
 
 def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:
-    """All of them that roles allow, and one more than ``MOST_CHOICES`` at most."""
+    """Yield all choices that roles allow, at most ``MOST_CHOICES`` + 1."""
     role, size = problem.role[ways.kinds.first], ways.kinds.size
     most = np.where(role == ROLES.index("worker"), 0, size).tolist()
     least = np.where(role == ROLES.index("data"), size, 0).tolist()
@@ -237,7 +236,7 @@ def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:
 
 
 def _turns(problem: Problem, ways: Ways, data: Ints) -> int:
-    """The longest of its data nodes' turns, on ways through the other nodes; nanoseconds."""
+    """Return the longest turns of a choice's data nodes on routes through the other nodes; nanoseconds."""
     possible = (ways.uses <= ways.kinds.size - data).all(axis=1)
     lets_in = np.flatnonzero(data)
     alone, first = np.zeros(problem.nodes, np.int64), ways.kinds.first[lets_in]
@@ -248,7 +247,7 @@ def _turns(problem: Problem, ways: Ways, data: Ints) -> int:
 def best_of_all(problem: Problem, until: float = math.inf) -> int | None:
     """Return the least simulated step of all plans, nanoseconds.
 
-    None if there are too many plans, more than can be tried before ``until`` (monotonic clock), or none at all.
+    None if there are no plans, too many, or more than can be tried before ``until`` (monotonic clock).
     """
     if problem.more or problem.count > DEEPEST or _at_most(problem) > MOST_PLANS:
         return None
@@ -262,7 +261,7 @@ def best_of_all(problem: Problem, until: float = math.inf) -> int | None:
 
 
 def plans(problem: Problem) -> Iterator[Solution]:
-    """Every plan that keeps all rules of a route: arrangements, orders in which data nodes let in, and ways."""
+    """Yield every valid plan: all arrangements, orders in which microbatches start, and routes."""
     for stage in _arrangements(problem):
         workers = np.flatnonzero(stage).tolist()
         ways = [
@@ -278,7 +277,7 @@ def plans(problem: Problem) -> Iterator[Solution]:
 
 
 def _at_most(problem: Problem) -> int:
-    """No fewer than there are plans: ways of any order count, and uneven use of stages."""
+    """Return an upper bound on the number of plans: it counts routes of any order and uneven use of stages."""
     data, free = (int((problem.role == ROLES.index(role)).sum()) for role in ("data", "any"))
     workers = problem.nodes - problem.sizes[0]
     chosen = math.comb(free, problem.sizes[0] - data)
@@ -289,7 +288,7 @@ def _at_most(problem: Problem) -> int:
 
 
 def _arrangements(problem: Problem) -> Iterator[Ints]:
-    """[nodes]: the stage of each, as roles allow."""
+    """Yield [nodes]: the stage of each, as roles allow."""
 
     def fill(s: int, left: frozenset[int]) -> Iterator[dict[int, int]]:
         if s == len(problem.sizes):
@@ -306,14 +305,14 @@ def _arrangements(problem: Problem) -> Iterator[Ints]:
 
 
 def _orders(data: list[int], each: int) -> Iterator[list[int]]:
-    """Every order in which data nodes can let in so many microbatches each."""
+    """Yield every order in which data nodes can start ``each`` microbatches apiece."""
 
-    def go_on(left: Counter[int]) -> Iterator[list[int]]:
+    def extend(left: Counter[int]) -> Iterator[list[int]]:
         if not left.total():
             yield []
         for node in data:
             if left[node]:
-                for rest in go_on(left - Counter([node])):
+                for rest in extend(left - Counter([node])):
                     yield [node, *rest]
 
-    yield from go_on(Counter(dict.fromkeys(data, each)))
+    yield from extend(Counter(dict.fromkeys(data, each)))

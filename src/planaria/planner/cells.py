@@ -1,8 +1,8 @@
-"""The search in a large network, by cells of near nodes, each with a data node and all stages.
+"""Search in a large network by cells: near nodes with data nodes and all stages.
 
 Microbatches stay in the cell of their data node. Cells are annealed one by one as parts of the problem, then the
-slowest together with a neighbour. A move in a cell costs as much as the cell is large, not the network. Parts that
-share no node share no queue, slot or link either: a step takes as long as its slowest part.
+slowest together with a neighbour. The cost of a move grows with the cell, not the network. Parts share no node, queue,
+slot or link, so a step takes as long as its slowest part.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from planaria.planner.start import Near, tour
 from planaria.planner.tables import Ints
 
 TRIES = 20
-"""draws of a microbatch's stages"""
+"""Draws of a microbatch's stages."""
 LEAST = 60
-"""nodes of a network that is planned by cells"""
+"""Nodes from which a network is planned by cells."""
 MOVES = 20_000
-"""of one cell before the next has its turn; more for the slowest, the longer nothing has helped"""
+"""Moves of one cell before the next has its turn; more for the slowest while nothing improves it."""
 NEIGHBOURS = 6
-"""cells that the slowest is tried together with by turns"""
+"""Cells that the slowest is combined with in turn."""
 
 
 def remaining(problem: Problem, solution: Solution, nodes: Collection[int], count: int | None = None) -> Problem:
-    """The problem with these ``nodes`` only, numbered anew in their order, each in the stage that it holds, and
-    ``count`` microbatches: all of them unless given."""
+    """Return the problem restricted to ``nodes``, renumbered in order, each in its stage, with ``count`` microbatches.
+
+    ``count`` defaults to all microbatches.
+    """
     kept = np.array(sorted(nodes))
     sizes = np.bincount(solution.stage[kept], minlength=len(problem.sizes)).tolist()
     count = problem.count if count is None else count
@@ -51,24 +53,24 @@ def remaining(problem: Problem, solution: Solution, nodes: Collection[int], coun
 
 
 class Part(NamedTuple):
-    """Some nodes, their microbatches, and both as a problem and a solution of their own."""
+    """Some nodes and their microbatches, with the problem and solution restricted to them."""
 
     nodes: Ints
-    """by their numbers in the whole"""
+    """Their numbers in the whole problem."""
     rows: Ints
-    """microbatches, likewise"""
+    """Microbatches, by their numbers in the whole problem."""
     problem: Problem
     solution: Solution
 
     def put(self, whole: Solution, better: Solution) -> None:
-        """Replace this part of ``whole``, in place, with another solution of its problem."""
+        """Replace this part of ``whole``, in place, by another solution of its problem."""
         whole.stage[self.nodes] = better.stage
         whole.origin[self.rows] = self.nodes[better.origin]
         whole.path[self.rows] = self.nodes[better.path]
 
 
 def part(problem: Problem, solution: Solution, nodes: Collection[int]) -> Part:
-    """The part of ``nodes``, which no microbatch may leave or enter."""
+    """Return the part of ``nodes``, which no microbatch may leave or enter."""
     kept = np.array(sorted(nodes), np.int64)
     rows = np.flatnonzero(np.isin(solution.origin, kept))
     numbers = np.full(problem.nodes, -1, np.int64)
@@ -78,7 +80,7 @@ def part(problem: Problem, solution: Solution, nodes: Collection[int]) -> Part:
 
 
 def apart(part: Part) -> list[list[int]]:
-    """The nodes of a part in groups that exchange nothing; nodes on no route go with the first group."""
+    """Group the nodes of a part by what exchanges messages; nodes on no route join the first group."""
     head = list(range(len(part.nodes)))
 
     def root(node: int) -> int:
@@ -97,14 +99,14 @@ def apart(part: Part) -> list[list[int]]:
 
 
 Cell = list[list[int]]
-"""the nodes of each stage 0..S"""
+"""The nodes of each stage 0..S."""
 
 
 def celled(problem: Problem, rng: random.Random) -> tuple[Solution, list[list[int]]] | None:
-    """A plan and the nodes of its cells; None where there is only one, where some nodes have roles and others
-    a choice, or where the rules leave none.
+    """Return a plan and the nodes of its cells, which consist of neighbouring sites.
 
-    Cells are of neighbouring sites, and each uses a stage in proportion to the nodes that it has of it.
+    Each cell uses a stage in proportion to its nodes in that stage. None if there is only one cell, if roles are given
+    for some nodes only, or if the rules allow none.
     """
     if problem.role.any() and not _given(problem):
         return None
@@ -123,13 +125,13 @@ def celled(problem: Problem, rng: random.Random) -> tuple[Solution, list[list[in
 
 
 Bag = tuple[list[int], list[int]]
-"""data nodes and workers of a cell"""
+"""Data nodes and workers of a cell."""
 
 
 def _bags(problem: Problem, nodes: Sequence[int], rng: random.Random) -> list[Bag]:
-    """The nodes of a tour in bags just large enough for a cell, each with its share of data nodes and of workers.
+    """Group the nodes of a tour into bags just large enough for a cell, with their share of data nodes and workers.
 
-    Bags are of one site where it is large enough; the nodes of small ones are put together along the tour.
+    A large site has its own bags; small neighbouring sites share one.
     """
     given, bags = _given(problem), list[Bag]()
     seen = data_seen = 0
@@ -149,7 +151,7 @@ def _bags(problem: Problem, nodes: Sequence[int], rng: random.Random) -> list[Ba
 
 
 def _cut(problem: Problem, data: list[int], workers: list[int]) -> list[Bag]:
-    """As many bags as there can be, with equal shares of both and a worker for every stage; empty if too few."""
+    """Split into as many bags as possible, with equal shares and a worker for every stage; empty if too few nodes."""
     least = len(problem.sizes) - 1
     for count in range(min(len(data), len(workers) // least), 0, -1):
         ends = [k * len(data) // count for k in range(count + 1)]
@@ -163,13 +165,13 @@ def _cut(problem: Problem, data: list[int], workers: list[int]) -> list[Bag]:
 
 
 def _given(problem: Problem) -> set[int]:
-    """The data nodes, if roles leave no choice."""
+    """Return the data nodes if roles determine them all."""
     must = np.flatnonzero(problem.role == ROLES.index("data")).tolist()
     return set(must) if len(must) == problem.sizes[0] else set()
 
 
 def _staged(problem: Problem, bags: Sequence[Bag], rng: random.Random) -> list[Cell] | None:
-    """The bags' workers dealt out to stages, so that all of them together have the sizes wanted; None if that fails."""
+    """Deal the bags' workers to stages so that the totals match the sizes; None if that fails."""
     left = list(problem.sizes)
     cells: list[Cell] = []
     for data, workers in bags:
@@ -184,7 +186,7 @@ def _staged(problem: Problem, bags: Sequence[Bag], rng: random.Random) -> list[C
 
 
 def _ways(problem: Problem, cell: Cell, rng: random.Random) -> list[list[int]]:
-    """The stages of each microbatch of a cell, in natural order: as often as it has nodes of each."""
+    """Return the stages of each microbatch of a cell, in natural order, in proportion to its nodes of each."""
     count, workers = len(cell[0]) * problem.microbatches, sum(map(len, cell[1:]))
     left = {s: count * problem.visits * len(cell[s]) / workers for s in range(1, len(cell))}
     ways = []
@@ -200,7 +202,7 @@ def _ways(problem: Problem, cell: Cell, rng: random.Random) -> list[list[int]]:
 
 
 def _evened(ways: list[list[int]], problem: Problem, rng: random.Random) -> bool:
-    """Change ``ways`` until all stages come up equally often, give or take one; False if that fails."""
+    """Change ``ways`` until all stages are used equally often, within one; return False if that fails."""
     stages = range(1, len(problem.sizes))
     if any(disorder(way, 0, problem.jump) for way in ways):
         return False
@@ -219,7 +221,7 @@ def _evened(ways: list[list[int]], problem: Problem, rng: random.Random) -> bool
 
 
 def _exchanged(ways: list[list[int]], order: list[int], one: int, other: int, jump: int) -> bool:
-    """Let the first way in ``order`` that can visit stage ``other`` in place of stage ``one``; it comes last then."""
+    """Replace stage ``one`` by ``other`` in the first possible way in ``order``, and move that way to the end."""
     for place, k in enumerate(order):
         way = ways[k]
         new = sorted({*way, other} - {one})
@@ -231,14 +233,16 @@ def _exchanged(ways: list[list[int]], order: list[int], one: int, other: int, ju
 
 
 Anneal = Callable[[Problem, Solution, int, np.random.Generator], tuple[Solution, int]]
-"""(part, its solution, moves) → what so many moves, or fewer, make of it, and its step in nanoseconds"""
+"""(part, its solution, moves, rng) → the solution after at most that many moves, and its step in nanoseconds."""
 
 
 def by_cells(
     problem: Problem, chance: random.Random, rng: np.random.Generator, anneal: Anneal
 ) -> Iterator[Solution] | None:
-    """Plans that are never worse than those before, without end; None in a small network, and where gradients are
-    summed: stages reach over all cells."""
+    """Yield plans that never get worse, without end.
+
+    None in a small network, and with gradient sums, since stages then span all cells.
+    """
     begun = celled(problem, chance) if problem.nodes >= LEAST and not problem.summed else None
     return None if begun is None else _better(problem, *begun, rng, anneal)
 
@@ -278,7 +282,7 @@ def _step(problem: Problem, now: Solution, nodes: list[int], anneal: Anneal, rng
 
 
 def _partner(problem: Problem, cells: list[list[int]], steps: list[int], worst: int, number: int) -> int:
-    """The cell that ``worst`` is planned with: itself at first, then the nearest, of these the fastest first."""
+    """Return the cell to plan together with ``worst``: itself first, then the nearest, of these the fastest first."""
     if number == 0 or len(cells) == 1:
         return worst
     both = problem.link + problem.link.T

@@ -1,7 +1,7 @@
-"""How long a step takes: ``pipeline.plan.build.first_come`` without objects, for searches that ask a million times.
+"""The time of a step: ``pipeline.plan.build.first_come`` compiled over arrays, for searches.
 
-The same events at the same nanoseconds (``tests/planner`` holds one against the other), compiled. A microbatch is
-always in one place: it waits at a node, is worked on there, or travels.
+It simulates the same events to the nanosecond; ``tests/planner`` compares the two. A microbatch is always in one place:
+it waits at a node, is processed there, or travels.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from planaria.common.compiled import compiled
 from planaria.planner.tables import Ints, Tables
 
 NEVER = 1 << 62
-"""the time of a step that deadlocks"""
+"""The time of a step that deadlocks."""
 
 _URGENT, _PATIENT = range(2)
-"""the two queues of a node: backwards and losses; forwards, which need a slot"""
+"""The two queues of a node: backwards and losses; forwards, which need a slot."""
 
 
 @compiled
 def makespan(tables: Tables, origin: Ints, path: Ints, done: Ints, over: Ints) -> int:
-    """Nanoseconds of the passes in which microbatch ``i`` goes ``origin[i]`` → ``path[i, 0]`` → … → ``origin[i]``.
+    """Return the nanoseconds of all passes if microbatch ``i`` goes ``origin[i]`` → ``path[i, 0]`` → … → ``origin[i]``.
 
-    Fills ``done`` [count] with the time at which each microbatch is through, and ``over`` [nodes] with the end of each
-    node's last pass; NEVER if memory deadlocks.
+    Fill ``done`` [count] with each microbatch's finish, and ``over`` [nodes] with the end of each node's last pass.
+    Return ``NEVER`` if memory deadlocks.
     """
-    # One long function over plain arrays: bundled into a state for smaller functions, it takes five times as long.
+    # One long function over plain arrays: five times as fast as smaller functions that share a state object.
     count, nodes, last = origin.shape[0], tables.slots.shape[0], path.shape[1] + 1
     begins = _stretches(origin, path, nodes)
     queue, since = np.empty((2, begins[nodes]), np.int64), np.empty((2, begins[nodes]), np.int64)
@@ -42,7 +42,7 @@ def makespan(tables: Tables, origin: Ints, path: Ints, done: Ints, over: Ints) -
     for i in range(count):
         tails[_PATIENT, origin[i]] += _line_up(queue, since, heads, tails, begins, _PATIENT, origin[i], i, 0)
     while True:
-        for n in woken[:wake]:  # what is idle takes what comes next
+        for n in woken[:wake]:  # idle nodes take their next work
             if not idle[n]:
                 continue
             line = _URGENT if heads[_URGENT, n] < tails[_URGENT, n] else _PATIENT
@@ -64,7 +64,7 @@ def makespan(tables: Tables, origin: Ints, path: Ints, done: Ints, over: Ints) -
             wake += 1
             if runs[i]:  # a pass ends
                 idle[n], runs[i], over[n] = True, False, now
-                free[n] += phase[i] > last + 1  # a backward frees what its forward took; the loss took nothing
+                free[n] += phase[i] > last + 1  # a backward frees its forward's slot; the loss took none
                 phase[i] += 1
                 if phase[i] == 2 * last + 2:
                     done[i] = now
@@ -85,7 +85,7 @@ def makespan(tables: Tables, origin: Ints, path: Ints, done: Ints, over: Ints) -
 
 @compiled
 def _stretches(origin: Ints, path: Ints, nodes: int) -> Ints:
-    """[nodes + 1]: where each node's stretch of the queues begins."""
+    """Return [nodes + 1]: start of each node's stretch of the queues."""
     begins = np.zeros(nodes + 1, np.int64)
     for i in range(origin.shape[0]):
         begins[origin[i] + 1] += 3  # loss, the loss's backward, and the last backward
@@ -96,7 +96,7 @@ def _stretches(origin: Ints, path: Ints, nodes: int) -> Ints:
 
 @compiled
 def _place(origin: Ints, path: Ints, i: int, phase: int) -> int:
-    """The node of a microbatch's pass number ``phase``: forwards along the route, then backwards."""
+    """Return the node of a microbatch's pass number ``phase``: forwards along the route, then backwards."""
     last = path.shape[1] + 1
     hop = phase if phase <= last else 2 * last + 1 - phase
     return origin[i] if hop == 0 or hop == last else path[i, hop - 1]  # type: ignore[no-any-return]
@@ -104,7 +104,7 @@ def _place(origin: Ints, path: Ints, i: int, phase: int) -> int:
 
 @compiled
 def _takes(tables: Tables, n: int, phase: int, last: int) -> int:
-    """The time of a pass."""
+    """Return the time of a pass."""
     if phase <= last:
         return tables.forward[0 if phase == 0 else 2 if phase == last else 1, n]  # type: ignore[no-any-return]
     hop = 2 * last + 1 - phase
@@ -115,7 +115,7 @@ def _takes(tables: Tables, n: int, phase: int, last: int) -> int:
 def _line_up(
     queue: Ints, since: Ints, heads: Ints, tails: Ints, begins: Ints, line: int, n: int, i: int, now: int
 ) -> int:
-    """A microbatch waits at node ``n`` behind those that came earlier; of one instant, the smaller number first."""
+    """Queue a microbatch at node ``n`` behind earlier arrivals; at the same instant, the smaller number is first."""
     at = begins[n] + tails[line, n]
     head = begins[n] + heads[line, n]
     while at > head and since[line, at - 1] == now and queue[line, at - 1] > i:

@@ -1,8 +1,8 @@
-"""Is this a valid plan, by SkipPipe's guidelines? The checker: it names every rule that is broken, and where.
+"""Check a plan against SkipPipe's guidelines, naming every violated rule and its place.
 
-CC1 a route starts and ends at its data node and meets no other; CC2 all block stages are visited equally often;
-CC3 no stage twice, and out of order only as ``routing.skipping.disorder`` allows; TC1 no node ever holds more
-microbatches than it has slots; TC2 no node works on two at once. TC1 and TC2 are asked of the planned times.
+CC1: a route starts and ends at its data node and visits no other. CC2: all block stages are visited equally often.
+CC3: no stage repeats, and order changes only as ``routing.skipping.disorder`` allows. TC1: no node holds more
+microbatches than it has slots. TC2: no node processes two at once. TC1 and TC2 concern the planned times.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from planaria.planner.tables import Ints
 
 
 class Passes(NamedTuple):
-    """Planned times, nanoseconds: microbatch i's passes in the order of its way there and back."""
+    """Planned times, nanoseconds: each microbatch's passes in order, out and back."""
 
     starts: Ints
-    """[count, 2 · (visits + 2)]"""
+    """[count, 2 · (visits + 2)]."""
     ends: Ints
 
 
 class Broken(NamedTuple):
-    """A rule that a plan breaks, and where."""
+    """A rule that a plan violates, and where."""
 
     rule: str
     where: str
@@ -39,7 +39,7 @@ class Broken(NamedTuple):
 
 
 def planned_passes(problem: Problem, solution: Solution) -> Passes:
-    """The times that a plan is made for: ``plan.planned.first_come``."""
+    """Return the times for which a plan is made, from ``plan.build.first_come``."""
     clock = first_come(solution.routes, problem.memory, problem.prices)
     length = 2 * (problem.visits + 2)
     starts, ends = np.zeros((problem.count, length), np.int64), np.zeros((problem.count, length), np.int64)
@@ -50,7 +50,7 @@ def planned_passes(problem: Problem, solution: Solution) -> Passes:
 
 
 def broken(problem: Problem, solution: Solution, passes: Passes | None = None) -> list[Broken]:
-    """Every rule that a plan breaks; its planned times are simulated unless given, and only if the routes are sound."""
+    """Return every violated rule; times are simulated unless given, and checked only if the routes are valid."""
     found = [*_arrangement(problem, solution), *_routes(problem, solution), *unequal_use(problem, solution)]
     if found:
         return found
@@ -89,7 +89,7 @@ def _routes(problem: Problem, solution: Solution) -> Iterator[Broken]:
 
 
 def unequal_use(problem: Problem, solution: Solution) -> Iterator[Broken]:
-    """CC2."""
+    """Check CC2."""
     used = np.bincount(solution.stage[solution.path].ravel(), minlength=len(problem.sizes))[1:].tolist()
     uneven = 0 if sum(used) % len(used) == 0 else 1
     if max(used) - min(used) > uneven:
@@ -98,7 +98,7 @@ def unequal_use(problem: Problem, solution: Solution) -> Iterator[Broken]:
 
 
 def _order(problem: Problem, solution: Solution, passes: Passes) -> Iterator[Broken]:
-    """No pass before its input can be there."""
+    """Check that no pass starts before its input arrives."""
     last = problem.visits + 1
     for i, route in enumerate(solution.routes):
         way = (*route, *reversed(route))
@@ -110,7 +110,7 @@ def _order(problem: Problem, solution: Solution, passes: Passes) -> Iterator[Bro
 
 
 def _nodes(problem: Problem, solution: Solution, passes: Passes) -> Iterator[Broken]:
-    """TC1 and TC2, node by node."""
+    """Check TC1 and TC2, node by node."""
     last = problem.visits + 1
     work: dict[int, list[tuple[int, int, int]]] = {}
     held: dict[int, list[tuple[int, int]]] = {}

@@ -1,11 +1,11 @@
-"""What no step can do, for the prices of ``prices.py``: slots that cannot be taken, visits and ways that cannot be.
+"""Limits of any step, priced by ``prices.py``.
 
-- Filling: at the beginning and at the end of a step the slots of workers cannot all be taken. Seen from its end, a
-  step is one in which gradients begin at the data nodes and spread: both sides are one calculation.
-- Elsewhere: a set of nodes smaller than the number of stages leaves stages out, at least j of them. Each of these is
-  visited as often as any other stage (CC2), by another microbatch each time, at nodes that are not in the set.
-- Long ways: the turns of :func:`~planaria.planner.ways.turns` again, for microbatches of two lengths in any order, K
-  of them long. If even the best order takes the whole time, there are fewer than K.
+- Filling: at the start and at the end of a step, not all slots of workers can be in use. Seen from its end, a step
+  begins with gradients that spread from the data nodes; one calculation covers both sides.
+- Elsewhere: a set of nodes smaller than the number of stages leaves out at least j stages. Each of them is visited as
+  often as any other stage (CC2), each time by another microbatch, at nodes outside the set.
+- Long routes: the turns of :func:`~planaria.planner.ways.turns` for microbatches of two lengths in any order, K of them
+  long. If even the best order takes the whole step, there are fewer than K.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from planaria.planner.ways import Bools, Ways
 
 Floats = NDArray[np.float64]
 MOST_SETS = 1_000_000
-"""numbers in the table of sets, the smallest sets first"""
+"""Numbers in the table of sets, smallest sets first."""
 MOST_TRIED = 8
-"""microbatches of a data node whose orders are all tried"""
+"""Microbatches of a data node up to which all orders are tried."""
 NEVER = np.iinfo(np.int64).max
 
 
 class Side(NamedTuple):
-    """Seconds from the beginning of a step, or from its end backwards."""
+    """Times in seconds from the start of a step, or backwards from its end."""
 
     reach: Floats
-    """[kinds]: when the first microbatch can be at a worker of each kind"""
+    """[kinds]: earliest arrival of a microbatch at a worker of each kind."""
     depth: Floats
-    """[visits]: when it can be at its first worker, and when at two, three and so on"""
+    """[visits]: earliest arrival at its first worker, its second, and so on."""
     block: Floats
-    """[kinds]: of one pass: one more slot of a worker can be taken after each"""
+    """[kinds]: time of one pass; one more slot of a worker can be taken after each."""
     slots: Ints
-    """[kinds]: of one node"""
+    """[kinds]: slots of one node."""
     entries: Floats
-    """[kinds, slots]: when each of a data node's first microbatches can begin"""
+    """[kinds, slots]: start of each of a data node's first microbatches."""
     until: float
-    """no more of the step belongs to this side"""
+    """End of this side of the step."""
 
 
 def sides(problem: Problem, ways: Ways, data: Ints, least: float) -> tuple[Side, Side]:
-    """Of a step that takes ``least`` seconds or more."""
+    """Return both sides of a step of at least ``least`` seconds."""
     return _side(problem, ways, data, least / 2, back=False), _side(problem, ways, data, least / 2, back=True)
 
 
@@ -75,10 +75,10 @@ def _side(problem: Problem, ways: Ways, data: Ints, until: float, back: bool) ->
 
 
 def filled(side: Side, price: Floats, workers: Ints, data: Ints) -> float:
-    """What slots of workers are worth that cannot be taken on this side, at a ``price`` [kinds] a second.
+    """Return the value of worker slots that cannot be in use on this side, at a ``price`` [kinds] per second.
 
-    At any time a kind of workers holds no more than one microbatch after the k-th pass has been made, for each k; and
-    each microbatch that has begun holds no more nodes than it can have reached, the dearest.
+    A kind of workers holds at most one more microbatch after each pass. Each microbatch that has started holds at most
+    as many nodes as it can have reached, the most expensive ones.
     """
     each = np.repeat(price, workers)
     dearest = np.concatenate([[0.0], np.cumsum(np.sort(each)[::-1])])[: len(side.depth) + 1]
@@ -99,7 +99,7 @@ def filled(side: Side, price: Floats, workers: Ints, data: Ints) -> float:
 
 
 def _between(one: list[tuple[float, float]], other: list[tuple[float, float]], whole: float, until: float) -> float:
-    """∫ whole - min(a(t), b(t)) up to ``until``, if a and b grow by so much at such times."""
+    """Return ∫ whole - min(a(t), b(t)) up to ``until`` for step functions given as (time, rise)."""
     times = sorted({0.0, until, *(at for at, _ in one), *(at for at, _ in other)})
     grown = [0.0, 0.0]
     steps = [sorted(one), sorted(other)]
@@ -115,16 +115,16 @@ def _between(one: list[tuple[float, float]], other: list[tuple[float, float]], w
 
 
 class Elsewhere(NamedTuple):
-    """For each set: Σ over microbatches of ``counts`` of their ways is at least ``needed``."""
+    """For each set: Σ over microbatches of ``counts`` of their routes is at least ``needed``."""
 
     counts: Ints
-    """[sets, ways]: visits outside of the set, but j at most"""
+    """[sets, ways]: visits outside the set, at most j."""
     needed: Ints
-    """[sets]: j times what a stage is visited at least"""
+    """[sets]: j times the fewest visits of a stage."""
 
 
 def elsewhere(problem: Problem, ways: Ways, workers: Ints) -> Elsewhere:
-    """For all sets that are all ``workers`` of some kinds, but not more than all stages need."""
+    """Return the rule for all sets of all ``workers`` of some kinds, smaller than the number of stages."""
     stages = len(problem.sizes) - 1
     sets = list(islice(_sets(workers.tolist(), stages - 1), MOST_SETS // len(ways.visits)))
     inside = np.zeros((len(sets), len(workers)), np.int64)
@@ -132,13 +132,13 @@ def elsewhere(problem: Problem, ways: Ways, workers: Ints) -> Elsewhere:
         inside[n, kinds] = 1
     left_out = stages - inside @ workers
     outside = problem.visits - inside @ ways.uses.T
-    extra = problem.more * np.minimum(left_out, problem.visits)  # by microbatches that a bound does not count
+    extra = problem.more * np.minimum(left_out, problem.visits)  # of microbatches that a bound does not count
     needed = left_out * (problem.count * problem.visits // stages) - extra
     return Elsewhere(np.minimum(outside, left_out[:, None]), np.maximum(needed, 0))
 
 
 def _sets(workers: list[int], most: int) -> Iterator[list[int]]:
-    """Kinds that have at most so many workers together: first one kind, then two, and so on."""
+    """Yield the kinds that have at most ``most`` workers together: single kinds, then pairs, and so on."""
     kinds = [kind for kind, have in enumerate(workers) if 0 < have <= most]
     level: list[tuple[list[int], int]] = [([], 0)]
     while level:
@@ -152,8 +152,10 @@ def _sets(workers: list[int], most: int) -> Iterator[list[int]]:
 
 
 def too_long(problem: Problem, ways: Ways, free: Bools, data: Ints, most: float) -> Ints:
-    """[kinds, microbatches]: from which length on, in a step shorter than ``most`` seconds, no way can be taken by one
-    of a data node's microbatches, by two and so on; NEVER where nothing is known. ``free`` [ways] can be taken."""
+    """Return [kinds, microbatches]: the route length that 1, 2 … of a data node's microbatches cannot reach.
+
+    The step is shorter than ``most`` seconds; ``free`` [ways] are the possible routes. ``NEVER`` where unknown.
+    """
     found = np.full((len(data), problem.microbatches), NEVER)
     if problem.microbatches > MOST_TRIED or most == float("inf"):
         return found
@@ -175,7 +177,7 @@ def too_long(problem: Problem, ways: Ways, free: Bools, data: Ints, most: float)
 
 @lru_cache(maxsize=1 << 16)
 def _least(count: int, slots: int, enters: int, leaves: int, short: int, long: int) -> tuple[int, ...]:
-    """[count + 1]: nanoseconds in which ``count`` microbatches are back at the earliest, if so many are long."""
+    """Return [count + 1]: earliest return of all ``count`` microbatches, nanoseconds, if 0, 1, 2 … of them are long."""
     are_long = np.array(list(product([False, True], repeat=count)))
     length = np.where(are_long, long, short)
     through = np.empty((len(length), 0), np.int64)
@@ -193,6 +195,6 @@ def _least(count: int, slots: int, enters: int, leaves: int, short: int, long: i
 
 
 def _one_by_one(through: Ints, leaves: int) -> Ints:
-    """When last backwards that could end at these times [orders, microbatches] do, if a node makes one at a time."""
+    """Return the ends of last backwards ready at these times [orders, microbatches], run one at a time."""
     number = np.arange(through.shape[1]) * leaves
     return np.asarray(np.maximum.accumulate(np.sort(through, axis=1) - number, axis=1) + number)

@@ -1,10 +1,10 @@
-"""A plan's edges where sites are joined by several paths: which takes which, at what rate, and what a step takes then.
+"""Plans where sites are joined by several paths: the path of each edge, its rate, and the resulting step.
 
-The plan's edges become flows, get their paths, and each keeps the max-min fair rate that it has when all of them send
-at once: a promise that the links can keep in any order of work, so the step is rather too long than too short.
+Each edge of a plan becomes a flow with a path and the max-min fair rate that it has when all flows send at once. Links
+can sustain these rates in any order of work, so the step is overestimated rather than underestimated.
 
-A search for an arrangement prices pairs of sites, at first by the best path with nobody else on it; then again by what
-the edges of the plans before had there. The best of these plans, on its paths, is taken.
+A search prices pairs of sites: at first by the best path alone, then by the rates of earlier plans' edges. The best
+plan on its paths wins.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from planaria.planner.schedule import Carried, SeveralPaths
 from planaria.planner.search import Budget, Found, Watch, search, step_ns
 
 MOST_NODES = 1 << 10
-"""with several paths, every pair of nodes has times of its own"""
+"""Most nodes with several paths; every pair of nodes has its own times."""
 SEEDS = 20
-"""hashings that are averaged"""
+"""Hashed assignments averaged."""
 ROUNDS = 8
-"""searches, each with prices that the ones before have led to"""
+"""Searches, each with prices that depend on earlier ones."""
 HASHED = "this plan, paths by hashing"
 
 Choose = Callable[[Sequence[Flow], Ways], Assignment]
@@ -42,13 +42,13 @@ class Routed:
     """A plan's edges on their paths."""
 
     edges: tuple[tuple[int, int], ...]
-    """(node, node) between different sites, in the order of what follows"""
+    """(node, node) between different sites, in the order of the fields below."""
     flows: tuple[Flow, ...]
     assignment: Assignment
     rates: tuple[float, ...]
-    """bytes per second"""
+    """Bytes per second."""
     largest_s: float
-    """seconds that the busiest link takes for what it carries in a step"""
+    """Seconds in which the busiest link carries its bytes of a step."""
 
 
 class OverPaths:
@@ -62,11 +62,10 @@ class OverPaths:
         self._size, self._topology = size, topology
         ways = topology.ways
         self.ways = Ways(ways.paths, {link: rate / topology.scale for link, rate in ways.capacity.items()})
-        """capacities with the topology's scale"""
+        """Paths, and capacities divided by the topology's scale."""
 
     def edges(self, problem: Problem, solution: Solution) -> dict[tuple[int, int], Flow]:
-        """What each edge of a plan between different sites carries in a step, there with activations and back with
-        gradients."""
+        """Return what each edge between sites carries in a step: activations out, gradients back."""
         site = [problem.sites[s] for s in problem.site.tolist()]
         messages = Counter(
             edge
@@ -78,7 +77,7 @@ class OverPaths:
         return {(a, b): Flow(site[a], site[b], messages[a, b] * self._size) for a, b in sorted(messages)}
 
     def routed(self, problem: Problem, solution: Solution, choose: Choose = plan) -> Routed:
-        """The edges of a plan on the paths that ``choose`` gives them."""
+        """Return the edges of a plan on the paths that ``choose`` assigns."""
         carried = self.edges(problem, solution)
         edges, flows = tuple(carried), tuple(carried.values())
         chosen = choose(flows, self.ways)
@@ -86,7 +85,7 @@ class OverPaths:
         return Routed(edges, flows, chosen, rates, largest_load(flows, self.ways, chosen))
 
     def priced(self, problem: Problem, routed: Routed) -> Problem:
-        """The problem with every node as a site of its own, and each edge at the latency and rate of its path.
+        """Return the problem with every node as its own site, and each edge at its path's latency and rate.
 
         :raises UserError: when a message takes too long.
         """
@@ -108,9 +107,9 @@ class OverPaths:
         return replace(problem, sites=problem.names, site=own, link=link, transmit=transmit, sums=sums)
 
     def search(self, problem: Problem, seed: int, budget: Budget, watch: Watch = lambda found: None) -> Found:
-        """Return the best plan, on its paths, of several searches that share the ``budget``; call ``watch`` after each.
+        """Return the best plan, on its paths, of several searches that share ``budget``; call ``watch`` after each.
 
-        Choosing paths and prices counts as time too: once it is spent, no further search begins.
+        Choosing paths and prices counts as time; no search starts once it is spent.
         """
         tried, best, moves, began = problem, None, 0, time.monotonic()
         for left in range(ROUNDS, 0, -1):
@@ -130,8 +129,10 @@ class OverPaths:
         return best
 
     def _dearer(self, problem: Problem, tried: Problem, routed: Routed) -> Problem:
-        """Prices half way from those ``tried`` to what the edges between two sites have on average: all the way, a
-        search would flee from one link to another and back."""
+        """Return prices half way from ``tried`` to the mean over the plan's edges between two sites.
+
+        Full steps would make the searches oscillate between links.
+        """
         link, transmit = problem.link.astype(float), problem.transmit.astype(float)
         priced, site = self.priced(problem, routed), problem.site
         edges = np.array(routed.edges, np.int64).reshape(-1, 2)
@@ -143,11 +144,11 @@ class OverPaths:
         return replace(problem, link=np.rint(halves[0]).astype(np.int64), transmit=np.rint(halves[1]).astype(np.int64))
 
     def step_ns(self, problem: Problem, solution: Solution, choose: Choose = plan) -> int:
-        """The simulated step of a plan, nanoseconds."""
+        """Return the simulated step of a plan, nanoseconds."""
         return step_ns(self.priced(problem, self.routed(problem, solution, choose)), solution)
 
     def hashed_s(self, problem: Problem, solution: Solution) -> float:
-        """Mean seconds of a step of the same plan whose edges are given paths by chance."""
+        """Return the mean seconds of a step of the same plan with hashed paths."""
         steps = (
             self.step_ns(problem, solution, lambda flows, ways, seed=seed: hashed(flows, ways, seed))  # type: ignore[misc]
             for seed in range(SEEDS)
@@ -155,8 +156,7 @@ class OverPaths:
         return fmean(steps) / 1e9
 
     def moved(self, problem: Problem, solution: Solution, before: SeveralPaths, moves: int) -> Routed:
-        """The edges on the paths that they had ``before``, but for those whose links have changed since or are gone;
-        then so many improving moves."""
+        """Keep the paths of ``before`` except for edges over changed or missing links; then make ``moves`` moves."""
         had = {(edge.source, edge.target): edge.path for edge in before.edges}
         changed = {link for link, rate in self.ways.capacity.items() if before.links.get(link) != rate}
 
@@ -171,7 +171,7 @@ class OverPaths:
         return self.routed(problem, solution, choose)
 
     def told(self, routed: Routed) -> SeveralPaths:
-        """The choice as a schedule keeps it, with what no other choice for these edges can stay below."""
+        """Return the choice for a schedule, with the lower bound on any choice's largest load."""
         cut = tightest_cut(routed.flows, self.ways)
         return SeveralPaths(
             links=dict(self.ways.capacity),

@@ -1,17 +1,15 @@
-"""Which path each flow takes, where sites are joined by several, and choices without a plan. Pure.
+"""Path selection where sites are joined by several paths, baselines and a lower bound. Pure.
 
-Training's flows are few, long and known before they begin, so they can be planned instead of hashed (C4P,
-arXiv 2406.04594). A link's load is the seconds that the bytes it is given in a step take on it; a step that sends
-them lasts at least as long as the largest load.
+Training's flows are few, long and known in advance, so they can be planned instead of hashed (C4P, arXiv 2406.04594).
+The load of a link is the seconds in which it carries its bytes of a step. A step lasts at least as long as the largest
+load.
 
-Planned paths are compared with :func:`hashed`, :func:`in_turn` and :func:`better_of_two`. These know a connection and
-its paths, never how much anybody sends; the last also knows how many flows go over each link (Mitzenmacher 2001, "The
-power of two choices in randomized load balancing").
+Baselines are :func:`hashed`, :func:`in_turn` and :func:`better_of_two`. They know connections and paths but no sizes;
+the last also counts flows per link (Mitzenmacher 2001, "The power of two choices in randomized load balancing").
 
-A load that no choice can stay below follows from cuts: links of which each of some flows must use one. Whatever the
-choice, all bytes of those flows cross the cut: some link of it has a load of at least demand / capacity. A flow is not
-split either: of the j largest, each of at least b bytes, some link of the cut has k with k · b / capacity ≥ the j-th
-smallest such number over its links.
+The lower bound comes from cuts: sets of links of which certain flows must each use one. All bytes of these flows cross
+the cut, so a link of it has a load of at least demand / capacity. Flows are not split: if the j largest have at least b
+bytes each, some link carries k of them with k · b / capacity ≥ the j-th smallest such number over its links.
 """
 
 from __future__ import annotations
@@ -29,29 +27,30 @@ import numpy as np
 from planaria.pipeline.network.multipath import Path, Ways
 
 MOST_SWAPS = 20_000
-"""moves of two flows that are tried in a row without success"""
+"""Exchanges of two flows to try in a row without success."""
 ROUNDS = 100
-"""times that weights are put on the links with the most load, to find a cut through the whole network"""
+"""Rounds of weighting the most loaded links, to find a cut through the whole network."""
 RATE = 0.2
-"""by what share a link's weight grows at most in one of them"""
+"""Largest growth of a link's weight per round, as a share."""
 
 
 class Flow(NamedTuple):
-    """What goes from one site to another in a step."""
+    """A flow from one site to another in a step."""
 
     source: str
     target: str
     size: int
-    """bytes"""
+    """Bytes."""
 
 
 Assignment = tuple[Path, ...]
-"""[flows]: the path of each"""
+"""[flows]: the path of each."""
 
 
 def plan(flows: Sequence[Flow], ways: Ways) -> Assignment:
-    """Flows, largest first, each to the living path whose links have the least (largest load, then sum of loads) with
-    it; then moves and swaps for as long as any makes loads smaller (:func:`improved`).
+    """Place flows, largest first, on the live path with the least (largest load, sum of loads); then improve.
+
+    Moves and swaps (:func:`improved`) repeat while they lower loads.
 
     :raises UserError: when no path is left for a flow.
     """
@@ -62,12 +61,7 @@ def plan(flows: Sequence[Flow], ways: Ways) -> Assignment:
 
 
 def shifted(flows: Sequence[Flow], ways: Ways, before: Sequence[Path | None], changed: Collection[str]) -> Assignment:
-    """After a change of capacities: flows over ``changed`` links are placed anew, largest first; no other moves.
-
-    Nor does one keep its path that is not there any more (None in ``before``).
-
-    :raises UserError: when no path is left for one of them.
-    """
+    """Place flows over ``changed`` links, or without a path (None in ``before``), again; keep all others."""
     moving = [n for n, path in enumerate(before) if path is None or not set(changed).isdisjoint(path.links)]
     board = _Board(flows, ways, before)
     for n in moving:
@@ -77,29 +71,28 @@ def shifted(flows: Sequence[Flow], ways: Ways, before: Sequence[Path | None], ch
 
 
 def improved(flows: Sequence[Flow], ways: Ways, before: Assignment) -> Assignment | None:
-    """One move of a flow, or of two at once, by which the loads become smaller; None if there is none.
+    """Return the assignment after one move of a flow, or of two at once, that lowers loads; None if there is none.
 
-    Loads are compared largest first, and only those of the links that are touched. Flows over the largest load are
-    tried first; two flows are moved at once only to relieve the largest. The caller decides how often to ask: a flow
-    that moves costs a new connection.
+    Loads of the affected links are compared, largest first. Flows over the largest load are tried first; two flows move
+    only to lower the largest load. The caller limits the number of calls, since a move costs a new connection.
     """
     board = _Board(flows, ways, before)
     return board.assignment if board.improve() else None
 
 
 def loads(flows: Sequence[Flow], ways: Ways, assignment: Sequence[Path]) -> dict[str, float]:
-    """Link → its load in seconds, of all links that carry something; infinite where it is dead."""
+    """Return the load in seconds of each link that carries anything; infinite if it has no capacity."""
     board = _Board(flows, ways, assignment)
     return {link: board.load(link) for link in board.carried}
 
 
 def largest_load(flows: Sequence[Flow], ways: Ways, assignment: Assignment) -> float:
-    """Seconds: no step that sends these flows over these paths is shorter."""
+    """Return the largest load, seconds: a lower bound on a step with these flows on these paths."""
     return max(loads(flows, ways, assignment).values(), default=0.0)
 
 
 class _Board:
-    """Flows on their paths. Bytes are whole numbers, so a load depends on who is there and not on who was."""
+    """Flows on their paths. Sizes are integers, so loads do not depend on the order of moves."""
 
     def __init__(self, flows: Sequence[Flow], ways: Ways, at: Iterable[Path | None]) -> None:
         self.flows, self.capacity = flows, ways.capacity
@@ -114,7 +107,7 @@ class _Board:
         return tuple(path for path in self.at if path is not None)
 
     def put(self, n: int, path: Path | None) -> None:
-        """Flow ``n`` goes over ``path`` from now on."""
+        """Move flow ``n`` to ``path``."""
         if (before := self.at[n]) is not None:
             self.carried.subtract(dict.fromkeys(before.links, self.flows[n].size))
         if path is not None:
@@ -122,12 +115,12 @@ class _Board:
         self.at[n] = path
 
     def load(self, link: str, more: int = 0) -> float:
-        """Seconds that a link's bytes, and so many more, take on it."""
+        """Return the seconds in which a link carries its bytes and ``more``."""
         size, capacity = self.carried[link] + more, self.capacity[link]
         return size / capacity if capacity else math.inf if size else 0.0
 
     def place(self, numbers: Iterable[int]) -> None:
-        """Flows that have no path get one, the largest first."""
+        """Assign paths to flows that have none, the largest first."""
         for n in sorted(numbers, key=lambda n: -self.flows[n].size):
             size = self.flows[n].size
 
@@ -138,11 +131,11 @@ class _Board:
             self.put(n, min(self.ways[n], key=after))
 
     def improve(self) -> bool:
-        """One move or swap that makes loads smaller, if there is any."""
+        """Make one move or swap that lowers loads, if there is any."""
         return any(self._move(n) for n in self._hottest_first()) or self._swap()
 
     def settle(self) -> None:
-        """All of them, one after the other."""
+        """Make moves and swaps until none lowers loads."""
         while sum([self._move(n) for n in self._hottest_first()]) or self._swap():
             pass
 
@@ -150,7 +143,7 @@ class _Board:
         return sorted(range(len(self.at)), key=lambda n: (-self._hottest(n), -self.flows[n].size, n))
 
     def _hottest(self, n: int) -> float:
-        """The largest load on a flow's path."""
+        """Return the largest load on a flow's path."""
         path = self.at[n]
         return 0.0 if path is None else max(map(self.load, path.links), default=0.0)
 
@@ -161,7 +154,7 @@ class _Board:
         return any(self._lowers(*pair) for pair in islice(self._pairs(), MOST_SWAPS))
 
     def _pairs(self) -> Iterator[tuple[tuple[int, Path], tuple[int, Path]]]:
-        """A flow over the largest load to another path, and one that is on that path's links to another of its own."""
+        """Yield moves of a flow with the largest load, each paired with a move of a flow on the target path."""
         order, users = self._hottest_first(), dict[str, set[int]]()
         for m, used in enumerate(self.at):
             for link in used.links if used is not None else ():
@@ -175,7 +168,7 @@ class _Board:
                 yield from (((n, path), (m, to)) for m in there for to in self.ways[m] if to != self.at[m])
 
     def _lowers(self, *moves: tuple[int, Path]) -> bool:
-        """Make these moves if the loads that they touch become smaller, the largest compared first."""
+        """Make these moves if they lower the affected loads, compared largest first."""
         back = [(n, self.at[n]) for n, _ in moves]
         touched = {link for _, path in (*moves, *back) if path is not None for link in path.links}
         before = sorted(map(self.load, touched), reverse=True)
@@ -189,13 +182,13 @@ class _Board:
 
 
 def hashed(flows: Sequence[Flow], ways: Ways, seed: int) -> Assignment:
-    """A path at random for each, as ECMP takes one by a hash of addresses and ports."""
+    """Choose a random path for each flow, as ECMP does by hashing addresses and ports."""
     chance = random.Random(seed)
     return tuple(chance.choice(ways.living(flow.source, flow.target)) for flow in flows)
 
 
 def in_turn(flows: Sequence[Flow], ways: Ways) -> Assignment:
-    """Round robin: every source takes one path after the other for its flows, from the first, to whichever target."""
+    """Choose paths round robin for each source, whatever the target."""
     seen: Counter[str] = Counter()
     chosen = []
     for flow in flows:
@@ -206,7 +199,7 @@ def in_turn(flows: Sequence[Flow], ways: Ways) -> Assignment:
 
 
 def better_of_two(flows: Sequence[Flow], ways: Ways, seed: int) -> Assignment:
-    """Of two paths at random the one whose busiest link has fewer flows, flow by flow."""
+    """Choose, flow by flow, the one of two random paths whose busiest link has fewer flows."""
     chance, there = random.Random(seed), Counter[str]()
     chosen = []
     for flow in flows:
@@ -222,18 +215,18 @@ Pair = tuple[str, str]
 
 
 class Cut(NamedTuple):
-    """No choice of paths has a largest load below ``seconds``; ``links`` are why."""
+    """A lower bound on the largest load of any assignment, and the links that prove it."""
 
     seconds: float
     links: tuple[str, ...]
 
     def gap(self, largest: float) -> float:
-        """By what share of itself a largest load of so many seconds may at most be improved."""
+        """Return the share by which a largest load of ``largest`` seconds could be lowered at most."""
         return 1 - self.seconds / largest if largest else 0.0
 
 
 def tightest_cut(flows: Sequence[Flow], ways: Ways) -> Cut:
-    """The best of many cuts: of every pair of sites, every source, every target, and of all together.
+    """Return the best bound over cuts of every pair of sites, every source, every target, and all together.
 
     :raises UserError: when no path is left for a flow.
     """
@@ -251,7 +244,7 @@ def tightest_cut(flows: Sequence[Flow], ways: Ways) -> Cut:
 def _bound(
     sizes: Mapping[Pair, list[int]], crossed: Mapping[Pair, int], links: Collection[str], capacity: Mapping[str, float]
 ) -> Cut:
-    """What a cut comes to, if every path of a pair crosses it so many times."""
+    """Return the bound of a cut that every path of a pair crosses at least ``crossed`` times."""
     across = sorted((size for pair, times in crossed.items() if times for size in sizes[pair]), reverse=True)
     demand = sum(times * sum(sizes[pair]) for pair, times in crossed.items())
     room = sum(capacity[link] for link in links)
@@ -262,7 +255,7 @@ def _bound(
 
 
 def _turns(capacities: Sequence[float]) -> Iterator[float]:
-    """k / capacity over all links and all k ≥ 1, smallest first: the j-th is the largest of links that have j flows."""
+    """Yield k / capacity over all links and k ≥ 1, ascending: the j-th is the least maximum load of j unit flows."""
     heap = [(1 / capacity, 1, capacity) for capacity in capacities if capacity]
     heapq.heapify(heap)
     while heap:
@@ -274,7 +267,7 @@ def _turns(capacities: Sequence[float]) -> Iterator[float]:
 def _candidates(
     sizes: Mapping[Pair, list[int]], paths: Mapping[Pair, Sequence[Path]], capacity: Mapping[str, float]
 ) -> Iterator[tuple[Collection[Pair], frozenset[str]]]:
-    """(pairs, links) to try: any links are a cut of some pairs, if of few."""
+    """Yield (pairs, links) to try; any links are a cut of some pairs."""
     narrowest = {
         pair: frozenset(min(path.links, key=capacity.__getitem__) for path in found) for pair, found in paths.items()
     }
@@ -291,9 +284,9 @@ def _candidates(
 def _weighed(
     sizes: Mapping[Pair, list[int]], paths: Mapping[Pair, Sequence[Path]], capacity: Mapping[str, float]
 ) -> Iterator[frozenset[str]]:
-    """Links by the weight that they gain when flows always take the lightest path, and weights grow with the load.
+    """Yield sets of links in order of weights that grow with load while flows take the lightest path.
 
-    Multiplicative weights: they tend to the dual of splitting all flows at will, whose support is the tightest cut.
+    Multiplicative weights converge to the dual of the fractional problem, whose support is the tightest cut.
     """
     links = sorted(
         {link for found in paths.values() for path in found for link in path.links if capacity[link] < math.inf}

@@ -1,9 +1,8 @@
-"""Why a step takes so long, as prices: what a second of a slot, and of a node, is worth. Pure.
+"""Lower bounds on a step from prices of slots, of nodes' time and of visits. Pure.
 
-Let every second of a slot and of a node's time have a price, and every visit one. A microbatch pays at least what the
-cheapest way from its origin costs, even alone in the network. All of them together cannot pay for more than there is.
-So the step lasts until enough is there, whatever the routes, the arrangement and the order of work: weak duality, of
-the linear programme that ``relaxed`` solves. The prices need not be the best ones for that.
+A microbatch pays at least the cheapest route from its origin, even alone in the network. All microbatches together
+cannot pay for more than the network has in a step. Any non-negative prices therefore give a lower bound: weak duality
+of the linear programme in ``relaxed``.
 """
 
 from __future__ import annotations
@@ -19,56 +18,56 @@ from planaria.planner.ways import Bools, Ways
 
 
 class Prices(NamedTuple):
-    """Not negative; [kinds] unless said."""
+    """Non-negative prices, [kinds] unless noted."""
 
     origin: Floats
-    """of a second of a slot at a data node"""
+    """Of a second of a slot at a data node."""
     slot: Floats
-    """of a second of a slot at a worker"""
+    """Of a second of a slot at a worker."""
     work: Floats
-    """of a second of a worker's time"""
+    """Of a second of a worker's time."""
     visit: Floats
-    """of a visit to a worker"""
+    """Of a visit to a worker."""
     long: Floats
-    """[kinds, microbatches]: of a long way, by how many of a data node's microbatches may be as long"""
+    """[kinds, microbatches]: of a long route, by how many of a data node's microbatches may be as long."""
     away: Floats
-    """[sets]: what a visit outside of each set of ``elsewhere`` is worth"""
+    """[sets]: of a visit outside each set of ``elsewhere``."""
 
 
 class Room(NamedTuple):
-    """What there is, if ``data`` nodes of each kind are data nodes; each [kinds], of all nodes of a kind together."""
+    """Resources of a step if ``data`` nodes of each kind are data nodes; [kinds], summed over the nodes of a kind."""
 
     data: Ints
     workers: Ints
     held: Ints
-    """slots of data nodes that are ever taken"""
+    """Slots of data nodes in use at any time."""
     slots: Ints
-    """of workers"""
+    """Slots of workers."""
     origin: Floats
-    """by how many slot seconds less than ``held`` · step there is at data nodes"""
+    """Slot seconds at data nodes missing from ``held`` · step."""
     work: Floats
-    """by how many seconds less than workers · step there is of workers' time"""
+    """Seconds of workers' time missing from workers · step."""
     visits: Ints
-    """that workers can have at most: a stage's share"""
+    """Most visits to workers: a stage's share."""
     sides: tuple[Side, Side]
-    """the step's beginning and its end, when slots of workers cannot all be taken"""
+    """Start and end of the step, when not all slots of workers can be in use."""
     elsewhere: Elsewhere
     too_long: Ints
-    """[kinds, microbatches]: from which length on at most 0, 1, 2 and so on of a data node's microbatches go a way"""
+    """[kinds, microbatches]: length from which at most 0, 1, 2 … of a data node's microbatches can take a route."""
     possible: Bools
-    """[kinds, ways]: ways that a microbatch may take from each origin"""
+    """[kinds, ways]: routes that a microbatch may take from each origin."""
 
 
 def room(problem: Problem, ways: Ways, data: Ints, least: float, most: float = np.inf) -> Room:
-    """What there is in a step of ``least`` seconds or more, and less than ``most``.
+    """Return the resources of a step of at least ``least`` and less than ``most`` seconds.
 
-    A node does one thing at a time: its k-th slot is first taken when k - 1 forwards have been made, and last freed
-    k - 1 backwards before the end.
+    A node does one thing at a time: its k-th slot is first taken after k - 1 forwards, and last freed k - 1 backwards
+    before the end.
     """
     first, size = ways.kinds.first, ways.kinds.size
     both, workers = sides(problem, ways, data, least), size - data
     held = np.minimum(problem.slots[first], problem.microbatches + (problem.more > 0))
-    turn = (problem.forward + problem.backward)[ENTRY, first] / 1e9
+    turn = problem.passes[ENTRY, first] / 1e9
     free: Bools = np.asarray((ways.uses <= workers).all(axis=1))
     limits = too_long(problem, ways, free, data, most)
     ramp = [sum(min(k * each, least) for k in range(have)) for each, have in zip(turn, held.tolist(), strict=True)]
@@ -88,10 +87,12 @@ def room(problem: Problem, ways: Ways, data: Ints, least: float, most: float = n
 
 
 def cost(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> Floats:
-    """[kinds with data nodes, ways]: what a microbatch pays, less what it gets for visits elsewhere; ∞ where it may not
-    go."""
+    """Return [kinds with data nodes, ways]: the price of a microbatch's route less that of its visits elsewhere.
+
+    Forbidden routes cost ∞.
+    """
     origins = np.flatnonzero(there_is.data)
-    work = (problem.forward + problem.backward)[BLOCK, ways.kinds.first] / 1e9
+    work = problem.passes[BLOCK, ways.kinds.first] / 1e9
     slots = (ways.holds[origins] * prices.slot[ways.visits]).sum(axis=2)
     paid = (prices.origin[origins, None] * ways.length[origins] + slots) / 1e9
     paid += ways.uses @ (prices.work * work + prices.visit) - prices.away @ there_is.elsewhere.counts
@@ -101,10 +102,10 @@ def cost(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> Floats
 
 
 def least_s(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> float:
-    """No step of which ``there_is`` so much is shorter; seconds. 0 if the prices say nothing.
+    """Return a lower bound on the step, seconds, for any prices; 0 if all prices are 0.
 
-    step · Σ prices · capacity per second ≥ Σ over microbatches of the cheapest way + Σ prices · what is missing
-    - Σ prices · visits that workers and long ways that data nodes can have + Σ prices · visits that must be elsewhere.
+    step · Σ prices · capacity per second ≥ Σ over microbatches of the cheapest route + Σ prices · missing resources
+    - Σ prices · visits that workers, and long routes that data nodes, can have + Σ prices · visits required elsewhere.
     """
     origins = np.flatnonzero(there_is.data)
     if not there_is.possible[origins].any(axis=1).all():

@@ -1,4 +1,4 @@
-"""What is to be planned, as numbers: nodes, links, stages and the rules of a route; and what a plan looks like."""
+"""The planning problem as arrays (nodes, links, stages, route rules), and its solution."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from planaria.pipeline.routing.skipping import disorder, visits
 from planaria.planner.tables import NO_SUMS, Ints, Tables, round_trip
 
 ENTRY, BLOCK, RETURN = range(3)
-"""rows of ``Problem.forward`` and ``Problem.backward``: the visits at the origin, and those between"""
+"""Rows of ``Problem.forward`` and ``Problem.backward``: the visits to the origin, and the visits between them."""
 ROLES = ("any", "data", "worker")
 GRADIENT_BYTES = 4
-"""of each parameter, as the fleet sends sums"""
+"""Bytes of each parameter's gradient in a sum, as the fleet sends it."""
 LONGEST_S = 1e6
-"""seconds of one pass or one message that still count as whole nanoseconds"""
+"""Longest pass or message, seconds, that is still exact in whole nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Times are nanoseconds; node n's in column n."""
+    """Sizes, rules and times of a planning problem. Times are nanoseconds; node n is column n."""
 
     names: tuple[str, ...]
     sites: tuple[str, ...]
     site: Ints
-    """[nodes]: index into ``sites``"""
+    """[nodes]: index into ``sites``."""
     sizes: tuple[int, ...]
-    """nodes of each stage 0..S; those of stage 0 are the data nodes"""
+    """Nodes of each stage 0..S; the nodes of stage 0 are the data nodes."""
     microbatches: int
-    """microbatches that each data node lets in"""
+    """Microbatches that start at each data node."""
     visits: int
-    """block stages on each route"""
+    """Block stages on each route."""
     swaps: int
     jump: int
     forward: Ints
     backward: Ints
     link: Ints
-    """[sites, sites]: a message from one node to another, from sending to arrival"""
+    """[sites, sites]: time from sending a message to its arrival."""
     transmit: Ints
-    """[sites, sites]: how long it keeps others on its link waiting; all 0 if messages never do"""
+    """[sites, sites]: time for which a message occupies its link; all 0 if messages never queue."""
     slots: Ints
     role: Ints
-    """index into ROLES"""
+    """Index into ``ROLES``."""
     more: int = 0
-    """data nodes that let in one microbatch more"""
+    """Data nodes at which one additional microbatch starts."""
     sums: Ints = field(default_factory=lambda: NO_SUMS)
-    """[2, sites, sites]: a message with all gradients of an ends node, and of a node of a block stage; empty if a step
-    is over with its passes"""
+    """[2, sites, sites]: time of a message with all gradients of an ends node, and of a block-stage node; empty if a
+    step ends with its passes."""
 
     @property
     def nodes(self) -> int:
@@ -68,29 +68,23 @@ class Problem:
 
     @property
     def work(self) -> int:
-        """What it comes to to simulate a plan once, in visits of microbatches."""
+        """Cost of simulating a plan once, in visits of microbatches."""
         return self.count * (self.visits + 2) + self.summed * sum(size**2 for size in self.sizes)
 
     @property
     def summed(self) -> bool:
-        """Is a step over only when all nodes have the gradients of their whole stage?"""
+        """True if a step ends only when all nodes have their stage's gradient sum."""
         return bool(self.sums.size)
 
     @property
+    def passes(self) -> Ints:
+        """[3, nodes]: forward plus backward."""
+        return self.forward + self.backward
+
+    @property
     def tables(self) -> Tables:
-        return Tables(
-            np.array(self.sizes, np.int64),
-            self.site,
-            self.forward,
-            self.backward,
-            self.link,
-            self.transmit,
-            self.slots,
-            self.role,
-            self.sums,
-            self.swaps,
-            self.jump,
-        )
+        values = {name: getattr(self, name) for name in Tables._fields}
+        return Tables(**values | {"sizes": np.array(self.sizes, np.int64)})
 
     @property
     def prices(self) -> PlannedPrices:
@@ -98,7 +92,7 @@ class Problem:
 
     @property
     def memory(self) -> dict[int, int]:
-        """Slots by node, as ``plan.planned`` wants them."""
+        """Slots by node, as ``plan.planned`` takes them."""
         return dict(enumerate(self.slots.tolist()))
 
 
@@ -106,11 +100,11 @@ class Solution(NamedTuple):
     """An arrangement of nodes into stages, and a route for each microbatch."""
 
     stage: Ints
-    """[nodes]: the stage that each node holds"""
+    """[nodes]: the stage that each node holds."""
     origin: Ints
-    """[count]: the data node of each microbatch; a node's own are let in in this order"""
+    """[count]: the data node of each microbatch; its own microbatches start in this order."""
     path: Ints
-    """[count, visits]: the other nodes on its route"""
+    """[count, visits]: the other nodes on its route."""
 
     @property
     def routes(self) -> list[Route]:
@@ -126,7 +120,7 @@ class Solution(NamedTuple):
 
 
 class PlannedPrices(Prices):
-    """A problem's times, as the clock asks for them."""
+    """A problem's times in the interface of the simulated clock."""
 
     def __init__(self, problem: Problem) -> None:
         last = problem.visits + 1
@@ -141,10 +135,18 @@ class PlannedPrices(Prices):
         self.carry = lambda a, b: link[site[a]][site[b]]
 
 
-def problem_of(config: RunConfig, topology: Topology) -> Problem:
-    """What ``planaria plan`` is asked: the recipe's shape and costs on the topology's nodes.
+def stage_of(stages: Sequence[Sequence[int]], nodes: int) -> Ints:
+    """Return [nodes]: the stage of each node, given the nodes of each stage."""
+    stage = np.zeros(nodes, np.int64)
+    for s, members in enumerate(stages):
+        stage[list(members)] = s
+    return stage
 
-    :raises UserError: when nodes, stages, microbatches or costs do not fit together.
+
+def problem_of(config: RunConfig, topology: Topology) -> Problem:
+    """Return the planning problem of a recipe on the nodes of a topology.
+
+    :raises UserError: when nodes, stages, microbatches or costs are inconsistent.
     """
     _require_fit(config, topology)
     pipeline, routing, nodes = config.pipeline, config.routing, topology.nodes
@@ -189,7 +191,7 @@ def _sums(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
 
 
 def _require_fit(config: RunConfig, topology: Topology) -> None:
-    """:raises UserError: when there are too few nodes, microbatches or roles do not divide, or a link is too slow."""
+    """:raises UserError: on too few nodes, indivisible microbatches, impossible roles or a link that is too slow."""
     pipeline, nodes, data = config.pipeline, topology.nodes, config.routing.data_nodes
     if len(nodes) - data < pipeline.stages:
         raise UserError(
@@ -216,14 +218,14 @@ def _require_fit(config: RunConfig, topology: Topology) -> None:
 
 
 def central_first(problem: Problem, solution: Solution, stage: int) -> list[int]:
-    """The nodes of a stage by how soon each could have added up what all of them have, and sent it back."""
+    """Return the nodes of a stage, ordered by how soon each could sum all gradients of the stage and send them back."""
     carry = problem.sums[min(stage, 1)] if problem.summed else problem.link
     nodes = np.flatnonzero(solution.stage == stage)
     return sorted(nodes.tolist(), key=lambda hub: (round_trip(carry, problem.site, nodes, hub), hub))
 
 
 def broken_order(problem: Problem, solution: Solution, microbatch: int) -> str:
-    """How a microbatch's walk breaks CC3; empty if it does not."""
+    """Describe how a microbatch's route violates CC3; empty if it does not."""
     return disorder(solution.stage[solution.path[microbatch]].tolist(), problem.swaps, problem.jump)
 
 
@@ -233,12 +235,12 @@ def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:
     if config.pipeline.unlike:
         raise UserError(
             f"pipeline.layers = {config.pipeline.cut}: a planner puts any node into any block stage, so "
-            "they must cost alike; leave it out, and say in the topology which nodes are fast"
+            "they must cost the same; leave it out, and set the nodes' speed in the topology"
         )
     if len(set(given[1:])) > 1:
         raise UserError(
-            f"network.{kind}_s: a planner puts any node into any block stage, so they must cost alike; give one number "
-            "for stages 1..S, and say in the topology which nodes are fast"
+            f"network.{kind}_s: a planner puts any node into any block stage, so they must cost the same; give one "
+            "number for stages 1..S, and set the nodes' speed in the topology"
         )
     entry = network.entry_forward_s if kind == "forward" else network.entry_backward_s
     slowest = min(node.speed for node in topology.nodes)
@@ -252,7 +254,7 @@ def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:
 
 
 def _even(whole: int, parts: int) -> Sequence[int]:
-    """``whole`` cut into ``parts`` that differ by one at most."""
+    """Split ``whole`` into ``parts`` that differ by at most one."""
     return [whole // parts + (part < whole % parts) for part in range(parts)]
 
 

@@ -1,7 +1,7 @@
-"""The best prices: a linear programme in which microbatches may be split, and nobody waits for anybody.
+"""The best prices, from a linear programme in which microbatches are divisible and never queue.
 
-Columns are ways from an origin; they come in when the prices so far make them cheap (column generation). What it finds
-is not believed but put into ``prices.least_s``, which holds for any prices.
+Columns are routes from an origin, added when the current prices make them cheap (column generation). The result is
+verified by ``prices.least_s``, which holds for any prices.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from planaria.planner.tables import Ints
 from planaria.planner.ways import Ways
 
 ROUNDS = 40
-"""linear programmes for one choice of data nodes, at most"""
+"""Most linear programmes for one choice of data nodes."""
 NEW = 20
-"""ways from each origin that come in at once"""
+"""Routes from each origin added at once."""
 ENOUGH = 1e-4
-"""share of the bound that is not worth another round"""
+"""Share of the bound below which another round is not worthwhile."""
 DEAR = 1e3
-"""of the longest ways: what a microbatch costs that is not sent at all"""
+"""Cost of not sending a microbatch, in multiples of the longest route."""
 
 
 def relaxed(problem: Problem, ways: Ways, there_is: Room) -> tuple[float, Prices]:
-    """Seconds that no step can stay below if these are the data nodes, and the prices that say so."""
+    """Return a lower bound on the step, seconds, with these data nodes, and the prices that prove it."""
     rules = there_is.elsewhere
     prices = _no_prices(problem, there_is)
     prices.origin[:] = 1.0
     best = (least_s(problem, ways, there_is, prices), prices)
     chosen: list[Ints] = [np.empty(0, np.int64)] * len(there_is.data)
     asked: Ints = np.empty(0, np.int64)
-    """sets whose rule was broken"""
+    """Sets whose rule was violated."""
     for _ in range(ROUNDS if best[0] < np.inf else 0):
         costs = cost(problem, ways, there_is, prices)
         for o, pays in zip(np.flatnonzero(there_is.data).tolist(), costs, strict=True):
@@ -57,9 +57,9 @@ def relaxed(problem: Problem, ways: Ways, there_is: Room) -> tuple[float, Prices
 def _solve(
     problem: Problem, ways: Ways, there_is: Room, chosen: list[Ints], asked: Ints
 ) -> tuple[float, Prices, Floats]:
-    """The least step over the ``chosen`` ways of each origin, seconds; its prices; how many take each way."""
+    """Return the least step over the ``chosen`` routes of each origin, seconds; its prices; the use of each route."""
     unit = float(ways.length.max())
-    """nanoseconds; a solver's tolerances want numbers near 1"""
+    """Nanoseconds; scales numbers to near 1 for the solver's tolerances."""
     origins = np.flatnonzero(there_is.data)
     origin = np.repeat(origins, [len(chosen[o]) for o in origins])
     way = np.concatenate([chosen[o] for o in origins])
@@ -69,7 +69,7 @@ def _solve(
     timed = np.arange(len(used)) < 3 * count
     scale = np.where(timed, unit, 1.0)
     unsent = np.zeros((len(used), few))
-    unsent[len(used) - len(asked) :] = -problem.visits  # breaks no rule: it is dear enough
+    unsent[len(used) - len(asked) :] = -problem.visits  # violates no rule: its cost is high enough
     found = linprog(
         np.concatenate([np.zeros(len(way)), np.full(few, DEAR), [1.0]]),
         A_ub=np.hstack([used / scale[:, None], unsent, -per_step[:, None]]),
@@ -98,17 +98,17 @@ def _no_prices(problem: Problem, there_is: Room) -> Prices:
 
 
 Rule = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-"""[rows, columns] what each column uses, [rows] how much of it there is per step, [rows] and besides"""
+"""[rows, columns] use by each column, [rows] supply per step, [rows] fixed supply."""
 
 
 def _rules(problem: Problem, ways: Ways, there_is: Room, origin: Ints, way: Ints, asked: Ints) -> Iterator[Rule]:
-    """Of columns that go from ``origin`` on a ``way``: three of time, in nanoseconds; of visits, long ways and sets."""
+    """Yield the rules of columns from ``origin`` on ``way``: times (nanoseconds), then visits, lengths and sets."""
     count, columns, most = len(there_is.data), np.arange(len(way)), problem.microbatches
     length, held = np.zeros((2, count, len(way)))
     length[origin, columns] = ways.length[origin, way]
     for k in range(problem.visits):
         np.add.at(held, (ways.visits[way, k], columns), ways.holds[origin, way, k])
-    uses, work = ways.uses[way].T.astype(float), (problem.forward + problem.backward)[BLOCK, ways.kinds.first]
+    uses, work = ways.uses[way].T.astype(float), problem.passes[BLOCK, ways.kinds.first]
     late = there_is.slots * sum(side.reach for side in there_is.sides)
     yield length, there_is.held, -there_is.origin * 1e9
     yield held, there_is.slots, -late * 1e9

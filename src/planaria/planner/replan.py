@@ -1,7 +1,7 @@
-"""A plan for the nodes that are left: the old one mended, then made better for a while, without moving any stage.
+"""Replan for the remaining nodes: repair the old routes, then improve them briefly; stages stay as they are.
 
-Where a node is gone, another of its stage stands in on its routes, so that the mended plan keeps whatever rules the old
-one kept (CC1 to CC3); the moves that then make it better keep them too.
+Another node of the same stage replaces each missing one, so the repaired plan obeys the same rules (CC1 to CC3). The
+improving moves keep them too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from planaria.planner.problem import BLOCK, Problem, Solution
 from planaria.planner.search import improve, step_ns
 
 WORK = 1_000_000 if COMPILED else 5_000
-"""microbatch visits that are simulated to make the mended plan better: well under a second"""
+"""Microbatch visits to simulate while improving the repaired plan: well under a second."""
 
 
 def measured(problem: Problem, ways: Mapping[tuple[int, int], float]) -> Problem:
-    """The problem when activations take so many seconds from one node to another: between their sites, since nodes of
-    one site share its links, and gradients as many times longer than planned. Ways within a site are left as they
-    are."""
+    """Return the problem with measured seconds per activation message between nodes.
+
+    A value applies to the nodes' sites, since nodes of one site share its links; times within a site stay. Gradient
+    messages slow down by the same factor.
+    """
     link, sums = problem.link.copy(), problem.sums.copy()
     for (source, target), seconds in ways.items():
         pair = problem.site[source], problem.site[target]
@@ -36,25 +38,25 @@ def measured(problem: Problem, ways: Mapping[tuple[int, int], float]) -> Problem
 
 
 def replan(problem: Problem, solution: Solution, nodes: Collection[int], seed: int) -> tuple[Solution, float, float]:
-    """Routes over ``nodes``, some of every stage, by their old numbers; the simulated step in seconds, and that of the
-    old routes, mended where nodes are gone."""
+    """Return routes over ``nodes`` (some of every stage, old numbers), their simulated step and that of the repaired
+    old routes, in seconds."""
     kept = sorted(nodes)
-    left, mended = remaining(problem, solution, kept), _mended(problem, solution, kept)
-    found = improve(left, mended, seed, max(1, WORK // problem.work))
+    left, repaired = remaining(problem, solution, kept), _repaired(problem, solution, kept)
+    found = improve(left, repaired, seed, max(1, WORK // problem.work))
     old = np.array(kept)
     better = Solution(solution.stage, old[found.solution.origin], old[found.solution.path])
-    return better, found.step_s, step_ns(left, mended) / 1e9
+    return better, found.step_s, step_ns(left, repaired) / 1e9
 
 
-def _mended(problem: Problem, solution: Solution, kept: list[int]) -> Solution:
-    """The old routes, a near and little used node of the same stage wherever one is gone; nodes numbered anew."""
+def _repaired(problem: Problem, solution: Solution, kept: list[int]) -> Solution:
+    """Replace each missing node by a near, little used node of its stage; renumber the nodes."""
     new = {node: place for place, node in enumerate(kept)}
     load = np.bincount(np.concatenate([solution.path.ravel(), solution.origin]), minlength=problem.nodes).astype(float)
     both = (problem.link + problem.link.T)[np.ix_(problem.site, problem.site)]
-    work = (problem.forward + problem.backward)[BLOCK] * 3 / problem.slots
+    work = problem.passes[BLOCK] * 3 / problem.slots
     origin, path = solution.origin.copy(), solution.path.copy()
 
-    def stand_in(gone: int, before: int) -> int:
+    def replacement(gone: int, before: int) -> int:
         peers = [n for n in kept if solution.stage[n] == solution.stage[gone]]
         chosen = min(peers, key=lambda n: both[before, n] + load[n] * work[n])
         load[chosen] += 1
@@ -67,14 +69,14 @@ def _mended(problem: Problem, solution: Solution, kept: list[int]) -> Solution:
             let_in[int(origin[i])] += 1
         for k in range(problem.visits):
             if path[i, k] not in new:
-                path[i, k] = stand_in(int(path[i, k]), int(path[i, k - 1] if k else origin[i]))
+                path[i, k] = replacement(int(path[i, k]), int(path[i, k - 1] if k else origin[i]))
     renumber = np.vectorize(new.__getitem__, otypes=[np.int64])
-    mended = Solution(solution.stage[kept], renumber(origin), renumber(path))
+    repaired = Solution(solution.stage[kept], renumber(origin), renumber(path))
     left = remaining(problem, solution, kept)
-    return mended if step_ns(left, mended) != NEVER else _in_order(mended)
+    return repaired if step_ns(left, repaired) != NEVER else _in_order(repaired)
 
 
 def _in_order(solution: Solution) -> Solution:
-    """Every walk in natural order: microbatches then never wait for one another's memory in a ring."""
+    """Put every walk in natural order, which cannot deadlock."""
     order = np.argsort(solution.stage[solution.path], axis=1, kind="stable")
     return solution._replace(path=np.take_along_axis(solution.path, order, axis=1))

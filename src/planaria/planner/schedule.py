@@ -1,27 +1,34 @@
-"""The file that ``planaria plan`` writes and ``planaria train`` reads: a problem, its solution, and how good that is.
+"""The schedule file, written by ``planaria plan`` and read by ``planaria train``: a problem, its solution and a bound.
 
-JSON, versioned; ``docs/plan.md`` says what each field means. It holds all that the plan was made from, so that it
-can be checked, drawn and trained on without the recipe.
+Versioned JSON; ``docs/plan.md`` describes its fields. It contains everything needed to check, draw and train on the
+plan without the recipe.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field
 
 from planaria.common import atomic, documents
 from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Seconds
 from planaria.config.schema import Section
-from planaria.planner.problem import LONGEST_S, ROLES, Problem, Solution, central_first
-from planaria.planner.tables import NO_SUMS
+from planaria.planner.problem import LONGEST_S, ROLES, Problem, Solution, central_first, stage_of
+from planaria.planner.tables import NO_SUMS, Ints
 
 MAX_BYTES = 256 << 20
 Span = Annotated[float, Field(ge=0, le=LONGEST_S)]
-"""seconds that still count as whole nanoseconds"""
+"""Seconds that are exact in whole nanoseconds."""
+
+
+def _ns(seconds: ArrayLike) -> Ints:
+    return np.rint(np.array(seconds) * 1e9).astype(np.int64)
 
 
 class Machine(Section):
@@ -29,27 +36,27 @@ class Machine(Section):
 
     name: str
     site: Natural
-    """index into sites"""
+    """Index into ``sites``."""
     slots: Annotated[int, Field(ge=1, le=1 << 40)]
     role: Literal["any", "data", "worker"]
     forward_s: tuple[Span, Span, Span]
-    """of one microbatch: at the entry, at a block stage, at the return"""
+    """Of one microbatch: at the entry, at a block stage, at the return."""
     backward_s: tuple[Span, Span, Span]
 
 
 class Rules(Section):
-    """What was asked of every plan."""
+    """The constraints on every plan."""
 
     sizes: list[Positive]
     microbatches: Positive
-    """of each data node"""
+    """Of each data node."""
     visits: Positive
     swaps: Natural
     jump: Positive
 
 
 class Search(Section):
-    """How the plan was found: the same seed and moves find it again."""
+    """The search; the same seed and moves find the same plan."""
 
     seed: Natural
     moves: Natural
@@ -60,34 +67,34 @@ class Bound(Section):
     step_s: Seconds
     binds: str
     terms: dict[str, Seconds] = Field(default_factory=dict)
-    """what each reason for the bound comes to alone"""
+    """Seconds of each constraint alone."""
 
 
 class Carried(Section):
-    """What one edge sends in a step, and over which path."""
+    """What one edge sends in a step, and its path."""
 
     source: Natural
     target: Natural
-    """nodes"""
+    """Nodes."""
     path: str
     size: Positive
-    """bytes"""
+    """Bytes."""
     rate: Annotated[float, Field(gt=0)]
-    """bytes per second that are its own when all edges send at once"""
+    """Bytes per second that the edge gets when all edges send at once."""
 
 
 class SeveralPaths(Section):
-    """The choice of paths, where sites are joined by several."""
+    """The choice of paths where sites are joined by several."""
 
     links: dict[str, Annotated[float, Field(gt=0)]]
-    """what each link carries, in bytes per second"""
+    """Capacity of each link, bytes per second."""
     edges: list[Carried]
     largest_s: Seconds
-    """of the busiest link, what it carries in a step"""
+    """Seconds in which the busiest link carries its bytes of a step."""
     least_s: Seconds
-    """no choice of paths has less"""
+    """Lower bound on ``largest_s`` for any choice of paths."""
     cut: list[str]
-    """the links that say so"""
+    """The links that prove the bound."""
 
 
 class Schedule(Section):
@@ -95,37 +102,35 @@ class Schedule(Section):
     version: Literal[1] = 1
     sites: list[str]
     link_s: list[list[Span]]
-    """[sites, sites]: one message from sending to arrival"""
+    """[sites, sites]: one message from sending to arrival."""
     transmit_s: list[list[Span]] | None
-    """[sites, sites]: how long it keeps others on its link waiting; null if messages never do"""
+    """[sites, sites]: time for which a message occupies its link; null if messages never queue."""
     nodes: list[Machine]
     rules: Rules
     stages: list[list[Natural]]
-    """nodes of the ends (the data nodes) and of each block stage; the first adds up their gradients"""
+    """Nodes of the ends (the data nodes) and of each block stage; the first node sums their gradients."""
     routes: list[list[Natural]]
-    """nodes that each microbatch visits, from its data node back to it"""
+    """Nodes that each microbatch visits, from its data node back to it."""
     step_s: Seconds
-    """the simulated step"""
+    """The simulated step."""
     bound: Bound
     compared: dict[str, Seconds]
-    """simulated steps of other ways, on the same nodes and as many microbatches"""
+    """Simulated steps of baselines on the same nodes with as many microbatches."""
     search: Search
     sums_s: list[list[list[Span]]] | None = None
-    """[2, sites, sites]: a message with all gradients of an ends node, of a block stage's; null: passes end the step"""
+    """[2, sites, sites]: a message with all gradients of an ends node, of a block-stage node; null if not planned."""
     paths: SeveralPaths | None = None
-    """then every node is a site of its own, and link_s and transmit_s are those of the edges' paths"""
+    """If given, every node is its own site, and link_s and transmit_s are those of the edges' paths."""
 
     @property
     def gap(self) -> float | None:
-        """Share by which any other plan could be faster at most; None, as meaningless, if passes cost nothing."""
+        """Return the share by which another plan could be faster at most; None if passes take no time."""
         if not any(any((*machine.forward_s, *machine.backward_s)) for machine in self.nodes):
             return None
         return 1 - self.bound.step_s / self.step_s if self.step_s else 0.0
 
     @property
     def problem(self) -> Problem:
-        rows = [[m.forward_s for m in self.nodes], [m.backward_s for m in self.nodes]]
-        forward, backward = (np.rint(np.array(row).T * 1e9).astype(np.int64) for row in rows)
         return Problem(
             names=tuple(machine.name for machine in self.nodes),
             sites=tuple(self.sites),
@@ -135,22 +140,19 @@ class Schedule(Section):
             visits=self.rules.visits,
             swaps=self.rules.swaps,
             jump=self.rules.jump,
-            forward=forward,
-            backward=backward,
-            link=np.rint(np.array(self.link_s) * 1e9).astype(np.int64),
-            transmit=np.rint(np.array(self.transmit_s or np.zeros_like(self.link_s)) * 1e9).astype(np.int64),
+            forward=_ns([machine.forward_s for machine in self.nodes]).T,
+            backward=_ns([machine.backward_s for machine in self.nodes]).T,
+            link=_ns(self.link_s),
+            transmit=_ns(self.transmit_s) if self.transmit_s else np.zeros_like(self.link_s, np.int64),
             slots=np.array([machine.slots for machine in self.nodes], np.int64),
             role=np.array([ROLES.index(machine.role) for machine in self.nodes], np.int64),
-            sums=np.rint(np.array(self.sums_s) * 1e9).astype(np.int64) if self.sums_s else NO_SUMS,
+            sums=_ns(self.sums_s) if self.sums_s else NO_SUMS,
         )
 
     @property
     def solution(self) -> Solution:
-        stage = np.zeros(len(self.nodes), np.int64)
-        for s, nodes in enumerate(self.stages):
-            stage[nodes] = s
         routes = np.array(self.routes, np.int64)
-        return Solution(stage, routes[:, 0], routes[:, 1:-1])
+        return Solution(stage_of(self.stages, len(self.nodes)), routes[:, 0], routes[:, 1:-1])
 
 
 def schedule_of(
@@ -197,65 +199,70 @@ def schedule_of(
 
 
 def write(schedule: Schedule, path: Path) -> None:
-    """Write the file whole or not at all."""
+    """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     absent = {name for name in ("sums_s", "paths") if getattr(schedule, name) is None}
     atomic.write_text(path, schedule.model_dump_json(indent=1, exclude=absent))
 
 
 def read(path: Path) -> Schedule:
-    """The schedule in the file ``path``, its numbers in range; ``planner.guidelines`` says whether it is a good one.
+    """Read a schedule and check its references; ``planner.guidelines`` checks the plan.
 
     :raises UserError: naming file and field.
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such schedule; `planaria plan RECIPE --skip 0.33` writes one")
     found = documents.model(path, Schedule, MAX_BYTES, "make it anew with `planaria plan`")
-    if wrong := _out_of_range(found):
+    if wrong := next(chain(_invalid_tables(found), _invalid_stages(found), _invalid_routes(found)), ""):
         raise UserError(f"{path}: {wrong}")
     return found
 
 
-def _out_of_range(found: Schedule) -> str:
-    """What refers to something that is not there; empty if nothing does."""
-    nodes, sites = range(len(found.nodes)), len(found.sites)
+def _invalid_tables(found: Schedule) -> Iterator[str]:
+    sites = len(found.sites)
     tables = {"link_s": found.link_s, "transmit_s": found.transmit_s or found.link_s}
     if found.sums_s is not None:
         if len(found.sums_s) != 2:
-            return f"sums_s: has {len(found.sums_s)} tables, not one for the ends and one for block stages"
+            yield f"sums_s: has {len(found.sums_s)} tables, not one for the ends and one for block stages"
         tables |= {f"sums_s.{n}": table for n, table in enumerate(found.sums_s)}
     for name, table in tables.items():
         if len(table) != sites or any(len(row) != sites for row in table):
-            return f"{name}: is not a table of {sites} × {sites} sites"
+            yield f"{name}: is not a table of {sites} × {sites} sites"
     for n, machine in enumerate(found.nodes):
         if machine.site >= sites:
-            return f"nodes.{n}.site = {machine.site}: there are {sites} sites"
+            yield f"nodes.{n}.site = {machine.site}: there are {sites} sites"
+
+
+def _invalid_stages(found: Schedule) -> Iterator[str]:
+    nodes, sizes = len(found.nodes), found.rules.sizes
     for s, members in enumerate(found.stages):
         for node in members:
-            if node not in nodes:
-                return f"stages.{s}: node {node}: there are {len(nodes)} nodes"
+            if node >= nodes:
+                yield f"stages.{s}: node {node}: there are {nodes} nodes"
     for i, edge in enumerate(found.paths.edges if found.paths else ()):
-        if edge.source not in nodes or edge.target not in nodes:
-            return f"paths.edges.{i}: {edge.source} → {edge.target}: there are {len(nodes)} nodes"
-    listed = sorted(node for members in found.stages for node in members)
-    if listed != list(nodes):
-        return f"stages: every one of the {len(nodes)} nodes must be in exactly one stage"
-    if not found.stages or len(found.stages) != len(found.rules.sizes):
-        return f"stages: there are {len(found.stages)}, and rules.sizes has {len(found.rules.sizes)}"
-    for s, (members, size) in enumerate(zip(found.stages, found.rules.sizes, strict=True)):
+        if max(edge.source, edge.target) >= nodes:
+            yield f"paths.edges.{i}: {edge.source} → {edge.target}: there are {nodes} nodes"
+    if sorted(chain(*found.stages)) != list(range(nodes)):
+        yield f"stages: every one of the {nodes} nodes must be in exactly one stage"
+    if not found.stages or len(found.stages) != len(sizes):
+        yield f"stages: there are {len(found.stages)}, and rules.sizes has {len(sizes)}"
+    for s, (members, size) in enumerate(zip(found.stages, sizes, strict=True)):
         if len(members) != size:
-            return f"stages.{s}: has {len(members)} nodes, and rules.sizes.{s} = {size}"
-    if len(found.routes) != found.rules.sizes[0] * found.rules.microbatches:
-        return (
-            f"routes: there are {len(found.routes)}; {found.rules.sizes[0]} data nodes with "
-            f"{found.rules.microbatches} microbatches each take one for each"
+            yield f"stages.{s}: has {len(members)} nodes, and rules.sizes.{s} = {size}"
+
+
+def _invalid_routes(found: Schedule) -> Iterator[str]:
+    nodes, rules = len(found.nodes), found.rules
+    if len(found.routes) != rules.sizes[0] * rules.microbatches:
+        yield (
+            f"routes: there are {len(found.routes)}; {rules.sizes[0]} data nodes with {rules.microbatches} "
+            "microbatches each take one for each"
         )
     for i, route in enumerate(found.routes):
-        if len(route) != found.rules.visits + 2:
-            return f"routes.{i}: has {len(route)} nodes; {found.rules.visits} visits take {found.rules.visits + 2}"
+        if len(route) != rules.visits + 2:
+            yield f"routes.{i}: has {len(route)} nodes; {rules.visits} visits take {rules.visits + 2}"
         for node in route:
-            if node not in nodes:
-                return f"routes.{i}: node {node}: there are {len(nodes)} nodes"
+            if node >= nodes:
+                yield f"routes.{i}: node {node}: there are {nodes} nodes"
         if route[0] != route[-1]:
-            return f"routes.{i}: starts at node {route[0]} and ends at node {route[-1]}; it must end where it starts"
-    return ""
+            yield f"routes.{i}: starts at node {route[0]} and ends at node {route[-1]}; it must end where it starts"

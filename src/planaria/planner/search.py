@@ -1,7 +1,7 @@
-"""The search for a plan: rounds of annealing, from ever new beginnings; the best so far can be had at any time.
+"""Anytime search for a plan: rounds of annealing, each from a new greedy plan.
 
-All that depends on chance comes from the seed, and rounds are sized by the problem, not by the clock: the same seed
-and the same number of moves give the same plan on any machine.
+All randomness comes from the seed, and rounds are sized by the problem. The same seed and number of moves give the same
+plan on any machine.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from planaria.planner.start import greedy
 from planaria.planner.tables import summed
 
 HOT, COLD = 0.1, 0.001
-"""temperatures at the beginning and the end of a round, in step times of the round's beginning per data node: a move
-mostly concerns one of them"""
+"""Temperatures at the start and the end of a round, in initial step times per data node (most moves affect one)."""
 LOOK_S = 0.05
-"""seconds of moves between two looks at the clock"""
+"""Seconds of moves between two checks of the clock."""
 ROUND = 200_000
-"""moves of the first round"""
+"""Moves of the first round."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best plan so far."""
+    """The best plan found."""
 
     solution: Solution
     step_s: float
     moves: int
-    """moves tried until now"""
+    """Moves tried."""
     seconds: float
-    """since the search began"""
+    """Seconds since the search started."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may spend; whichever is spent first ends it."""
+    """Limits of a search; the first one reached ends it."""
 
     seconds: float = float("inf")
     moves: float = float("inf")
@@ -53,13 +52,13 @@ Watch = Callable[[Found], None]
 
 
 def search(problem: Problem, seed: int, budget: Budget, watch: Watch = lambda found: None) -> Found:
-    """The best plan found within ``budget``; ``watch`` is told every now and then, the step time never growing."""
+    """Return the best plan found within ``budget``; call ``watch`` regularly, with step times that never grow."""
     _warm(problem)
     run = _Run(problem, seed, budget, watch)
     plans = by_cells(problem, random.Random(f"{seed} cells"), np.random.default_rng([seed, 0]), run.annealed)
     if plans is not None:
         for plan in plans:
-            run.tell(plan)
+            run.report(plan)
             if run.over:
                 return run.found
     for number, length in enumerate(_rounds()):
@@ -70,13 +69,13 @@ def search(problem: Problem, seed: int, budget: Budget, watch: Watch = lambda fo
 
 
 class _Run:
-    """One search under way."""
+    """State of one search."""
 
     def __init__(self, problem: Problem, seed: int, budget: Budget, watch: Watch) -> None:
         self.problem, self.seed, self.budget, self.watch = problem, seed, budget, watch
         self.began, self.spent = time.monotonic(), 0
         self._visits = 1.0
-        """microbatch visits that are simulated between two looks at the clock"""
+        """Microbatch visits to simulate between two checks of the clock."""
         self.best = greedy(problem, random.Random(seed))
         self.least = step_ns(problem, self.best)
 
@@ -92,8 +91,8 @@ class _Run:
     def _late(self) -> bool:
         return time.monotonic() - self.began >= self.budget.seconds
 
-    def tell(self, plan: Solution) -> None:
-        """A plan of the whole, which may be the best so far."""
+    def report(self, plan: Solution) -> None:
+        """Keep a plan of the whole problem if it is the best, and call the watcher."""
         if (step := step_ns(self.problem, plan)) < self.least:
             self.best, self.least = plan.copy(), step
         self.watch(self.found)
@@ -109,7 +108,7 @@ class _Run:
         return best, least
 
     def round(self, number: int, length: int) -> None:
-        """Run one round of ``length`` moves over the whole, or fewer if the budget is spent."""
+        """Run one round of ``length`` moves over the whole problem, or fewer if the budget ends."""
         problem, rng = self.problem, np.random.default_rng([self.seed, number])
         now = greedy(problem, random.Random(f"{self.seed} {number}"))
         scale, moves = float(step_ns(problem, now)) / problem.sizes[0], int(min(length, self.budget.moves - self.spent))
@@ -121,9 +120,9 @@ class _Run:
     def _pieces(
         self, problem: Problem, now: Solution, temperature: Floats, rng: np.random.Generator, best: Solution, least: int
     ) -> Iterator[int]:
-        """Anneal ``now`` in pieces until no temperature or no time is left; yield ``best``'s nanoseconds after each.
+        """Anneal ``now`` in pieces of about ``LOOK_S``; yield ``best``'s nanoseconds after each.
 
-        The pieces take about ``LOOK_S`` each, however fast this machine is. Their length does not change the result.
+        Stop when the temperatures or the time run out. The length of the pieces does not change the result.
         """
         done = 0
         while done < len(temperature) and not self._late:
@@ -139,7 +138,7 @@ class _Run:
 def _anneal(
     problem: Problem, now: Solution, chance: Floats, temperature: Floats, best: Solution, least: int, places: bool
 ) -> int:
-    """``anneal`` of ``now``, in place; ``best``, of ``least`` nanoseconds, follows."""
+    """Call ``anneal`` on ``now`` and ``best`` (of ``least`` nanoseconds), both changed in place."""
     return int(
         anneal(
             problem.tables, now.origin, now.path, now.stage, chance, temperature,
@@ -149,7 +148,7 @@ def _anneal(
 
 
 def improve(problem: Problem, solution: Solution, seed: int, moves: int) -> Found:
-    """``solution``, which must not deadlock, made better by so many moves of its routes; the arrangement stays."""
+    """Improve the routes of ``solution``, which must not deadlock, by ``moves`` moves; stages stay as they are."""
     began, now, best = time.monotonic(), solution.copy(), solution.copy()
     least = step_ns(problem, solution)
     temperature = np.full(moves, least * COLD / problem.sizes[0])
@@ -158,20 +157,20 @@ def improve(problem: Problem, solution: Solution, seed: int, moves: int) -> Foun
 
 
 def _warm(problem: Problem) -> None:
-    """Compile, which takes seconds the first time and belongs to no budget."""
+    """Compile before the budget starts: the first call takes seconds."""
     now = greedy(problem, random.Random(0))
     _anneal(problem, now, np.zeros((1, RANDOMS)), np.ones(1), now.copy(), NEVER, True)
 
 
 def step_ns(problem: Problem, solution: Solution) -> int:
-    """The simulated step of a plan, nanoseconds: its passes, and the sums of gradients if they are planned too."""
+    """Return the simulated step of a plan in nanoseconds: its passes and, if planned, its gradient sums."""
     done, over, tables = np.zeros(problem.count, np.int64), np.zeros(problem.nodes, np.int64), problem.tables
     passes = int(makespan(tables, solution.origin, solution.path, done, over))
     return passes if passes == NEVER else int(summed(tables, solution.stage, over)[0])
 
 
 def _rounds() -> Iterator[int]:
-    """Lengths in moves: short ones first, so that something good is there soon."""
+    """Yield the rounds' lengths in moves, short ones first."""
     length = ROUND
     while True:
         yield length

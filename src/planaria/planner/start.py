@@ -1,4 +1,4 @@
-"""Where a search begins: random arrangements and routes that obey every rule, with every stage used equally (CC2)."""
+"""Initial plans: random arrangements and routes that obey all rules and use all stages equally (CC2)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from planaria.pipeline.routing.skipping import balanced, reordered
-from planaria.planner.problem import BLOCK, ROLES, Problem, Solution
+from planaria.planner.problem import BLOCK, ROLES, Problem, Solution, stage_of
 
 
 def random_routes(problem: Problem, stages: list[list[int]], rng: random.Random, swaps: int) -> Solution:
-    """Routes at random over an arrangement: all stages used equally, and in each stage all nodes; SkipPipe's baseline.
+    """Return random routes over an arrangement that use all stages, and the nodes of each, equally (SkipPipe baseline).
 
     :raises UserError: when ``problem.jump`` is too short for the visits.
     """
-    stage = np.zeros(problem.nodes, np.int64)
-    for s, nodes in enumerate(stages):
-        stage[nodes] = s
     ways = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
     load = [0] * problem.nodes
     origin, path = [], []
@@ -31,14 +28,14 @@ def random_routes(problem: Problem, stages: list[list[int]], rng: random.Random,
                 walk.append(node)
             origin.append(data)
             path.append(walk)
-    return Solution(stage, np.array(origin, np.int64), np.array(path, np.int64))
+    return Solution(stage_of(stages, problem.nodes), np.array(origin, np.int64), np.array(path, np.int64))
 
 
 def greedy(problem: Problem, rng: random.Random) -> Solution:
-    """A good beginning for networks of any size, in one pass: every neighbourhood gets all stages, routes stay near.
+    """Return a good plan in one pass: all stages in every neighbourhood, and short routes.
 
-    Nodes are dealt out to the stages along a tour from site to nearest site. Then microbatch after microbatch goes, to
-    the stages used least, by the nodes that are nearest and least loaded.
+    Nodes are dealt to the stages along a tour from site to nearest site. Each microbatch then takes the least used
+    stages and, in each, the nearest and least loaded node.
     """
     stages = _dealt(problem, rng)
     ways = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
@@ -48,18 +45,18 @@ def greedy(problem: Problem, rng: random.Random) -> Solution:
 
 
 class Near:
-    """Routes by the nodes that are nearest and least loaded by the routes before."""
+    """Routes over the nearest and least loaded nodes, given the routes before."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.both = (problem.link + problem.link.T).astype(float)
-        work = (problem.forward + problem.backward)[BLOCK].astype(float)
+        work = problem.passes[BLOCK].astype(float)
         self.crowd = 3 * work / problem.slots
-        """[nodes]: how far away one more visit makes a node seem"""
+        """[nodes]: distance by which one more visit makes a node seem farther."""
         self.load = np.zeros(problem.nodes)
 
     def walk(self, data: int, way: Sequence[int], stages: Sequence[Sequence[int]]) -> list[int]:
-        """The nodes that a microbatch of ``data`` visits, one of ``stages`` for each stage of its ``way``."""
+        """Return the nodes that a microbatch of ``data`` visits, one for each stage in ``way``."""
         at, walk, site = data, [], self.problem.site
         for s in way:
             nodes = np.array(stages[s])
@@ -70,16 +67,16 @@ class Near:
         return walk
 
     def solution(self, stages: Sequence[Sequence[int]], routes: Sequence[tuple[int, list[int]]]) -> Solution:
-        """(data node, walk) of each microbatch over an arrangement, as arrays."""
-        stage = np.zeros(self.problem.nodes, np.int64)
-        for s, nodes in enumerate(stages):
-            stage[list(nodes)] = s
+        """Return the solution of (data node, walk) pairs over an arrangement."""
+        stage = stage_of(stages, self.problem.nodes)
         return Solution(stage, np.array([data for data, _ in routes]), np.array([walk for _, walk in routes], np.int64))
 
 
 def _dealt(problem: Problem, rng: random.Random) -> list[list[int]]:
-    """The nodes of each stage, dealt out along a tour of the sites in proportion to the stages' sizes; where gradients
-    are summed, as often one stage after the other, so that its nodes are near one another."""
+    """Return the nodes of each stage, dealt along a tour of the sites in proportion to the stages' sizes.
+
+    With gradient sums, half the draws fill one stage after the other instead, so that its nodes are near one another.
+    """
     left = list(problem.sizes)
     fixed = np.bincount(problem.role, minlength=len(ROLES))
     left[0] -= int(fixed[ROLES.index("data")])
@@ -97,11 +94,11 @@ def _dealt(problem: Problem, rng: random.Random) -> list[list[int]]:
             s = max(open_to, key=lambda s: (left[s] / problem.sizes[s], rng.random()))
         left[s] -= 1
         stages[s].append(node)
-    return _mended(problem, stages)
+    return _roles_kept(problem, stages)
 
 
-def _mended(problem: Problem, stages: list[list[int]]) -> list[list[int]]:
-    """Where workers came last and only stage 0 had room, they change places with nodes that may be data nodes."""
+def _roles_kept(problem: Problem, stages: list[list[int]]) -> list[list[int]]:
+    """Exchange workers dealt to stage 0 for nodes that may be data nodes."""
     for k, node in enumerate(stages[0]):
         if ROLES[problem.role[node]] == "worker":
             s, place = next(
@@ -112,7 +109,7 @@ def _mended(problem: Problem, stages: list[list[int]]) -> list[list[int]]:
 
 
 def tour(problem: Problem, rng: random.Random) -> list[int]:
-    """All nodes, site by site, from each site to the nearest that is left."""
+    """Return all nodes, site by site, from each site to the nearest one left."""
     both = problem.link + problem.link.T
     left = set(range(len(problem.sites)))
     at = rng.choice(sorted(left))

@@ -1,9 +1,8 @@
-"""A problem's numbers in plain arrays, as compiled functions take them, and the end of a step in which stages sum.
+"""A problem's numbers as arrays for compiled functions, and the end of a step with gradient sums.
 
-``problem.Problem`` says what each number means. Times are nanoseconds. At the end of a step the nodes of each stage
-send their gradients to one of them, which sends back the sum. That node is the one that could do so soonest if all were
-ready at once (``problem.central_first``), as on the fleet. It has the sum when the last of them has sent its own, each
-as soon as its last pass is over; messages do not wait for one another.
+At the end of a step the nodes of each stage send their gradients to one hub, which returns the sum. The hub is the node
+with the shortest round trip if all were ready at once (``problem.central_first``), as on the fleet. Each node sends
+when its last pass ends; messages do not queue. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from planaria.common.compiled import compiled
 
 Ints = NDArray[np.int64]
 NO_SUMS: Ints = np.zeros((0, 0, 0), np.int64)
-"""of a problem whose step is over with its passes"""
+"""``sums`` of a problem whose step ends with its passes."""
 
 
 class Tables(NamedTuple):
@@ -38,7 +37,7 @@ class Tables(NamedTuple):
 
 @compiled
 def round_trip(carry: Ints, site: Ints, nodes: Ints, hub: int) -> int:
-    """How long it takes until ``nodes`` have the sum that ``hub`` makes, if all have their gradients now."""
+    """Return the time until ``nodes`` have the sum made by ``hub``, if all have their gradients now."""
     there = back = 0
     for node in nodes:
         if node != hub:
@@ -49,8 +48,10 @@ def round_trip(carry: Ints, site: Ints, nodes: Ints, hub: int) -> int:
 
 @compiled
 def summed(tables: Tables, stage: Ints, over: Ints) -> tuple[int, float]:
-    """When the last node has its stage's sum, if the last pass of each is ``over`` [nodes] then; and the mean of the
-    stages, for a search to have a slope. Where sums are not planned, the end of the last pass, and 0."""
+    """Return when the last node has its stage's sum, and the mean over stages, which gives a search a slope.
+
+    ``over`` [nodes] is the end of each node's last pass. Without sums, return the end of the last pass, and 0.
+    """
     last, total = over.max(), 0.0
     if not tables.sums.shape[0]:
         return last, 0.0

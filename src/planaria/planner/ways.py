@@ -1,6 +1,7 @@
-"""All ways through a small network, by kinds of nodes that a plan cannot tell apart, and a data node's turns.
+"""All routes through a small network, by kinds of interchangeable nodes, and the turns of a data node.
 
-A way has a length, and holds each node for some time. Turns are all microbatches of a data node alone in the network.
+A route has a length, and holds a slot at each node for some time. Turns are all microbatches of a data node that is
+alone in the network.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem
 from planaria.planner.tables import Ints
 
 MOST = 4_000_000
-"""numbers in the largest table"""
+"""Numbers in the largest table."""
 NO_WAY = 1 << 50
-"""nanoseconds of the way of a node that has none, because it cannot be a data node"""
+"""Nanoseconds of the route of a node that cannot be a data node."""
 
 
 class Kinds(NamedTuple):
-    """Nodes at one site with the same times, slots and role."""
+    """Kinds of nodes: nodes at one site with the same times, slots and role."""
 
     first: Ints
-    """[kinds]: a node of each kind"""
+    """[kinds]: a node of each kind."""
     of: Ints
-    """[nodes]: each node's kind"""
+    """[nodes]: each node's kind."""
     size: Ints
-    """[kinds]: nodes of each kind"""
+    """[kinds]: nodes of each kind."""
 
 
 def kinds_of(problem: Problem) -> Kinds:
-    """The kinds of a problem's nodes, at most as many as nodes."""
+    """Return the kinds of a problem's nodes."""
     columns = np.vstack([problem.site, problem.slots, problem.role, problem.forward, problem.backward])
     _, first, of, count = np.unique(columns, axis=1, return_index=True, return_inverse=True, return_counts=True)
     return Kinds(first, of.reshape(-1), count)
@@ -41,21 +42,21 @@ Bools = NDArray[np.bool_]
 
 
 class Ways(NamedTuple):
-    """Nanoseconds. A way is what a microbatch visits between its origin and its origin."""
+    """Routes: the visits of a microbatch between leaving its origin and returning. Times are nanoseconds."""
 
     kinds: Kinds
     visits: Ints
-    """[ways, visits]: kinds"""
+    """[ways, visits]: kinds."""
     uses: Ints
-    """[ways, kinds]: visits to each kind"""
+    """[ways, kinds]: visits to each kind."""
     length: Ints
-    """[kinds, ways]: from each kind as the origin, there and back: how long a slot there is held"""
+    """[kinds, ways]: round trip from each kind as the origin, for which it holds a slot there."""
     holds: Ints
-    """[kinds, ways, visits]: how long a slot is held at each node of the way"""
+    """[kinds, ways, visits]: time for which a slot is held at each node of the route."""
 
 
 def ways_of(problem: Problem) -> Ways | None:
-    """The ways of a problem; None where there are too many."""
+    """Return the routes of a problem; None if there are too many."""
     kinds = kinds_of(problem)
     count = len(kinds.size)
     if count ** (problem.visits + 1) * problem.visits > MOST:
@@ -66,7 +67,7 @@ def ways_of(problem: Problem) -> Ways | None:
     visits, uses = visits[possible], uses[possible]
     sites = problem.site[kinds.first]
     both = (problem.link + problem.link.T)[np.ix_(sites, sites)]
-    work = (problem.forward + problem.backward)[:, kinds.first]
+    work = problem.passes[:, kinds.first]
     rest = both[:, visits[:, -1]] + work[RETURN][:, None]
     holds = np.empty((count, *visits.shape), np.int64)
     for k in range(problem.visits - 1, -1, -1):
@@ -77,20 +78,20 @@ def ways_of(problem: Problem) -> Ways | None:
 
 
 def turns(problem: Problem, alone: Ints) -> Ints:
-    """[nodes]: the least time in which each node, as a data node, has all its microbatches back; nanoseconds.
+    """Return [nodes]: the least time in which each node, as a data node, has all its microbatches back; nanoseconds.
 
-    ``alone`` [nodes] is the least time of one. S_k and E_k are when the k-th entry begins and the k-th last backward
-    ends, in the order of time; m slots, entries of f and last backwards of b, one node's, which does one at a time:
+    ``alone`` [nodes] is the least time of one. S_k and E_k are the k-th entry and the end of the k-th last backward, in
+    order of time. A node has m slots, entries of f and last backwards of b, and does one thing at a time:
 
-    - E_k ≥ S_k + alone, since one of the first k to be back began k-th or later; E_k ≥ E_{k-1} + b; S_k ≥ S_{k-1} + f;
-    - S_k ≥ E_j + (k - m - j) · (f + b) for j ≤ k - m: before the k-th can enter, k - m are back, so those numbered
-      j + 1 to k - m end after E_j; and entries m + j to k - 1 begin after it, as no more than m are on their way.
+    - E_k ≥ S_k + alone, since one of the first k to return entered k-th or later; E_k ≥ E_{k-1} + b; S_k ≥ S_{k-1} + f;
+    - S_k ≥ E_j + (k - m - j) · (f + b) for j ≤ k - m: k - m must return before the k-th can enter, so numbers j + 1 to
+      k - m end after E_j; and entries m + j to k - 1 start after it, since at most m are on their routes.
     """
     enters, leaves = problem.forward[ENTRY], problem.backward[ENTRY]
     begun, back = np.zeros(problem.nodes, np.int64), alone.copy()
     ends = np.empty((problem.microbatches, problem.nodes), np.int64)
     after = np.zeros(problem.nodes, np.int64)
-    """what lets the k-th in: the last line above, of the largest j"""
+    """Earliest entry of the k-th: the second rule with the largest j."""
     for k in range(problem.microbatches):
         if k:
             begun = begun + enters
@@ -104,8 +105,10 @@ def turns(problem: Problem, alone: Ints) -> Ints:
 
 
 def shortest(problem: Problem, kinds: Kinds) -> Ints:
-    """[nodes]: least time of a microbatch's way from each node through different nodes and back, with its gradients;
-    0 for nodes that let none in."""
+    """Return [nodes]: the least time of a microbatch's round trip from each node through different nodes.
+
+    It includes gradients; 0 for nodes that cannot be data nodes.
+    """
     ways = [0 if problem.role[k] == ROLES.index("worker") else _shortest(problem, kinds, int(k)) for k in kinds.first]
     return np.array(ways, np.int64)[kinds.of]
 
@@ -113,7 +116,7 @@ def shortest(problem: Problem, kinds: Kinds) -> Ints:
 def _shortest(problem: Problem, kinds: Kinds, origin: int) -> int:
     sites = problem.site[kinds.first]
     both = (problem.link + problem.link.T)[np.ix_(sites, sites)]
-    work = (problem.forward + problem.backward)[:, kinds.first]
+    work = problem.passes[:, kinds.first]
     home = int(kinds.of[origin])
     ahead = _ahead(both + work[BLOCK], both[:, home], problem.visits)
     left = np.where(problem.role[kinds.first] == ROLES.index("data"), 0, kinds.size).tolist()
@@ -136,7 +139,7 @@ def _shortest(problem: Problem, kinds: Kinds, origin: int) -> int:
 
 
 def _ahead(step: Ints, home: Ints, visits: int) -> list[list[int]]:
-    """For every number of visits to come, and every kind: the least time from there, if nodes may come again."""
+    """Return the least time to the origin by remaining visits and kind, if nodes may repeat."""
     found = [home]
     for _ in range(visits - 1):
         found.append((step + found[-1][None, :]).min(axis=1))

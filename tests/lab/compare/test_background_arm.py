@@ -1,4 +1,4 @@
-"""An arm whose checkpoints are written in the background: what they cost, and what a rollback loses."""
+"""Arms with background checkpoints: their costs, and the steps lost in rollbacks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def recipe(background: bool) -> RunConfig:
     return RunConfig.model_validate({"network": NETWORK, "checkpoint": {"background": background}})
 
 
-def test_training_stands_still_for_the_copy_alone_and_is_so_many_steps_ahead() -> None:
+def test_training_pauses_only_for_the_copy_and_the_upload_takes_several_steps() -> None:
     waiting, beside = clock_of(recipe(False)), clock_of(recipe(True))
     size = state_bytes(recipe(True)) * max(stage_parameters(recipe(True).model, 4, stage) for stage in (0, 1))
     assert (waiting.save_s, waiting.write_s, waiting.behind) == (pytest.approx(size / 1e5), 0.0, 0)
@@ -42,7 +42,7 @@ def test_training_stands_still_for_the_copy_alone_and_is_so_many_steps_ahead() -
     )
 
 
-def test_the_prediction_has_an_interval_that_is_possible_and_what_is_lost_by_being_behind() -> None:
+def test_the_prediction_respects_the_delay_of_uploads() -> None:
     found = {}
     for name, way in ways(recipe(False)).items():
         if name.startswith("checkpoint"):
@@ -60,7 +60,7 @@ def test_the_prediction_has_an_interval_that_is_possible_and_what_is_lost_by_bei
 
 
 @pytest.mark.parametrize("behind", [0, 1, 2, 3])
-def test_a_race_goes_back_where_arithmetic_says(tmp_path: Path, dataset: Dataset, behind: int) -> None:  # noqa: F811
+def test_a_race_rolls_back_to_the_predicted_step(tmp_path: Path, dataset: Dataset, behind: int) -> None:  # noqa: F811
     raced = config(tmp_path)
     raced = raced.model_copy(
         update={
@@ -77,14 +77,14 @@ def test_a_race_goes_back_where_arithmetic_says(tmp_path: Path, dataset: Dataset
     assert (done.ticks, done.rollbacks) == (14, len(course.met)) and done.saves == len(course.saved)
 
 
-def test_uploads_that_take_time_need_steps_that_do() -> None:
+def test_uploads_that_take_time_need_steps_that_take_time() -> None:
     free = recipe(True).network.model_copy(update={"forward_s": [], "backward_s": [], "bandwidth": None})
     with pytest.raises(UserError, match=r"checkpoint\.background: .* give network\.forward_s"):
         clock_of(recipe(True).model_copy(update={"network": free}))
     assert clock_of(recipe(False).model_copy(update={"network": free})).step_s == 0.0
 
 
-def test_hours_count_the_copies_and_not_the_uploads() -> None:
+def test_hours_include_copies_but_not_uploads() -> None:
     clock = Clock(10.0, 1.0, 100.0, 0.0, 0.0, 1e9, write_s=95.0)
     course = Course(points=[], met=[], ticks=20, saved=[10, 20])
     assert clock.behind == 10 and clock.seconds(course, 20, 1.0) == 202.0

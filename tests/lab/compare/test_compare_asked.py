@@ -1,4 +1,4 @@
-"""``planaria compare``: what would run and for how long, what one failure takes, and files for a paper."""
+"""``planaria compare``: dry runs, options of failures, and files for a paper."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def recipe_of(folder: Path, extra: str = "") -> Path:
     return recipe
 
 
-def test_a_dry_run_tells_arms_seeds_steps_and_time_and_races_nothing(
+def test_a_dry_run_prints_arms_seeds_steps_and_time_and_races_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = recipe_of(tmp_path, "search = { lr = [0.005, 0.01] }\n")
     assert cli.run(["compare", str(recipe), "--dry-run", "--steps", "24", "--train.eval_every", "2", "--quiet"]) == 0
-    said = capsys.readouterr().out
-    assert "tiny: 5 arms, seeds 1, 2, 24 steps each" in said
+    out = capsys.readouterr().out
+    assert "tiny: 5 arms, seeds 1, 2, 24 steps each" in out
     for name in ("fault-free", "echo", "oracle", "reset", "lr 0.01"):
-        assert f"  {name}  " in said
-    assert "10 races, 0 of them kept from before" in said and "takes         about" in said
+        assert f"  {name}  " in out
+    assert "10 races, 0 of them kept from before" in out and "takes         about" in out
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_refuses_what_a_run_would(tmp_path: Path) -> None:
+def test_a_dry_run_rejects_what_a_run_rejects(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path)
     with pytest.raises(planaria.UserError, match=r"tiny.toml: compare.arms.ecko: there is no such arm.*'echo'\?"):
         cli.run(["compare", str(recipe), "--dry-run", "--arms", "ecko"])
@@ -52,7 +52,7 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["adjacent", "machine", "region"])
-def test_what_one_failure_takes_can_be_chosen_in_place_of_the_recipes_rule(tmp_path: Path, lost: str) -> None:
+def test_lost_replaces_the_recipe_s_rule_of_failures(tmp_path: Path, lost: str) -> None:
     recipe = recipe_of(tmp_path)
     laid = trace_laid(None, lost)  # type: ignore[arg-type]
     comparison, _ = load(recipe, {"train.eval_every": "1"}, laid=laid)
@@ -61,7 +61,7 @@ def test_what_one_failure_takes_can_be_chosen_in_place_of_the_recipes_rule(tmp_p
     assert race.trace.lost == lost and not race.trace.forbid_adjacent, "the recipe forbids neighbours"
 
 
-def test_what_is_left_takes_an_even_share_and_no_less_than_the_longest_race() -> None:
+def test_the_remaining_time_is_an_even_share_or_the_longest_race() -> None:
     config = RunConfig.model_validate({"train": {"steps": 100, "eval_every": 10}})
     races = [Race.model_construct(arm=arm, config=config) for arm in ("a", "b", "a", "b")]
     paces = {"a": Pace(step_s=1.0, validation_s=2.0), "b": Pace(step_s=9.0, validation_s=0.0)}
@@ -72,7 +72,7 @@ def test_what_is_left_takes_an_even_share_and_no_less_than_the_longest_race() ->
     assert remaining_s(races, [True] * 4, paces, 2) == 0.0
 
 
-def test_the_races_are_of_two_sizes_eight_times_apart_and_otherwise_alike() -> None:
+def test_the_two_races_differ_only_in_size() -> None:
     (small, arms), (large, others) = (load(shipped.find(f"race_{size}"), {}) for size in ("small", "large"))
     assert parameter_count(others[0].config.model) >= 8 * parameter_count(arms[0].config.model)
     assert small.seeds == large.seeds and len(small.seeds) >= 5
@@ -82,21 +82,17 @@ def test_the_races_are_of_two_sizes_eight_times_apart_and_otherwise_alike() -> N
     assert all(any(arm.searched for arm in each) for each in (arms, others))
 
 
-def told_traffic(cells: dict[str, dict[str, str]]) -> float:
-    return float(cells["echo"]["traffic"].removesuffix(" %"))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = recipe_of(tmp_path, "search = { lr = [0.005, 0.01] }\n")
-    asked = ["compare", str(recipe), "--steps", "24", "--train.eval_every", "2", "--quiet", "--lost", "machine"]
-    assert cli.run([*asked, "--to", str(tmp_path / "paper")]) == 0
-    said = capsys.readouterr().out
-    assert "oracle (control)" in said and "reset (control)" in said and "tuned         " in said
-    assert "by which steps take no time" in said and "hours" not in said.partition("target        ")[0]
+    command = ["compare", str(recipe), "--steps", "24", "--train.eval_every", "2", "--quiet", "--lost", "machine"]
+    assert cli.run([*command, "--to", str(tmp_path / "paper")]) == 0
+    out = capsys.readouterr().out
+    assert "oracle (control)" in out and "reset (control)" in out and "tuned         " in out
+    assert "by which steps take no time" in out and "hours" not in out.partition("target        ")[0]
     files = {path.name for path in (tmp_path / "paper").iterdir()}
     assert {"table.csv", "table.tex", "runs.csv", "curves.csv"} <= files
     found = planaria.compare(
@@ -105,15 +101,13 @@ def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
     oracle, free = (next(arm for arm in found.arms if arm.name == name) for name in ("oracle", "fault-free"))
     for one, other in zip(oracle.courses, free.courses, strict=True):
         assert one.points == other.points and one.met and not other.met, "bit for bit, through failures"
-    cells, head = (
-        recomputed(json.loads((tmp_path / "runs" / "tiny-compare" / "comparison.json").read_text())),
-        columns(found),
-    )
+    cells = recomputed(json.loads((tmp_path / "runs" / "tiny-compare" / "comparison.json").read_text()))
     for row in rows(found):
-        told = dict(zip(head, row, strict=True))
-        own = cells[told["arm"].removesuffix(" (control)")]
-        same = ("× fault-free", "traffic") if "not reached" in told["steps to target"] else own.keys() & told.keys()
-        assert {column: own[column] for column in same} == {column: told[column] for column in same}, told["arm"]
-    assert told_traffic(cells) > 0, "echoes send something"
+        printed = dict(zip(columns(found), row, strict=True))
+        own = cells[printed["arm"].removesuffix(" (control)")]
+        missed = "not reached" in printed["steps to target"]
+        same = ("× fault-free", "traffic") if missed else own.keys() & printed.keys()
+        assert {column: own[column] for column in same} == {column: printed[column] for column in same}, printed["arm"]
+    assert float(cells["echo"]["traffic"].removesuffix(" %")) > 0, "echoes send something"
     assert {len(met.stages) for met in oracle.courses[0].met} <= {1, 2}
     assert (tmp_path / "runs" / "tiny-compare" / "oracle.1.json").is_file()

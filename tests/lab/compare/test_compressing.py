@@ -1,4 +1,4 @@
-"""Whether fewer bytes pay: what ships is what races teach, seconds are the clock's, break-evens where they are said."""
+"""Advice on compression: shipped measurements match the races, seconds are the clock's, break-evens are exact."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ def recipe(bandwidth: float = 12.5e6, **exchange: Any) -> RunConfig:
 
 def arm(name: str, steps: float | None, **changes: str) -> Arm:
     alike = None if steps is None else Range(mean=steps, low=steps, high=steps)
-    said = {f"exchange.{key}": value for key, value in changes.items()}
-    return Arm(name=name, changes=said, loss=Range(mean=1.0, low=1.0, high=1.0), steps=alike, missed=3 * (not alike))
+    settings = {f"exchange.{key}": value for key, value in changes.items()}
+    loss = Range(mean=1.0, low=1.0, high=1.0)
+    return Arm(name=name, changes=settings, loss=loss, steps=alike, missed=3 * (not alike))
 
 
 DENSE = arm("dense", 1.0)
 
 
-def test_what_ships_is_what_the_saved_race_and_benchmark_teach() -> None:
+def test_shipped_lessons_are_those_of_the_saved_race_and_benchmark() -> None:
     assert learnt(json.dumps(saved("compression_race"))) == lessons()
     known = {each.name: each for each in lessons().arms}
     assert known["dense"].loss.mean == 1.0 and known["top1-ef21"].loss.low > 1.4 and known["top1-ef21"].missed == 3
-    assert known["noloco-7"].missed == 2 and known["noloco-7"].steps is None, "a mean of some seeds says nothing"
+    assert known["noloco-7"].missed == 2 and known["noloco-7"].steps is None, "no mean over some seeds only"
 
 
-def test_seconds_are_those_of_the_clock_and_coding_only_where_it_was_measured() -> None:
+def test_seconds_are_the_clock_s_and_coding_counts_only_where_measured() -> None:
     known = lessons()
     by_name = {each.name: weigh(recipe(), each, known.coding) for each in known.arms}
     eight = clock_of(recipe(compress="ef14:8bits")).step_s
@@ -58,10 +59,10 @@ def test_seconds_are_those_of_the_clock_and_coding_only_where_it_was_measured() 
     assert by_name["top5-econtrol"].eta == pytest.approx(0.025, rel=0.01) and by_name["top5-ef21"].eta is None
     assert by_name["top5-ef14"].step_bytes < by_name["dense"].step_bytes / 19
     own = weigh(recipe(compress="sign"), DENSE, known.coding)
-    assert own.step_s == by_name["dense"].step_s, "what the recipe says of compression is not in it"
+    assert own.step_s == by_name["dense"].step_s, "the recipe's own compression is ignored"
 
 
-def test_it_pays_below_the_break_even_and_not_above() -> None:
+def test_compression_pays_off_below_the_break_even_only() -> None:
     known = lessons()
     found = advise(recipe(), known)
     assert found.best is not None and found.best.arm.name == "8-bits" and found.break_even is not None
@@ -71,7 +72,7 @@ def test_it_pays_below_the_break_even_and_not_above() -> None:
         assert there.break_even == pytest.approx(found.break_even, rel=1e-3), "from either side"
 
 
-def test_what_did_not_reach_the_loss_is_never_advised_however_quick() -> None:
+def test_a_scheme_that_missed_the_loss_is_never_advised() -> None:
     quick = arm("less", None, compress="top1%")
     known = lessons().model_copy(update={"arms": [DENSE, quick]})
     found = advise(recipe(1e4), known)
@@ -82,7 +83,7 @@ def test_what_did_not_reach_the_loss_is_never_advised_however_quick() -> None:
     assert nearly.best is None and nearly.dense.step_s < CLOSE * min(way.step_s for way in nearly.ways if way.arm.steps)
 
 
-def test_the_numbers_of_the_documentation() -> None:
+def test_the_numbers_in_the_documentation_are_reproduced() -> None:
     """docs/replicas.md, of four replicas of the recipe demo."""
     demo = load(shipped.find("demo"), {"exchange.replicas": "4"}, "train")
     fast = advise(demo, lessons())
@@ -105,14 +106,14 @@ backward_s = [0.1]
 """
 
 
-def test_the_command_tells_advice_price_and_break_even(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_advice_price_and_break_even(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "four.toml").write_text(FOUR)
 
-    def said(*flags: str) -> str:
+    def printed(*flags: str) -> str:
         assert cli.run(["advise", str(tmp_path / "four.toml"), "--compress", *flags]) == 0
         return capsys.readouterr().out
 
-    out = said()
+    out = printed()
     for word in ("ef14:8bits", "econtrol:top5%", "noloco, every 33", "diloco, every 20", "missed by 3 of 3"):
         assert word in out
     assert re.search(r"^advice +ef14:(.bits): .* of dense \(--exchange\.compress ef14:\1\)$", out, re.MULTILINE)
@@ -120,7 +121,7 @@ def test_the_command_tells_advice_price_and_break_even(tmp_path: Path, capsys: p
     assert re.search(below, out, re.MULTILINE)
     assert "econtrol takes delta / 2: 0.005" in out and "with optim.kind = 'adamw' nothing is proved" in out
     assert "4 replicas of 2 layers of width 64" in out and "seeds 1, 2, 3" in out and "[1.105 … 1.125]" in out
-    out = said("--network.bandwidth", "1e12", "--network.latency_s", "0")
+    out = printed("--network.bandwidth", "1e12", "--network.latency_s", "0")
     assert re.search(r"^advice +none: ", out, re.MULTILINE)
     assert not re.search(r"^(its price|quicker) ", out, re.MULTILINE)
     assert "compressing does not pay there either" in out
@@ -136,7 +137,7 @@ def test_the_command_tells_advice_price_and_break_even(tmp_path: Path, capsys: p
         (["--delays", "runs/x"], ["--compress and --delays", "give one of them"]),
     ],
 )
-def test_what_it_cannot_tell_of_is_refused_in_one_line(
+def test_unsupported_recipes_are_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], names: list[str]
 ) -> None:
     (tmp_path / "four.toml").write_text(FOUR)

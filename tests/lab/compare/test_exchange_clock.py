@@ -1,4 +1,4 @@
-"""What replicas' exchange adds to a step, by the clock of a comparison."""
+"""Time and traffic of replicas' exchange by the clock of a comparison."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from planaria.lab.compare.clock import activation_bytes, clock_of, exchanged_byt
 from planaria.lab.compare.race_spec import load
 from planaria.models.families import stage_parameters
 
-NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0]}
+NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0], "replacement_s": 7.0}
 
 
-def recipe(replicas: int = 4, kind: str = "allreduce", **options: Any) -> RunConfig:
+def recipe(replicas: int = 4, kind: str = "allreduce", microbatches: int = 2, **options: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": {"vocab": 260, "dim": 32, "layers": 2, "heads": 2, "hidden": 64, "context": 16},
-            "pipeline": {"stages": 2, "microbatches": 2, "microbatch_size": 1},
+            "pipeline": {"stages": 2, "microbatches": microbatches, "microbatch_size": 1},
             "network": NETWORK,
             "exchange": {"replicas": replicas, "kind": kind, "options": options},
         }
@@ -31,7 +31,7 @@ def largest(config: RunConfig) -> int:
     return max(stage_parameters(config.model, 2, stage) for stage in range(3))
 
 
-def test_where_links_are_all_that_takes_time_half_the_bytes_take_half_of_it() -> None:
+def test_half_the_bytes_take_half_the_time_if_only_links_take_time() -> None:
     """The clock of comparisons and of advice; latencies stay."""
     links = {"latency_s": 0.0, "bandwidth": 1000.0}
     alone = recipe(1).model_copy(update={"network": NetworkConfig.model_validate(links)})
@@ -39,13 +39,13 @@ def test_where_links_are_all_that_takes_time_half_the_bytes_take_half_of_it() ->
     assert clock_of(half).step_s == pytest.approx(clock_of(alone).step_s / 2)
 
 
-def test_one_replica_waits_for_nobody() -> None:
+def test_one_replica_never_waits() -> None:
     alone = recipe(1)
     assert waiting_s(alone) == exchanged_bytes(alone) == 0.0
     assert clock_of(recipe(4, kind="local")).step_s == clock_of(alone).step_s
 
 
-def test_the_largest_stage_sets_the_time_and_rounds_share_it_among_steps() -> None:
+def test_the_largest_stage_determines_the_wait_and_rounds_share_it_among_steps() -> None:
     pairs = recipe(4, kind="noloco", every=20)
     assert waiting_s(pairs) == pytest.approx((4 * largest(pairs) / 1000 + 0.5) / 20)
     every_step = recipe(4, kind="allreduce")
@@ -53,19 +53,19 @@ def test_the_largest_stage_sets_the_time_and_rounds_share_it_among_steps() -> No
     assert clock_of(pairs).step_s == pytest.approx(clock_of(recipe(1)).step_s + waiting_s(pairs))
 
 
-def test_few_bits_shorten_the_wait_and_lengthen_the_sending() -> None:
+def test_few_bits_shorten_the_wait_and_send_more() -> None:
     plain, coarse = (recipe(4, kind="noloco", every=20, bits=bits) for bits in (32, 8))
     assert waiting_s(coarse) < 0.4 * waiting_s(plain)
     assert exchanged_bytes(coarse) > exchanged_bytes(plain)
 
 
-def test_bytes_are_of_all_replicas_and_stages() -> None:
+def test_exchanged_bytes_count_all_replicas_and_stages() -> None:
     pairs = recipe(4, kind="pair_mean", every=10)
     whole = sum(stage_parameters(pairs.model, 2, stage) for stage in range(3))
     assert exchanged_bytes(pairs) == pytest.approx(4 * 4 * whole / 10)
 
 
-def test_activations_are_those_of_all_replicas_whether_they_step_together_or_not() -> None:
+def test_activations_count_all_replicas_for_every_exchange() -> None:
     """A ring of three stages, there and back, for two microbatches of one sample in each of four replicas."""
     passed = 4 * 2 * 3 * 2 * (16 * 32 * 4)
     for kind in ("allreduce", "noloco", "local"):
@@ -73,21 +73,21 @@ def test_activations_are_those_of_all_replicas_whether_they_step_together_or_not
     assert activation_bytes(recipe(1)) == passed / 4
 
 
-def test_shares_of_weights_are_what_a_pencil_says() -> None:
+def test_shares_of_weights_match_manual_calculations() -> None:
     assert of_weights(recipe(4, kind="allreduce")) == 3.0, "each gradient to three others"
     assert of_weights(recipe(4, kind="diloco", every=20)) == pytest.approx(3 / 20)
     assert of_weights(recipe(4, kind="noloco", every=20)) == pytest.approx(1 / 20)
     assert of_weights(recipe(4, kind="local")) == of_weights(recipe(1)) == 0.0
 
 
-def test_the_table_of_exchanges_has_the_shares_of_its_recipe() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "replicas.md").read_text()
-    told = [line.split("|")[-3:-1] for line in page.splitlines() if line.count("|") == 7 and " % |" in line]
+def test_the_documented_table_of_exchanges_has_the_shares_of_its_recipe() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "exchange.md").read_text()
+    printed = [line.split("|")[-3:-1] for line in page.splitlines() if line.count("|") == 7 and " % |" in line]
     _, arms = load(shipped.find("exchange"), {})
     known = [
         [f"{100 * of_weights(arm.config):.3g} %", f"{100 * share:.3g} %"]
         for arm in arms
         for share in [exchanged_bytes(arm.config) / activation_bytes(arm.config)]
     ]
-    assert len(told) == len(known) == 10
-    assert sorted([cell.strip() for cell in cells] for cells in told) == sorted(known)
+    assert len(printed) == len(known) == 10
+    assert sorted([cell.strip() for cell in cells] for cells in printed) == sorted(known)

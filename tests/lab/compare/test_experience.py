@@ -1,4 +1,4 @@
-"""What races teach: curves, how sure they are, and where they say that they do not know."""
+"""Experience from races: curves, their spread, and the limits of their validity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planaria.models.families import parameters
 
 RATES = [0.004, 0.01, 0.02, 0.05]
 SMALL, LARGE = 342_848, 2_798_016
-"""parameters of the models of race_small and race_large"""
+"""Parameters of the models of race_small and race_large."""
 SHAPE = {"vocab": 1024, "dim": 64, "layers": 6, "heads": 4, "kv_heads": 2, "hidden": 176, "context": 64}
 
 
@@ -35,14 +35,14 @@ def with_spread(low: float, high: float, races: int, most: float) -> Curve:
 
 
 @given(scale=st.floats(0.1, 5.0), power=st.sampled_from([0.3, 0.5, 1.0, 1.2]))
-def test_races_on_a_curve_are_that_curve_and_leave_no_doubt(scale: float, power: float) -> None:
+def test_races_on_a_curve_give_that_curve_without_doubt(scale: float, power: float) -> None:
     curve = fit([seen(rate, scale * rate**power) for rate in RATES])
     assert curve.power == pytest.approx(power) and curve.scale == pytest.approx(scale)
     assert max(-curve.low, curve.high) < 1e-9 and not curve.doubt(0.02)
 
 
 @given(st.lists(st.tuples(st.sampled_from(RATES), st.floats(-0.1, 0.3)), min_size=4, max_size=12))
-def test_every_race_is_within_the_spread_of_a_curve_that_has_not_seen_it(pairs: list[tuple[float, float]]) -> None:
+def test_every_race_is_within_the_spread_of_a_curve_without_it(pairs: list[tuple[float, float]]) -> None:
     observed = [seen(*pair) for pair in pairs]
     curve = fit(observed)
     for n, one in enumerate(observed):
@@ -52,33 +52,33 @@ def test_every_race_is_within_the_spread_of_a_curve_that_has_not_seen_it(pairs: 
     assert curve.low <= 0.0 <= curve.high
 
 
-def test_copies_that_cost_nothing_in_the_mean_are_not_certain_to_cost_nothing() -> None:
+def test_copies_without_a_mean_cost_still_have_a_spread() -> None:
     curve = fit([seen(rate, extra) for rate, extra in zip(RATES, [-0.035, -0.009, 0.004, -0.01], strict=True)])
     assert curve.extra(0.02, "mean") == pytest.approx(0.0, abs=0.005)
     assert curve.extra(0.02, "low") <= -0.03 and curve.extra(0.02, "high") > 0.0
 
 
-def test_what_never_fails_costs_nothing_for_certain() -> None:
+def test_without_failures_the_cost_is_exactly_zero() -> None:
     curve = with_spread(low=-0.04, high=0.05, races=8, most=0.05)
     assert curve.extra(0.0, "low") == curve.extra(0.0, "mean") == curve.extra(0.0, "high") == 0.0
     assert curve.extra(0.0001, "high") - curve.extra(0.0001, "mean") == pytest.approx(0.005)
     assert curve.extra(0.03, "high") - curve.extra(0.03, "mean") == pytest.approx(0.05)
 
 
-def test_further_out_and_of_few_races_it_does_not_know() -> None:
+def test_high_rates_and_few_races_are_doubted() -> None:
     curve = with_spread(low=0.0, high=0.0, races=FEWEST, most=0.04)
     assert not curve.doubt(BEYOND * 0.04)
     assert "0.06 failures a step, raced with up to 0.04" in curve.doubt(0.06)
     assert f"at least {FEWEST}" in curve.model_copy(update={"races": FEWEST - 1}).doubt(0.02)
 
 
-def test_models_of_other_sizes_than_those_raced_are_doubted_and_those_between_are_not() -> None:
+def test_models_far_from_the_raced_sizes_are_doubted() -> None:
     some = [seen(rate, rate) for rate in RATES]
     both = fit([*some, *(seen(rate, rate, LARGE) for rate in RATES), seen(0.02, 0.02, 100 * LARGE)])
     assert not any(both.far(size) for size in (SMALL // 2, SMALL, 1_000_000, LARGE, 2 * LARGE))
     assert both.far(SMALL // 3) and both.far(3 * LARGE)
     assert both.far(10 * LARGE) == "raced with 0.34 to 2.8 million parameters, and this model has 28 million"
-    assert both.far(1000 * LARGE).endswith("this model has 2.8 billion"), "one race of a size is not enough"
+    assert both.far(1000 * LARGE).endswith("this model has 2.8 billion"), "one race of a size does not count"
     assert "raced with 0.34 million" in fit(some).far(LARGE) and not fit(some[:1]).far(SMALL)
     assert experience().swapped.far(LARGE) and not experience().swapped.far(SMALL)
 
@@ -89,7 +89,7 @@ def failing(hourly: float, **shape: int) -> RunConfig:
     return recipe.load(shipped.find("llama_500m"), flags, "train")
 
 
-def test_of_models_that_were_not_raced_it_says_what_it_does_not_know() -> None:
+def test_strategies_are_unknown_for_models_that_were_not_raced() -> None:
     small, usual = failing(0.1, **SHAPE), failing(0.1)
     assert all(one.prediction.certain for one in weigh(usual, experience()))
     ranked = {one.prediction.name: one.prediction.hours.mean for one in weigh(small, experience())}
@@ -112,7 +112,7 @@ OWN = {"recovery.strategy": "snapshot, checkpoint", "recovery.options": "{}"}
         (
             OWN | {"routing.kind": "skipping", "routing.skip": "0.3"},
             "snapshot, checkpoint",
-            "how many steps its routes",
+            "steps that its routes cost",
         ),
         (
             {"recovery.strategy": "echo, checkpoint", "recovery.options": "{ bits = 4 }"},
@@ -121,25 +121,25 @@ OWN = {"recovery.strategy": "snapshot, checkpoint", "recovery.options": "{}"}
         ),
     ],
 )
-def test_what_a_recipe_does_itself_is_doubted_like_everything_else(flags: dict[str, str], way: str, why: str) -> None:
+def test_a_recipe_s_own_strategy_is_doubted_like_others(flags: dict[str, str], way: str, why: str) -> None:
     plain = {"train.device": "cpu", "train.precision": "fp32"}
     config = recipe.load(shipped.find("llama_500m"), plain | flags, "train")
     assert why in unknown(config, experience())[way].why
     assert way not in {one.prediction.name for one in weigh(config, experience())}
 
 
-def test_where_nothing_is_ever_done_it_says_so() -> None:
+def test_no_advice_is_given_if_no_strategy_makes_progress() -> None:
     network = {"store_bandwidth": 1.0, "bandwidth": 1.0}
     usual = failing(0.1, **SHAPE)
     slow = usual.model_copy(update={"network": usual.network.model_copy(update=network)})
-    with pytest.raises(UserError, match=r"^network: with 0.1 failures an hour and worker, no strategy that is known"):
+    with pytest.raises(UserError, match=r"^network: with 0.1 failures an hour and worker, no known strategy"):
         advise(slow, experience())
     assert {one.why for one in unknown(slow, experience()).values()} >= {
-        "between failures it gets nothing done that lasts"
+        "between failures it makes no durable progress"
     }
 
 
-def test_beyond_what_was_raced_only_what_is_arithmetic_is_weighed() -> None:
+def test_beyond_the_raced_rates_only_exact_strategies_are_weighed() -> None:
     usual, often = failing(0.1, **SHAPE), failing(0.9, **SHAPE)
     assert "checkfree" in {one.prediction.name for one in weigh(usual, experience())}
     doubted = unknown(often, experience())
@@ -151,7 +151,7 @@ def test_beyond_what_was_raced_only_what_is_arithmetic_is_weighed() -> None:
 
 
 @pytest.mark.parametrize("name", ["recovery", "race_small", "race_large", "race_gpu"])
-def test_what_ships_is_what_the_saved_comparison_teaches(name: str) -> None:
+def test_shipped_experience_is_that_of_the_saved_comparison(name: str) -> None:
     found = Compared.model_validate_json(json.dumps(saved(name)))
     shipped_too = [seen for source, seen in experience().observed.items() if source.startswith(f"{name}, ")]
     model = recipe.load(shipped.find(name), {"train.device": "cpu"}).model

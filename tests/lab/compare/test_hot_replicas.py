@@ -1,4 +1,4 @@
-"""Hot replicas as an arm: two copies of the model share a step's samples, and a lost stage is copied from its twin."""
+"""Hot replicas as an arm: two copies share a step's samples, and a lost stage is copied from its twin."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from test_exchange_clock import recipe as clocked
 from test_race_job import config, dataset, one  # noqa: F401 (a fixture)
 
 from planaria.common.errors import UserError
@@ -21,11 +22,11 @@ from planaria.lab.comparing import checked, clock_config
 
 STEPS = 12
 FIRST_OF_TWIN = 3
-"""the twin's node of stage 0: there are two block stages"""
+"""The twin's node of stage 0, with two block stages."""
 
 
 def arm(folder: Path, replicas: int, strategy: str = "checkpoint", kind: str = "allreduce") -> RunConfig:
-    """Two microbatches a step, shared by so many replicas."""
+    """Return two microbatches a step, shared by ``replicas``."""
     plain = config(folder)
     return plain.model_copy(
         update={
@@ -46,14 +47,14 @@ def losses(course: Course) -> list[float]:
     return [point.loss for point in course.points]
 
 
-def test_without_failures_two_replicas_learn_what_one_learns(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
+def test_without_failures_two_replicas_learn_like_one(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
     alone, hot = (raced(arm(tmp_path, replicas), dataset) for replicas in (1, 2))
     assert len(losses(alone)) == STEPS and losses(alone)[-1] < losses(alone)[0]
     assert losses(hot) == pytest.approx(losses(alone), rel=1e-6)
     assert raced(arm(tmp_path, 2), dataset) == hot
 
 
-def test_a_lost_stage_of_either_replica_is_its_twins(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
+def test_a_lost_stage_is_copied_from_its_twin(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
     undisturbed = raced(arm(tmp_path, 2), dataset)
     struck = {2: [1], 5: [FIRST_OF_TWIN], 6: [0, 2, FIRST_OF_TWIN + 1], 9: [FIRST_OF_TWIN + 2]}
     course = raced(arm(tmp_path, 2), dataset, struck)
@@ -64,20 +65,20 @@ def test_a_lost_stage_of_either_replica_is_its_twins(tmp_path: Path, dataset: Da
     assert raced(arm(tmp_path, 2), dataset, struck) == course
 
 
-def test_what_both_replicas_lose_in_one_tick_goes_to_the_chain(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
+def test_a_stage_lost_in_both_replicas_is_left_to_the_chain(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
     both = {6: [1, 2, FIRST_OF_TWIN + 1]}
     back = raced(arm(tmp_path, 2), dataset, both)
     (met,) = back.met
     assert (met.outcome, met.rolled_back, met.steps_lost) == ("all: step 4", True, 2)
     undisturbed = losses(raced(arm(tmp_path, 2), dataset))
-    assert losses(back) == undisturbed[:6] + undisturbed[4 : STEPS - 2], "two steps are made again"
+    assert losses(back) == undisturbed[:6] + undisturbed[4 : STEPS - 2], "two steps are repeated"
     rebuilt = raced(arm(tmp_path, 2, "checkfree, random"), dataset, both)
     assert rebuilt.met[0].outcome == "1: random, 2: peer, 4: random" and not rebuilt.met[0].rolled_back
     stuck = raced(arm(tmp_path, 2, "checkfree"), dataset, {6: [0, FIRST_OF_TWIN]})
     assert stuck.stopped.startswith("tick 6: checkfree cannot") and stuck.ticks == 6
 
 
-def test_further_replicas_fail_as_often_and_the_first_as_it_always_did() -> None:
+def test_further_replicas_fail_equally_often_and_the_first_is_unchanged() -> None:
     spec = TraceSpec(hourly=0.5, step_s=60.0, ends=True, together=0.3)
     comparison, recipe = Comparison.model_construct(trace=spec), RunConfig()
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 20_000})})
@@ -91,7 +92,7 @@ def test_further_replicas_fail_as_often_and_the_first_as_it_always_did() -> None
     assert len(traces_for(still, recipe, 7, 3)) == 1
 
 
-def test_a_trace_strikes_its_replicas_nodes_and_is_part_of_that_races_identity(
+def test_further_traces_affect_their_replicas_nodes_and_the_identity(
     tmp_path: Path,
     dataset: Dataset,  # noqa: F811
 ) -> None:
@@ -105,23 +106,9 @@ def test_a_trace_strikes_its_replicas_nodes_and_is_part_of_that_races_identity(
     assert spared.model_copy(update={"further": twin}).identity() == spared.identity() and not spared.struck()
 
 
-NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0], "replacement_s": 7.0}
-
-
-def clocked(replicas: int, microbatches: int) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "model": {"vocab": 260, "dim": 32, "layers": 2, "heads": 2, "hidden": 64, "context": 16},
-            "pipeline": {"stages": 2, "microbatches": microbatches, "microbatch_size": 1},
-            "network": NETWORK,
-            "exchange": {"replicas": replicas},
-        }
-    )
-
-
-def test_a_step_takes_half_the_microbatches_and_the_wait_for_the_twin() -> None:
-    hot, half, whole = (clock_of(clocked(*of)) for of in ((2, 2), (1, 2), (1, 4)))
-    assert hot.step_s == pytest.approx(half.step_s + waiting_s(clocked(2, 2))) and half.step_s < whole.step_s
+def test_a_step_takes_half_the_microbatches_plus_the_wait_for_the_twin() -> None:
+    hot, half, whole = (clock_of(clocked(n, microbatches=m)) for n, m in ((2, 2), (1, 2), (1, 4)))
+    assert hot.step_s == pytest.approx(half.step_s + waiting_s(clocked(2))) and half.step_s < whole.step_s
     assert (hot.workers, half.workers, whole.workers) == (6, 3, 3)
     lost = Met(tick=3, stages=[1], outcome="1: peer", moved_bytes=100, rolled_back=False, steps_lost=0)
     assert hot.recovery_s(lost, 50.0) == pytest.approx(hot.step_s / 2 + 7.0 + 5.0)
@@ -145,15 +132,15 @@ def test_the_clock_counts_microbatches_in_proportion(tmp_path: Path) -> None:
     (tmp_path / "odd.toml").write_text("pipeline = { stages = 6, microbatches = 3 }\nmodel = { layers = 6 }\n")
     odd = comparison.model_copy(update={"clock": str(tmp_path / "odd.toml")})
     hot = next(each for each in arms if each.name == "hot-replicas")
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError) as refused:
         clock_config(path, odd, hot, arms[0].config)
-    told = str(said.value)
-    assert "compare.arms.hot-replicas: pipeline.microbatches = 2 of 4 are no whole number of " in told
-    assert told.endswith("odd.toml's 3; give another number, or another compare.clock")
+    message = str(refused.value)
+    assert "compare.arms.hot-replicas: pipeline.microbatches = 2 of 4 are no whole number of " in message
+    assert message.endswith("odd.toml's 3; give another number, or another compare.clock")
 
 
 @pytest.mark.parametrize("name", ["recovery", "pareto", "exchange", "bursts"])
-def test_every_arm_of_a_shipped_comparison_is_a_recipe_that_an_engine_takes(name: str) -> None:
+def test_every_arm_of_a_shipped_comparison_is_supported(name: str) -> None:
     path = shipped.find(name)
     comparison, arms = load(path, {}, laid={"together": 0.25})
     assert comparison.trace.together == 0.25

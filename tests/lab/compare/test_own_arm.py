@@ -1,4 +1,4 @@
-"""A strategy of one's own among the arms of a comparison: raced, kept, and raced again when its code changes."""
+"""A custom strategy as an arm: raced, kept, and raced again when its code changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mine(CheckFree):
 
 
 @pytest.mark.slow
-def test_it_is_raced_like_any_other_and_again_when_its_file_is_edited(
+def test_a_custom_strategy_is_raced_and_repeated_after_an_edit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Races as jobs: run once, again when what they depend on has changed, and never with half of a change."""
+"""Races as jobs: run once, and again when their inputs change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Watcher:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of the user's own, which the races' processes can import too."""
+    """Yield a custom module that the races' processes can import."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "noisy_arm.py").write_text("class Mine:\n    noise = 0.1\n")
     monkeypatch.syspath_prepend(tmp_path / "own")
@@ -69,7 +69,7 @@ def one(folder: Path, dataset: Dataset, arm: str = "echo", **changes: object) ->
 
 
 @pytest.mark.slow
-def test_a_race_in_a_process_is_the_race_in_this_one_and_is_run_once(tmp_path: Path, dataset: Dataset) -> None:
+def test_a_race_in_a_process_equals_one_in_this_process_and_runs_once(tmp_path: Path, dataset: Dataset) -> None:
     races = [one(tmp_path, dataset, arm) for arm in ("free", "echo")]
     watcher = Watcher()
     courses = run_races(races, tmp_path / "races", Processes(workers=1), watcher)
@@ -83,7 +83,7 @@ def test_a_race_in_a_process_is_the_race_in_this_one_and_is_run_once(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_race_reads_a_mixture(tmp_path: Path, dataset: Dataset) -> None:
+def test_a_race_supports_mixtures(tmp_path: Path, dataset: Dataset) -> None:
     (tmp_path / "other.txt").write_text("0123456789 " * 300)
     sources = {
         name: {"source": str(tmp_path / f"{name}.txt"), "weight": weight}
@@ -105,7 +105,7 @@ def again(races: list[Race], folder: Path, *code: type) -> tuple[list[Course], l
 
 
 @pytest.mark.slow
-def test_another_trace_strikes_all_arms_but_those_that_are_spared(tmp_path: Path, dataset: Dataset) -> None:
+def test_another_trace_repeats_all_arms_with_failures(tmp_path: Path, dataset: Dataset) -> None:
     races = [one(tmp_path, dataset, arm) for arm in ("free", "echo")]
     again(races, tmp_path)
     other = Trace(faults=(Fault(step=4, stage=1),))
@@ -120,7 +120,7 @@ def test_another_trace_strikes_all_arms_but_those_that_are_spared(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_editing_the_code_of_an_arm_makes_its_result_stale(tmp_path: Path, dataset: Dataset, mine: ModuleType) -> None:
+def test_editing_an_arm_s_code_makes_its_result_stale(tmp_path: Path, dataset: Dataset, mine: ModuleType) -> None:
     races = [one(tmp_path, dataset)]
     again(races, tmp_path, mine.Mine)
     assert again(races, tmp_path, mine.Mine)[1] == ["1/1 runs: kept from before"]
@@ -133,9 +133,7 @@ def test_editing_the_code_of_an_arm_makes_its_result_stale(tmp_path: Path, datas
 
 
 @pytest.mark.slow
-def test_a_result_of_code_that_was_edited_while_it_ran_is_not_kept(
-    tmp_path: Path, dataset: Dataset, mine: ModuleType
-) -> None:
+def test_a_result_is_not_kept_if_its_code_changed_meanwhile(tmp_path: Path, dataset: Dataset, mine: ModuleType) -> None:
     class Edits(Watcher):
         def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
             (tmp_path / "own" / "noisy_arm.py").write_text("class Mine:\n    noise = 0.3\n")
@@ -147,7 +145,7 @@ def test_a_result_of_code_that_was_edited_while_it_ran_is_not_kept(
 
 
 @pytest.mark.slow
-def test_a_race_that_breaks_down_is_told_with_its_log_and_the_others_are_kept(tmp_path: Path, dataset: Dataset) -> None:
+def test_a_failed_race_is_reported_with_its_log_and_others_are_kept(tmp_path: Path, dataset: Dataset) -> None:
     whole, broken = (
         one(tmp_path, dataset, "free"),
         one(tmp_path, dataset, "broken", recovery=RecoveryConfig(strategy="prayer")),

@@ -19,13 +19,7 @@ def points(*losses: float, every: int = 10) -> list[Point]:
 
 
 def course(*losses: float, met: list[Met] | None = None, saved: list[int] | None = None, stopped: str = "") -> Course:
-    return Course(
-        points=points(*losses),
-        met=met or [],
-        ticks=10 * len(losses),
-        saved=saved or [],
-        stopped=stopped,
-    )
+    return Course(points=points(*losses), met=met or [], ticks=10 * len(losses), saved=saved or [], stopped=stopped)
 
 
 def clock(step_s: float = 36.0) -> Clock:
@@ -36,26 +30,26 @@ def met(tick: int, rolled_back: bool = False, moved: int = 0, lost: int = 0) -> 
     return Met(tick=tick, stages=[1], outcome="", moved_bytes=moved, rolled_back=rolled_back, steps_lost=lost)
 
 
-def test_smoothed_is_the_mean_of_three_and_begins_with_the_third() -> None:
+def test_smoothed_is_the_mean_of_three_from_the_third_on() -> None:
     assert smoothed(points(9.0, 6.0, 3.0, 0.0)) == [(30.0, 6.0), (40.0, 3.0)]
     assert smoothed(points(9.0, 6.0)) == []
 
 
-def test_ticks_to_lies_on_the_straight_line_between_validations() -> None:
+def test_ticks_to_interpolates_between_validations() -> None:
     falling = points(9.0, 6.0, 3.0, 0.0)  # smoothed: 6 at tick 30, 3 at tick 40
     assert ticks_to(falling, 4.5) == 35.0
     assert ticks_to(falling, 3.0) == 40.0
     assert ticks_to(falling, 6.0) == 30.0
-    assert ticks_to(falling, 8.0) == 30.0, "earlier than the first smoothed loss nothing is known"
+    assert ticks_to(falling, 8.0) == 30.0, "nothing is known before the first smoothed loss"
     assert ticks_to(falling, 2.9) is None
 
 
-def test_one_lucky_validation_does_not_reach_the_target() -> None:
+def test_one_outlier_does_not_reach_the_target() -> None:
     assert ticks_to(points(9.0, 9.0, 9.0, 3.0, 9.0), 6.5) is None
     assert min(loss for _, loss in smoothed(points(9.0, 9.0, 9.0, 3.0, 9.0))) == 7.0
 
 
-def test_loss_at_is_the_last_one_not_after() -> None:
+def test_loss_at_is_the_last_one_not_after_a_tick() -> None:
     falling = points(9.0, 6.0, 3.0, 0.0)
     assert [loss_at(falling, tick) for tick in (30, 39, 40, 99)] == [6.0, 6.0, 3.0, 3.0]
     with pytest.raises(ValueError, match="no smoothed validation by tick 29"):
@@ -63,14 +57,14 @@ def test_loss_at_is_the_last_one_not_after() -> None:
 
 
 @given(LOSSES, st.floats(0, 11), st.floats(0, 11))
-def test_a_harder_target_is_never_reached_earlier(losses: list[float], one: float, other: float) -> None:
+def test_a_harder_target_is_not_reached_earlier(losses: list[float], one: float, other: float) -> None:
     hard, easy = (ticks_to(points(*losses), target) for target in sorted((one, other)))
     if hard is not None:
         assert easy is not None and easy <= hard
 
 
 @given(LOSSES, st.floats(0, 5))
-def test_a_better_course_is_never_later(losses: list[float], better: float) -> None:
+def test_a_better_course_is_not_later(losses: list[float], better: float) -> None:
     target = 4.0
     before = ticks_to(points(*losses), target)
     after = ticks_to(points(*(loss - better for loss in losses)), target)
@@ -79,7 +73,7 @@ def test_a_better_course_is_never_later(losses: list[float], better: float) -> N
 
 
 @given(LOSSES)
-def test_every_smoothed_loss_is_reached_no_later_than_it_was_seen(losses: list[float]) -> None:
+def test_every_smoothed_loss_is_reached_no_later_than_validated(losses: list[float]) -> None:
     known = smoothed(points(*losses))
     for tick, loss in known:
         reached = ticks_to(points(*losses), loss)
@@ -92,14 +86,14 @@ def scored(own: Course, step_s: float = 36.0, target_at: float = 0.8) -> Run:
     return run
 
 
-def test_score_of_the_fault_free_arm_is_one() -> None:
+def test_the_ratio_of_the_fault_free_arm_is_one() -> None:
     run = scored(course(9.0, 7.0, 5.0, 3.0, 1.0))
     assert (run.target, run.ticks, run.ratio, run.hours_ratio) == (5.0, 40.0, 1.0, 1.0)
     assert run.hours == pytest.approx(40 * 36 / 3600)
     assert (run.final, run.failures, run.saves, run.steps_lost, run.stopped) == (3.0, 0, 0, 0, "")
 
 
-def test_score_counts_time_and_failures_until_the_target_only() -> None:
+def test_time_and_failures_count_until_the_target_only() -> None:
     own = course(
         9.0, 8.0, 7.0, 6.0, 5.0, 4.0,  # smoothed: 8, 7, 6, 5 at ticks 30 … 60
         met=[met(15, moved=1000), met(25, rolled_back=True, lost=5), met(60, rolled_back=True, lost=10)],
@@ -113,7 +107,7 @@ def test_score_counts_time_and_failures_until_the_target_only() -> None:
     assert run.hours_ratio == pytest.approx((run.hours or 0) / 0.4)
 
 
-def test_score_of_an_arm_that_missed_counts_all_and_times_nothing() -> None:
+def test_an_arm_that_missed_the_target_counts_everything_and_has_no_times() -> None:
     own = course(9.0, 9.0, 9.0, 9.0, met=[met(35)], saved=[40], stopped="tick 40: no")
     run = scored(own)
     assert (run.ticks, run.hours, run.ratio, run.hours_ratio) == (None, None, None, None)
@@ -124,14 +118,14 @@ def test_an_arm_may_stop_before_it_has_a_loss() -> None:
     assert scored(course(9.0, 9.0, stopped="tick 25: no")).final is None
 
 
-def test_steps_without_a_price_take_no_hours_and_have_no_ratio_of_them() -> None:
+def test_without_prices_there_are_no_hours_and_no_ratio_of_hours() -> None:
     free = course(9.0, 7.0, 5.0)
     still = Clock(0.0, 0.0, 0.0, 0.0, 0.0, math.inf)
     (run,) = score({1: free}, {1: free}, (still, still), {1: "d"}, 1.0, 1.0)
     assert (run.hours, run.hours_ratio, run.ratio) == (0.0, None, 1.0)
 
 
-def test_curve_jumps_where_time_was_lost() -> None:
+def test_a_curve_jumps_where_time_was_lost() -> None:
     own = course(9.0, 7.0, 5.0, 3.0, met=[met(35, rolled_back=True)], saved=[30])
     recovery = 18 + 60 + 180
     (before, high), (after, low) = curve(own, clock(), 2.0)
@@ -141,7 +135,7 @@ def test_curve_jumps_where_time_was_lost() -> None:
 
 
 @given(LOSSES, st.lists(st.integers(1, 300), max_size=8), st.lists(st.integers(1, 300), max_size=8))
-def test_time_never_runs_backwards(losses: list[float], struck: list[int], saved: list[int]) -> None:
+def test_time_is_monotonic(losses: list[float], struck: list[int], saved: list[int]) -> None:
     own = course(*losses, met=[met(tick, moved=100) for tick in sorted(struck)], saved=sorted(saved))
     hours = [at for at, _ in curve(own, clock(), 1.0)]
     assert all(a < b for a, b in itertools.pairwise(hours))
@@ -156,13 +150,13 @@ def arm(name: str, *hours: float | None) -> Scored:
     )  # fmt: skip
 
 
-def test_spread_is_mean_least_and_most_and_nothing_where_a_seed_lacks_it() -> None:
+def test_a_spread_needs_a_number_for_every_seed() -> None:
     assert arm("a", 1.0, 2.0, 6.0).spread("hours") == (3.0, 1.0, 6.0)
     assert arm("a", 1.0, None, 6.0).spread("hours") is None
     assert arm("a", 1.0, None, None).missed == 2
 
 
-def test_ranked_has_the_first_arm_first_then_by_hours_then_by_misses() -> None:
+def test_arms_are_ranked_after_the_first_by_misses_and_hours() -> None:
     arms = [arm("free", 9.0, 9.0), arm("never", None, None), arm("slow", 5.0, 5.0), arm("once", None, 1.0),
             arm("quick", 1.0, 8.0)]  # fmt: skip
     found = Compared(

@@ -9,7 +9,7 @@ from planaria.lab.report.winner_figure import hours_at, winners, without_failure
 
 STEP_S = 36.0
 TICKS = 100.0
-"""of the fault-free arm, to the target: one hour"""
+"""Steps of the fault-free arm to the target: one hour."""
 
 
 def arm(
@@ -22,7 +22,7 @@ def arm(
     saves: int = 0,
     save_s: float = 0.0,
 ) -> Scored:
-    """An arm with one seed that needed ``ratio`` × TICKS steps and ``down`` hours besides."""
+    """Return an arm with one seed, ``ratio`` × TICKS steps to the target, and ``down`` more hours."""
     ticks = None if ratio is None else ratio * TICKS
     hours = None if ticks is None else ticks * step_s / 3600 + down
     run = Run(
@@ -37,27 +37,21 @@ def arm(
 
 def compared(*arms: Scored) -> Compared:
     return Compared(
-        name="x",
-        clock="",
-        steps=200,
-        stages=4,
-        target_at=0.5,
-        hourly=0.1,
-        failures=[],
+        name="x", clock="", steps=200, stages=4, target_at=0.5, hourly=0.1, failures=[],
         arms=[arm("fault-free", faults=False), *arms],
-    )
+    )  # fmt: skip
 
 
-def test_at_the_rate_that_was_raced_the_hours_are_those_of_the_race() -> None:
+def test_at_the_raced_rate_the_hours_are_those_of_the_race() -> None:
     struck = arm("a", ratio=1.3, down=0.25)
     assert hours_at(compared(struck), struck, 0.1) == pytest.approx(1.55)
 
 
-def test_losses_grow_on_a_straight_line_from_none_without_failures() -> None:
+def test_losses_grow_linearly_from_zero_without_failures() -> None:
     struck = arm("a", ratio=1.3, down=0.25)
     found = compared(struck)
     assert hours_at(found, struck, 0.0) == pytest.approx(1.0)
-    # 10 % survive two rates of 5.13 % in a row, and 19 % two of 10 %: half as many failures, and twice as many.
+    # 0.9 is the survival at twice a rate of 5.13 %, and 0.81 at twice 10 %: half as many failures, and twice as many.
     assert hours_at(found, struck, 1 - 0.9**0.5) == pytest.approx(1.0 + 0.15 + 0.125)
     assert hours_at(found, struck, 0.19) == pytest.approx(1.0 + 0.6 + 0.5)
 
@@ -68,24 +62,24 @@ def test_uploads_cost_the_same_at_every_rate() -> None:
     assert hours_at(found, saving, 0.0) == pytest.approx(1.5)
 
 
-def test_what_a_routing_costs_by_itself_remains_without_failures() -> None:
+def test_the_cost_of_routing_remains_without_failures() -> None:
     struck = arm("plus", ratio=1.3, routing="swapped")
     spared = arm("swapped", ratio=1.1, routing="swapped", faults=False)
-    assert without_failures(compared(struck), struck) == 1.0, "unknown without an arm that tells"
+    assert without_failures(compared(struck), struck) == 1.0, "unknown without a fault-free arm"
     found = compared(spared, struck)
     assert without_failures(found, struck) == 1.1
     assert hours_at(found, struck, 0.0) == pytest.approx(1.1)
     assert hours_at(found, struck, 0.19) == pytest.approx(1.5)
 
 
-def test_another_step_time_stretches_steps_and_nothing_else() -> None:
+def test_another_step_time_scales_only_steps() -> None:
     twin = arm("twin", ratio=1.0, down=0.5, step_s=2 * STEP_S)
     found = compared(twin)
     assert hours_at(found, twin, 0.1) == pytest.approx(2.5)
     assert hours_at(found, twin, 0.1, STEP_S) == pytest.approx(1.5)
 
 
-def test_an_arm_that_missed_the_target_wins_nowhere() -> None:
+def test_an_arm_that_missed_the_target_never_wins() -> None:
     lost, slow = arm("lost", ratio=None), arm("slow", ratio=1.9)
     found = compared(lost, slow)
     assert hours_at(found, lost, 0.1) is None
@@ -93,12 +87,12 @@ def test_an_arm_that_missed_the_target_wins_nowhere() -> None:
     assert winners(compared(lost), [0.1], [1.0], None) == [[""]]
 
 
-def test_neither_the_fault_free_arm_nor_one_that_was_spared_competes() -> None:
+def test_arms_without_failures_never_win() -> None:
     found = compared(arm("spared", faults=False), arm("a", ratio=1.5))
     assert winners(found, [0.1], [1.0], None) == [["a"]]
 
 
-def test_redundancy_wins_where_it_is_cheap_and_failures_are_many() -> None:
+def test_redundancy_wins_if_it_is_cheap_and_failures_are_frequent() -> None:
     found = compared(arm("rebuilt", ratio=1.4), arm("twin", step_s=1.6 * STEP_S))
     # rebuilt: 1.08, 1.40 and 1.85 hours; twin: cost hours.
     assert winners(found, [0.02, 0.1, 0.2], [1.1, 1.3, 1.7], "twin") == [
@@ -117,7 +111,7 @@ def test_more_failures_never_help(ratio: float, down: float, one: float, other: 
 
 
 @given(st.floats(1.0, 2.0), st.floats(1.0, 2.0), st.floats(0.01, 0.5), st.lists(st.floats(1.0, 2.0), min_size=2))
-def test_what_redundancy_lost_dearer_it_does_not_win_back(a: float, b: float, rate: float, costs: list[float]) -> None:
+def test_redundancy_does_not_win_again_at_a_higher_cost(a: float, b: float, rate: float, costs: list[float]) -> None:
     found = compared(arm("a", a), arm("twin", b))
     column = [row[0] for row in winners(found, [rate], sorted(costs), "twin")]
     assert "twin" not in column[column.index("a") :] if "a" in column else True

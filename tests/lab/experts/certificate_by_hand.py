@@ -1,4 +1,4 @@
-"""The certificate once more, from the definitions, in plain Python: no arrays, no folded floor, nothing shared."""
+"""The certificate from its definition in plain Python, independent of the implementation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Rows = Sequence[Sequence[Sequence[float]]]
 
 
 def loss(texts: Sequence[Sequence[float]], w: Sequence[float]) -> float:
-    """f_d(w): mean over texts of -ln Σ_j w_j exp(ln p_j), the largest taken out."""
+    """Return f_d(w): the mean over texts of -ln Σ_j w_j exp(ln p_j), with the largest term factored out."""
     found = []
     for text in texts:
         top = max(text)
@@ -22,7 +22,7 @@ def value(domains: Rows, w: Sequence[float]) -> float:
 
 
 def lower(domains: Rows, w: Sequence[float], q: Sequence[float], floor: float) -> float:
-    """Σ q f(w) less ln max over w' ≥ floor of Σ_j w'_j D_j: Jensen's bound at w itself."""
+    """Return Σ q f(w) less ln max over w' ≥ floor of Σ_j w'_j D_j: Jensen's bound at w itself."""
     share = [0.0] * len(w)
     for texts, price in zip(domains, q, strict=True):
         for text in texts:
@@ -35,7 +35,7 @@ def lower(domains: Rows, w: Sequence[float], q: Sequence[float], floor: float) -
 
 
 def stepped(domains: Rows, w: Sequence[float], q: Sequence[float], floor: float) -> list[float]:
-    """One step of expectation and maximisation of Σ q f for w = floor + (1 - K floor) v, a step in v."""
+    """Take one step of expectation maximisation of Σ q f for w = floor + (1 - K floor) v, a step in v."""
     rest = 1 - len(w) * floor
     v, new = [(a - floor) / rest for a in w], [0.0] * len(w)
     for texts, price in zip(domains, q, strict=True):
@@ -48,7 +48,7 @@ def stepped(domains: Rows, w: Sequence[float], q: Sequence[float], floor: float)
 
 
 def gap(domains: Rows, w: Sequence[float], q: Sequence[float], floor: float, rounds: int) -> float:
-    """The value less the best bound of w and of ``rounds`` - 1 steps from nine tenths of it and a tenth uniform."""
+    """Return the value less the best bound of w and of ``rounds`` - 1 steps from 0.9 w + 0.1 uniform."""
     best, size = lower(domains, w, q, floor), len(w)
     at = [floor + (1 - size * floor) * (0.9 * (a - floor) / (1 - size * floor) + 0.1 / size) for a in w]
     for _ in range(rounds - 1):

@@ -1,4 +1,4 @@
-"""A finished ensemble in a folder, without training: a random parent, children near it, and texts that differ."""
+"""A finished ensemble without training: a random parent, perturbed children, and distinct texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planaria.models.stages import Llama, parameter_count
 
 SHAPE = ModelConfig(vocab=257, dim=16, layers=2, heads=2, hidden=24, context=32, init_std=0.3)
 LETTERS = {"digits": string.digits, "lower": string.ascii_lowercase, "upper": string.ascii_uppercase}
-"""domain → what its texts are made of"""
+"""Domain → characters of its texts."""
 END = 256
 
 
@@ -31,7 +31,7 @@ def text(domain: str, length: int = 4000, part: str = TEST) -> str:
 
 
 def child(parent: Llama, seed: int, far: float = 0.05) -> Llama:
-    """The parent with noise on every parameter."""
+    """Return the parent with noise on every parameter."""
     draw = torch.Generator().manual_seed(seed)
     made = Llama(parent.config, initialise=False)
     state = parent.global_state()
@@ -40,7 +40,7 @@ def child(parent: Llama, seed: int, far: float = 0.05) -> Llama:
 
 
 def made_ensemble(folder: Path, mixture: Mapping[str, object] | None = None, names: tuple[str, ...] = ()) -> Path:
-    """Experts of these domains, or the first two, as a run leaves them; their parent is ``ensemble/parent/model``."""
+    """Write an ensemble of these domains, by default the first two; its parent is ``ensemble/parent/model``."""
     names, parent, run = names or ("digits", "lower"), Llama(SHAPE, seed=1).eval(), folder / "ensemble"
     run.mkdir(parents=True)
     tokenizer = run / manifest.TOKENIZER

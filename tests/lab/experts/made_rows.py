@@ -1,4 +1,4 @@
-"""Made-up texts: what K experts make of D domains, one of them harder for all."""
+"""Random texts: log-probabilities of K experts on D domains, one of them harder for all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from planaria.lab.experts.worst import Array
 
 
 def made_rows(rows: int, experts: int, domains: int, seed: int) -> dict[str, Array]:
-    """Domain → log-probabilities [rows / domains, experts] of whole texts."""
+    """Return domain → log-probabilities [rows / domains, experts] of whole texts."""
     draw = np.random.default_rng(seed)
     hard, skill = draw.uniform(0, 1, domains), draw.normal(0, 1, (domains, experts))
     return {f"d{d}": draw.normal(skill[d] - 2 * hard[d], 1.0, (rows // domains, experts)) for d in range(domains)}

@@ -1,4 +1,4 @@
-"""Equal compute, counted."""
+"""Equal compute of arms, and its accounting."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_the_arms_of_three_domains() -> None:
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=4), st.floats(0, 9), min_size=1, max_size=9))
-def test_symmetric_budgets_cost_the_same_whatever_the_difficulties(difficulty: dict[str, float]) -> None:
+def test_symmetric_budgets_cost_the_same_for_any_difficulties(difficulty: dict[str, float]) -> None:
     arms = allot(tiers(difficulty, 3), list(SIZES), STEPS)
     found = bills(arms, SIZES, 2048).values()
     assert len({round(bill.parameter_tokens) for bill in found}) == 1
     assert len({round(bill.inner_parameter_tokens) for bill in found}) == 1
 
 
-def test_the_bill_worked_by_hand() -> None:
+def test_the_cost_matches_a_manual_calculation() -> None:
     job = Job(domain="law", size="S", steps=10)
     bill = spent("arm", [job], SIZES, 100)
     small = SIZES["S"]
@@ -53,14 +53,14 @@ def test_the_bill_worked_by_hand() -> None:
     assert bill.inner_parameter_tokens == 1000 * (parameter_count(small) - 257 * 64)
 
 
-def test_uneven_arms_are_refused() -> None:
+def test_arms_of_unequal_cost_are_rejected() -> None:
     arms = allot({"easy": 0, "hard": 2, "middle": 1}, list(SIZES), [150, 200, 400])
     with pytest.raises(UserError, match=r"M_Ho-I_He would take .* more compute"):
         bills(arms, SIZES, 2048)
 
 
 @given(st.integers(1, 9), st.integers(1, 400), st.sampled_from(sorted(SIZES)))
-def test_a_generalist_spends_what_all_experts_do_to_the_last_whole_step(domains: int, steps: int, size: str) -> None:
+def test_a_generalist_gets_the_compute_of_all_experts_in_whole_steps(domains: int, steps: int, size: str) -> None:
     even = [Job(domain=str(n), size="M", steps=steps) for n in range(domains)]
     flops = spent("even", even, SIZES, 2048).flops
     arm, job = generalist(size, flops, SIZES[size], 2048)
@@ -72,13 +72,13 @@ def test_a_generalist_spends_what_all_experts_do_to_the_last_whole_step(domains:
         assert 0 <= flops * (1 + 1e-9) - found.flops < found.flops / job.steps
 
 
-def test_a_generalist_of_another_size_is_no_uneven_arm() -> None:
+def test_a_generalist_of_another_size_may_differ_in_cost() -> None:
     even = {SYNCHRONISED: [Job(domain="law", size="M", steps=10)]}
     arm, job = generalist("L", spent("", even[SYNCHRONISED], SIZES, 100).flops, SIZES["L"], 100)
     assert job.steps < 10 and bills({**even, arm: [job]}, SIZES, 100)[arm].flops > 0
 
 
-def test_who_does_not_speak_is_paid_for_and_not_read_with() -> None:
+def test_inactive_experts_count_for_training_but_not_for_inference() -> None:
     jobs = [Job(domain=domain, size="M", steps=10) for domain in ("first", "second")]
     all_, last = spent("", jobs, SIZES, 100), spent("", jobs, SIZES, 100, ["second"])
     assert last.flops == all_.flops

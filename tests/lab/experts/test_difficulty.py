@@ -1,4 +1,4 @@
-"""Who is hard, and who gets more."""
+"""Difficulty of domains, and their tiers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from hypothesis import strategies as st
 
 from planaria.lab.experts.difficulty import Point, still_to_learn, tiers
 
-
-def test_the_last_doubling_is_what_counts() -> None:
-    curve = [Point(0, 9.0), Point(20, 5.0), Point(40, 3.0), Point(60, 2.5), Point(80, 2.2)]
-    assert still_to_learn(curve) == pytest.approx(0.8)
+FALLING = [Point(0, 9.0), Point(20, 5.0), Point(40, 3.0), Point(60, 2.5), Point(80, 2.2)]
 
 
-def test_a_strange_domain_that_is_learned_at_once_is_easy() -> None:
-    """A seed's loss would rank these the other way round."""
+@pytest.mark.parametrize(
+    ("curve", "gain"),
+    [
+        (FALLING, 0.8),
+        ([Point(30, 2.0), Point(40, 2.0 - 0.1 * math.log(40 / 30))], 0.1 * math.log(2)),  # scaled to a doubling
+    ],
+)
+def test_difficulty_is_the_gain_of_the_last_doubling(curve: list[Point], gain: float) -> None:
+    assert still_to_learn(curve) == pytest.approx(gain)
+
+
+def test_an_unusual_domain_that_is_learned_quickly_is_easy() -> None:
+    """The initial loss would rank these the other way."""
     strange = [Point(0, 6.0), Point(20, 1.1), Point(40, 1.0), Point(80, 0.98)]
     familiar = [Point(0, 3.0), Point(20, 2.9), Point(40, 2.7), Point(80, 2.4)]
     assert still_to_learn(familiar) > still_to_learn(strange)
 
 
-def test_a_curve_that_does_not_halve_is_scaled_to_a_doubling() -> None:
-    curve = [Point(30, 2.0), Point(40, 2.0 - 0.1 * math.log(40 / 30))]
-    assert still_to_learn(curve) == pytest.approx(0.1 * math.log(2))
-
-
-def test_too_short_a_curve_is_refused() -> None:
+def test_a_curve_of_one_point_is_rejected() -> None:
     with pytest.raises(ValueError, match="two points"):
         still_to_learn([Point(0, 3.0), Point(10, 2.0)])
 

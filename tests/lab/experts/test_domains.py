@@ -1,4 +1,4 @@
-"""What is learned from is never tested on."""
+"""Training text and test text never overlap."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def spec(domains: dict[str, Any], **more: Any) -> ExpertsSpec:
 
 
 HUNDREDS = r"^\w+ \d+00 "
-"""where documents begin in a file of lines"""
+"""Pattern of document starts in a file of lines."""
 
 
 def parts_of(source: Path) -> dict[str, str]:
-    """A domain of one file, in documents of a hundred lines."""
+    """Return a domain of one file, in documents of a hundred lines."""
     return {"source": str(source), "begins": HUNDREDS}
 
 
@@ -49,13 +49,13 @@ PARTS = (TRAINED, HELD_OUT, TEST)
 
 
 def first_words(folder: Path, part: str, name: str) -> set[str]:
-    """Of a part's pieces: each of the documents below has a word of its own."""
+    """Return the first words of a part's pieces, which differ by document."""
     return {text.split()[0] for text in read_pieces(folder, part, name)}
 
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Path:
-    """Twenty files of some pieces each, and all of them in one."""
+    """Write twenty files of some pieces each, and all of them in one."""
     folder = tmp_path / "shelf"
     folder.mkdir()
     texts = [lines(f"w{number}", 600 + 30 * number) for number in range(20)]
@@ -65,7 +65,7 @@ def shelf(tmp_path: Path) -> Path:
     return folder
 
 
-def test_no_document_is_cut_and_nothing_is_lost(shelf: Path, tmp_path: Path) -> None:
+def test_documents_stay_whole_and_complete(shelf: Path, tmp_path: Path) -> None:
     wanted = spec({"files": {"source": str(shelf)}, "book": {"source": str(tmp_path / "one.txt"), "begins": "^BOOK "}})
     write_domains(wanted, tmp_path)
     for name in wanted.domains:
@@ -81,7 +81,7 @@ def test_no_document_is_cut_and_nothing_is_lost(shelf: Path, tmp_path: Path) -> 
         assert sorted(found) == sorted(whole), "nothing is lost, nothing twice"
 
 
-def test_the_same_document_is_in_one_part_wherever_it_lies(shelf: Path, tmp_path: Path) -> None:
+def test_equal_documents_are_in_one_part_whatever_their_source(shelf: Path, tmp_path: Path) -> None:
     for number in range(20):
         (shelf / f"again-{number}.txt").write_text(f"\n{(shelf / f'{number}.txt').read_text()}\n\n")
     other = tmp_path / "other"
@@ -98,13 +98,13 @@ def test_the_same_document_is_in_one_part_wherever_it_lies(shelf: Path, tmp_path
     assert (
         not found[TRAINED] & found[TEST] and not found[TRAINED] & found[HELD_OUT] and not found[HELD_OUT] & found[TEST]
     )
-    assert "w11" in found[TEST], "an untrained domain's documents are trained on by nobody"
+    assert "w11" in found[TEST], "an untrained domain's documents are never trained on"
     read = first_words(tmp_path / "run", GENERAL, GENERAL)
     assert read and not read & (found[TEST] | found[HELD_OUT])
 
 
 @given(st.sets(st.text("0123456789abcdef", min_size=4, max_size=4), min_size=3, max_size=60), st.data())
-def test_a_tenth_is_tested_on_and_a_tenth_held_out_whatever_the_order(digests: set[str], data: st.DataObject) -> None:
+def test_a_tenth_is_for_tests_and_a_tenth_held_out_in_any_order(digests: set[str], data: st.DataObject) -> None:
     known = data.draw(st.dictionaries(st.sampled_from(sorted(digests)), st.sampled_from(PARTS)))
     found = parted(sorted(digests), known)
     assert found == parted(sorted(digests, reverse=True) * 2, known)
@@ -115,7 +115,7 @@ def test_a_tenth_is_tested_on_and_a_tenth_held_out_whatever_the_order(digests: s
         assert list(found.values()).count(HELD_OUT) == tenth and TRAINED in found.values()
 
 
-def test_too_few_documents_are_refused_with_a_mend(sources: Path, tmp_path: Path) -> None:
+def test_too_few_documents_are_rejected_with_a_fix(sources: Path, tmp_path: Path) -> None:
     talk = {"source": str(sources / "talk.txt")}
     law = {"source": str(sources / "law")}
     with pytest.raises(
@@ -124,14 +124,14 @@ def test_too_few_documents_are_refused_with_a_mend(sources: Path, tmp_path: Path
         write_domains(spec({"law": law, "talk": talk}), tmp_path)
 
 
-def test_untrained_domains_leave_test_text_only(sources: Path, tmp_path: Path) -> None:
+def test_untrained_domains_have_only_test_text(sources: Path, tmp_path: Path) -> None:
     two = {name: parts_of(sources / "law" / f"{n}.txt") for n, name in enumerate(("a", "b"))}
     write_domains(spec(two, untrained={"talk": DomainSpec(source=str(sources / "talk.txt"))}), tmp_path)
     assert (tmp_path / TEST / "talk.jsonl").is_file()
     assert not (tmp_path / TRAINED / "talk.jsonl").exists()
 
 
-def test_what_was_copied_stays_when_the_source_changes(sources: Path, tmp_path: Path) -> None:
+def test_copied_text_stays_when_its_source_changes(sources: Path, tmp_path: Path) -> None:
     wanted = spec({"law": {"source": str(sources / "law")}, "talk": parts_of(sources / "talk.txt")})
     write_domains(wanted, tmp_path)
     before = read_pieces(tmp_path, TRAINED, "talk")
@@ -140,7 +140,7 @@ def test_what_was_copied_stays_when_the_source_changes(sources: Path, tmp_path: 
     assert read_pieces(tmp_path, TRAINED, "talk") == before
 
 
-def test_labels_and_globs(sources: Path, tmp_path: Path) -> None:
+def test_sources_may_be_labelled_records_and_globs(sources: Path, tmp_path: Path) -> None:
     labelled = {"source": str(sources / "labelled.jsonl")}
     wanted = spec(
         {
@@ -155,7 +155,7 @@ def test_labels_and_globs(sources: Path, tmp_path: Path) -> None:
     assert len(read_pieces(tmp_path, TEST, "law")) > 1
 
 
-def test_a_glob_passes_over_empty_files_and_knows_folders_with_odd_names(tmp_path: Path) -> None:
+def test_a_glob_skips_empty_files_and_handles_special_folder_names(tmp_path: Path) -> None:
     folder = tmp_path / "[proj]" / "deep"
     folder.mkdir(parents=True)
     (folder / "a1.txt").write_text(lines("good", 9000))
@@ -177,13 +177,13 @@ def test_a_glob_passes_over_empty_files_and_knows_folders_with_odd_names(tmp_pat
 
 
 @pytest.mark.parametrize("reason", ["not UTF-8 text", "Permission denied", "No such file"])
-def test_an_unreadable_file_of_a_glob_is_refused(
+def test_an_unreadable_file_of_a_glob_is_rejected(
     reason: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, read = sources / "law" / "9.txt", Path.read_bytes
 
     def unless_locked(path: Path) -> bytes:
-        if path == file and reason == "Permission denied":  # root may read it all the same
+        if path == file and reason == "Permission denied":  # root could read it
             raise PermissionError(13, reason, str(path))
         return read(path)
 
@@ -209,7 +209,7 @@ def test_an_unreadable_file_of_a_glob_is_refused(
         ({"source": "{}/short.txt", "where": {"kind": "x"}}, "goes with a file of records"),
     ],
 )
-def test_bad_domains_are_named(domain: dict[str, Any], complaint: str, sources: Path, tmp_path: Path) -> None:
+def test_invalid_domains_are_named(domain: dict[str, Any], complaint: str, sources: Path, tmp_path: Path) -> None:
     (sources / "empty.txt").write_text("  \n")
     (sources / "short.txt").write_text("twelve chars")
     bad = domain | {"source": domain["source"].format(sources)}
@@ -218,7 +218,7 @@ def test_bad_domains_are_named(domain: dict[str, Any], complaint: str, sources: 
 
 
 @pytest.mark.slow
-def test_unlabelled_text_is_cut_by_what_it_says(tmp_path: Path) -> None:
+def test_unlabelled_text_is_clustered_by_content(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     words = {"sea": "ship wave sail anchor tide", "law": "court judge appeal statute clause"}
     texts = [f"{words[kind]} number {n}\n" * 200 for n in range(24) for kind in ("sea", "law")]
@@ -232,6 +232,6 @@ def test_unlabelled_text_is_cut_by_what_it_says(tmp_path: Path) -> None:
         assert len(found) >= 24
 
 
-def test_what_is_cut_does_not_take_an_untrained_domains_name() -> None:
+def test_a_cluster_must_not_have_an_untrained_domain_s_name() -> None:
     with pytest.raises(UserError, match=r"experts\.untrained\.lib-0: experts.clusters makes a domain of that name"):
         expanded(spec({"lib": {"source": "x"}}, clusters=2, untrained={"lib-0": DomainSpec(source="y")}))

@@ -1,4 +1,4 @@
-"""What the ``[experts]`` table refuses by itself; whole recipes stand in tests/cli/test_experts_command.py."""
+"""Validation of the ``[experts]`` table; tests/cli/test_experts_command.py covers whole recipes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE = {"sizes": {"M": 8}, "steps": [4]}
         ({"domains": TWO, "clusters": 3}, "name just one"),
         ({"domains": TWO, "sizes": {"S": 3, "L": 2, "M": 4}}, "name the smallest first"),
         ({"domains": {}, "clusters": 3}, "name just one"),
-        ({"domains": TWO}, "3 of them for 2 domains leave nobody at the ends, and all arms alike; name 1 at most"),
+        ({"domains": TWO}, "3 of them for 2 domains leave the outer tiers empty, and all arms equal; name 1 at most"),
         ({"domains": TWO, "seeds": [], "sizes": {"M": 8}, "steps": [4]}, "give one seed or more, each once"),
         (
             {"domains": TWO, "sizes": {"0.1M": 8}, "steps": [4]},
@@ -43,16 +43,16 @@ ONE = {"sizes": {"M": 8}, "steps": [4]}
         ({"domains": TWO, "seed": {"text": {"field": "x"}}, **ONE}, "experts.seed.text.source: is missing"),
     ],
 )
-def test_tables_that_cannot_work_are_refused(given: dict[str, Any], complaint: str) -> None:
+def test_invalid_tables_are_rejected(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         ExpertsSpec.model_validate(given)
 
 
-def test_one_size_is_enough_where_size_tells_nothing() -> None:
+def test_one_size_is_valid_unless_difficulty_is_measured_by_size() -> None:
     assert ExpertsSpec.model_validate({"domains": TWO, "sizes": {"M": 8}, "steps": [4]}).probe.by == ["probe"]
 
 
-def test_what_experts_read_and_who_speaks() -> None:
+def test_the_texts_of_domains_and_the_active_experts() -> None:
     domains = {**TWO, "mix": {"of": ["law", "talk"]}, "more": {"source": "more.txt", "after": "law"}}
     found = ExpertsSpec.model_validate({"domains": domains, **ONE})
     assert found.speaking == ["more", "talk", "mix"]

@@ -1,4 +1,4 @@
-"""Who branches off whom."""
+"""Lines of descent and chains of domains."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def test_every_parent_is_in_one_line_of_descent(parents: int, seed: int) -> None
         assert sorted(line[size] for line in found) == sorted(called(size, n) for n in range(parents))
 
 
-def test_the_seed_draws_who_goes_with_whom() -> None:
+def test_the_seed_determines_the_lines() -> None:
     assert len({str(lineages(["S", "M", "L"], 3, seed)) for seed in range(20)}) > 10
 
 
-def test_parents_of_all_seeds_are_unlike() -> None:
+def test_training_seeds_of_parents_differ() -> None:
     assert len({parent_seed(seed, number) for seed in range(100) for number in range(9)}) == 900
     assert parent_seed(7, 0) == 7 and called("M", 0) == "M"
 
 
-def test_domains_come_one_after_another() -> None:
+def test_domains_are_ordered_in_chains() -> None:
     after = {"c": "b", "a": "", "x": "", "b": "a"}
     assert chains(after) == [["a", "b", "c"], ["x"]]
 
@@ -36,16 +36,16 @@ def test_domains_come_one_after_another() -> None:
     [
         ({"a": "", "b": "z"}, r"experts\.domains\.b\.after = 'z': there is no such domain"),
         ({"a": "", "b": "a", "c": "a"}, r"experts\.domains\.c\.after = 'a': b comes after it too"),
-        ({"a": "", "b": "c", "c": "b"}, r"experts\.domains\.b\.after: goes round in a circle"),
-        ({"a": "a", "b": ""}, r"experts\.domains\.a\.after: goes round in a circle"),
+        ({"a": "", "b": "c", "c": "b"}, r"experts\.domains\.b\.after: forms a cycle"),
+        ({"a": "a", "b": ""}, r"experts\.domains\.a\.after: forms a cycle"),
     ],
 )
-def test_what_is_no_chain_is_refused(after: dict[str, str], complaint: str) -> None:
+def test_an_invalid_chain_is_rejected(after: dict[str, str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         chains(after)
 
 
-def test_a_chain_has_one_tier_by_its_mean() -> None:
+def test_a_chain_has_one_tier_by_its_mean_difficulty() -> None:
     difficulty = {"a": 0.1, "b": 0.9, "x": 0.4, "y": 0.4, "p": 0.6, "q": 0.6}
     after = {"a": "", "b": "a", "x": "", "y": "x", "p": "", "q": "p"}
     assert tiered(difficulty, after, 3) == {"a": 1, "b": 1, "x": 0, "y": 0, "p": 2, "q": 2}

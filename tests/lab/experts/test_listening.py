@@ -1,4 +1,4 @@
-"""The parent as a prior: by the text before a token only, the same in measurement and generation, kept and checked."""
+"""The parent as text prior: causal, equal in measurement and generation, and stored with checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_states_are_running_means() -> None:
         torch.testing.assert_close(found[:, at], rows[:, : at + 1].mean(1))
 
 
-def test_a_text_tells_whose_it_is(run: Path) -> None:
+def test_the_prior_identifies_the_domain_of_a_text(run: Path) -> None:
     ensemble = Ensemble(run)
     for number, domain in enumerate(DOMAINS):
         prior = ensemble.log_prior(samples(ensemble, domain, 100)).exp()
@@ -49,7 +49,7 @@ def test_a_text_tells_whose_it_is(run: Path) -> None:
         assert float(prior[number, :, 16:].mean()) > 0.8
 
 
-def test_later_text_says_nothing_of_earlier_tokens(run: Path) -> None:
+def test_later_text_does_not_affect_earlier_priors(run: Path) -> None:
     ensemble = Ensemble(run)
     given = samples(ensemble, "digits")
     before = ensemble.log_prior(given)
@@ -61,7 +61,7 @@ def test_later_text_says_nothing_of_earlier_tokens(run: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 17])
-def test_one_text_is_placed_as_a_sample_of_many(run: Path, length: int) -> None:
+def test_one_text_has_the_same_prior_alone_and_in_a_batch(run: Path, length: int) -> None:
     ensemble = Ensemble(run)
     given = samples(ensemble, "digits")
     alone, among = ensemble.log_prior_after(given[2, :length].tolist()), ensemble.log_prior(given)[:, 2, length - 1]
@@ -69,7 +69,7 @@ def test_one_text_is_placed_as_a_sample_of_many(run: Path, length: int) -> None:
 
 
 @pytest.mark.parametrize(("top_k", "prefix"), [(0, 0), (1, 8)])
-def test_the_weights_of_generation_are_those_of_measurement(tmp_path: Path, top_k: int, prefix: int) -> None:
+def test_generation_and_measurement_use_the_same_weights(tmp_path: Path, top_k: int, prefix: int) -> None:
     ensemble = Ensemble(made_ensemble(tmp_path, {"prior": "ridge", "top_k": top_k, "prefix": prefix}))
     whole = ensemble.tokenizer.encode("31")
     for drawn in ensemble.generate(whole, 20):
@@ -83,13 +83,13 @@ def test_the_weights_of_generation_are_those_of_measurement(tmp_path: Path, top_
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_with_no_prefix_the_parent_alone_chooses_and_one_expert_is_loaded(tmp_path: Path, domain: str) -> None:
+def test_without_a_prefix_the_prior_alone_selects_and_one_expert_is_loaded(tmp_path: Path, domain: str) -> None:
     ensemble = Ensemble(made_ensemble(tmp_path, {"prior": "ridge", "top_k": 1, "prefix": 0}))
     assert len(list(ensemble.generate(ensemble.tokenizer.encode(text(domain, 32)), 5))) == 5
     assert list(ensemble._models) == [f"{domain}-expert"]
 
 
-def test_sums_are_kept_and_a_new_domain_is_added_to_them(run: Path) -> None:
+def test_sums_are_stored_and_extended_by_a_new_domain(run: Path) -> None:
     Ensemble(run)
     file = run / "parent" / FILE
     kept = load_file(file)
@@ -103,10 +103,10 @@ def test_sums_are_kept_and_a_new_domain_is_added_to_them(run: Path) -> None:
     prior = more.priors(samples(ensemble, "upper", 100), list(three), 0.1).exp()
     assert float(prior[2, :, 16:].mean()) > 0.7
     two = Ensemble(run).log_prior(samples(ensemble, "digits"))
-    assert two.shape[0] == 2, "who has no expert is no class"
+    assert two.shape[0] == 2, "a domain without an expert has no prior"
 
 
-def test_sums_are_of_what_experts_learn_from_alone(run: Path) -> None:
+def test_sums_are_of_training_text_only(run: Path) -> None:
     ensemble = Ensemble(run)
     kept, model = load_file(run / "parent" / FILE)["digits"], Llama(SHAPE, seed=1).eval()
     for part in (TRAINED, HELD_OUT, TEST):
@@ -115,13 +115,13 @@ def test_sums_are_of_what_experts_learn_from_alone(run: Path) -> None:
         assert torch.allclose(ridge.sums(states(model, given).flatten(0, 1)), kept) == (part == TRAINED)
 
 
-def test_a_domain_that_mixes_others_has_their_text_and_the_manifest_names_the_parent(run: Path) -> None:
-    """As experts that came after others leave them, who branched off no parent themselves."""
+def test_a_mixing_domain_has_the_text_of_others_and_the_manifest_names_the_parent(run: Path) -> None:
+    """As for experts that branched off other experts."""
     known = manifest.read(run)
     first, second = known.members
     mixed = [first, second.model_copy(update={"domain": "mix", "parent": "digits/model"})]
-    said = {"members": mixed, "mixes": {"mix": ["digits", "lower"]}, "parent": "parent/model"}
-    manifest.write(run, known.model_copy(update=said))
+    changes = {"members": mixed, "mixes": {"mix": ["digits", "lower"]}, "parent": "parent/model"}
+    manifest.write(run, known.model_copy(update=changes))
     assert Ensemble(run).log_prior(samples(Ensemble(run), "lower")).shape == (2, 4, 32)
     sums = load_file(run / "parent" / FILE)
     assert sorted(sums) == ["digits", "mix"] and not (run / "digits" / FILE).exists()
@@ -135,7 +135,7 @@ def test_a_domain_that_mixes_others_has_their_text_and_the_manifest_names_the_pa
         Ensemble(run)
 
 
-def test_what_is_damaged_or_of_another_model_is_named(run: Path) -> None:
+def test_damaged_sums_or_those_of_another_model_are_rejected(run: Path) -> None:
     Ensemble(run)
     file = run / "parent" / FILE
     found = load_file(file)
@@ -155,11 +155,11 @@ def test_what_is_damaged_or_of_another_model_is_named(run: Path) -> None:
         Ensemble(run)
 
 
-def test_without_a_parent_nobody_listens(run: Path) -> None:
+def test_an_unknown_or_missing_parent_is_reported(run: Path) -> None:
     known = manifest.read(run)
     orphans = [member.model_copy(update={"parent": ""}) for member in known.members]
     manifest.write(run, known.model_copy(update={"members": orphans}))
-    with pytest.raises(UserError, match="do not say which model they branched off"):
+    with pytest.raises(UserError, match="do not name the model they branched off"):
         Ensemble(run)
     manifest.write(run, known)
     (run / "parent" / "model" / manifest.WEIGHTS).unlink()

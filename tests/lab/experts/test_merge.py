@@ -1,4 +1,4 @@
-"""Experts as one model: what is averaged, what is kept, and who a token goes to."""
+"""Merged models: averaged weights, kept blocks, and routing of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planaria.models.stages import Llama
 PARENT = Llama(SHAPE, seed=1).eval()
 DRAW = torch.Generator().manual_seed(0)
 TEXTS = [torch.randint(low, low + 40, (6, 32), generator=DRAW) for low in (0, 60, 120)]
-"""of domains that share no token"""
+"""Texts of domains that share no token."""
 
 
 def made(experts: list[Llama], top_k: int = 1, bias: bool = True, temperature: float = 1.0) -> Llama:
@@ -32,7 +32,7 @@ def apart(one: Llama, other: Llama) -> float:
 def test_one_expert_merged_is_that_expert(bias: bool) -> None:
     expert = child(PARENT, 1)
     assert apart(made([expert], bias=bias), expert) <= 1e-5
-    assert apart(expert, PARENT) > 0.1, "there is something to see"
+    assert apart(expert, PARENT) > 0.1, "the models differ"
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
@@ -41,7 +41,7 @@ def test_equal_experts_merged_are_that_expert(top_k: int) -> None:
     model = made([expert] * 3, top_k)
     assert apart(model, expert) <= 1e-5
     (first, *_) = model.layers
-    assert first.mlp.router.weight.std() > 1e-3, "the routers do divide tokens"
+    assert first.mlp.router.weight.std() > 1e-3, "the routers distinguish tokens"
 
 
 def test_shared_parts_are_means_and_blocks_are_kept() -> None:
@@ -55,7 +55,7 @@ def test_shared_parts_are_means_and_blocks_are_kept() -> None:
             assert torch.equal(state[name.replace(".mlp.", f".mlp.experts.{number}.")], own[name])
 
 
-def test_a_token_passes_its_largest_blocks_by_the_softmax_of_these() -> None:
+def test_a_token_passes_its_top_blocks_weighted_by_their_softmax() -> None:
     model = made([child(PARENT, n) for n in range(3)], top_k=2)
     layer, x = model.layers[1].mlp, torch.randn(2, 5, SHAPE.dim)
     with torch.inference_mode():
@@ -68,7 +68,7 @@ def test_a_token_passes_its_largest_blocks_by_the_softmax_of_these() -> None:
                 torch.testing.assert_close(found[row, at], expected)
 
 
-def test_text_finds_the_block_of_its_domain() -> None:
+def test_text_is_routed_to_the_block_of_its_domain() -> None:
     model = made([child(PARENT, n) for n in range(3)])
     for number, tokens in enumerate(TEXTS):
         with torch.inference_mode(), merge.shares(model) as passed:
@@ -77,14 +77,14 @@ def test_text_finds_the_block_of_its_domain() -> None:
         assert int(passed.argmax()) == number and float(passed[number] / passed.sum()) > 0.5
 
 
-def test_the_temperature_divides_logits() -> None:
+def test_the_temperature_divides_the_logits() -> None:
     experts = [child(PARENT, n) for n in range(2)]
     warm, cold = (made(experts, temperature=t).layers[0].mlp.router for t in (1.0, 0.1))
     torch.testing.assert_close(cold.weight, warm.weight * 10)
     torch.testing.assert_close(cold.bias, warm.bias * 10)
 
 
-def test_forcing_ends() -> None:
+def test_forced_routing_ends_with_its_context() -> None:
     model = made([child(PARENT, n) for n in range(2)])
     before = model(TEXTS[1])
     with merge.forced(model, 0):
@@ -96,14 +96,14 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_an_expert_that_came_and_went_was_never_there() -> None:
+def test_adding_and_removing_an_expert_restores_the_model() -> None:
     experts = [child(PARENT, n) for n in range(3)]
     two = merge.merged(experts[:2], 1, True)
     sums = [merge.domain_sums(two, n, TEXTS[n]) for n in range(2)]
     merge.route(two, sums, ridge.RIDGE, 1.0)
     three = merge.with_block(two, experts[2], 1)
     with torch.inference_mode(), merge.forced(two, 1), merge.forced(three, 1):
-        assert torch.equal(two(TEXTS[0]), three(TEXTS[0])), "what was there stays as it was"
+        assert torch.equal(two(TEXTS[0]), three(TEXTS[0])), "existing blocks are unchanged"
     more = [*sums, merge.domain_sums(three, 2, TEXTS[2])]
     merge.route(three, more, ridge.RIDGE, 1.0)
     with merge.shares(three) as passed, torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The mixture, against probabilities multiplied out, and at the edges of what floats can hold."""
+"""The mixture against brute-force probabilities, and at the limits of floating point."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ VOCAB, LENGTH = 3, 4
 
 
 def toy_experts(experts: int, seed: int) -> Tensor:
-    """ln p_j(next | previous token) of random Markov chains, [E, V + 1, V]; row V is the start."""
+    """Return ln p_j(next | previous token) of random Markov chains, [E, V + 1, V]; row V is the start."""
     generator = torch.Generator().manual_seed(seed)
     return (3 * torch.randn(experts, VOCAB + 1, VOCAB, generator=generator, dtype=torch.float64)).log_softmax(-1)
 
 
 def token_logps(chains: Tensor, texts: Tensor) -> Tensor:
-    """[E, N, T] of texts [N, T]."""
+    """Return [E, N, T] of texts [N, T]."""
     before = torch.cat((torch.full_like(texts[:, :1], VOCAB), texts[:, :-1]), 1)
     return chains[:, before, texts]
 
@@ -34,7 +34,7 @@ def all_texts() -> Tensor:
 
 
 def test_the_mixture_is_the_brute_force_probability_of_the_text() -> None:
-    """Σ_t ln p(x_t | x_<t) must be ln Σ_j π_j p_j(x), multiplied out in plain floats, for all 81 texts."""
+    """Σ_t ln p(x_t | x_<t) must be ln Σ_j π_j p_j(x), multiplied out, for all 81 texts."""
     chains, texts = toy_experts(3, seed=1), all_texts()
     pi = [0.5, 0.3, 0.2]
     logps = token_logps(chains, texts)
@@ -46,26 +46,24 @@ def test_the_mixture_is_the_brute_force_probability_of_the_text() -> None:
 
 
 @given(st.integers(1, 5), st.integers(0, 1000))
-def test_never_more_than_log_e_worse_than_the_best_expert_and_never_worse_than_the_mean(
-    experts: int, seed: int
-) -> None:
+def test_the_mixture_is_within_log_e_of_the_best_expert_and_no_worse_than_the_mean(experts: int, seed: int) -> None:
     logps = token_logps(toy_experts(experts, seed), all_texts())
     uniform = posterior.uniform(experts)
     whole = mixed(logps, log_weights(logps, uniform)).sum(-1)
     assert (whole >= logps.sum(-1).max(0).values - math.log(experts) - 1e-9).all()
-    # Averaged with weights that do not look at the text, log-probabilities can only be lower (Jensen).
+    # Weights that do not depend on the text give lower log-probabilities on average (Jensen).
     assert (whole >= averaged(logps, uniform).sum(-1) - 1e-9).all()
 
 
 @given(st.integers(0, 1000), st.sampled_from([1e2, 1e4, 1e30]))
-def test_extreme_gaps_leave_numbers(seed: int, gap: float) -> None:
+def test_extreme_gaps_give_finite_values(seed: int, gap: float) -> None:
     logps = token_logps(toy_experts(3, seed), all_texts())
     logps[0] -= gap
     found = mixed(logps, log_weights(logps, posterior.uniform(3)))
     assert found.isfinite().all()
 
 
-def test_an_expert_that_held_the_text_impossible_is_out_and_the_others_go_on() -> None:
+def test_an_expert_that_considers_the_text_impossible_is_excluded() -> None:
     logps = torch.full((2, 1, 3), -1.0, dtype=torch.float64)
     logps[0, 0, 0] = -math.inf
     log_w = log_weights(logps, posterior.uniform(2))
@@ -73,7 +71,7 @@ def test_an_expert_that_held_the_text_impossible_is_out_and_the_others_go_on() -
     assert mixed(logps, log_w)[0].tolist() == pytest.approx([-1 - math.log(2), -1, -1])
 
 
-def test_where_all_held_it_impossible_the_prior_stands() -> None:
+def test_the_prior_remains_if_all_consider_the_text_impossible() -> None:
     logps = torch.full((2, 1, 3), -1.0, dtype=torch.float64)
     logps[:, 0, 0] = -math.inf
     log_w = log_weights(logps, torch.tensor([0.25, 0.75], dtype=torch.float64).log())
@@ -81,7 +79,7 @@ def test_where_all_held_it_impossible_the_prior_stands() -> None:
     assert not mixed(logps, log_w).isnan().any()
 
 
-def test_a_token_has_no_say_in_its_own_weights() -> None:
+def test_a_token_does_not_affect_its_own_weights() -> None:
     logps = token_logps(toy_experts(2, seed=3), all_texts())
     log_w = log_weights(logps, posterior.uniform(2))
     changed = logps.clone()
@@ -99,8 +97,8 @@ def test_speakers_keep_the_strongest_and_sum_to_one(experts: int, seed: int, k: 
     if k < experts and prefix < LENGTH:
         silent = found[..., prefix:].isneginf()
         assert (silent.sum(0) == experts - k).all()
-        assert (silent == silent[..., :1]).all(), "whoever falls silent stays so"
-        # Those who go on weigh each other as a mixture of them alone would.
+        assert (silent == silent[..., :1]).all(), "excluded experts stay excluded"
+        # The remaining experts have the weights of a mixture of them alone.
         n = 7
         chosen = (~silent[:, n, 0]).nonzero()[:, 0]
         alone = log_weights(logps[chosen, n : n + 1], posterior.uniform(k))
@@ -109,7 +107,7 @@ def test_speakers_keep_the_strongest_and_sum_to_one(experts: int, seed: int, k: 
         assert torch.equal(found, log_w)
 
 
-def test_passes_counts_everyone_in_the_prefix_and_the_chosen_after_it() -> None:
+def test_passes_counts_all_experts_in_the_prefix_and_top_k_after_it() -> None:
     assert passes(3, 128, 1, 32) == pytest.approx((3 * 32 + 96) / 128)
     assert passes(3, 128, 0, 32) == passes(3, 128, 3, 32) == passes(3, 32, 1, 32) == 3
 

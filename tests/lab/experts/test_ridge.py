@@ -1,4 +1,4 @@
-"""Ridge regression in closed form: against least squares by another way, and what sums make possible."""
+"""Closed-form ridge regression against least squares, and additivity of its sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planaria.lab.experts import ridge
 
 
 def drawn(seed: int, domains: int, dim: int, rows: int = 60) -> list[Tensor]:
-    """Rows of each domain, about centres of their own, in fp64."""
+    """Return rows of each domain around its own centre, in fp64."""
     draw = torch.Generator().manual_seed(seed)
     return [
         torch.randn(rows + n, dim, generator=draw, dtype=torch.float64) + torch.randn(dim, generator=draw)
@@ -23,7 +23,7 @@ def drawn(seed: int, domains: int, dim: int, rows: int = 60) -> list[Tensor]:
 
 
 def by_qr(rows: list[Tensor], lam: float, bias: bool) -> Tensor:
-    """min ‖[X 1] W - Y‖² + λ‖W‖² as plain least squares over rows √λ I more, by an orthogonal factor of these."""
+    """Minimise ‖[X 1] W - Y‖² + λ‖W‖² as least squares with additional rows √λ I, by QR."""
     x = torch.cat(rows)
     x = F.pad(x, (0, 1), value=1.0) if bias else x
     y = F.one_hot(torch.cat([torch.full((len(own),), n) for n, own in enumerate(rows)])).double()
@@ -40,7 +40,7 @@ def test_the_closed_form_is_least_squares(seed: int, domains: int, dim: int, lam
     expected, sums = by_qr(rows, lam, bias), [ridge.sums(own) for own in rows]
     assert float((ridge.router(sums, lam, bias, unit=False) - expected).abs().max()) <= 1e-8
     norms = expected[:dim].norm(dim=0)
-    if float(norms.min()) > 1e-6:  # a single domain is told by the bias alone
+    if float(norms.min()) > 1e-6:  # a single domain needs only the bias
         assert torch.allclose(ridge.router(sums, lam, bias), expected / norms, rtol=1e-6, atol=1e-6)
 
 
@@ -55,8 +55,8 @@ def test_sums_of_two_halves_are_those_of_the_whole(seed: int, cut: int) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 10**6))
-def test_a_domain_that_went_was_never_there(seed: int) -> None:
-    """Also where somebody keeps one total, and adds and takes away."""
+def test_a_removed_domain_leaves_no_trace(seed: int) -> None:
+    """Even if one total is kept, to which domains are added and from which they are subtracted."""
     rows = drawn(seed, 3, 6)
     sums = [ridge.sums(own) for own in rows]
     total = sums[0] + sums[1] + sums[2] - sums[1]
@@ -66,7 +66,7 @@ def test_a_domain_that_went_was_never_there(seed: int) -> None:
     assert float((by_total - never).abs().max()) <= 1e-6
 
 
-def test_columns_have_weights_of_length_one_and_biases_shrink_alike() -> None:
+def test_columns_have_unit_weights_and_scaled_biases() -> None:
     sums = [ridge.sums(own) for own in drawn(0, 3, 5)]
     raw, unit = ridge.router(sums, 1.0, unit=False), ridge.router(sums, 1.0)
     assert unit[:5].norm(dim=0).tolist() == pytest.approx([1.0] * 3)
@@ -81,7 +81,7 @@ def test_fewer_rows_than_numbers_need_a_lambda(count: int, bias: bool) -> None:
     assert ridge.router(sums, 1e-2, bias).isfinite().all()
 
 
-def test_rows_that_say_the_same_need_a_lambda() -> None:
+def test_identical_rows_need_a_lambda() -> None:
     sums = [ridge.sums(torch.ones(50, 5).double())]
     with pytest.raises(UserError, match="leave more than one solution"):
         ridge.router(sums, 0.0)

@@ -1,4 +1,4 @@
-"""Trainings as jobs: where one that dies is taken up again."""
+"""Trainings as jobs: a job whose process dies is resumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE = Processes(workers=1)
 
 
 class Killer:
-    """A watcher that kills the process of a training once that has saved something."""
+    """A watcher that kills a training's process once it has saved something."""
 
     def __init__(self, training: Training) -> None:
         self._training, self.lines, self.saved = training, list[str](), 0
@@ -53,14 +53,14 @@ def training(tmp_path: Path) -> Training:
 
 
 @pytest.mark.slow
-def test_what_dies_goes_on_where_it_had_saved_and_what_is_trained_is_only_exported(training: Training) -> None:
+def test_a_killed_training_resumes_and_a_finished_one_is_only_exported(training: Training) -> None:
     killer = Killer(training)
     assert train_all("one", [training], ONE, 1, killer) == []
     assert 0 < killer.saved < STEPS
-    assert killer.lines[0].startswith("one: killed by SIGKILL") and killer.lines[0].endswith("; taken up again")
+    assert killer.lines[0].startswith("one: killed by SIGKILL") and killer.lines[0].endswith("; resumed")
     assert killer.lines[1:] == ["1/1 one: one"]
     steps = [metric.step for metric in read_run(training.folder).metrics if metric.loss is not None]
-    assert steps.count(0) == 1, "it began anew"
+    assert steps.count(0) == 1, "it did not start over"
     assert steps[killer.saved - STEPS :] == list(range(killer.saved, STEPS))
 
     before = (training.folder / "metrics.jsonl").read_bytes()
@@ -71,7 +71,7 @@ def test_what_dies_goes_on_where_it_had_saved_and_what_is_trained_is_only_export
 
 
 @pytest.mark.slow
-def test_a_training_that_gets_on_has_a_pulse_though_it_saves_nothing(training: Training) -> None:
+def test_a_training_without_checkpoints_has_a_pulse(training: Training) -> None:
     unsaved = Training(configured(training.config, {"train": {"steps": 40}, "checkpoint": {"every": 0}}))
     job, pulses = unsaved.job(), list[object]()
 
@@ -85,7 +85,7 @@ def test_a_training_that_gets_on_has_a_pulse_though_it_saves_nothing(training: T
 
 
 @pytest.mark.slow
-def test_recipes_of_those_who_wait_are_there_from_the_beginning(training: Training) -> None:
+def test_recipes_of_waiting_trainings_exist_from_the_start(training: Training) -> None:
     first = Training(configured(training.config, {"train": {"steps": 2}}))
     waiting = Training(configured(training.config, {"name": "two", "train": {"steps": 2}}))
 

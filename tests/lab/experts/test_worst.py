@@ -1,4 +1,4 @@
-"""Weights for the worst domain: the certificate by other code, and what no weights may do."""
+"""Weights for the worst domain: the certificate by independent code, and the properties of the solution."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def distribution(draw: np.random.Generator, size: int, floor: float = 0.0) -> np
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_certificate_is_the_one_that_other_code_computes(seed: int) -> None:
-    """From w and q alone; at random ones, and at the solution."""
+def test_the_certificate_matches_independent_code(seed: int) -> None:
+    """From w and q alone, at random values and at the solution."""
     texts, draw = made_rows(80, 4, 3, seed), np.random.default_rng(seed)
     rows, known = [found.tolist() for found in texts.values()], problem(texts, FLOOR)
     solved = worst_domain(known)
@@ -37,8 +37,8 @@ def test_the_certificate_is_the_one_that_other_code_computes(seed: int) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 4))
-def test_no_weights_come_below_the_bound(seed: int, experts: int, domains: int) -> None:
-    """For any prices, even wrong ones: the gap is never negative, and the bound holds for all weights."""
+def test_no_weights_are_below_the_bound(seed: int, experts: int, domains: int) -> None:
+    """For any prices, the gap is not negative and the bound holds for all weights."""
     draw = np.random.default_rng(seed)
     known = problem(made_rows(20 * domains, experts, domains, seed), FLOOR)
     q = distribution(draw, domains)
@@ -50,8 +50,8 @@ def test_no_weights_come_below_the_bound(seed: int, experts: int, domains: int) 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("seed", range(3))
-def test_at_the_solution_nothing_is_better(seed: int, solver: Solver) -> None:
-    """Not the uniform weights, not a single expert, not weights that are off by .05: their gap is larger, too."""
+def test_the_solution_is_optimal(seed: int, solver: Solver) -> None:
+    """Uniform weights, single experts, and weights off by .05 are worse or have a larger gap."""
     texts, draw = made_rows(1024, 4, 3, seed), np.random.default_rng(seed)
     known = problem(texts, FLOOR)
     found = worst_domain(known, tolerance=3e-3, solver=solver)
@@ -74,8 +74,8 @@ def test_both_solvers_find_the_same_weights() -> None:
     assert one.proof.value == pytest.approx(other.proof.value, abs=1e-3)
 
 
-def test_two_experts_for_two_mirrored_domains_worked_by_hand() -> None:
-    """Each reads one domain with probability .8 and the other with .2: half and half, at price one half each."""
+def test_two_experts_for_two_mirrored_domains_get_equal_weights() -> None:
+    """Each reads one domain with probability .8 and the other with .2; both prices are one half."""
     good, bad = math.log(0.8), math.log(0.2)
     texts = {"a": np.array([[good, bad]] * 3), "b": np.array([[bad, good]] * 5)}
     found = worst_domain(problem(texts, FLOOR), 1e-8)
@@ -85,15 +85,15 @@ def test_two_experts_for_two_mirrored_domains_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_where_all_experts_are_alike_any_weights_will_do(solver: Solver) -> None:
-    """The worst domain has the price, and nothing comes below it; where domains are alike too, nothing moves."""
+def test_any_weights_are_optimal_for_equal_experts(solver: Solver) -> None:
+    """The worst domain has the whole price; with equal domains too, the problem is constant."""
     for texts in ({"a": np.full((3, 3), -1.0), "b": np.full((4, 3), -2.0)}, {"a": np.full((3, 2), -2.0)}):
         found = worst_domain(problem(texts, FLOOR), solver=solver)
         assert found.certified and found.q[-1] == pytest.approx(1)
         assert found.proof.value == pytest.approx(2) and found.proof.gap == pytest.approx(0, abs=1e-9)
 
 
-def test_a_domain_that_all_read_badly_has_the_whole_price() -> None:
+def test_a_domain_that_is_hard_for_all_has_the_whole_price() -> None:
     texts = made_rows(90, 3, 3, 0)
     texts["hopeless"] = texts["d1"] - 50
     found = worst_domain(problem(texts, FLOOR))
@@ -107,19 +107,19 @@ def test_rows_of_a_thousand_nats_do_not_underflow() -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_without_passes_the_certificate_says_so(solver: Solver) -> None:
+def test_without_enough_passes_the_result_is_not_certified(solver: Solver) -> None:
     found = worst_domain(problem(made_rows(400, 4, 3, 0), FLOOR), 1e-9, passes=3, solver=solver)
     assert not found.certified and found.proof.gap > 0 and found.w.sum() == pytest.approx(1)
 
 
-def test_what_cannot_be_weighed_is_named() -> None:
+def test_invalid_problems_are_named() -> None:
     texts = made_rows(30, 3, 3, 0)
-    for bad, floor, said in (
+    for bad, floor, message in (
         ({**texts, "empty": np.zeros((0, 3))}, FLOOR, "domain 'empty': has no held-out text"),
-        ({"one": np.zeros((4, 1))}, FLOOR, "one expert only"),
+        ({"one": np.zeros((4, 1))}, FLOOR, "there is only one expert"),
         (texts, 1 / 3, "floor = 0.333333: must be above 0 and below 1/3"),
         (texts, 0.0, "floor = 0: must be above 0"),
         ({**texts, "d1": np.vstack((texts["d1"], np.full((1, 3), -np.inf)))}, FLOOR, "domain 'd1', held-out text 10:"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             problem(bad, floor)

@@ -1,7 +1,8 @@
-"""Arms: what they may change, and that all else is the same for all."""
+"""Arms: allowed changes, common settings, and the arms and failures of a comparison."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def arms(tree: dict[str, Any], flags: dict[str, str] | None = None, **changes: d
     return RULES.arms(tree, changes, flags or {}, PATH)[1]
 
 
-def test_an_arm_is_the_recipe_with_its_changes_and_flags_are_laid_over_all() -> None:
+def test_an_arm_is_the_recipe_with_its_changes_and_common_flags() -> None:
     tree = {"train": {"steps": 9}, "recovery": {"strategy": "echo"}}
     base, found = RULES.arms(tree, {"a": {"recovery": {"options": {"bits": 2}}}, "b": {}}, {"seed": "7"}, PATH)
     assert found["a"].recovery.strategy == "echo" and found["a"].recovery.options == {"bits": 2}
@@ -39,21 +40,21 @@ def test_an_arm_is_the_recipe_with_its_changes_and_flags_are_laid_over_all() -> 
     ],
 )
 def test_seed_data_failures_and_budget_are_the_same_for_all_arms(change: dict[str, Any], place: str) -> None:
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError) as refused:
         arms({}, unfair=change)
-    assert str(said.value).startswith(f"mine.toml: trial.arms.unfair.{place}: the recipe has ")
-    assert str(said.value).endswith("arms may differ in recovery, routing.kind only")
+    assert str(refused.value).startswith(f"mine.toml: trial.arms.unfair.{place}: the recipe has ")
+    assert str(refused.value).endswith("arms may differ in recovery, routing.kind only")
 
 
-def test_a_setting_that_only_begins_like_a_free_one_is_not_free() -> None:
+def test_a_setting_with_a_free_prefix_is_not_free() -> None:
     narrow = Rules("trial", RunConfig, free=("train.eval",))
     with pytest.raises(UserError, match=r"train\.eval_every = 3"):
         narrow.arms({}, {"a": {"train": {"eval_every": 3}}}, {}, PATH)
 
 
-def test_names_that_would_be_one_file_are_refused() -> None:
+def test_names_of_equal_files_are_rejected() -> None:
     assert file_name("H, TEXT/../") == "H--TEXT----"
-    with pytest.raises(UserError, match=r"trial\.arms: two names are equal but for signs"):
+    with pytest.raises(UserError, match=r"trial\.arms: two names differ only in signs"):
         arms({}, **{"a b": {}, "a-b": {}})
 
 
@@ -65,14 +66,13 @@ def test_names_that_would_be_one_file_are_refused() -> None:
         (Seeded, {"sed": [1]}, "train.sed: unknown key"),
     ],
 )
-def test_a_table_that_makes_no_trial_is_refused(
+def test_an_invalid_trial_table_is_rejected(
     tmp_path: Path, kind: type[Seeded], table: dict[str, Any], complaint: str
 ) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(tomli_w.dumps({"train": table}))
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError, match=re.escape(complaint)):
         table_of(file, "train", kind, "train")
-    assert complaint in str(said.value)
 
 
 def compared(folder: Path, arms_table: str) -> Path:
@@ -81,7 +81,7 @@ def compared(folder: Path, arms_table: str) -> Path:
     return file
 
 
-def test_a_comparisons_arms_may_be_spared_the_failures_and_fault_free_is_always_first(tmp_path: Path) -> None:
+def test_arms_may_be_excluded_from_failures_and_fault_free_is_first(tmp_path: Path) -> None:
     text = "[compare.arms.a]\nfaults = false\nrouting.kind = 'swapped'\n[compare.arms.b]\nrecovery.strategy = 'echo'\n"
     _, found = race_spec.load(compared(tmp_path, text), {})
     own = [("fault-free", False), ("a", False), ("b", True)]
@@ -90,7 +90,7 @@ def test_a_comparisons_arms_may_be_spared_the_failures_and_fault_free_is_always_
     assert [arm.config.recovery.strategy for arm in found[3:]] == ["oracle", "reset"]
 
 
-def test_a_comparison_of_recoveries_has_controls_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_a_comparison_of_recoveries_has_controls_by_default(tmp_path: Path) -> None:
     echo, lr = "[compare.arms.b]\nrecovery.strategy = 'echo'\n", "[compare.arms.b]\noptim.lr = 0.1\n"
 
     def names(text: str, only: list[str] | None = None) -> list[str]:
@@ -98,7 +98,7 @@ def test_a_comparison_of_recoveries_has_controls_unless_it_says_otherwise(tmp_pa
 
     assert names(echo) == ["b", "oracle", "reset"]
     assert names(f"controls = false\n{echo}") == ["b"]
-    assert names(lr) == ["b"], "no arm recovers in another way than the recipe"
+    assert names(lr) == ["b"], "no arm changes the recovery"
     assert names(f"[compare.trace]\nhourly = 0.0\n{echo}") == ["b"], "nothing is lost"
     own = "[compare.arms.reset]\nrecovery.strategy = 'reset'\nrouting.kind = 'skipping'\n"
     assert names(echo + own) == ["b", "reset", "oracle"]
@@ -106,7 +106,7 @@ def test_a_comparison_of_recoveries_has_controls_unless_it_says_otherwise(tmp_pa
     assert names(echo, only=["b", "reset", "oracle"]) == ["b", "reset", "oracle"]
 
 
-def test_a_search_tries_each_setting_with_each_but_the_recipes_own_once(tmp_path: Path) -> None:
+def test_a_search_tries_all_combinations_except_the_recipe_s_own(tmp_path: Path) -> None:
     text = "[compare.search]\nlr = [0.001, 0.002]\nbeta2 = [0.95, 0.999]\n[compare.arms.b]\noptim.beta2 = 0.9\n"
     _, found = race_spec.load(compared(tmp_path, text), {})
     points = [arm for arm in found if arm.searched]
@@ -116,11 +116,11 @@ def test_a_search_tries_each_setting_with_each_but_the_recipes_own_once(tmp_path
     assert not any(arm.faults for arm in points)
     assert [(p.config.optim.lr, p.config.optim.beta2) for p in points] == [(0.001, 0.95), (0.002, 0.95), (0.002, 0.999)]
     _, all_at_once = race_spec.load(compared(tmp_path, text), {"optim.lr": "0.002"})
-    assert [arm.name for arm in all_at_once if arm.searched] == ["lr 0.001, beta2 0.95"], "a flag makes the rest alike"
+    assert [arm.name for arm in all_at_once if arm.searched] == ["lr 0.001, beta2 0.95"], "a flag makes others equal"
 
 
 @pytest.mark.parametrize("name", ["tuned", "fault-free"])
-def test_no_arm_may_be_called_as_those_that_a_comparison_adds(tmp_path: Path, name: str) -> None:
+def test_names_of_added_arms_are_reserved(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=f"compare.arms.{name}: every comparison has this arm"):
         race_spec.load(compared(tmp_path, f"[compare.arms.{name}]\n"), {})
 
@@ -148,7 +148,17 @@ def test_no_arm_may_be_called_as_those_that_a_comparison_adds(tmp_path: Path, na
         ),
     ],
 )
-def test_what_a_comparison_refuses(tmp_path: Path, text: str, complaint: str) -> None:
-    with pytest.raises(UserError) as said:
+def test_an_invalid_comparison_is_rejected(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=re.escape(complaint)):
         race_spec.load(compared(tmp_path, text), {})
-    assert complaint in str(said.value)
+
+
+def test_bursts_add_failures_of_the_next_stages_to_the_same_trace() -> None:
+    def struck(**spec: object) -> set[tuple[int, int]]:
+        plain = {"hourly": 0.5, "step_s": 600.0, "ends": True} | spec
+        comparison = race_spec.Comparison.model_construct(trace=race_spec.TraceSpec.model_validate(plain))
+        return {(fault.step, fault.stage) for fault in race_spec.trace_for(comparison, RunConfig(), 3).faults}
+
+    alone, bursts = struck(), struck(together=0.5)
+    assert alone < bursts
+    assert all((step, (stage - 1) % 5) in bursts for step, stage in bursts - alone)

@@ -1,4 +1,4 @@
-"""Jobs as real processes: which may die, hang, be done already, and never outlive whoever wanted them."""
+"""Jobs as real processes, which may die, hang or be done already, and never outlive their parent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Watcher:
 
 
 def job(folder: Path, name: str, program: str = "") -> Job:
-    """A job whose process is to make the file ``name``."""
+    """Return a job whose process makes the file ``name``."""
     out = folder / name
     return Job(
         name=name,
@@ -49,7 +49,7 @@ def lost_of(jobs: list[Job], watcher: Watcher, processes: Processes = ONE, retri
     return lost
 
 
-def test_what_is_done_is_not_done_again_and_no_more_run_at_once_than_may(tmp_path: Path) -> None:
+def test_finished_jobs_are_not_repeated_and_parallel_jobs_are_limited(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("kept")
     watcher = Watcher()
     jobs = [job(tmp_path, name) for name in "abcde"]
@@ -61,7 +61,7 @@ def test_what_is_done_is_not_done_again_and_no_more_run_at_once_than_may(tmp_pat
     assert watcher.at_once == 2 and watcher.seen[0] == (10, 50)
 
 
-def test_a_death_is_told_in_one_line_with_the_last_word_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_death_is_reported_with_the_last_log_line_and_other_jobs_continue(tmp_path: Path) -> None:
     watcher = Watcher()
     jobs = [
         job(tmp_path, "says", "print('early'); print('disk full'); raise SystemExit(3)"),
@@ -77,7 +77,7 @@ def test_a_death_is_told_in_one_line_with_the_last_word_and_the_others_go_on(tmp
     assert watcher.lines[-1] == "1/4 jobs: good"
 
 
-def test_what_dies_is_taken_up_again_as_often_as_may_be(tmp_path: Path) -> None:
+def test_a_job_that_dies_is_resumed_up_to_its_retries(tmp_path: Path) -> None:
     program = (
         "import os, pathlib; out = pathlib.Path({out!r}); n = out.with_suffix('.tries'); "
         "n.write_text(n.read_text() + 'x' if n.exists() else 'x'); "
@@ -85,24 +85,24 @@ def test_what_dies_is_taken_up_again_as_often_as_may_be(tmp_path: Path) -> None:
     )
     watcher = Watcher()
     assert lost_of([job(tmp_path, "a", program)], watcher, retries=2) == {}
-    assert [line.partition(";")[2] for line in watcher.lines] == [" taken up again", " taken up again", ""]
+    assert [line.partition(";")[2] for line in watcher.lines] == [" resumed", " resumed", ""]
     assert lost_of([job(tmp_path, "b", program)], watcher, retries=1).keys() == {"b"}
     assert "given up after 2 attempts" in watcher.lines[-1] and "SIGABRT" in watcher.lines[-1]
 
 
 @pytest.mark.slow
-def test_what_does_not_get_on_is_killed_and_what_does_may_take_as_long_as_it_likes(tmp_path: Path) -> None:
+def test_a_job_without_progress_is_killed_and_a_slow_one_is_not(tmp_path: Path) -> None:
     stuck = "import time; print('loading', flush=True); time.sleep(600)"
     slow = "import time\nfor n in range(12): time.sleep(0.25); print(n, flush=True)\n" + WRITES
     watcher, began = Watcher(), time.monotonic()
     jobs = [job(tmp_path, "stuck", stuck), job(tmp_path, "slow", slow)]
     patience = 2.0
     lost = lost_of(jobs, watcher, Processes(workers=2, patience_s=patience))
-    assert lost == {"stuck": "killed, for it did not get on within 2 s (loading)"}
+    assert lost == {"stuck": "killed after 2 s without progress (loading)"}
     assert patience < time.monotonic() - began < 60
 
 
-def test_giving_up_may_end_all_and_leaves_no_process(tmp_path: Path) -> None:
+def test_given_up_may_stop_all_jobs_and_leaves_no_process(tmp_path: Path) -> None:
     sleeper = "import os, pathlib, time; pathlib.Path({out!r} + '.pid').write_text(str(os.getpid())); time.sleep(600)"
     there = str(tmp_path / "sleeps.pid")
     fails = f"import pathlib, time\nwhile not pathlib.Path({there!r}).exists(): time.sleep(0.01)\n1/0"

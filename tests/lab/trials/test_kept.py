@@ -1,4 +1,4 @@
-"""Results on disk: whole, and read back only by what they belong to."""
+"""Results on disk: written atomically, and read only for their identity."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def place(folder: Path, recipe: object = "mine") -> Kept[Found]:
 
 
 @pytest.mark.parametrize("loss", [0.1 + 0.2, math.inf])
-def test_a_result_comes_back_to_the_last_bit(tmp_path: Path, loss: float) -> None:
+def test_a_result_is_read_exactly_as_written(tmp_path: Path, loss: float) -> None:
     assert place(tmp_path).read() == (None, "")
     place(tmp_path).write(Found(loss=loss, pairs=[(1, 1 / 3)]))
     assert place(tmp_path).read() == (Found(loss=loss, pairs=[(1, 1 / 3)]), "")
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_another_trials_result_is_none_and_says_why(tmp_path: Path) -> None:
+def test_another_trial_s_result_is_rejected_with_a_reason(tmp_path: Path) -> None:
     place(tmp_path).write(Found(loss=1.0))
     assert place(tmp_path, "other").read() == (None, "it was made with another recipe")
     place(tmp_path, "other").write(Found(loss=2.0))
     assert place(tmp_path, "other").read()[0] == Found(loss=2.0)
 
 
-def test_a_result_of_before_results_had_identities_is_stale(tmp_path: Path) -> None:
+def test_a_result_without_an_identity_is_stale(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"job": "12ab", "course": {}}')
     assert place(tmp_path).read() == (None, "an older planaria made it")
 
@@ -57,7 +57,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
         reader.read()
 
 
-def test_a_folder_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     make_folder(tmp_path / "a" / "b")
     (tmp_path / "file").write_text("")

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import random
+import statistics
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
+from planaria.lab.trials.spread import Spread, bootstrap, seeds_shown, shown, spread
 
 
-def test_a_spread_is_mean_least_and_most_and_no_mean_is_made_of_some_seeds() -> None:
+def test_a_spread_needs_a_number_for_every_seed() -> None:
     assert spread([3.0, 1.0, 5.0]) == Spread(mean=3.0, least=1.0, most=5.0)
     assert spread([1.0, None, 2.0]) is None and spread([]) is None
     assert spread([0.0, 0.0]) == (0.0, 0.0, 0.0)
@@ -20,9 +25,42 @@ def test_a_spread_is_mean_least_and_most_and_no_mean_is_made_of_some_seeds() -> 
         ([], ".3f", "–"),
     ],
 )
-def test_how_it_is_written(values: list[float], form: str, text: str) -> None:
+def test_a_spread_is_formatted(values: list[float], form: str, text: str) -> None:
     assert shown(spread(values), form) == text
 
 
-def test_how_seeds_are_written() -> None:
+def test_seeds_are_formatted() -> None:
     assert seeds_shown([4]) == "seed 4" and seeds_shown([1, 3]) == "seeds 1, 3"
+
+
+VALUES = st.lists(st.floats(0.1, 10), min_size=1, max_size=12)
+
+
+@given(VALUES, st.integers(0, 5))
+def test_a_bootstrap_interval_is_within_the_values_and_deterministic(values: list[float], seed: int) -> None:
+    low, high = bootstrap(values, seed, draws=200)
+    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
+    assert bootstrap(values, seed, draws=200) == (low, high)
+
+
+def test_the_bootstrap_interval_of_one_value_has_no_width() -> None:
+    assert bootstrap([1.5]) == (1.5, 1.5)
+
+
+def test_the_bootstrap_interval_of_many_normal_values_matches_theory() -> None:
+    rng = random.Random(1)
+    values = [rng.gauss(1.0, 0.2) for _ in range(400)]
+    low, high = bootstrap(values)
+    half = 1.96 * statistics.stdev(values) / 20
+    assert (high - low) / 2 == pytest.approx(half, rel=0.05)
+    assert (high + low) / 2 == pytest.approx(statistics.fmean(values), abs=0.1 * half)
+
+
+@pytest.mark.parametrize(("count", "least", "most"), [(5, 0.78, 0.90), (40, 0.91, 0.96)])
+def test_the_bootstrap_interval_of_few_values_is_too_narrow(count: int, least: float, most: float) -> None:
+    rng, trials = random.Random(2), 500
+    held = 0
+    for trial in range(trials):
+        low, high = bootstrap([rng.gauss(0.0, 1.0) for _ in range(count)], trial, draws=400)
+        held += low <= 0.0 <= high
+    assert least < held / trials < most

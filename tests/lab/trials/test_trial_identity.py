@@ -1,4 +1,4 @@
-"""What makes a result stale: another recipe, another version, other code."""
+"""Stale results: another recipe, another version, or other code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planaria.lab.trials.kept import identity
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of which modules are imported; what was, is forgotten afterwards."""
+    """Yield a folder for importable modules, which are removed from ``sys.modules`` afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
     yield tmp_path
@@ -27,19 +27,19 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_the_same_recipe_is_the_same_trial_however_it_is_laid_out() -> None:
+def test_the_identity_does_not_depend_on_the_order_of_settings() -> None:
     assert identity({"a": 1, "b": [2]}) == identity({"b": [2], "a": 1})
     assert identity({"a": 1}).difference(identity({"a": 2})) == "it was made with another recipe"
 
 
-def test_another_version_is_another_trial_unless_versions_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_another_trial_unless_versions_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     old = identity({})
     monkeypatch.setattr(module, "__version__", "9.9")
     assert identity({}).difference(old) == f"planaria {__version__} made it, this is 9.9"
     assert identity({}).difference(old, versions=False) == ""
 
 
-def test_editing_the_file_of_a_chosen_class_makes_it_another_trial(mine: Path) -> None:
+def test_editing_a_custom_class_changes_the_identity(mine: Path) -> None:
     (mine / "chosen_one.py").write_text("class Mine:\n    noise = 0.1\n")
     chosen = importlib.import_module("chosen_one")
     before = identity({}, [chosen.Mine])
@@ -48,12 +48,12 @@ def test_editing_the_file_of_a_chosen_class_makes_it_another_trial(mine: Path) -
     (mine / "chosen_one.py").write_text("class Mine:\n    noise = 0.2\n")
     now = identity({}, [chosen.Mine])
     assert now.difference(before) == "the code of chosen_one has changed since"
-    assert identity({}).difference(before) == "the code of chosen_one has changed since", "it is not chosen any more"
+    assert identity({}).difference(before) == "the code of chosen_one has changed since", "the class is not used now"
     with pytest.raises(UserError, match=r"chosen_one\.py: was changed while a trial ran with it"):
         before.require_current()
 
 
-def test_what_a_class_inherits_counts_and_what_comes_with_planaria_or_python_does_not(mine: Path) -> None:
+def test_base_classes_count_but_not_planaria_or_python(mine: Path) -> None:
     (mine / "chosen_base.py").write_text("class Base:\n    pass\n")
     (mine / "chosen_two.py").write_text("from chosen_base import Base\n\nclass Mine(Base):\n    pass\n")
     chosen = importlib.import_module("chosen_two")
@@ -64,7 +64,7 @@ def test_what_a_class_inherits_counts_and_what_comes_with_planaria_or_python_doe
     assert "torch.nn.modules.module" in identity({}, [torch.nn.Linear]).code
 
 
-def test_code_without_a_file_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_without_a_file_is_rejected_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = type("Mine", (), {"__module__": "__main__"})
     with pytest.raises(UserError, match=r"__main__: has no source file .*; write the class into a file"):
         identity({}, [cell])

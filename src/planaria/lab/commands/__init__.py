@@ -1,6 +1,6 @@
-"""The lab's commands: compare, advise, experts, experts add, remove, weigh, fuse and merge.
+"""Command line of the lab: compare, advise, experts, experts add, remove, weigh, fuse and merge.
 
-This module defines their parsers. A command imports what it needs when it runs.
+Commands import their modules when they run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _add_compare(commands: Any) -> None:
     compare = command(commands, "compare", "compare strategies on the same failures; resumable", _compare, lasting=True)
     add_recipe(compare, " with a [compare] table, or any with --arms")
     compare.add_argument(
-        "--arms", metavar="A,B", help="these of its arms alone, and strategies by name or as module:Class"
+        "--arms", metavar="A,B", help="race only these arms, and strategies by name or as module:Class"
     )
     compare.add_argument("--seeds", metavar="1,2", help="instead of the recipe's")
     compare.add_argument("--together", type=float, metavar="P", help="instead of the recipe's compare.trace.together")
@@ -56,11 +56,9 @@ def _add_advise(commands: Any) -> None:
         "--delays",
         type=Path,
         metavar="RUN",
-        help="which code of gradients suits replicas that are as late as those of this run (its folder) were",
+        help="choose a gradient code for replicas as late as those of this run (its folder)",
     )
-    advise.add_argument(
-        "--compress", action="store_true", help="whether all-reduced gradients should travel in fewer bytes, and how"
-    )
+    advise.add_argument("--compress", action="store_true", help="choose a compression of all-reduced gradients")
     add_fields(advise, RunConfig)
 
 
@@ -91,14 +89,14 @@ def _add_members(commands: Any) -> None:
 
 
 def _add_fuse(commands: Any) -> None:
-    fusing = command(commands, "experts fuse", "put an ensemble's experts together as one model", _fuse, lasting=True)
+    fusing = command(commands, "experts fuse", "fuse an ensemble's experts into one model", _fuse, lasting=True)
     fusing.add_argument("run", type=Path)
     fusing.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-    ways = "weighted sum of what each learned, TIES, or DARE (default %(default)s)"
-    fusing.add_argument("--by", choices=("sum", "ties", "dare"), default="sum", help=ways)
+    methods = "weighted sum of what each learned, TIES, or DARE (default %(default)s)"
+    fusing.add_argument("--by", choices=("sum", "ties", "dare"), default="sum", help=methods)
     fusing.add_argument("--lambda", dest="scale", type=float, metavar="L", help="weight of each (default .3, ties .4)")
-    fusing.add_argument("--safe", metavar="MODEL", help="the parent that all branched off, where the run does not say")
-    fusing.add_argument("--seed", type=int, default=0, help="dare: of what is dropped")
+    fusing.add_argument("--safe", metavar="MODEL", help="the parent of all experts, if the run does not name it")
+    fusing.add_argument("--seed", type=int, default=0, help="dare: seed of the dropping")
 
 
 def _add_merge(commands: Any) -> None:
@@ -107,8 +105,8 @@ def _add_merge(commands: Any) -> None:
     )
     merging.add_argument("run", type=Path, help="an ensemble; with --add or --remove, a merged model")
     merging.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-    ways = "keep all feed-forward blocks behind routers made without training, or plain mean (default dume)"
-    merging.add_argument("--by", choices=("average", "dume"), help=ways)
+    methods = "keep all feed-forward blocks behind routers made without training, or plain mean (default dume)"
+    merging.add_argument("--by", choices=("average", "dume"), help=methods)
     merging.add_argument("--top-k", type=int, metavar="K", help="blocks that a token passes; 0: all (default 1)")
     merging.add_argument("--temperature", type=float, metavar="T", help="divides routers' logits (default 1)")
     merging.add_argument(
@@ -116,12 +114,12 @@ def _add_merge(commands: Any) -> None:
     )
     merging.add_argument("--samples", type=int, metavar="N", help="of each domain's text, at most (default 256)")
     merging.add_argument("--no-bias", action="store_true", help="routers as Mixtral's: transformers loads the folder")
-    merging.add_argument("--safe", metavar="MODEL", help="the parent that all branched off, where the run does not say")
-    merging.add_argument("--add", metavar="MODEL", help="an expert to be added, with --as, --domain and --text")
+    merging.add_argument("--safe", metavar="MODEL", help="the parent of all experts, if the run does not name it")
+    merging.add_argument("--add", metavar="MODEL", help="an expert to add, with --as, --domain and --text")
     merging.add_argument("--as", dest="called", metavar="NAME", help="with --add: its name (default: its folder's)")
     merging.add_argument("--domain", help="with --add: its domain, for reports")
     merging.add_argument("--text", metavar="SOURCE", help="with --add: text of its domain, from which routers are made")
-    merging.add_argument("--remove", metavar="NAME", help="an expert to be taken out")
+    merging.add_argument("--remove", metavar="NAME", help="an expert to remove")
 
 
 def _add_weigh(commands: Any) -> None:
@@ -129,8 +127,8 @@ def _add_weigh(commands: Any) -> None:
         commands, "experts weigh", "find the best weights for an ensemble's worst domain", _weigh, lasting=True
     )
     weighing.add_argument("run", type=Path)
-    told = "weights for the domain it does worst on, with a certificate and prices of domains; changes nothing"
-    weighing.add_argument("--worst", action="store_true", required=True, help=told)
+    worst = "weights for the domain with the largest loss, with a certificate and prices of domains; changes nothing"
+    weighing.add_argument("--worst", action="store_true", required=True, help=worst)
     weighing.add_argument("--tokens", type=int, metavar="T", help="of each text, from its beginning (default: prefix)")
     weighing.add_argument("--floor", type=float, help="least weight of an expert (default .01)")
     weighing.add_argument("--tolerance", type=float, help="residual to reach (default .001)")
@@ -213,7 +211,7 @@ def _merge(given: argparse.Namespace) -> int:
     making = ("by", "top_k", "temperature", "ridge", "samples", "safe")
     adding = ("called", "domain", "text")
     if given.add is not None and given.remove is not None:
-        raise UserError("--add and --remove: give one of them; what the first writes can be given to the second")
+        raise UserError("--add and --remove: give one of them; give the model written by the first to the second")
     if given.add is not None or given.remove is not None:
         _refuse(given, making, "is what the merged model was made with; merge the ensemble again to change it")
         if given.no_bias:
@@ -231,7 +229,7 @@ def _merge(given: argparse.Namespace) -> int:
 
 
 def _wanted(given: argparse.Namespace) -> Any:
-    """What a merged model is to be; UserError when that cannot be."""
+    """Return the options of a merged model; raise UserError if they are invalid."""
     from planaria.lab.commands.merge import Wanted
     from planaria.lab.experts.fused import Routers
     from planaria.lab.experts.listening import SAMPLES
@@ -242,10 +240,10 @@ def _wanted(given: argparse.Namespace) -> Any:
         if given.no_bias:
             raise UserError("--no-bias: is about routers, and an average has none; leave it out")
     ranges = {"top_k": (0, "0 (all) or more"), "ridge": (0, "0 or more"), "samples": (1, "1 or more")}
-    for name, (least, told) in ranges.items():
+    for name, (least, bound) in ranges.items():
         value = getattr(given, name)
         if value is not None and not least <= value < float("inf"):
-            raise UserError(f"--{_FLAGS.get(name, name)} {value:g}: must be {told}")
+            raise UserError(f"--{_FLAGS.get(name, name)} {value:g}: must be {bound}")
     if given.temperature is not None and not COLDEST <= given.temperature < float("inf"):
         raise UserError(f"--temperature {given.temperature:g}: must be {COLDEST:g} or more")
     defaults = {"top_k": 1, "temperature": 1.0, "ridge": RIDGE, "samples": SAMPLES}
@@ -254,11 +252,11 @@ def _wanted(given: argparse.Namespace) -> Any:
 
 
 _FLAGS = {"top_k": "top-k", "ridge": "lambda", "called": "as"}
-"""of what is called otherwise in the program"""
+"""Flags of arguments with another name in the program."""
 
 
 def _refuse(given: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
-    """UserError naming the first of these flags that was given."""
+    """Raise UserError naming the first of these flags that was given."""
     for name in names:
         if (value := getattr(given, name)) is not None:
             raise UserError(f"--{_FLAGS.get(name, name)} {value}: {why}")

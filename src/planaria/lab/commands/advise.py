@@ -1,6 +1,6 @@
-"""``planaria advise``: which recovery strategy suits a recipe, and how sure that is.
+"""``planaria advise``: the recovery strategy that suits a recipe, and its uncertainty.
 
-With ``--delays RUN``: which code of gradients suits replicas that are as late as those of that run.
+With ``--delays RUN``: the gradient code that suits replicas as late as those of that run.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from planaria.report.words import counted
 from planaria.runtime.engine.check import check
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
-"""of a prediction, by how many of them an hour has"""
+"""Units of a prediction → number per hour."""
 CLOSE = 1.01
-"""times the shortest: predictions this close are practically equal"""
+"""Ratio to the best below which predictions are practically equal."""
 
 
 def experience() -> Experience:
-    """The costs measured in the comparisons that ship with planaria."""
+    """Return the costs measured in the comparisons that ship with planaria."""
     return Experience.model_validate_json((files("planaria.lab.compare") / "experience.json").read_bytes())
 
 
 def advise(path: Path, flags: Mapping[str, str], delays: Path | None = None, compress: bool = False) -> int:
-    """Print the strategies for the failures that a recipe's [network] describes, fastest first; the exit code.
+    """Print the strategies for the failures of a recipe's [network], fastest first; return the exit code.
 
-    With the folder of a run, ``delays``: the codes of gradients for replicas that are as late as that run's. With
-    ``compress``: ways to send gradients in fewer bytes, on the machines that [network] describes.
+    ``delays``: print gradient codes for replicas as late as those of the run in this folder. ``compress``: print
+    compression schemes for gradients on the machines of [network].
     """
     if compress and delays is not None:
-        raise UserError("--compress and --delays: each is a question of its own; give one of them")
+        raise UserError("--compress and --delays: are separate questions; give one of them")
     config = recipe.load(path, flags, "train")
     check(config)
     if delays is not None:
@@ -75,12 +75,12 @@ def _require_prices(config: RunConfig, path: Path) -> None:
 
 
 def _unit(hours: float) -> str:
-    """The largest unit of which ``hours`` are at least two."""
+    """Return the largest unit of which ``hours`` are at least two."""
     return next((unit for unit, each in UNITS.items() if hours * each >= 2.0), "seconds")
 
 
-def _told_in(unit: str, *hours: float) -> str:
-    """Four significant digits of each, without an exponent however long the run is."""
+def _in_unit(unit: str, *hours: float) -> str:
+    """Format with four significant digits and no exponent."""
     values = [each * UNITS[unit] for each in hours]
     return " … ".join(f"{value:.0f}" if value >= 1000 else f"{value:#.4g}" for value in values)
 
@@ -91,10 +91,10 @@ def _show(config: RunConfig, advice: Advice, unit: str) -> None:
     rows = []
     for way in advice.ways:
         hours = way.prediction.hours
-        spread = "calculated" if way.prediction.certain else _told_in(unit, hours.low, hours.high)
+        spread = "calculated" if way.prediction.certain else _in_unit(unit, hours.low, hours.high)
         interval = "–" if way.prediction.interval is None else counted(way.prediction.interval, "step")
         costs = [spread, interval, f"{way.step_bytes / 1e6:.1f}", f"{100 * way.memory:.0f} %"]
-        rows.append([way.prediction.name, way.chain, way.routing, _told_in(unit, hours.mean), *costs])
+        rows.append([way.prediction.name, way.chain, way.routing, _in_unit(unit, hours.mean), *costs])
     title = f"{config.name}: {counted(config.train.steps, 'step')}, failures at {rate}"
     show([Table(title, head, rows, numbers_from=3)])
 
@@ -104,7 +104,7 @@ def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str
     command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
     if best.background != config.checkpoint.background:
         command += f" --checkpoint.background {str(best.background).lower()}"
-    taken, doubts = _told_in(unit, best.prediction.hours.mean), unknown(config, known)
+    taken, doubts = _in_unit(unit, best.prediction.hours.mean), unknown(config, known)
     lines = [f"advice        {best.prediction.name}: {taken} {unit} ({command})"]
     if advice.rivals:
         lines.append(
@@ -116,9 +116,9 @@ def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str
     within = CLOSE * best.prediction.hours.mean
     if close := [way.prediction.name for way in advice.ways[1:] if way.prediction.hours.mean <= within]:
         lines.append(f"as good       {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
-    lines += [f"break-even    {_told(config, point)}" for point in advice.break_evens]
+    lines += [f"break-even    {_break_even(config, point)}" for point in advice.break_evens]
     for name, one in doubts.items():
-        would = f"; at the same cost {_told_in(unit, one.hours.mean)} {unit}" if one.hours else ""
+        would = f"; at the same cost {_in_unit(unit, one.hours.mean)} {unit}" if one.hours else ""
         lines.append(f"don't know    {name}: {one.why}{would}")
     lines.append(
         f"experience    {'; '.join(known.observed)}; {unit} count training to the recipe's last step at equal loss"
@@ -126,18 +126,18 @@ def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str
     return lines
 
 
-def _told(config: RunConfig, point: BreakEven) -> str:
+def _break_even(config: RunConfig, point: BreakEven) -> str:
     own = getattr(config.network, point.what.partition(".")[2])
     side = "above" if point.value > own else "below"
     return f"{point.what} {side} {point.value:.3g} (now {own:.3g}): {point.other}"
 
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""jobs of a step that are looked at"""
+"""Candidate numbers of jobs per step."""
 
 
 class Window(NamedTuple):
-    """The best scheme for steps of so many jobs."""
+    """The best scheme for steps of ``jobs`` jobs."""
 
     jobs: int
     chosen: Chosen
@@ -145,9 +145,9 @@ class Window(NamedTuple):
 
 
 def advise_coded(config: RunConfig, folder: Path) -> int:
-    """Print what steps would take with the delays of the run in ``folder``, and what is best; the exit code.
+    """Print step times with the delays of the run in ``folder``, and the best code; return the exit code.
 
-    :raises UserError: when that run tells too little, or of another number of replicas.
+    :raises UserError: when that run has too few rounds, or another number of replicas.
     """
     profile, jobs = _delays_of(config, folder)
     windows = windows_of(config, profile, jobs)
@@ -178,12 +178,12 @@ def advise_coded(config: RunConfig, folder: Path) -> int:
 
 
 def _delays_of(config: RunConfig, folder: Path) -> tuple[Profile, int]:
-    """A run's delays, and the jobs that its steps had."""
+    """Return a run's delays and the jobs of its steps."""
     record = read_run(folder)
     coding, profile = coding_of(record.config.exchange), profile_of(record)
     if coding is None or profile is None:
         raise UserError(
-            f"{folder}: tells of fewer than {LEAST_ROUNDS} rounds in which every replica had as much to do; train with "
+            f"{folder}: has fewer than {LEAST_ROUNDS} rounds in which every replica had as much to do; train with "
             f"exchange.coded = 'none' for {LEAST_ROUNDS} steps or more, and give that run's folder"
         )
     if profile.workers != config.exchange.replicas:
@@ -195,10 +195,10 @@ def _delays_of(config: RunConfig, folder: Path) -> tuple[Profile, int]:
 
 
 def windows_of(config: RunConfig, profile: Profile, jobs: int) -> list[Window]:
-    """The best scheme for each number of jobs into which the recipe's steps can be cut, the quickest first.
+    """Return the best scheme for each number of jobs that divides the recipe's steps, the fastest first.
 
-    ``profile`` is of steps of so many ``jobs``. With another number a job's data are more or fewer, and so is what it
-    takes: rounds are put together, or taken for parts of one.
+    ``profile`` is of steps of ``jobs`` jobs. For other numbers, rounds are combined or divided, since the data of a job
+    and its time change.
     """
     microbatches, found = config.pipeline.microbatches * profile.workers, []
     for width in WIDTHS:
@@ -214,10 +214,10 @@ def _coded_conclusions(windows: list[Window], none_s: float, plain: Chosen) -> I
     if plain.always_slow:
         yield f"always slow   {plain.why}"
     if best.chosen.best.name == "none":
-        yield "advice        none: no code saves more than what such a measurement can tell"
+        yield "advice        none: no code saves more than the measurement's uncertainty"
         return
     options = ", ".join(f"{name} = {value}" for name, value in best.chosen.best.scheme.model_dump().items())
-    said = f'{{ scheme = "{best.chosen.best.name}", {options}, jobs = {best.jobs} }}'
-    yield f"advice        exchange.coded = {said}: {best.step_s / none_s:.2f} of what uncoded steps take"
+    scheme = f'{{ scheme = "{best.chosen.best.name}", {options}, jobs = {best.jobs} }}'
+    yield f"advice        exchange.coded = {scheme}: {best.step_s / none_s:.2f} of what uncoded steps take"
     sends = best.chosen.best.vectors * best.jobs
-    yield f"its price     every replica sends {sends} gradients a step in place of 1, and keeps as many of each other"
+    yield f"its price     every replica sends {sends} gradients a step instead of 1, and keeps as many of each other"

@@ -1,4 +1,4 @@
-"""``planaria advise RECIPE --compress``: in how few bytes replicas should tell each other their gradients."""
+"""``planaria advise RECIPE --compress``: whether and how to compress all-reduced gradients."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from planaria.lab.compare.experience import Range
 from planaria.lab.trials.spread import Spread, seeds_shown, shown
 from planaria.report.tables import Table, show
 
-LIKE = "as far as your run is like the race's: replicas, model, optimizer, steps"
+LIKE = "if your run resembles the race's: replicas, model, optimizer, steps"
 HEAD = ["how", "MB a step", "s a step", "of dense", "coding, ms", "loss at the end, of dense", "steps, of dense"]
 
 
 def lessons() -> Lessons:
-    """What was measured, as it ships with planaria."""
+    """Return the measurements that ship with planaria."""
     return Lessons.model_validate_json((files("planaria.lab.compare") / "compression.json").read_bytes())
 
 
 def advise_compress(config: RunConfig, path: Path) -> int:
-    """Print what steps take with each way to send fewer bytes, and whether that pays; the exit code.
+    """Print step times with each compression scheme, and whether it pays off; return the exit code.
 
     :raises UserError: when the recipe has no gradients to compress, or lacks prices.
     """
@@ -46,8 +46,8 @@ def _require(config: RunConfig, path: Path) -> None:
             "gradients that replicas agree on in every step; give 'allreduce', and 2 replicas or more"
         )
     for name in ("robust", "coded"):
-        if said := getattr(exchange, name):
-            raise UserError(f"{path}: exchange.{name} = {said!r}: was not raced with fewer bytes; leave it out")
+        if value := getattr(exchange, name):
+            raise UserError(f"{path}: exchange.{name} = {value!r}: was not raced with fewer bytes; leave it out")
     prices = ("forward_s", "backward_s", "bandwidth")
     if missing := [f"network.{name}" for name in prices if not getattr(network, name)]:
         raise UserError(f"{path}: {', '.join(missing)}: advice needs to know; give each in [network] or as a flag")
@@ -91,10 +91,10 @@ def _advised(advice: Advice) -> Iterator[str]:
         return
     command = " ".join(f"--{name} {value}" for name, value in best.arm.changes.items())
     yield f"advice        {best.how}: {best.step_s:.4g} s a step, {best.step_s / dense.step_s:.3f} of dense ({command})"
-    assert best.arm.steps is not None, "it is advised by them"
+    assert best.arm.steps is not None, "only measured arms are advised"
     yield (
         f"its price     {_shown(best.arm.loss)} of the dense loss at the end, {_shown(best.arm.steps)} of the steps to "
-        "an equal one; in memory, what each replica owes: a gradient more"
+        "an equal one; in memory, each replica's residual: one more gradient"
     )
 
 
@@ -103,7 +103,7 @@ def _break_even(config: RunConfig, advice: Advice) -> str:
     if advice.break_even is not None:
         return (
             f"compressing pays where network.bandwidth is below {advice.break_even:.3g} {now.partition(' ')[2]}, or "
-            "lower: what coding in few bits takes is not known"
+            "lower: the time of coding in few bits is not known"
         )
     if advice.best is not None:
         return f"none up to {SPAN:g} times {now}: compressing pays there too"
@@ -111,7 +111,7 @@ def _break_even(config: RunConfig, advice: Advice) -> str:
 
 
 def _quicker(advice: Advice, known: Lessons) -> Iterator[str]:
-    """Of ways whose steps are quicker than those of what is advised: the one with the lowest loss."""
+    """Name the scheme with the lowest loss among those with quicker steps than the advised one."""
     limit = (advice.best or advice.dense).step_s
     quicker = [way for way in advice.ways if way.step_s * CLOSE < limit and way.arm.steps is None]
     if quicker:

@@ -49,7 +49,7 @@ def stream(
     seed: int,
     note: Callable[[str], object] | None = None,
 ) -> Iterator[str]:
-    """Return what the ensemble in ``folder`` adds to ``prompt``, as :func:`planaria.runtime.complete.stream` does."""
+    """Yield the ensemble's continuation of ``prompt``, as :func:`planaria.runtime.complete.stream` does."""
     ensemble = Ensemble(folder)
     tokens = ensemble.tokenizer.encode_prompt(prompt) or [ensemble.tokenizer.end]
     new = ensemble.generate(tokens, max_new, temperature, top_k, seed)
@@ -58,7 +58,7 @@ def stream(
 
 
 def evaluate(folder: Path, text: str | None) -> int:
-    """Print the ensemble's perplexity, beside its experts' by themselves, on ``text`` or on its domains' test texts."""
+    """Print the perplexity of the ensemble and of its experts alone on ``text`` or on its domains' test texts."""
     torch.set_num_threads(1)
     ensemble = Ensemble(folder)
     if text is not None:
@@ -66,13 +66,13 @@ def evaluate(folder: Path, text: str | None) -> int:
         return 0
     tests = sorted((folder / TEST).glob("*.jsonl"))
     if not tests:
-        raise UserError(f"{folder / TEST}: has no test texts; name a text to be measured on with --text FILE")
+        raise UserError(f"{folder / TEST}: has no test texts; name a text with --text FILE")
     _print_domains(ensemble, folder, tests)
     return 0
 
 
 def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
-    """A line for the ensemble and one for each expert."""
+    """Print a row for the ensemble and one for each expert."""
     logps, found = _measured(ensemble, folder, text)
     members = zip(ensemble.manifest.members, logps, found.speaking, strict=True)
     rows = [
@@ -80,11 +80,11 @@ def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
         *([m.name, m.domain, f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}"] for m, own, share in members),
     ]
     title = f"perplexity on {text}: {logps.shape[1]} samples of {logps.shape[2]} tokens"
-    show([Table(title, ["who", "knows", "perplexity", "has its say"], rows, numbers_from=2)])
+    show([Table(title, ["model", "domain", "perplexity", "weight"], rows, numbers_from=2)])
 
 
 def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> None:
-    """A line for each test text that the ensemble was made with."""
+    """Print a row for each test text of the ensemble."""
     rows, names = [], [member.name for member in ensemble.manifest.members]
     for file in tests:
         logps, found = _measured(ensemble, folder, str(file))
@@ -92,11 +92,11 @@ def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> N
         cells = [f"{found.perplexity:.3f}", names[best], f"{math.exp(found.best):.3f}"]
         rows.append([file.stem, *cells, names[most], f"{found.speaking[most]:.1%}"])
     title = f"perplexity on test texts of {folder}: at most {MOST_WINDOWS} samples of each"
-    show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "speaks most", "share"], rows)])
+    show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "largest weight", "share"], rows)])
 
 
 def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, Score]:
-    """What the experts make of a text [E, N, T], ln p, and how they do together."""
+    """Return the experts' ln p of a text [E, N, T], and the ensemble's score."""
     data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
     samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MOST_WINDOWS)
     parts = len(samples) * len(ensemble.manifest.members)
@@ -106,15 +106,15 @@ def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, Sc
 
 
 def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
-    """Copy the model of a run, or an exported one, into the ensemble; it starts with the mean belief of the others.
+    """Copy the model of a run, or an exported one, into the ensemble; its prior is the mean of the others.
 
-    :raises UserError: when its name is taken, or it cannot speak together with the others.
+    :raises UserError: when its name is taken, or it is incompatible with the ensemble.
     """
     require_name(name, "--as")
     with _changing(folder) as kept:
         if any(member.name == name for member in kept.members):
             raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
-        parameters = _fitting(folder, kept, source, domain)
+        parameters = _require_compatible(folder, kept, source, domain)
         place = _copied(source, folder / ADDED, name)
         beliefs = torch.tensor([member.belief for member in kept.members], dtype=torch.float64)
         member = Member(
@@ -126,20 +126,20 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
             belief=float(beliefs.logsumexp(0)) - math.log(len(beliefs)),
         )
         manifest.write(folder, kept.model_copy(update={"members": [*kept.members, member]}))
-    print(f"{name} speaks in {folder} now, with {len(kept.members)} others")
+    print(f"{name} was added to {folder}, with {len(kept.members)} others")
     return 0
 
 
 @contextmanager
 def _changing(folder: Path) -> Iterator[Manifest]:
-    """The manifest, while nobody else changes it or trains its experts."""
-    manifest.read(folder)  # whatever is wrong with it is said before a lock is made
+    """Lock the ensemble, and yield its manifest."""
+    manifest.read(folder)  # report an invalid manifest before a lock is made
     with runs.held(folder):
         yield manifest.read(folder)
 
 
 def _copied(source: Path, shelf: Path, name: str) -> Path:
-    """The model of a run, or an exported one, in a folder of its own: ``name``, or ``name-2`` and so on if taken."""
+    """Copy the model of a run, or an exported one, to ``shelf``, as ``name`` or, if taken, ``name-2`` and so on."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     place = next(shelf / free for free in names if not (shelf / free).exists())
     unfinished = place.with_name(f".{place.name}.{os.getpid()}")
@@ -153,13 +153,13 @@ def _copied(source: Path, shelf: Path, name: str) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
-    """The parameters of a model that can speak together with the others; UserError when it cannot."""
+def _require_compatible(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
+    """Return the parameters of a model for the ensemble; raise UserError if it is incompatible."""
     model, tokenizer = open_model(source)
     if model.config.vocab != kept.vocab:
         raise UserError(
-            f"{source}: a vocabulary of {model.config.vocab} ids, the ensemble's has {kept.vocab}; experts can speak "
-            "together only with one vocabulary"
+            f"{source}: a vocabulary of {model.config.vocab} ids, the ensemble's has {kept.vocab}; experts of one "
+            "ensemble need the same vocabulary"
         )
     if tokenizer.to_json() != Ensemble(folder).tokenizer.to_json():
         raise UserError(
@@ -173,14 +173,12 @@ def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
     elif prior == "ridge":
         names = [*with_text(folder), *kept.mixes]
     if domain not in names:
-        raise UserError(
-            f"--domain {domain!r}: prior = {prior!r} needs a domain that is known; {nearest(domain, names)}"
-        )
+        raise UserError(f"--domain {domain!r}: prior = {prior!r} needs a known domain; {nearest(domain, names)}")
     return sum(parameter.numel() for parameter in model.global_state().values())
 
 
 def remove_expert(folder: Path, name: str) -> int:
-    """Take an expert out of the ensemble; its files stay.
+    """Remove an expert from the ensemble; its files stay.
 
     :raises UserError: when there is none of that name, or it is the last.
     """
@@ -191,14 +189,14 @@ def remove_expert(folder: Path, name: str) -> int:
         left = [one for one in kept.members if one != member]
         removed = kept.removed if member.added else [*kept.removed, name]
         manifest.write(folder, kept.model_copy(update={"members": left, "removed": removed}))
-    print(f"{name} does not speak in {folder} any more; its files stay in {folder / member.model}")
+    print(f"{name} was removed from {folder}; its files stay in {folder / member.model}")
     return 0
 
 
 def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance: float | None) -> int:
-    """Fit on the held-out text of the domains of ``folder``, show the test text; the exit code, 0. Changes nothing.
+    """Fit weights on held-out text, and print losses on test text; return the exit code. Nothing is changed.
 
-    :raises UserError: when there is no ensemble or text, one expert only, or an option is out of range.
+    :raises UserError: when there is no ensemble or text, only one expert, or an option is out of range.
     """
     torch.set_num_threads(1)
     ensemble = Ensemble(folder)
@@ -210,9 +208,9 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
         raise UserError(f"--tolerance {tolerance:g}: must be above 0 and below 1")
     experts = [member.name for member in ensemble.manifest.members]
     if len(experts) < 2:
-        raise UserError(f"{folder}: has one expert only, and nothing to weigh; add another with `planaria experts add`")
+        raise UserError(f"{folder}: has only one expert, so no weights; add another with `planaria experts add`")
     if floor is not None and not 0 < floor < 1 / len(experts):
-        raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, or all weights are alike")
+        raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, so that weights can differ")
     held_out, test = _read(ensemble, folder, HELD_OUT), _read(ensemble, folder, TEST)
     found = weigh(experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE)
     console = show(tables(found))
@@ -222,12 +220,12 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
 
 
 def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
-    """Domain that has an expert's text here → what the experts make of its held-out or test text [E, N, T]."""
+    """Return domain with an expert's text here → the experts' ln p of its held-out or test text [E, N, T]."""
     files = sorted((folder / HELD_OUT).glob("*.jsonl"))
     if not files:
         raise UserError(
-            f"{folder / HELD_OUT}: has no domains' texts, which weights are fitted on; bring them back, or run the "
-            "recipe again under another --name"
+            f"{folder / HELD_OUT}: has no domains' texts, on which weights are fitted; restore them, or run the recipe "
+            "again under another --name"
         )
     known = ensemble.manifest
     return {
@@ -237,7 +235,7 @@ def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
 
 
 def evaluate_model(folder: Path, text: str | None) -> int:
-    """Print the perplexity of the model in ``folder`` on ``text``, or on the test texts of the experts it was made of.
+    """Print the perplexity of the model in ``folder`` on ``text``, or on the test texts of its experts.
 
     :raises UserError: when there is no such text, or it is shorter than one sample.
     """
@@ -255,19 +253,19 @@ def evaluate_model(folder: Path, text: str | None) -> int:
 
 
 def _test_sources(folder: Path, made: fused.Fused | None, text: str | None) -> dict[str, str]:
-    """Texts by name."""
+    """Return texts by name."""
     if text is not None:
         return {text: text}
     if made is None or not made.run:
-        raise UserError(f"{folder}: knows no test texts; name a text to be measured on with --text FILE")
+        raise UserError(f"{folder}: knows no test texts; name a text with --text FILE")
     tests = sorted((Path(made.run) / TEST).glob("*.jsonl"))
     if not tests:
-        raise UserError(f"{Path(made.run) / TEST}: has no test texts; name one to be measured on with --text FILE")
+        raise UserError(f"{Path(made.run) / TEST}: has no test texts; name one with --text FILE")
     return {file.stem: str(file) for file in tests}
 
 
 def _cells(folder: Path, model: Llama, source: str, names: list[str]) -> list[str]:
-    """Cells of one text."""
+    """Return the table cells of one text."""
     data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
     samples = windows(prepare(data, model.config.vocab), "train", model.config.context, MOST_WINDOWS)
     with (

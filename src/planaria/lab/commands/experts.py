@@ -17,9 +17,8 @@ from planaria.config import recipe
 from planaria.config.schema import DataConfig, RunConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.lab.experts import manifest
-from planaria.lab.experts.allotment import require_even
 from planaria.lab.experts.budget import Job, is_generalist
-from planaria.lab.experts.campaign import Campaign
+from planaria.lab.experts.campaign import Campaign, require_even
 from planaria.lab.experts.domains import RULE, TRAINED, write_domains
 from planaria.lab.experts.ensemble import Ensemble, overheard
 from planaria.lab.experts.experts_results import Results, SeedResult, Weighing
@@ -41,27 +40,11 @@ RESULTS = "results.json"
 
 
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
-    """Run the recipe ``path``, or what is left of it; the exit code."""
+    """Run the recipe ``path``, resuming earlier work; return the exit code."""
     torch.set_num_threads(1)
     spec, base = load(path, flags)
-    if base.engine == "simulate":
-        raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
-    if base.data.mixture:
-        raise UserError(f"{path}: data.mixture: each expert reads a domain of its own; leave it out")
-    if base.data.most is not None:
-        raise UserError(f"{path}: data.most: would cut some domains off; give experts.most, which is for each")
-    if base.data.document_mask:
-        raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; leave it out")
-    if base.checkpoint.store is not None:
-        mend = "leave it out, and copy the run's folder"
-        raise UserError(f"{path}: checkpoint.store: takes single runs, and no texts and results of experts; {mend}")
-    if spec.schedule_steps and base.optim.schedule == "constant":
-        raise UserError(
-            f"{path}: experts.schedule_steps: optim.schedule = 'constant' has no end; give 'cosine' or 'wsd'"
-        )
-    if base.train.schedule_steps:
-        raise UserError(f"{path}: train.schedule_steps: parents and probes have their own; give experts.schedule_steps")
-    base = placed(base, path)  # each model gets a recipe that lies elsewhere
+    _require_supported(path, spec, base)
+    base = placed(base, path)  # each model's recipe is in another folder
     read_faults(check(base))
     require_even(expanded(spec), base)
     if dry_run:
@@ -93,42 +76,62 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     return 0
 
 
-class _Asked(Record):
-    """What a run's folder was made for."""
+def _require_supported(path: Path, spec: ExpertsSpec, base: RunConfig) -> None:
+    if base.engine == "simulate":
+        raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
+    if base.data.mixture:
+        raise UserError(f"{path}: data.mixture: each expert reads its own domain; leave it out")
+    if base.data.most is not None:
+        raise UserError(f"{path}: data.most: would cut some domains off; give experts.most, which is for each")
+    if base.data.document_mask:
+        raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; leave it out")
+    if base.checkpoint.store is not None:
+        fix = "leave it out, and copy the run's folder"
+        raise UserError(f"{path}: checkpoint.store: takes single runs, and no texts and results of experts; {fix}")
+    if spec.schedule_steps and base.optim.schedule == "constant":
+        raise UserError(
+            f"{path}: experts.schedule_steps: optim.schedule = 'constant' has no end; give 'cosine' or 'wsd'"
+        )
+    if base.train.schedule_steps:
+        raise UserError(f"{path}: train.schedule_steps: parents and probes have their own; give experts.schedule_steps")
+
+
+class _Inputs(Record):
+    """The inputs that a run's folder belongs to."""
 
     experts: dict[str, Any]
     run: dict[str, Any]
     split: str
-    """how documents were parted"""
+    """Rule by which documents were split."""
 
 
 def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
-    """The run's folder, new or as an earlier run of the same recipe left it.
+    """Return the run's folder, new or from an earlier run of the same recipe.
 
-    Models outlive versions of planaria, and cost too much to be made again unasked: so nothing is thrown away here.
+    Models stay valid across versions of planaria and are expensive, so nothing is deleted here.
     """
     folder = Path(base.out) / base.name
-    how = {"workers", "patience_s", "retries"}  # of no influence on what comes of it
-    asked = _Asked(
+    how = {"workers", "patience_s", "retries"}  # do not influence the results
+    inputs = _Inputs(
         experts=spec.model_dump(mode="json", exclude=how),
         run=base.model_dump(mode="json", exclude={"out"}),
         split=RULE,
     )
-    kept = Kept(folder / "experts-recipe.json", _Asked, identity(asked.model_dump()))
+    kept = Kept(folder / "experts-recipe.json", _Inputs, identity(inputs.model_dump()))
     if not folder.exists():
         make_folder(folder)
-        kept.write(asked)
+        kept.write(inputs)
     before, other = kept.read(versions=False)
     if before is None:
-        reason = other or "it is something else"
-        raise UserError(f"{folder}: is there already, but {reason}; choose another name with --name, or remove it")
+        reason = other or "it is not an experts run"
+        raise UserError(f"{folder}: exists, but {reason}; choose another name with --name, or remove it")
     return folder
 
 
 def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str], None]) -> Texts:
-    """Copy the domains' text, make the one tokenizer that all experts share, and cut test and held-out samples.
+    """Copy the domains' text, make the experts' common tokenizer, and cut test and held-out samples.
 
-    :raises UserError: when something is wrong with them; a folder that was made for them is gone again then.
+    :raises UserError: when a text is invalid; a folder just made for them is removed.
     """
     tokenizer = folder / "tokenizer.json"
     known = tokenizer.is_file()
@@ -145,7 +148,7 @@ def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str]
 
 
 def _worst(folder: Path, made: Manifest, texts: Texts, domains: Sequence[str]) -> Weighing | None:
-    """Weights for the worst domain of the experts that were trained here; None for a single one, or too many."""
+    """Return the weights for the worst domain of the experts trained here; None for a single one, or too many."""
     if not 2 <= len(made.members) < 1 / FLOOR:
         return None
     read = [texts.read(folder / member.model) for member in made.members]
@@ -159,24 +162,24 @@ def _worst(folder: Path, made: Manifest, texts: Texts, domains: Sequence[str]) -
 
 
 def _trained(job: Job, result: SeedResult) -> str:
-    """Where an expert's model lies, below the run's folder."""
+    """Return the path of an expert's model within the run's folder."""
     return f"seed-{result.seed}/experts/{called(job.name, result.line)}/model"
 
 
 def _branched_off(job: Job, spec: ExpertsSpec, result: SeedResult) -> str:
-    """Where the model lies that an expert branched off: a parent, or the expert before it."""
+    """Return the path of the model that an expert branched off: a parent, or the expert before it."""
     if before := spec.after[job.domain]:
         return _trained(job.model_copy(update={"domain": before}), result)
     return _parent(result, job.size)
 
 
 def _parent(result: SeedResult, size: str) -> str:
-    """Where the parent of a size lies, below the run's folder."""
+    """Return the path of the parent of a size within the run's folder."""
     return f"seed-{result.seed}/seeds/{result.parents[size]}/model"
 
 
 def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> Manifest:
-    """The arm of experts that does best on held-out text, as an ensemble to be used."""
+    """Return the arm of experts that does best on held-out text as an ensemble."""
     ensembles = [found for arm, found in result.arms.items() if not is_generalist(arm)]
     best, shapes = min(ensembles, key=lambda arm: arm.held_out), sized(base.model, spec)
     members = []

@@ -1,7 +1,7 @@
-"""``planaria experts fuse`` and ``experts merge``: the experts of an ensemble as one model.
+"""``planaria experts fuse`` and ``experts merge``: turn the experts of an ensemble into one model.
 
-``fuse`` adds up what each learned since the parent that they branched off; ``merge`` averages them or keeps their
-blocks as a mixture of experts.
+``fuse`` sums what each learned since their common parent; ``merge`` averages them or keeps their blocks as a mixture of
+experts.
 """
 
 from __future__ import annotations
@@ -34,32 +34,34 @@ from planaria.swarm.policy.policies import LlamaPolicy, open_policy, usage_of
 from planaria.swarm.repair.training import take, weights_of
 
 UNRELATED = 1.0
-"""mean change over mean weight from which on a model is taken for no child of a parent"""
+"""Mean change over mean weight from which a model does not count as a child of a parent."""
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Experts of one shape, and the parent that they branched off."""
+    """Experts of equal shape and their parent."""
 
     run: Path
     known: Manifest
     parent: LlamaPolicy
     experts: Sequence[LlamaPolicy]
     origin: Part
-    """the parent"""
+    """The parent."""
     parts: list[Part]
 
 
 def gather(run: Path, to: Path, safe: str | None) -> Gathered:
-    """The experts of the ensemble in ``run``, which are to become one model in ``to``.
+    """Load the experts of the ensemble in ``run``, to become one model in ``to``.
 
-    :raises UserError: when they are of unequal size, nobody knows their parent, or one is none of its children.
+    :raises UserError: when they differ in size, their parent is unknown, or one is not its child.
     """
     require_free(to)
     known = manifest.read(run)
     if len({member.parameters for member in known.members}) > 1:
         sizes = ", ".join(f"{member.name} {member.parameters:,}" for member in known.members)
-        raise UserError(f"{run}: experts of unequal size ({sizes} parameters) are no one model; train them equal")
+        raise UserError(
+            f"{run}: experts of unequal size ({sizes} parameters) cannot become one model; train them equal"
+        )
     place = safe or str(_parent(run, known))
     parent = open_llama(place)
     experts = [open_llama(str(manifest.place(run, member))) for member in known.members]
@@ -71,7 +73,7 @@ def gather(run: Path, to: Path, safe: str | None) -> Gathered:
 
 
 def fuse(run: Path, to: Path, by: How, scale: float | None, safe: str | None, seed: int) -> int:
-    """Put the experts of the ensemble in ``run`` together as one model; the exit code, 0.
+    """Fuse the experts of the ensemble in ``run`` into one model; return the exit code.
 
     :raises UserError: as :func:`gather`.
     """
@@ -82,14 +84,14 @@ def fuse(run: Path, to: Path, by: How, scale: float | None, safe: str | None, se
 
 
 def add_up(found: Gathered, to: Path, record: Fused) -> None:
-    """Write the parent and what each expert adds to it, as one model."""
+    """Write the parent plus each expert's contribution as one model."""
     parent = weights_of(found.parent)
     added = fused.contributions(record, parent, [weights_of(one) for one in found.experts])
     whole = found.parent.clone()
     take(whole, fusing.fused(parent, added))
     write(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
     print(f"{to}: {len(found.experts)} experts in one model of {found.known.members[0].parameters:,} parameters, by "
-          f"{record.by}, λ = {record.scale:g}; `planaria eval {to}` says what that cost")  # fmt: skip
+          f"{record.by}, λ = {record.scale:g}; `planaria eval {to}` measures its loss")  # fmt: skip
 
 
 def require_free(to: Path) -> None:
@@ -99,9 +101,9 @@ def require_free(to: Path) -> None:
 
 
 def open_llama(path: str) -> LlamaPolicy:
-    """The LLaMA at ``path``: an expert, or what experts branched off.
+    """Open the LLaMA at ``path``: an expert, or the experts' parent.
 
-    :raises UserError: when it is none, or cannot be read.
+    :raises UserError: when it is another model, or unreadable.
     """
     found = open_policy(path)
     if not isinstance(found, LlamaPolicy):
@@ -110,7 +112,7 @@ def open_llama(path: str) -> LlamaPolicy:
 
 
 def require_child(parent: Policy, expert: Policy, what: str, place: str) -> None:
-    """:raises UserError: when the model ``what`` has another shape than the parent at ``place``, or other weights."""
+    """:raises UserError: when the model ``what`` has a shape or weights unrelated to the parent at ``place``."""
     ours, theirs = weights_of(parent), weights_of(expert)
     fusing.require_alike(ours, theirs, what)
     if (moved := fusing.strangeness(fusing.task_vector(theirs, ours), ours)) >= UNRELATED:
@@ -121,12 +123,12 @@ def require_child(parent: Policy, expert: Policy, what: str, place: str) -> None
 
 
 def part_of(name: str, domain: str, place: Path, policy: Policy) -> Part:
-    """A model that goes in."""
+    """Describe a source model."""
     return Part(name=name, domain=domain, place=str(place.absolute()), sha256=fusing.digest(weights_of(policy)))
 
 
 def _parent(run: Path, known: Manifest) -> Path:
-    """Where all of an ensemble's experts branched off, maybe after others."""
+    """Return the path of the common parent of an ensemble's experts."""
     parents = {member.parent for member in known.members}
     if len(parents) > 1 and "" not in parents:
         parents = {known.parent}
@@ -136,23 +138,23 @@ def _parent(run: Path, known: Manifest) -> Path:
 
 
 SUMS = "routers.safetensors"
-"""expert's name → sums of its domain [layers, D + 1, D + 1], from which routers are made anew"""
+"""Expert's name → sums of its domain [layers, D + 1, D + 1], from which routers are computed."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the one model is to be."""
+    """Options of a merged model."""
 
     by: Literal["average", "dume"]
     routers: Routers
     bias: bool
-    """dume: do routers add a number of each block's own?"""
+    """dume: whether routers have biases."""
 
 
 def merge(run: Path, to: Path, wanted: Wanted, safe: str | None) -> int:
-    """Make one model of the experts of the ensemble in ``run``; the exit code, 0.
+    """Merge the experts of the ensemble in ``run``; return the exit code.
 
-    :raises UserError: when they cannot be one, or an expert's domain has no text; before anything is computed.
+    :raises UserError: before anything is computed, when they cannot be merged, or an expert's domain has no text.
     """
     torch.set_num_threads(1)
     found = gather(run, to, safe)
@@ -170,11 +172,11 @@ def merge(run: Path, to: Path, wanted: Wanted, safe: str | None) -> int:
 
 
 def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text: str) -> int:
-    """Write the merged model in ``folder`` with one expert more into ``to``: no other text is read again.
+    """Write the merged model in ``folder`` with one more expert into ``to``, without reading other texts again.
 
-    Everything but the new blocks and the routers stays as it is: it is the mean of the first experts.
+    Only the new blocks and the routers change; the shared weights stay the mean of the first experts.
 
-    :raises UserError: when the expert is no child of their parent, or its text too short.
+    :raises UserError: when the expert is not a child of their parent, or its text is too short.
     """
     torch.set_num_threads(1)
     require_free(to)
@@ -184,9 +186,9 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
         raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
     policy, origin = open_llama(expert), opened.record.parent.place
     if not Path(origin).exists():
-        raise UserError(f"{folder / FILE}: the parent is not at {origin} any more; bring it back")
+        raise UserError(f"{folder / FILE}: the parent is missing at {origin}; restore it")
     if policy.tokenizer_fingerprint != opened.policy.tokenizer_fingerprint:
-        raise UserError(f"{expert}: its tokenizer is not that of {folder}; give an expert of the same parent")
+        raise UserError(f"{expert}: its tokenizer differs from that of {folder}; give an expert of the same parent")
     require_child(open_llama(origin), policy, f"expert {name!r}", origin)
     data = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
     model, routers, config = opened.model, opened.routers, opened.model.config
@@ -200,7 +202,7 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
 
 
 def remove_expert(folder: Path, to: Path, name: str) -> int:
-    """Write the merged model in ``folder`` without an expert into ``to``: no text is read.
+    """Write the merged model in ``folder`` without an expert into ``to``, without reading any text.
 
     :raises UserError: when there is none of that name, or it is the last.
     """
@@ -221,7 +223,7 @@ def remove_expert(folder: Path, to: Path, name: str) -> int:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A merged model."""
+    """A merged model with its record."""
 
     model: Llama
     policy: LlamaPolicy
@@ -248,16 +250,16 @@ class _Opened:
 
 
 def _sums(file: Path, names: Sequence[str], shape: tuple[int, ...]) -> dict[str, Tensor]:
-    mend = "bring it back, or merge again"
-    found, _ = kept_sums(file, shape, mend)
+    fix = "restore it, or merge again"
+    found, _ = kept_sums(file, shape, fix)
     for name in names:
         if name not in found:
-            raise UserError(f"{file}: has no sums of expert {name!r}; {mend}")
+            raise UserError(f"{file}: has no sums of expert {name!r}; {fix}")
     return found
 
 
 def _texts(found: Gathered, samples: int) -> dict[str, Tensor]:
-    """Domain → what its router learns from, samples [n, T]."""
+    """Return domain → samples [n, T] from which its router is computed."""
     known, there = found.known, with_text(found.run)
     for member in known.members:
         if lacking := [part for part in known.parts(member.domain) if part not in there]:
@@ -273,8 +275,10 @@ def _texts(found: Gathered, samples: int) -> dict[str, Tensor]:
 
 
 def _finish(to: Path, model: Llama, like: LlamaPolicy, record: Fused, sums: Mapping[str, Tensor]) -> None:
-    """Give the model its routers and write it, with all that is needed to change it; tokenizer and usage are those of
-    ``like``."""
+    """Set the model's routers, and write it with everything needed to change it.
+
+    Tokenizer and usage are those of ``like``.
+    """
     assert record.routers is not None and model.routing is not None
     ordered = [sums[part.name] for part in record.parts]
     merging.route(model, ordered, record.routers.ridge, record.routers.temperature)
@@ -287,12 +291,12 @@ def _finish(to: Path, model: Llama, like: LlamaPolicy, record: Fused, sums: Mapp
     tokens = sum(float(own[0, -1, -1]) for own in ordered)
     print(f"{to}: {len(record.parts)} experts in one model of {count:,} parameters, {model.routing.top_k} of "
           f"{len(record.parts)} blocks for a token; routers from {tokens:,.0f} tokens, λ = {record.routers.ridge:g}; "
-          f"`planaria eval {to}` says what that cost")  # fmt: skip
+          f"`planaria eval {to}` measures its loss")  # fmt: skip
 
 
 def _llama(policy: LlamaPolicy) -> Llama:
     module = policy.module
-    assert isinstance(module, Llama), "experts of an ensemble are"
+    assert isinstance(module, Llama), "experts of an ensemble are LLaMAs"
     return module
 
 

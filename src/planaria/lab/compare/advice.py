@@ -1,6 +1,6 @@
-"""Which recovery strategy to choose, how sure that is, and where another one would win.
+"""Choice of a recovery strategy, with its uncertainty and break-even points.
 
-Predictions need no training: they combine the clock's seconds with steps from experience. Pure.
+Predictions need no training: they combine the clock's seconds with extra steps from experience. Pure.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from planaria.runtime.engine.copy_costs import step_bytes_and_memory
 from planaria.runtime.engine.resolved import ResolvedRun
 
 SPAN = 100.0
-"""break-evens are looked for within this factor of the recipe's own number, either way"""
+"""Break-evens are searched within this factor of the recipe's own number, both ways."""
 _HALVINGS = 20
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """One way of coping: what it is likely to take, and what it keeps."""
+    """One strategy: its predicted hours and its costs."""
 
     prediction: Prediction
     chain: str
     routing: str
     step_bytes: float
     memory: float
-    """of copies, over all stages' weights and moments"""
+    """Memory of copies over all stages' weights and moments."""
     background: bool = False
-    """are checkpoints written while training goes on?"""
+    """Whether checkpoints are written while training continues."""
 
 
 class Unknown(NamedTuple):
-    """Of a way that cannot be weighed."""
+    """A strategy that cannot be weighed."""
 
     why: str
     hours: Range | None
-    """what it would take if failures cost what they cost in the races with models of other sizes"""
+    """Hours if failures cost what they cost in races with models of other sizes."""
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """At ``value`` of the setting ``what``, ``other`` becomes better than the way that is advised."""
+    """At ``value`` of the setting ``what``, ``other`` becomes better than the advised strategy."""
 
     what: str
     value: float
@@ -61,17 +61,19 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class Advice:
-    """All ways, the best first."""
+    """All strategies, the best first."""
 
     ways: Sequence[Weighed]
     rivals: Sequence[str]
-    """ways that could be better than the first, given how far apart the races were that experience comes from"""
+    """Strategies that may be better than the first, given the spread of the races in experience."""
     break_evens: Sequence[BreakEven]
 
 
 def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
-    """Every way of coping with the failures of a recipe's [network] that is exact, or was raced with models about as
-    large; fewest hours first."""
+    """Weigh every strategy that is exact or was raced with models of similar size, under a recipe's [network].
+
+    Sorted by hours.
+    """
     found = []
     for name, way in ways(config).items():
         expected = _expected(name, way, experience)
@@ -82,7 +84,7 @@ def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
 
 
 def unknown(config: RunConfig, experience: Experience) -> dict[str, Unknown]:
-    """The ways that cannot be weighed."""
+    """Return the strategies that cannot be weighed."""
     found = {name: _expected(name, way, experience) for name, way in ways(config).items()}
     return {name: one for name, one in found.items() if isinstance(one, Unknown)}
 
@@ -97,19 +99,19 @@ def _expected(name: str, way: RunConfig, experience: Experience) -> Prediction |
     ends = math.isfinite(found.hours.mean)
     if why := far(way, failures, experience, parameters(way.model, way.pipeline.stages)):
         return Unknown(why, found.hours if ends else None)
-    return found if ends else Unknown("between failures it gets nothing done that lasts", None)
+    return found if ends else Unknown("between failures it makes no durable progress", None)
 
 
 def advise(config: RunConfig, experience: Experience) -> Advice:
-    """Weigh all ways, and look for the nearest numbers at which the best would no longer be the best.
+    """Weigh all strategies, and find the nearest numbers at which the best stops being the best.
 
-    :raises UserError: when none would ever be done.
+    :raises UserError: when no strategy would ever finish.
     """
     found = weigh(config, experience)
     if not found:
         raise UserError(
-            f"network: with {config.network.hourly:.3g} failures an hour and worker, no strategy that is known gets "
-            "anything done that lasts: steps, saves or repairs take too long; look at [network]"
+            f"network: with {config.network.hourly:.3g} failures an hour and worker, no known strategy makes durable "
+            "progress: steps, saves or repairs take too long; look at [network]"
         )
     best = found[0].prediction
     rivals = [w.prediction.name for w in found[1:] if may_be_as_good(w.prediction.hours, best.hours)]
@@ -129,12 +131,12 @@ def advise(config: RunConfig, experience: Experience) -> Advice:
 
 
 def may_be_as_good(other: Range, best: Range) -> bool:
-    """Whether hours in the range ``other`` may be fewer than hours in ``best``."""
+    """Return whether hours in the range ``other`` may be fewer than hours in ``best``."""
     return other.low < best.high
 
 
 def _break_evens(config: RunConfig, experience: Experience, best: str, what: str, value: float) -> list[BreakEven]:
-    """Going up and down from ``value``: the first numbers at which another way is better, where the best is known."""
+    """Return the first numbers above and below ``value`` at which another strategy is better, if the best is known."""
 
     def winner(number: float) -> str:
         network = config.network.model_copy(update={what.partition(".")[2]: number})
@@ -152,7 +154,7 @@ def _break_evens(config: RunConfig, experience: Experience, best: str, what: str
 
 
 def first_change(winner: Callable[[float], str], best: str, near: float, far: float) -> float | None:
-    """Between ``near``, where ``best`` wins, and ``far``: about the nearest number where it loses, if there is one."""
+    """Return about the nearest number from ``near``, where ``best`` wins, to ``far`` at which it loses, if any."""
     steps: list[float] = [near * math.exp(math.log(far / near) * i / 8) for i in range(9)]
     beyond = next((i for i, number in enumerate(steps) if winner(number) != best), None)
     if not beyond:
@@ -165,12 +167,12 @@ def first_change(winner: Callable[[float], str], best: str, near: float, far: fl
 
 
 OLD = 1000
-"""steps after which every copy is whole"""
+"""Steps after which every copy is complete."""
 
 
 @dataclass(frozen=True)
 class Failures:
-    """``rate`` is each struck stage's probability of failing in one step."""
+    """``rate`` is each affected stage's failure probability per step."""
 
     rate: float
     struck: frozenset[int]
@@ -178,20 +180,20 @@ class Failures:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Hours to do the recipe's steps' worth of training, and what they are made of."""
+    """Predicted hours for the recipe's useful steps."""
 
     name: str
     hours: Range
     interval: int | None
-    """steps between checkpoints, where the strategy needs them"""
+    """Steps between checkpoints, if the strategy needs them."""
     certain: bool
-    """nothing in it but arithmetic: no experience was needed"""
+    """Whether it is pure arithmetic, without experience."""
 
 
 def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
-    """Why experience does not say what a recipe's way of coping costs; empty if it does, or if that is arithmetic."""
+    """Explain why experience does not cover a recipe's strategy; empty if it does, or if none is needed."""
     if config.routing.kind not in ("full", "swapped"):
-        return "nobody has raced how many steps its routes cost"
+        return "the steps that its routes cost were not measured"
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     for name, one in chain.items():
         if not one.exact and way_of(name, one) not in experience.curves:
@@ -201,7 +203,7 @@ def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
 
 
 def far(config: RunConfig, failures: Failures, experience: Experience, size: int) -> str:
-    """Why experience is not of models with ``size`` parameters, for a way without other doubts; empty if it is."""
+    """Explain why experience does not cover ``size`` parameters; empty if it does. Assumes :func:`doubt` is empty."""
     fates = _fates(config, failures.struck)
     used: list[Curve | Swapped] = [curve for curve, _ in _used(config, fates, failures.rate, experience)]
     if config.routing.kind == "swapped":
@@ -212,17 +214,17 @@ def far(config: RunConfig, failures: Failures, experience: Experience, size: int
 def predict(
     name: str, config: RunConfig, clock: Clock, failures: Failures, experience: Experience, interval: int | None = None
 ) -> Prediction:
-    """What training ``config.train.steps`` useful steps takes if stages fail one at a time.
+    """Predict the hours of ``config.train.steps`` useful steps if stages fail one at a time.
 
-    With the stages that roll back apart from those that are rebuilt, for N useful steps:
+    Stages that roll back are separate from those that are rebuilt. For N useful steps:
 
-    - ticks = N · swap · (1 + Σ extra), for each way of rebuilding the extra steps that experience has at its rate,
-      and no fewer than N · swap / 2;
-    - times the ticks that a step takes under rollbacks to every f-th one (``recovery.checkpoint.rollback_mean``);
+    - ticks = N · swap · (1 + Σ extra), with the extra steps of each rebuilding strategy at its rate, and at least
+      N · swap / 2;
+    - times the ticks per step under rollbacks to every f-th step (``recovery.checkpoint.rollback_mean``);
     - seconds = ticks · step + saves · save + failures · (half a step again + replacement + state).
 
-    A stage also rolls back when it is lost before its copy, begun anew after another failure, is whole.
-    ``interval`` is f; the best one for these numbers unless given, and no less than checkpoints are late.
+    A stage also rolls back if it is lost while its copy, restarted after another failure, is incomplete.
+    ``interval`` is f; by default the best one for these numbers, and at least the checkpoints' delay.
     """
     fates = _fates(config, failures.struck)
     rolled = [stage for stage, fate in fates.items() if fate.by is None]
@@ -251,18 +253,18 @@ def predict(
 
 
 class _Fate(NamedTuple):
-    """What becomes of a stage that is lost alone."""
+    """Recovery of a stage that is lost alone."""
 
     by: str | None
-    """the strategy that rebuilds it; None if all roll back"""
+    """The strategy that rebuilds it; None if all roll back."""
     unready: int
-    """steps after another failure during which it would roll back all the same"""
+    """Steps after another failure during which it would roll back anyway."""
 
 
 def _used(
     config: RunConfig, fates: Mapping[int, _Fate], rate: float, experience: Experience
 ) -> list[tuple[Curve, float]]:
-    """The curves that a recipe's way of coping is predicted by, each with the failures a step that it mends."""
+    """Return the curves that predict a recipe's strategy, each with the failures per step that it repairs."""
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     by = [fate.by for fate in fates.values() if fate.by is not None]
     rebuilt = Counter(way_of(name, chain[name]) for name in by)
@@ -285,7 +287,7 @@ def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _Fate]:
 
 
 def ways(config: RunConfig) -> Mapping[str, RunConfig]:
-    """The ways of coping that advice weighs, each a change of ``config``; the recipe's own first strategy is in one."""
+    """Return the strategies to weigh, each a change of ``config``; the recipe's own first strategy is among them."""
     chains: dict[str, tuple[str, dict[str, Any]]] = {
         "checkpoint": ("checkpoint", {}),
         "checkfree": ("checkfree, checkpoint", {}),
@@ -301,19 +303,19 @@ def ways(config: RunConfig) -> Mapping[str, RunConfig]:
         checkpoint = plain.checkpoint.model_copy(update={"background": beside})
         found[name] = plain.model_copy(update={"checkpoint": checkpoint})
     own = recovery(config.recovery, config.pipeline.stages)
-    if (first := _first(config)) not in map(_first, found.values()) and not own.control:  # nobody can choose a control
+    if (first := _first(config)) not in map(_first, found.values()) and not own.control:  # controls are no choice
         known = names(config.recovery)[0] in {names(way.recovery)[0] for way in found.values()}
         found[first if known else config.recovery.strategy] = config
     return {name: way for name, way in found.items() if way.routing.kind != "swapped" or config.pipeline.stages >= 4}
 
 
 def _first(config: RunConfig) -> str:
-    """The first strategy of a recipe's chain, as experience calls it."""
+    """Return the name in experience of the first strategy of a recipe's chain."""
     return next(way_of(*one) for one in recovery(config.recovery, config.pipeline.stages).strategies.items())
 
 
 def _changed(config: RunConfig, chain: str, changes: dict[str, Any]) -> RunConfig:
-    """With this chain, in the routing that it needs."""
+    """Return the recipe with this chain, in the routing that it requires."""
     section = with_strategy(config.recovery, chain)
     section = section.model_copy(update={"options": Options({**section.options, **changes})})
     needed = [one.needs.routing for one in recovery(section, config.pipeline.stages).strategies.values()]

@@ -1,4 +1,4 @@
-"""From ticks to hours: what an arm's steps, checkpoints and recoveries take on the machines that a recipe describes."""
+"""Conversion of ticks to hours: steps, checkpoints and recoveries of an arm on the machines of a recipe."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ class Clock:
     """Seconds of everything that takes time in one arm."""
 
     step_s: float
-    """one step, with what copies add to it"""
+    """One step, including its copies."""
     save_s: float
-    """one checkpoint: while training stands still, every worker uploads its own stage, or copies it"""
+    """One checkpoint: training pauses while every worker uploads, or copies, its stage."""
     load_s: float
-    """all workers read their stages back"""
+    """All workers read their stages back."""
     donated_s: float
-    """the state of one block stage over one link: about what a donor gives"""
+    """The state of one block stage over one link: approximately what a donor sends."""
     replacement_s: float
     bandwidth: float
-    """bytes per second of a link; infinite where the recipe gives none"""
+    """Bytes per second of a link; infinite if the recipe gives none."""
     write_s: float = 0.0
-    """the upload of a copy, while training goes on"""
+    """The upload of a copy while training continues."""
     workers: int = 1
-    """machines that train; those that stand by are not counted"""
+    """Machines that train; standby machines are not counted."""
     again: float = 0.5
-    """steps that are made again after a loss, on average; none by controls, which lose no work"""
+    """Mean steps repeated after a loss; 0 for controls, which lose no work."""
 
     @property
     def behind(self) -> int:
-        """Steps from a save until it can be rolled back to; the next one is not sooner."""
+        """Steps from a save until it is durable and the next can begin."""
         return math.ceil(self.write_s / self.step_s) if self.write_s else 0
 
     def recovery_s(self, met: Met, scale: float) -> float:
-        """One loss: :attr:`again` steps; a replacement; then state from donors or the store.
+        """Return the seconds of one recovery: :attr:`again` steps, a replacement, then state from donors or the store.
 
-        ``scale`` turns the bytes that were moved in the raced model into those of the model that the clock is for.
+        ``scale`` converts bytes of the raced model to those of the clock's model.
         """
         state = self.load_s if met.rolled_back else scale * met.moved_bytes / self.bandwidth
         return self.again * self.step_s + self.replacement_s + state
 
     def seconds(self, course: Course, ticks: float, scale: float) -> float:
-        """The time of the first ``ticks`` ticks of a course."""
+        """Return the time of the first ``ticks`` ticks of a course."""
         saves = sum(1 for tick in course.saved if tick <= ticks)
         lost = sum(self.recovery_s(met, scale) for met in course.met if met.tick < ticks)
         return ticks * self.step_s + saves * self.save_s + lost
 
 
 def clock_of(config: RunConfig) -> Clock:
-    """The clock of a recipe, from its [network] and the statements of its recovery strategies.
+    """Return the clock of a recipe, from its [network] and its recovery strategies' stated costs.
 
-    :raises UserError: when uploads in the background take time and steps take none.
+    :raises UserError: when background uploads take time and steps take none.
     """
     pipeline, network = config.pipeline, config.network
     plan = ResolvedRun(_one_replica(config)).training(0)
@@ -81,18 +81,18 @@ def clock_of(config: RunConfig) -> Clock:
     largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in range(pipeline.stages + 1))
     moved = state_bytes(config) * largest / network.store_bandwidth if network.store_bandwidth else 0.0
     copied = state_bytes(config) * largest / network.memory_bandwidth if network.memory_bandwidth else 0.0
-    stands, goes_on = (copied, moved) if config.checkpoint.background else (moved, 0.0)
+    pause, upload = (copied, moved) if config.checkpoint.background else (moved, 0.0)
     donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
     step = busy + max(sent, default=0.0) / bandwidth + waiting_s(config)
     step = max(step, _fullest(copies, plain) / bandwidth) + _copying(config, copied)
-    if goes_on and not step:
+    if upload and not step:
         raise UserError(
-            "checkpoint.background: by how many steps an upload is late needs the steps' seconds; give "
+            "checkpoint.background: the delay of an upload in steps needs the steps' seconds; give "
             "network.forward_s and network.backward_s"
         )
     workers = config.exchange.replicas * (pipeline.stages + 1)
     again = 0.0 if recovery(config.recovery, pipeline.stages).control else 0.5
-    return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on, workers, again)
+    return Clock(step, pause, moved, donated, network.replacement_s, bandwidth, upload, workers, again)
 
 
 def _one_replica(config: RunConfig) -> RunConfig:
@@ -101,9 +101,9 @@ def _one_replica(config: RunConfig) -> RunConfig:
 
 
 def activation_bytes(config: RunConfig) -> int:
-    """Bytes of activations and gradients that all replicas send from stage to stage in one step.
+    """Return the bytes of activations and gradients that all replicas send between stages in one step.
 
-    Counted for one and multiplied: the plan of some exchanges is of all replicas, that of others of one.
+    One replica is counted and multiplied, since some exchanges plan all replicas and others one.
     """
     plan = ResolvedRun(_one_replica(config)).training(0)
     sent = simulate(plan, UNIT, message_bytes(config.model, config.pipeline)).sent_bytes
@@ -111,13 +111,13 @@ def activation_bytes(config: RunConfig) -> int:
 
 
 def of_weights(config: RunConfig) -> float:
-    """What a replica sends to others in one step, over the bytes of its weights in fp32."""
+    """Return the bytes a replica sends to others in one step over the bytes of its weights in fp32."""
     replicas = config.exchange.replicas
     return exchanged_bytes(config) / (replicas * FP32_BYTES * parameter_count(config.model))
 
 
 def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: Simulated) -> float:
-    """Bytes a step of the link that carries most, each way for itself, where copies are sent while others compute."""
+    """Return the bytes per step of the busiest link direction that carries copies while workers compute."""
     carried = {(source, copy.host) for copy, cost in copies if cost.beside for source in copy.sources}
     return max((_carried(link, copies) + step.sent_bytes.get(link, 0) for link in carried), default=0.0)
 
@@ -128,15 +128,15 @@ def _carried(link: tuple[int, int], copies: Sequence[tuple[Copy, CopyCost]]) -> 
 
 
 def _copying(config: RunConfig, copied: float) -> float:
-    """Seconds a step for which it waits while stages copy their state, which takes ``copied``, for a snapshot."""
+    """Return the seconds per step that training waits for a snapshot; copying all state takes ``copied``."""
     retaining = recovery(config.recovery, config.pipeline.stages).retaining
     return 0.0 if retaining is None or retaining[1].in_step else copied / retaining[1].every
 
 
 def waiting_s(config: RunConfig) -> float:
-    """Seconds a step that replicas wait for one another's messages, as their exchange states them; 0 for one replica.
+    """Return the seconds per step that replicas wait for messages, as their exchange states; 0 for one replica.
 
-    All stages exchange at the same time. That a replica may be late, and keep others waiting, is not in it.
+    All stages exchange at the same time. Stragglers are not included.
     """
     every, costs = exchange(config.exchange).interval, exchange_costs(config)
     if every is None or not costs:
@@ -147,18 +147,14 @@ def waiting_s(config: RunConfig) -> float:
 
 
 def exchange_costs(config: RunConfig) -> list[ExchangeCost]:
-    """What one round costs one replica, stage by stage; nothing for one replica."""
+    """Return the cost of one round for one replica, stage by stage; empty for one replica."""
     replicas, stages = config.exchange.replicas, range(config.pipeline.stages + 1)
     agreed = exchange(config.exchange)
     return [agreed.cost(shapes_of(config, stage), replicas) for stage in stages] if replicas > 1 else []
 
 
 def exchanged_bytes(config: RunConfig) -> float:
-    """Bytes that all replicas send in one step, as the mean over many."""
+    """Return the mean bytes that all replicas send in one step."""
     every = exchange(config.exchange).interval
     sent = config.exchange.replicas * sum(cost.total for cost in exchange_costs(config))
     return 0.0 if every is None else sent / max(1, every)
-
-
-def _links(copies: Sequence[tuple[Copy, CopyCost]]) -> list[set[int]]:
-    return [set(pair) for pair in {pair for copy, _ in copies for pair in copy.pairs}]

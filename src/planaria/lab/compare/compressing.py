@@ -1,4 +1,4 @@
-"""Whether fewer bytes pay for all-reduced gradients: seconds by the clock, quality as a race had it. Pure."""
+"""Whether compressed gradients pay off under all-reduce: time by the clock, quality from a race. Pure."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from planaria.lab.compare.race_results import Compared, Run, Scored
 from planaria.models.families import stage_parameters
 
 CLOSE = 1.01
-"""times the dense seconds: what saves less is not worth the trouble"""
+"""Least ratio of dense seconds to compressed seconds that counts as a gain."""
 SPAN = 100.0
-"""break-evens are looked for within this factor of the recipe's own bandwidth, either way"""
+"""Break-even bandwidths are searched within this factor of the recipe's own, both ways."""
 
 
 class Arm(Record):
-    """What a race found of one way to send fewer bytes, over dense gradients' with the same seed."""
+    """A race's result for one compression scheme, relative to dense gradients with the same seed."""
 
     name: str
     changes: dict[str, str]
-    """of the recipe; empty: dense gradients"""
+    """Changes of the recipe; empty for dense gradients."""
     loss: Range
-    """at the end"""
+    """Final loss."""
     steps: Range | None
-    """to the loss that dense gradients have at the target; None where a seed did not get there"""
+    """Steps to the dense gradients' loss at the target; None if any seed missed it."""
     missed: int
-    """seeds that did not"""
+    """Seeds that missed it."""
 
 
 class Coding(Record):
-    """How long a compressor takes, as a benchmark measured it: top-k, to encode and to decode once."""
+    """Measured seconds of top-k, to encode and decode once."""
 
     source: str
     numbers: int
@@ -48,31 +48,31 @@ class Coding(Record):
 
 
 class Lessons(Record):
-    """What races and benchmarks know of compressed gradients that cannot be calculated."""
+    """Measurements of compressed gradients from races and benchmarks."""
 
     source: str
     setting: str
-    """what the race trained"""
+    """What the race trained."""
     seeds: list[int]
     steps: int
-    """of the race"""
+    """Steps of the race."""
     target: float
-    """steps after which dense gradients have the loss that others must reach"""
+    """Steps after which dense gradients have the loss that others must reach."""
     arms: list[Arm]
-    """dense gradients first"""
+    """Dense gradients first."""
     coding: Coding
 
 
 def ranged(values: Iterable[float]) -> Range:
-    """Of one number for each seed."""
+    """Return the range of one number per seed."""
     numbers = list(values)
     return Range(mean=sum(numbers) / len(numbers), low=min(numbers), high=max(numbers))
 
 
 def learn(found: Compared) -> list[Arm]:
-    """What a comparison of exchanges teaches of each arm; the first, which others are held against, is dense.
+    """Return what a comparison of exchanges shows for each arm; the first arm, the reference, is dense.
 
-    :raises UserError: when an arm ended before there was a loss, or dense gradients missed the target.
+    :raises UserError: when an arm stopped before its first loss, or dense gradients missed the target.
     """
     dense = found.arms[0]
     return [
@@ -95,43 +95,43 @@ def _final(run: Run, arm: Scored) -> float:
 
 @dataclass(frozen=True)
 class Weighed:
-    """One way to send fewer bytes, in a recipe's circumstances."""
+    """One compression scheme under a recipe's conditions."""
 
     arm: Arm
     how: str
-    """in a few words"""
+    """Short description."""
     step_bytes: float
-    """that one replica sends a step, as the mean over many"""
+    """Mean bytes that one replica sends per step."""
     step_s: float
-    """with coding, as far as that is known"""
+    """Seconds of a step, including known coding time."""
     coding_s: float | None
-    """of these, that coding takes at least; None: not measured"""
+    """Least coding time within ``step_s``; None if not measured."""
     eta: float | None
-    """what EControl takes unless told"""
+    """Default of EControl."""
 
     def seconds(self, side: str) -> float | None:
-        """That take it as far as a step of dense gradients does; ``side`` is mean, low or high. None: not known."""
+        """Return the seconds that match a dense step's progress; ``side`` is mean, low or high; None if unknown."""
         return None if self.arm.steps is None else float(self.step_s * getattr(self.arm.steps, side))
 
 
 @dataclass(frozen=True)
 class Advice:
-    """All ways, the fewest seconds a step first."""
+    """All schemes, the fewest seconds per step first."""
 
     ways: Sequence[Weighed]
     dense: Weighed
     best: Weighed | None
-    """of those that are known to reach dense gradients' loss; None: not one of them is worth it"""
+    """The fastest scheme known to reach dense gradients' loss; None if none is worthwhile."""
     break_even: float | None
-    """the bandwidth below which one is; None if there is no such within :data:`SPAN`"""
+    """The bandwidth below which one is worthwhile; None if there is none within :data:`SPAN`."""
 
 
 def advise(config: RunConfig, lessons: Lessons) -> Advice:
-    """Weigh all ways, and look for the bandwidth at which compressing begins to pay."""
+    """Weigh all schemes, and search the bandwidth at which compression starts to pay off."""
     ways = [weigh(config, arm, lessons.coding) for arm in lessons.arms]
     known = [arm for arm in lessons.arms if arm.steps is not None]
     own = config.network.bandwidth
-    assert own is not None, "the recipe has been asked for it"
+    assert own is not None, "checked before: the recipe has a bandwidth"
 
     def pays(bandwidth: float) -> str:
         network = config.network.model_copy(update={"bandwidth": bandwidth})
@@ -145,7 +145,7 @@ def advise(config: RunConfig, lessons: Lessons) -> Advice:
 
 
 def _best(ways: Sequence[Weighed]) -> Weighed | None:
-    """The one that takes fewest seconds to dense gradients' loss, if that is worth it; ``ways[0]`` is dense."""
+    """Return the fastest scheme to dense gradients' loss if it is worthwhile; ``ways[0]`` is dense."""
     dense = ways[0].step_s
     known = {way.arm.name: seconds for way in ways[1:] if (seconds := way.seconds("mean")) is not None}
     found = min(known, key=known.__getitem__, default=None)
@@ -155,7 +155,7 @@ def _best(ways: Sequence[Weighed]) -> Weighed | None:
 
 
 def weigh(config: RunConfig, arm: Arm, coding: Coding) -> Weighed:
-    """One way on the machines that a recipe describes; what it says of compression itself is left out."""
+    """Weigh one scheme on the machines of a recipe; the recipe's own compression settings are ignored."""
     plain = ExchangeConfig(replicas=config.exchange.replicas)
     changed = recipe.overlay(config.model_copy(update={"exchange": plain}), arm.changes, "the race")
     made, stages = exchange(changed.exchange), range(config.pipeline.stages + 1)

@@ -1,4 +1,4 @@
-"""What races taught: how many steps failures add under each way of coping, as a curve over how often they strike."""
+"""Extra steps that failures cost under each recovery strategy, as curves over the failure rate, learned from races."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery
 
 POWERS = [k / 20 for k in range(6, 25)]
-"""0.3 to 1.2: what a curve's power may be"""
+"""Candidate powers of a curve, 0.3 to 1.2."""
 WIDE = 2.0
-"""rates that differ by less than this factor say nothing about the power"""
+"""Least ratio of rates that determines the power."""
 FEWEST = 4
-"""races without which a curve has no spread worth the name"""
+"""Fewest races for a curve."""
 BEYOND = 1.25
-"""times the highest rate raced: a curve is not believed further out"""
+"""Multiple of the highest raced rate up to which a curve is trusted."""
 SIZES = 2.0
-"""times smaller or larger than all models raced: what they taught is not of such ones"""
+"""Factor below the smallest or above the largest raced model within which experience applies."""
 
 
 class Range(Record):
-    """A number that was measured: its mean over seeds, and the least and the most."""
+    """A measured number: mean, minimum and maximum over seeds."""
 
     mean: float
     low: float
@@ -35,56 +35,56 @@ class Range(Record):
 
 
 class Swapped(Range):
-    """Steps to a loss with swapped routing, over those with full routing, without failures."""
+    """Steps to a loss with swapped routing over those with full routing, without failures."""
 
     parameters: int
-    """of the model raced"""
+    """Of the raced model."""
 
     def far(self, size: int) -> str:
-        """Like :meth:`Curve.far`."""
+        """See :meth:`Curve.far`."""
         return _far(size, self.parameters, self.parameters)
 
 
 class Observation(Record):
-    """One race that met failures and reached the target."""
+    """One race with failures that reached the target."""
 
     way: str
-    """what brought the stages back (:func:`way_of`)"""
+    """The recovery strategy (:func:`way_of`)."""
     rate: float
-    """failures met per step"""
+    """Failures per step."""
     extra: float
-    """steps to the target over those without failures on the same routes, less 1; noise can make it negative"""
+    """Steps to the target over those without failures on the same routes, less 1; noise can make it negative."""
     parameters: int
-    """of the model"""
+    """Of the model."""
 
 
 class Curve(Record):
-    """Extra steps per useful step at a rate: ``scale · rate ** power``; the next failure often costs less."""
+    """Extra steps per useful step at a rate: ``scale · rate ** power``; further failures often cost less."""
 
     scale: float
     power: float
     low: float
-    """added: how far a race was below a curve fitted without it, at most (0 or less)"""
+    """Addend: the largest amount by which a race was below a curve fitted without it (≤ 0)."""
     high: float
-    """added: the same above (0 or more)"""
+    """Addend: the same above (≥ 0)."""
     races: int
     least: float
-    """the lowest rate raced, failures a step"""
+    """Lowest raced rate, failures per step."""
     most: float
     smallest: int
-    """parameters of the smallest model with races enough"""
+    """Parameters of the smallest model with enough races."""
     largest: int
 
     def extra(self, rate: float, side: str) -> float:
-        """At ``rate`` failures a step; ``side`` is mean, low or high.
+        """Return the extra steps at ``rate`` failures per step; ``side`` is mean, low or high.
 
-        Below the lowest rate raced the spread shrinks as that of a count does: what never fails has none.
+        Below the lowest raced rate the spread shrinks as √rate, to 0 without failures.
         """
         beside = {"mean": 0.0, "low": self.low, "high": self.high}[side]
         return float(self.scale * rate**self.power + beside * min(1.0, rate / self.least) ** 0.5)
 
     def doubt(self, rate: float) -> str:
-        """Why the curve says nothing of so many failures a step; empty if it does."""
+        """Explain why the curve does not cover this rate; empty if it does."""
         if self.races < FEWEST:
             return f"{self.races} races, of which at least {FEWEST} are needed"
         if rate > BEYOND * self.most:
@@ -92,22 +92,22 @@ class Curve(Record):
         return ""
 
     def far(self, size: int) -> str:
-        """Why the curve says little of a model with ``size`` parameters; empty if about such ones were raced."""
+        """Explain why the curve does not cover a model of ``size`` parameters; empty if it does."""
         return _far(size, self.smallest, self.largest)
 
 
 class Experience(Record):
-    """What failures cost in races that were run: the part of a prediction that cannot be calculated."""
+    """Costs of failures measured in races: the part of a prediction that cannot be calculated."""
 
     swapped: Swapped
     observed: dict[str, list[Observation]]
-    """by the races that they were taken from"""
+    """Observations by the races they come from."""
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
-        """Way → its curve; exact ways, and those nobody has raced yet, have none.
+        """Strategy → its curve; exact and unraced strategies have none.
 
-        Models of all sizes share one: races of one size alone are too few, and scatter too much.
+        Models of all sizes share a curve, since races of one size are too few and noisy.
         """
         everything = [one for found in self.observed.values() for one in found]
         ways = dict.fromkeys(one.way for one in everything)
@@ -115,14 +115,14 @@ class Experience(Record):
 
 
 def way_of(name: str, strategy: Recovery) -> str:
-    """The name under which experience keeps what a strategy does."""
+    """Return the name under which experience stores a strategy."""
     return f"{name} ({strategy.variety})" if strategy.variety else name
 
 
 def fit(observed: Sequence[Observation]) -> Curve:
-    """The curve with the least squares of what it says the extra steps were; linear unless rates differ widely.
+    """Fit a curve by least squares; linear unless rates differ widely.
 
-    Its spread is the jackknife's: what each race is off a curve that was fitted to all others.
+    Its spread is the jackknife's: the deviation of each race from a curve fitted to all others.
     """
     scale, power = _least_squares(observed)
     off = [0.0]
@@ -154,7 +154,7 @@ def _far(size: int, smallest: int, largest: int) -> str:
 
 
 def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
-    """Scale, which is not below 0, and power."""
+    """Return scale, not below 0, and power."""
     rates, extras = [one.rate for one in observed], [one.extra for one in observed]
     powers = POWERS if max(rates) >= WIDE * min(rates) else [1.0]
     found = []
@@ -168,10 +168,10 @@ def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
 
 
 def learn(found: Compared, source: str, size: int) -> list[Observation]:
-    """What a comparison of models with ``size`` parameters teaches, by its own seeds: every race that met failures.
+    """Return the observations of a comparison of models with ``size`` parameters: every race with failures.
 
-    A race counts for the first strategy of its arm's chain, beside the arm that nothing struck and that differs in
-    nothing else; exact strategies and controls teach nothing, and arms without such a partner neither.
+    A race counts for the first strategy of its arm's chain, relative to the fault-free arm that differs in nothing
+    else. Exact strategies, controls and arms without such a partner are skipped.
 
     :raises UserError: when arms missed the target.
     """
@@ -187,29 +187,29 @@ def learn(found: Compared, source: str, size: int) -> list[Observation]:
 
 
 def swapping(found: Compared, source: str, size: int) -> Swapped:
-    """Steps to the target with swapped routes over those with full ones, without failures.
+    """Return the steps to the target with swapped routes over those with full ones, without failures.
 
-    :raises UserError: when the comparison lacks an arm with swapped routes and no failures, or arms missed the target.
+    :raises UserError: when the comparison lacks a fault-free arm with swapped routes, or arms missed the target.
     """
     free = found.arms[0]
     swapped = next((arm for arm in found.arms if arm.routing == "swapped" and not arm.faults), None)
     if swapped is None:
-        raise UserError(f"{source}: no arm has swapped routing and faults = false; nothing tells what swapping costs")
+        raise UserError(f"{source}: no arm has swapped routing and faults = false; race one to measure its cost")
     ratios = [_ticks(run, swapped.name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped, free)]
     return Swapped(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios), parameters=size)
 
 
 def _first(arm: Scored) -> tuple[str, Recovery]:
-    """The first strategy of an arm's chain, with the options that the arm gives it."""
+    """Return the first strategy of an arm's chain, with the arm's options."""
     place = "recovery.options."
-    said = {key.removeprefix(place): value for key, value in arm.changes.items() if key.startswith(place)}
-    options = {key: _value(text) for key, text in said.items()}
+    texts = {key.removeprefix(place): value for key, value in arm.changes.items() if key.startswith(place)}
+    options = {key: _value(text) for key, text in texts.items()}
     by = arm.changes.get("recovery.strategy", "checkfree").split(",")[0].strip()
     return by, RECOVERIES.make(by, RECOVERIES.declared([by], options))
 
 
 def _value(text: str) -> object:
-    """What a recipe's option was, of the word that a comparison keeps."""
+    """Parse a recipe's option from the text that a comparison stores."""
     try:
         return documents.parse_toml(f"value = {text.lower()}", "an option")["value"]
     except UserError:

@@ -1,7 +1,7 @@
-"""One arm of a comparison with one seed: trained on the inline engine, struck by the trace that all arms share.
+"""One arm of a comparison with one seed, trained on the inline engine under the trace that all arms share.
 
-Time is counted in *ticks*, steps that were carried out. A rollback takes steps back, never ticks: the same failures
-strike every arm after the same amount of work.
+Time is counted in *ticks*, executed steps. A rollback undoes steps, never ticks: the same failures strike every arm
+after the same amount of work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planaria.recovery.checkpoint import Behind
 
 
 class Point(Record):
-    """A validation: ticks and committed steps so far, and the loss in nats."""
+    """A validation: executed and committed steps so far, and the loss in nats."""
 
     tick: int
     step: int
@@ -30,35 +30,35 @@ class Point(Record):
 
 
 class Met(Record):
-    """What became of the stages that were lost before a tick."""
+    """A loss of stages before a tick, and its recovery."""
 
     tick: int
     stages: list[int]
-    """of several replicas their nodes, each with its number"""
+    """Stages; with several replicas, numbers of their nodes."""
     outcome: str
-    """how each came back ('3: checkfree'; '3: peer', from another replica), or the step that all rolled back to"""
+    """Recovery of each ('3: checkfree'; '3: peer', from another replica), or the step that all rolled back to."""
     moved_bytes: int
-    """what donors gave"""
+    """Bytes sent by donors."""
     rolled_back: bool
-    """to a checkpoint"""
+    """Whether training rolled back to a checkpoint."""
     steps_lost: int
-    """by a rollback, to a checkpoint or to what all remember"""
+    """Steps undone by a rollback, to a checkpoint or to memory."""
 
 
 class Course(Record):
-    """How one arm went with one seed."""
+    """The course of one arm with one seed."""
 
     points: list[Point]
     met: list[Met]
     ticks: int
     saved: list[int]
-    """ticks after which all stages were saved"""
+    """Ticks after which all stages were saved."""
     stopped: str = ""
-    """why the arm could not go on; empty if it reached its budget"""
+    """Why the arm stopped; empty if it reached its budget."""
 
 
 class _Race:
-    """The engine, its last checkpoint, and the book-keeping."""
+    """The engine, its checkpoints in memory, and the record of its course."""
 
     def __init__(self, config: RunConfig, dataset: Data, behind: int) -> None:
         self.config, self._behind = config, Behind(behind)
@@ -67,7 +67,7 @@ class _Race:
         )
         self.engine = InlineEngine(config, train, validation)
         self._kept: dict[int, Mapping[int, StageState]] = {0: self._states()}
-        """committed steps → states: what is durable, and what is being written"""
+        """Committed steps → states, durable or being written."""
         self._durable = 0
         self.points: list[Point] = []
         self.met: list[Met] = []
@@ -79,7 +79,7 @@ class _Race:
         return {n: copy.deepcopy(replicas.state(n) if replicas else runner.state()) for n, runner in runners.items()}
 
     def lose(self, nodes: Sequence[int]) -> str:
-        """Lose nodes and cope as the recipe says; why that is impossible, or nothing."""
+        """Lose nodes and recover as the recipe specifies; return why that is impossible, or an empty string."""
         before, step_before = self.engine.moved_bytes, self.engine.step
         self._behind.give_up()
         plan = self.engine.lose(nodes, self._durable)
@@ -92,21 +92,21 @@ class _Race:
             self.engine.become(self._kept[self._durable])
         if plan.rollback:
             lost, outcome = step_before - self.engine.step, f"all: step {self.engine.step}"
-        moved = self.engine.moved_bytes - before
+        rolled_back = plan.rollback == "disk"
         self.met.append(
             Met(
                 tick=self.tick,
                 stages=list(nodes),
                 outcome=outcome,
-                moved_bytes=moved,
-                rolled_back=plan.rollback == "disk",
+                moved_bytes=self.engine.moved_bytes - before,
+                rolled_back=rolled_back,
                 steps_lost=lost,
             )
         )
         return ""
 
     def run_tick(self) -> None:
-        """Train one step; validate and save when the number of committed steps says so."""
+        """Train one step; validate and save when the number of committed steps requires it."""
         self.engine.train_step()
         self.tick += 1
         step, every, save = self.engine.step, self.config.train.eval_every, self.config.checkpoint.every
@@ -125,14 +125,14 @@ def race(
     config: RunConfig,
     dataset: Data,
     faults: Mapping[int, Sequence[int]],
-    told: Callable[[int, float | None], None],
+    report: Callable[[int, float | None], None],
     behind: int = 0,
 ) -> Course:
     """Train ``config`` for ``config.train.steps`` ticks; ``faults`` are the nodes lost before each tick.
 
-    ``told`` hears of every tick, and of the loss that was found after it, if it was validated. Checkpoints are durable
-    ``behind`` ticks after they were begun, if nothing is lost meanwhile. Losses before the first tick are none:
-    every stage still has its initial weights.
+    ``report`` gets every tick, with the loss if it was validated. Checkpoints are durable ``behind`` ticks after they
+    were begun, if nothing is lost meanwhile. Losses before the first tick are skipped: every stage still has its
+    initial weights.
     """
     torch.set_num_threads(1)
     run, stopped = _Race(config, dataset, behind), ""
@@ -142,11 +142,5 @@ def race(
         if not stopped:
             run.run_tick()
             last = run.points[-1] if run.points else None
-            told(run.tick, last.loss if last and last.tick == run.tick else None)
-    return Course(
-        points=run.points,
-        met=run.met,
-        ticks=run.tick,
-        saved=run.saved,
-        stopped=stopped,
-    )
+            report(run.tick, last.loss if last and last.tick == run.tick else None)
+    return Course(points=run.points, met=run.met, ticks=run.tick, saved=run.saved, stopped=stopped)

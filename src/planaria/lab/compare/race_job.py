@@ -1,4 +1,4 @@
-"""The races of a comparison as jobs, each in a process of its own: ``python -m planaria.lab.compare.race_job FILE``."""
+"""Races of a comparison as jobs in separate processes: ``python -m planaria.lab.compare.race_job FILE``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from planaria.lab.trials.kept import Identity, Kept, identity, make_folder
 from planaria.pipeline.routing.arrangement import node_of
 
 Code = Callable[[RunConfig], Iterable[type | ModuleType]]
-"""the code outside planaria that a configuration chooses"""
+"""Configuration → the code outside planaria that it names."""
 
 
 class Race(Record):
@@ -33,33 +33,33 @@ class Race(Record):
     arm: str
     config: RunConfig
     dataset: str
-    """folder of the prepared token shards"""
+    """Folder of the prepared token shards."""
     trace: Trace
     faults: bool
-    """whether the trace strikes"""
+    """Whether the trace applies."""
     further: list[Trace] = Field(default_factory=list)
-    """what strikes the arm's replicas 1, 2, … then"""
+    """Traces of the arm's replicas 1, 2, …, if faults apply."""
     behind: int = 0
-    """ticks from a checkpoint in the background until it is durable"""
+    """Ticks until a background checkpoint is durable."""
 
     @property
     def name(self) -> str:
         return f"{self.arm}, seed {self.config.seed}"
 
     def identity(self, code: Iterable[type | ModuleType] = ()) -> Identity:
-        """Paths and names are no part of it."""
-        asked: dict[str, object] = {
+        """Return the race's identity, which excludes paths and names."""
+        inputs: dict[str, object] = {
             "config": self.config.model_dump(mode="json", exclude={"name": True, "out": True, "data": {"cache"}}),
             "data": open_data(self.dataset).meta.model_dump(mode="json"),
             "trace": self.trace.model_dump(mode="json") if self.faults else None,
         }
         further = [trace.model_dump(mode="json") for trace in self.further]
-        asked |= {"behind": self.behind} if self.behind else {}
-        asked |= {"further": further} if self.faults and further else {}
-        return identity(asked, code)
+        inputs |= {"behind": self.behind} if self.behind else {}
+        inputs |= {"further": further} if self.faults and further else {}
+        return identity(inputs, code)
 
     def struck(self) -> Mapping[int, Sequence[int]]:
-        """Tick → the nodes that are lost before it, those of replica 0 first."""
+        """Return tick → the nodes lost before it, those of replica 0 first."""
         found, stages = defaultdict[int, list[int]](list), self.config.pipeline.stages
         for replica, trace in enumerate([self.trace, *self.further] if self.faults else []):
             for fault in trace.faults:
@@ -75,8 +75,7 @@ class _Work(Record):
     folder: Path
 
     def file(self, kind: str) -> Path:
-        """Its result (json), request (job), output (log), or a line for every tick, with the loss if it
-        was validated (ticks)."""
+        """Return its result (json), request (job), output (log), or file of ticks with losses if validated (ticks)."""
         return self.folder / f"{file_name(self.race.arm)}.{self.race.config.seed}.{kind}"
 
     @property
@@ -97,12 +96,12 @@ class _Work(Record):
         return Job(self.race.name, steps, self.file("log"), there, ticks, ticks, command)
 
     def tidy(self) -> None:
-        """Remove an attempt's other files."""
+        """Remove the other files of an attempt."""
         for kind in ("job", "ticks", "log"):
             self.file(kind).unlink(missing_ok=True)
 
     def run(self) -> None:
-        """Race; the course appears whole or not at all."""
+        """Run the race; write its course atomically."""
         given = self.race
         with self.file("ticks").open("w") as ticks:
             course = race(
@@ -119,9 +118,9 @@ class _Work(Record):
 def run_races(
     races: Sequence[Race], folder: Path, processes: Processes, watcher: Watcher, code: Code = lambda config: ()
 ) -> list[Course]:
-    """The courses of all ``races``, in their order; those with a result of the same identity are not run again.
+    """Return the courses of all ``races`` in order; those with a result of the same identity are not repeated.
 
-    :raises RunStopped: when one failed, naming its arm, its seed and its log.
+    :raises RunStopped: when one failed, naming its arm, seed and log.
     """
     make_folder(folder)
     works = [_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races]
@@ -135,13 +134,13 @@ def run_races(
 
 
 def kept(races: Sequence[Race], folder: Path, code: Code = lambda config: ()) -> list[bool]:
-    """For each race, whether there is a result of the same identity, so that it would not be run."""
+    """Return for each race whether a result of the same identity exists."""
     works = (_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races)
     return [work.kept.read()[0] is not None for work in works]
 
 
 def _stopped(job: Job, how: str) -> None:
-    raise RunStopped(f"{job.name}: {how}; see {job.log}, and run the comparison again to go on")
+    raise RunStopped(f"{job.name}: {how}; see {job.log}, and run the comparison again to resume")
 
 
 if __name__ == "__main__":

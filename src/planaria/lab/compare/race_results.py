@@ -1,4 +1,4 @@
-"""What a comparison found: every arm with every seed, on the way to the same loss. Pure arithmetic on courses."""
+"""Results of a comparison: every arm with every seed, until it reaches the target loss. Pure arithmetic on courses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from planaria.lab.compare.race_spec import SMOOTHED
 from planaria.lab.trials.spread import Spread, bootstrap, spread
 
 ENOUGH = 5
-"""seeds from which on an interval of their mean is told: of fewer it says too little"""
+"""Fewest seeds for which an interval of their mean is reported."""
 
 
 def smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
-    """(tick, loss): each validation as the mean of the last :data:`SMOOTHED` ones, as far as there are so many."""
+    """Return (tick, loss): each validation as the mean of the last :data:`SMOOTHED` ones, where that many exist."""
     found = []
     for last in range(SMOOTHED, len(points) + 1):
         window = points[last - SMOOTHED : last]
@@ -27,7 +27,7 @@ def smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
 
 
 def ticks_to(points: Sequence[Point], target: float) -> float | None:
-    """Ticks until the smoothed loss first is at most ``target``, between validations on a straight line; or None."""
+    """Return the ticks until the smoothed loss first is at most ``target``, linearly interpolated; or None."""
     before: tuple[float, float] | None = None
     for tick, loss in smoothed(points):
         if loss <= target:
@@ -39,9 +39,9 @@ def ticks_to(points: Sequence[Point], target: float) -> float | None:
 
 
 def loss_at(points: Sequence[Point], tick: float) -> float:
-    """The smoothed loss at the last validation not after ``tick``.
+    """Return the smoothed loss at the last validation not after ``tick``.
 
-    :raises ValueError: when there is none so early.
+    :raises ValueError: when there is none that early.
     """
     past = [loss for at, loss in smoothed(points) if at <= tick]
     if not past:
@@ -54,45 +54,45 @@ class Run(Record):
 
     seed: int
     trace: str
-    """digest of the failures that struck it, its first replica if it has several"""
+    """Digest of the failures of the arm's first replica."""
     target: float
-    """the loss to reach, nats"""
+    """Loss to reach, nats."""
     ticks: float | None
-    """to the target; None if it was not reached"""
+    """Ticks to the target; None if it was missed."""
     hours: float | None
-    """to the target, by the arm's clock"""
+    """Hours to the target by the arm's clock."""
     ratio: float | None
-    """ticks over the fault-free arm's with the same seed"""
+    """Ticks over the fault-free arm's with the same seed."""
     reset_ratio: float | None = None
-    """ticks over those of the control that loses moments alone, with the same seed; None without it"""
+    """Ticks over those of the control that loses moments alone, with the same seed; None without it."""
     hours_ratio: float | None
     machine_hours: float | None = None
-    """hours times the machines that train"""
+    """Hours times the machines that train."""
     final: float | None
-    """the last smoothed loss; None if the arm stopped before there was one"""
+    """Last smoothed loss; None if the arm stopped before there was one."""
     saves: int
-    """checkpoints that were made before the target, or in all where it was not reached"""
+    """Checkpoints made before the target, or in total if it was missed."""
     failures: int
-    """losses that were met before the target, or in all where it was not reached"""
+    """Losses of stages before the target, or in total if it was missed."""
     steps_lost: int
-    """by rollbacks, in all"""
+    """Steps undone by all rollbacks."""
     stopped: str
 
 
 class Given(Record):
-    """Prices and sizes from which an arm's hours and traffic follow, for whoever computes them again.
+    """Prices and sizes that determine an arm's hours and traffic, for recomputation.
 
-    Of the model and machines that the clock is for, but for ``scale``.
+    They are those of the clock's model and machines, except ``scale``.
     """
 
     replacement_s: float
     load_s: float
     again: float
-    """steps made again after a loss"""
+    """Steps repeated after a loss."""
     bandwidth: float | None
-    """bytes per second of a link; None: infinite"""
+    """Bytes per second of a link; None: infinite."""
     scale: float
-    """bytes of a block stage over those in the raced model"""
+    """Bytes of a block stage over those in the raced model."""
     replicas: int
     stages: int
     microbatches: int
@@ -100,67 +100,67 @@ class Given(Record):
     context: int
     dim: int
     wire_bytes: int
-    """of a number that is sent from stage to stage"""
+    """Bytes of a number sent from stage to stage."""
     parameters: list[int]
-    """of each stage, the ends first"""
+    """Parameters of each stage, the ends first."""
 
 
 class Scored(Record):
-    """One arm over all seeds, and what it costs while nothing fails."""
+    """One arm over all seeds, and its costs without failures."""
 
     name: str
     changes: dict[str, str]
-    """what the arm changes of the recipe"""
+    """The arm's changes of the recipe."""
     faults: bool
-    """whether the failures struck it"""
+    """Whether the failures apply."""
     routing: str
     runs: list[Run]
     step_s: float
-    """seconds of one step by the clock"""
+    """Seconds of one step by the clock."""
     save_s: float
     step_bytes: float
-    """bytes that copies add to a step, as the strategies state it, in the model that the clock is for"""
+    """Bytes that copies add to a step in the clock's model, as the strategies state."""
     traffic: float
-    """these over the activations and gradients that a step sends, of all replicas alike"""
+    """``step_bytes`` over the activations and gradients that all replicas send in a step."""
     memory: float
-    """memory that copies take, over all stages' weights and moments"""
+    """Memory of copies over all stages' weights and moments."""
     curves: list[list[tuple[float, float]]]
-    """for each seed, (hours, smoothed loss)"""
+    """For each seed, (hours, smoothed loss)."""
     weights: float = 0.0
-    """bytes that a replica sends to others in a step, over those of its weights"""
+    """Bytes that a replica sends to others in a step over those of its weights."""
     workers: int = 0
-    """machines that train; 0 in results of versions that did not tell"""
+    """Machines that train; 0 in results of older versions."""
     control: str = ""
-    """the control that it is; empty if it is none"""
+    """Name of the control that it is; empty if it is none."""
     exact: bool | None = None
-    """does every strategy of it bring back what was lost? None in results of versions that did not tell"""
+    """Whether all its strategies restore lost state exactly; None in results of older versions."""
     given: Given | None = None
-    """what its numbers were computed from, with :attr:`courses`"""
+    """Inputs of its numbers, with :attr:`courses`."""
     courses: list[Course] = Field(default_factory=list)
-    """for each seed"""
+    """For each seed."""
 
     def spread(self, of: str) -> Spread | None:
-        """A number over the seeds; None if a seed lacks it."""
+        """Return the spread of a number over the seeds; None if a seed lacks it."""
         return spread(getattr(run, of) for run in self.runs)
 
     def interval(self, of: str) -> tuple[float, float] | None:
-        """The 95 % bootstrap interval of a number's mean over the seeds; None if a seed lacks it or they are few."""
+        """Return the 95 % bootstrap interval of a number's mean; None if a seed lacks it or there are few."""
         numbers = [getattr(run, of) for run in self.runs]
         return None if len(numbers) < ENOUGH or None in numbers else bootstrap(numbers)
 
     @property
     def alike(self) -> dict[str, str]:
-        """What it changes beside its way of coping: arms with the same differ in nothing else."""
+        """Its changes besides recovery; arms with equal values differ in recovery only."""
         return {k: v for k, v in self.changes.items() if not k.startswith(("recovery.", "checkpoint."))}
 
     @property
     def missed(self) -> int:
-        """Seeds with which the target was not reached."""
+        """Seeds that missed the target."""
         return sum(run.ticks is None for run in self.runs)
 
 
 def against_reset(arms: Sequence[Scored]) -> list[Scored]:
-    """The same, with each struck arm's steps over those of the reset control that differs in nothing else."""
+    """Return the arms with each struck arm's steps relative to those of the matching reset control."""
     resets = [arm for arm in arms if arm.control == "reset"]
     found = []
     for arm in arms:
@@ -185,59 +185,63 @@ class Failures(Record):
     digest: str
     faults: list[tuple[int, int]]
     replica: int = 0
-    """of each arm that has so many; all arms have replica 0"""
+    """Replica of the arms that have it; all arms have replica 0."""
 
 
 class Compared(Record):
-    """Everything that a comparison found; its report and its table are drawn from this alone."""
+    """All results of a comparison; its report and table derive from this alone."""
 
     version: int = 1
     name: str
     clock: str
-    """the recipe that the hours are for"""
+    """The recipe that determines the hours."""
     steps: int
     stages: int
     target_at: float
     hourly: float
     failures: list[Failures]
     further: list[Failures] = Field(default_factory=list)
-    """what strikes further replicas, where an arm has several"""
+    """Failures of further replicas, if an arm has several."""
     arms: list[Scored]
     search: list[Scored] = Field(default_factory=list)
-    """settings of the optimizer that were tried without failures; the best is the arm 'tuned'"""
+    """Optimizer settings tried without failures; the best is the arm 'tuned'."""
     blows: str = "stage"
-    """what a failure took (``chaos.blows``)"""
+    """What a failure takes (``chaos.blows``)."""
 
     @property
     def priced(self) -> bool:
-        """Do steps take time by the clock?"""
+        """Whether steps take time by the clock."""
         return bool(self.arms[0].step_s)
 
     @property
     def contestants(self) -> list[Scored]:
-        """Arms that failures struck, and that somebody could choose."""
+        """Arms with failures, except controls."""
         return [arm for arm in self.arms if arm.faults and not arm.control]
 
     @property
     def floor(self) -> Scored | None:
-        """The arm that lost nothing but the time of replacements, if it was raced as the recipe is."""
+        """The arm that lost only the time of replacements (oracle), if raced with the recipe's other settings."""
         return next((arm for arm in self.arms if arm.control == "oracle" and not arm.alike), None)
 
     def alone(self, reset: Scored) -> Spread | None:
-        """Of a control that loses moments alone: its steps over those of the arm that differs from it in losing none;
-        None where there is no such arm, or one of them missed the target."""
+        """Return the steps of a control that loses moments alone over those of the matching fault-free arm.
+
+        None if there is no such arm, or one of them missed the target.
+        """
         calm = next((arm for arm in self.arms if not arm.faults and arm.alike == reset.alike), None)
         pairs = zip(reset.runs, calm.runs, strict=True) if calm else ()
         return spread(_over(run, other.ticks).reset_ratio for run, other in pairs)
 
     @property
     def machines_differ(self) -> bool:
-        """Do some arms train on more machines than others?"""
+        """Whether arms train on different numbers of machines."""
         return len({arm.workers for arm in self.arms}) > 1
 
     def ranked(self) -> list[Scored]:
-        """The fault-free arm, then the others by their mean hours to the target (steps, where these take no time); last
-        those that missed it."""
+        """Return the fault-free arm, then the others by mean hours to the target (steps if they take no time).
+
+        Arms that missed the target come last.
+        """
         of = "hours" if self.priced else "ticks"
 
         def rank(arm: Scored) -> tuple[int, float]:
@@ -255,7 +259,7 @@ def score(
     target_at: float,
     scale: float,
 ) -> list[Run]:
-    """An arm's runs against the fault-free arm's, whose clock is the first of ``clocks``."""
+    """Score an arm's runs against the fault-free arm's, whose clock is the first of ``clocks``."""
     runs = []
     for seed, other in free.items():
         own = course[seed]
@@ -286,5 +290,5 @@ def score(
 
 
 def curve(course: Course, clock: Clock, scale: float) -> list[tuple[float, float]]:
-    """(hours, smoothed loss) of a course by a clock."""
+    """Return (hours, smoothed loss) of a course by a clock."""
     return [(clock.seconds(course, tick, scale) / 3600, loss) for tick, loss in smoothed(course.points)]

@@ -1,4 +1,4 @@
-"""A comparison as typed data: one recipe, arms that cope in different ways, seeds, and the failures they share."""
+"""Comparison settings: one recipe, arms with different recovery, seeds, and the failures they share."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from planaria.lab.trials.jobs import Processes
 from planaria.recovery import RECOVERIES
 
 FAULT_FREE = "fault-free"
-"""the arm that every comparison has: the recipe as it stands, and no failures"""
+"""The arm that every comparison has: the recipe without failures."""
 TUNED = "tuned"
-"""the arm that a search finds: likewise, with the settings of the optimizer that get there soonest"""
+"""The fault-free arm with the optimizer settings, found by a search, that reach the target soonest."""
 CONTROLS = ("oracle", "reset")
-"""strategies that a comparison of others is held against"""
+"""Strategies that serve as references for others."""
 OFTEN = 20
-"""validations of a run whose recipe says nothing of comparisons, if it has too few"""
+"""Validations of a run whose recipe has no comparison, if it has too few."""
 SMOOTHED = 3
-"""validations whose mean counts as the loss at the last of them: one lucky one does not win a race"""
+"""Validations averaged as the loss at the last of them."""
 RULES = Rules(
     "compare",
     RunConfig,
@@ -41,31 +41,31 @@ RULES = Rules(
 
 
 class TraceSpec(Section):
-    """How the failures are drawn, once for each seed."""
+    """Distribution of the failures, drawn once per seed."""
 
     hourly: Fraction = 0.1
     """probability that a stage fails within an hour"""
     step_s: Annotated[float, Field(gt=0)] = 91.3
-    """seconds of one step, for turning the hourly rate into one per step"""
+    """seconds of one step, to convert the hourly rate to a rate per step"""
     exempt: list[Natural] = Field(default_factory=list)
     """stages that never fail"""
     ends: bool = False
     """the ends worker fails at the same rate as the block stages"""
     forbid_adjacent: bool = False
-    """neighbouring stages never fail in the same step: so never a copy and its host, where these are neighbours"""
+    """neighbouring stages never fail in the same step: so never a copy and its host, if these are neighbours"""
     together: Fraction = 0.0
-    """chance that a failure takes the next stage too, and then perhaps the one after"""
+    """chance that a failure takes the next stage too, and then possibly the one after"""
     lost: Lost = "stage"
-    """what one blow takes: stage, adjacent (a stage and the next), machine, or region (half of all stages); each stage
-    is lost about as often"""
+    """what one failure takes: stage, adjacent (a stage and the next), machine, or region (half of all stages); each
+    stage is lost about as often"""
     machine: Stages = 2
     """stages in a row that share a machine"""
 
 
 class Search(Section):
-    """Settings of the optimizer that are tried without failures, each with each; nothing is, unless given.
+    """Optimizer settings to try without failures, in all combinations; none by default.
 
-    The best of them is the arm 'tuned'. Other arms stay as they are.
+    The best of them becomes the arm 'tuned'. Other arms keep their settings.
     """
 
     lr: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
@@ -75,7 +75,7 @@ class Search(Section):
 
     @property
     def points(self) -> dict[str, dict[str, Any]]:
-        """Name → what it changes of the recipe."""
+        """Name → its changes of the recipe."""
         tried = {name: values for name, values in (("lr", self.lr), ("beta2", self.beta2)) if values}
         found: dict[str, dict[str, Any]] = {}
         for point in product(*tried.values()) if tried else ():
@@ -85,29 +85,29 @@ class Search(Section):
 
 
 class Comparison(Armed, Processes):
-    """The ``[compare]`` table of a recipe, beside the run's own sections.
+    """The ``[compare]`` table of a recipe.
 
-    Beside changes of the recipe an arm may have ``faults = false``, which spares it the failures.
+    Besides changes of the recipe an arm may have ``faults = false``, which excludes failures.
     """
 
     target_at: Annotated[float, Field(gt=0, lt=1)] = 0.6
-    """the loss to reach is the fault-free arm's after this fraction of the steps, for each seed"""
+    """the target loss is the fault-free arm's after this fraction of the steps, for each seed"""
     clock: str = ""
-    """the recipe whose sizes and [network] give the hours; this one unless given"""
+    """the recipe whose sizes and [network] determine the hours; default: this one"""
     trace: TraceSpec = TraceSpec()
     controls: bool = True
-    """where arms recover in different ways, also race what loses nothing (oracle) and moments alone (reset)"""
+    """if arms recover in different ways, also race one losing nothing (oracle) and one moments (reset)"""
     search: Search = Search()
 
 
 class Arm(Section):
-    """One contestant: its whole configuration, and whether the failures strike it."""
+    """One arm: its whole configuration, and whether failures apply."""
 
     name: str
     config: RunConfig
     faults: bool = True
     searched: bool = False
-    """is it a point of the search for the fault-free arm's best settings?"""
+    """Whether it is a point of the search for the fault-free arm's best settings."""
 
 
 def load(
@@ -117,34 +117,25 @@ def load(
     only: Sequence[str] | None = None,
     laid: Mapping[str, object] | None = None,
 ) -> tuple[Comparison, list[Arm]]:
-    """The comparison in the recipe ``path``, with ``flags`` laid over all arms; the fault-free arm comes first.
+    """Return the comparison in the recipe ``path``, with ``flags`` applied to all arms; the fault-free arm is first.
 
-    ``seeds`` take the place of the recipe's, and what is ``laid`` over compare.trace that of settings there; of the
-    arms, it may be about ``only`` some. A recovery strategy may be named in place of an arm: it is raced in the routing
-    that it needs. Then a [compare] table is not needed, and neither controls nor a search are
-    added.
+    ``seeds`` replace the recipe's, and ``laid`` overrides settings of compare.trace. ``only`` selects arms; names of
+    recovery strategies count as arms, raced in the routing that they require. With ``only``, a [compare] table is
+    optional, and neither controls nor a search are added.
 
-    :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
+    :raises UserError: naming file, arm and key of an error, or of a change that is not allowed.
     """
     over: dict[str, Any] = {} if seeds is None else {"seeds": list(seeds)}
     over |= {"trace": dict(laid)} if laid else {}
     comparison, tree = table_of(path, "compare", Comparison, "train", over, needed=only is None)
-    if only is not None and not only:
-        raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', [*comparison.arms, *RECOVERIES.names])}")
-    own = comparison.arms
-    chosen = {name: tables for name, tables in own.items() if only is None or name in only}
-    chosen |= {name: _strategy(name, own, path) for name in only or () if name not in own}
-    if taken := [name for name in chosen if file_name(name) in (FAULT_FREE, TUNED)]:
-        raise UserError(f"{path}: compare.arms.{taken[0]}: every comparison has this arm; choose another name")
-    points = comparison.search.points if only is None else {}
-    chosen |= {**(_controls(comparison, chosen) if only is None else {}), **points}
+    chosen, points = _chosen(comparison, only, path)
     faults = {name: tables.get("faults", name not in points) for name, tables in chosen.items()}
     for name, struck in faults.items():
         if not isinstance(struck, bool):
             raise UserError(f"{path}: compare.arms.{name}.faults = {struck!r}: must be true or false")
     changes = {name: {key: t for key, t in tables.items() if key != "faults"} for name, tables in chosen.items()}
     base, configs = _fair(tree, changes, flags, path)
-    if not own and _validations(comparison, base) < SMOOTHED:  # the recipe was not made for comparisons
+    if not comparison.arms and _validations(comparison, base) < SMOOTHED:  # the recipe has no comparison
         flags = {**flags, "train.eval_every": str(max(1, base.train.steps // OFTEN))}
         base, configs = _fair(tree, changes, flags, path)
     if _validations(comparison, base) < SMOOTHED:
@@ -156,14 +147,30 @@ def load(
     arms = [Arm(name=FAULT_FREE, config=base, faults=False)]
     for name, config in configs.items():
         if name in points and config in alike:
-            continue  # the recipe itself, or a point that a flag has made the same as another
+            continue  # equal to the recipe or, after flags, to another point
         alike += [config] if name in points else []
         arms.append(Arm(name=name, config=config, faults=faults[name], searched=name in points))
     return comparison, arms
 
 
+def _chosen(
+    comparison: Comparison, only: Sequence[str] | None, path: Path
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return arm → its changes, and those of them that are points of a search."""
+    if only is not None and not only:
+        raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', [*comparison.arms, *RECOVERIES.names])}")
+    own = comparison.arms
+    chosen = {name: tables for name, tables in own.items() if only is None or name in only}
+    chosen |= {name: _strategy(name, own, path) for name in only or () if name not in own}
+    if taken := [name for name in chosen if file_name(name) in (FAULT_FREE, TUNED)]:
+        raise UserError(f"{path}: compare.arms.{taken[0]}: every comparison has this arm; choose another name")
+    points = comparison.search.points if only is None else {}
+    chosen |= {**(_controls(comparison, chosen) if only is None else {}), **points}
+    return chosen, points
+
+
 def _controls(comparison: Comparison, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The controls that a comparison of recovery strategies has besides its own arms."""
+    """Return the controls that a comparison of recovery strategies adds to its own arms."""
     about = any("recovery" in tables and tables.get("faults", True) for tables in chosen.values())
     if not (about and comparison.controls and comparison.trace.hourly):
         return {}
@@ -173,7 +180,7 @@ def _controls(comparison: Comparison, chosen: Mapping[str, Mapping[str, Any]]) -
 def _fair(
     tree: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], flags: Mapping[str, object], path: Path
 ) -> tuple[RunConfig, dict[str, RunConfig]]:
-    """The recipe and its arms, which all learn from equally many samples in a step."""
+    """Return the recipe and its arms, which all use equally many samples per step."""
     base, configs = RULES.arms(tree, changes, flags, path)
     for name, arm in configs.items():
         if arm.samples == base.samples:
@@ -181,37 +188,37 @@ def _fair(
         count, each = arm.exchange.replicas, arm.pipeline.microbatches
         fitting, left = divmod(base.samples, count * arm.pipeline.microbatch_size)
         most = base.samples // arm.pipeline.microbatch_size
-        mend = f"exchange.replicas that divide {most}" if left else f"pipeline.microbatches = {fitting}"
+        fix = f"exchange.replicas that divide {most}" if left else f"pipeline.microbatches = {fitting}"
         raise UserError(
             f"{path}: compare.arms.{name}: exchange.replicas = {count} with pipeline.microbatches = {each} take "
-            f"{arm.samples} samples a step, the recipe {base.samples}; give {mend}"
+            f"{arm.samples} samples a step, the recipe {base.samples}; give {fix}"
         )
     return base, configs
 
 
 def _strategy(name: str, own: Collection[str], path: Path) -> dict[str, Any]:
-    """What an arm changes that is a recovery strategy's name, or its 'module:Class'."""
+    """Return the changes of an arm given as a recovery strategy's name or 'module:Class'."""
     if name not in RECOVERIES.names and ":" not in name:
-        mend = nearest(name, [*own, *RECOVERIES.names])
-        raise UserError(f"{path}: compare.arms.{name}: there is no such arm, and no such strategy; {mend}")
+        fix = nearest(name, [*own, *RECOVERIES.names])
+        raise UserError(f"{path}: compare.arms.{name}: there is no such arm, and no such strategy; {fix}")
     return {"recovery": {"strategy": name}, "routing": {"kind": RECOVERIES.find(name).needs.routing or "full"}}
 
 
 def _validations(comparison: Comparison, base: RunConfig) -> int:
-    """How often the target's part of a run is validated."""
+    """Return how often the part of a run up to the target is validated."""
     return int(comparison.target_at * base.train.steps / base.train.eval_every) if base.train.eval_every else 0
 
 
 def traces_for(comparison: Comparison, config: RunConfig, seed: int, replicas: int) -> list[Trace]:
-    """The failures that strike each replica of every arm with this seed; where nothing fails, one trace for all."""
+    """Return the failures of each replica of every arm with this seed; without failures, one trace for all."""
     several = replicas if comparison.trace.hourly else 1
     return [trace_for(comparison, config, seed, replica) for replica in range(several)]
 
 
 def trace_for(comparison: Comparison, config: RunConfig, seed: int, replica: int = 0) -> Trace:
-    """The failures that strike this replica of every arm with this seed.
+    """Return the failures of this replica of every arm with this seed.
 
-    All arms have replica 0. Further ones fail at the same rate, by themselves: each has a seed of its own.
+    All arms have replica 0. Further replicas fail independently at the same rate, from seeds derived from this one.
     """
     spec = comparison.trace
     return generate(

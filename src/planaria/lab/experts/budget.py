@@ -1,4 +1,4 @@
-"""Who gets how much, at equal compute: the arms of HDEE (arXiv 2502.19385, section 3) and the ledger that proves it."""
+"""Distribution of equal compute: the arms of HDEE (arXiv 2502.19385, section 3) and their costs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from planaria.config.schema import ModelConfig
 from planaria.models.stages import flops_per_token, parameter_count
 
 SYNCHRONISED, LONGER, LARGER = "M_Ho-I_Ho", "M_Ho-I_He", "M_He-I_Ho"
-"""the arms: all experts alike; harder domains train longer; harder domains get larger models"""
+"""Arms: equal experts; longer training for harder domains; larger models for harder domains."""
 GENERALIST = "generalist"
-"""how arms of one model for all domains begin, and what stands in place of its domain"""
+"""Prefix of arms of one model for all domains, and its domain."""
 PASSES = 3
-"""forward passes that a training step's compute is worth: the backward pass takes two"""
+"""Forward passes equivalent to a training step; the backward pass takes two."""
 EVEN = 0.01
-"""how far the compute of two arms may be apart"""
+"""Largest relative difference of two arms' compute."""
 
 
 class Job(Record):
-    """One expert to be trained."""
+    """One expert to train."""
 
     domain: str
     size: str
@@ -34,21 +34,21 @@ class Job(Record):
 
 @dataclass(frozen=True)
 class Spent:
-    """What one arm's experts cost together, branch phase only."""
+    """Cost of one arm's experts together, without their parents."""
 
     arm: str
     flops: float
-    """6 N + 12 L D T for each token, embeddings included"""
+    """6 N + 12 L D T for each token, embeddings included."""
     parameter_tokens: float
-    """Σ parameters · tokens, all parameters"""
+    """Σ parameters · tokens, all parameters."""
     inner_parameter_tokens: float
-    """the same without embedding tables"""
+    """Σ parameters · tokens, without embedding tables."""
     token_flops: float
-    """a forward pass of all that speak, for one token: what inference costs"""
+    """A forward pass of all active experts, for one token: the cost of inference."""
 
 
 def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[Job]]:
-    """Arm → its jobs. ``tier``: domain → 0 (easiest) …; ``sizes`` and ``steps`` in that order, with a middle one."""
+    """Return arm → its jobs. ``tier``: domain → 0 (easiest) …; ``sizes`` and ``steps`` are ordered like the tiers."""
     middle = len(sizes) // 2
     return {
         SYNCHRONISED: [Job(domain=domain, size=sizes[middle], steps=steps[middle]) for domain in tier],
@@ -58,12 +58,12 @@ def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -
 
 
 def is_generalist(arm: str) -> bool:
-    """Is it one model that knows all domains?"""
+    """Return whether the arm is one model for all domains."""
     return arm.startswith(f"{GENERALIST}-")
 
 
 def generalist(size: str, flops: float, model: ModelConfig, step_tokens: int) -> tuple[str, Job]:
-    """The arm, and its one job: as many whole steps of this size as ``flops`` pay for. ``model``: the size's shape."""
+    """Return the arm and its one job: as many whole steps of the shape ``model`` as ``flops`` pay for."""
     steps = int(flops * (1 + 1e-9) / (flops_per_token(model) * step_tokens))
     return f"{GENERALIST}-{size}", Job(domain=GENERALIST, size=size, steps=max(1, steps))
 
@@ -74,11 +74,11 @@ def bills(
     step_tokens: int,
     speaking: Collection[str] | None = None,
 ) -> dict[str, Spent]:
-    """What each arm's experts cost together. ``models``: size → its shape; ``step_tokens``: tokens of one step.
+    """Return each arm's cost. ``models``: size → its shape; ``step_tokens``: tokens of one step.
 
-    ``speaking``: domains whose experts speak, all unless given; others' experts are only branched off.
+    ``speaking``: domains whose experts are active, by default all; other experts only serve as starting points.
 
-    :raises UserError: when arms of experts are more than ``EVEN`` apart: what they bring could not be compared.
+    :raises UserError: when the costs of arms of experts differ by more than ``EVEN``.
     """
     found = {arm: spent(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
     _require_even([bill for arm, bill in found.items() if not is_generalist(arm)])
@@ -92,7 +92,7 @@ def spent(
     step_tokens: int,
     speaking: Collection[str] | None = None,
 ) -> Spent:
-    """The bill of one arm; arguments as of :func:`bills`."""
+    """Return the cost of one arm; arguments as of :func:`bills`."""
     tokens = [(models[job.size], job.steps * step_tokens) for job in jobs]
     return Spent(
         arm,

@@ -1,6 +1,6 @@
-"""One seed of an experts run: train the models to branch off, probe the domains, allot, train the experts.
+"""The arms of an experts run, and one seed of it: train parents, probe domains, allot compute, train experts.
 
-Every part is kept where it was made and not made again, so the same command goes on where an earlier one stopped.
+Every finished part is kept and not repeated, so the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,21 @@ from torch import Tensor
 
 from planaria.common.errors import RunStopped
 from planaria.config.schema import RunConfig
-from planaria.lab.experts import allotment
-from planaria.lab.experts.budget import GENERALIST, Job, Spent, is_generalist
+from planaria.lab.experts.budget import (
+    GENERALIST,
+    SYNCHRONISED,
+    Job,
+    Spent,
+    allot,
+    bills,
+    generalist,
+    is_generalist,
+    spent,
+)
 from planaria.lab.experts.difficulty import Point, still_to_learn
 from planaria.lab.experts.domains import GENERAL, TRAINED
 from planaria.lab.experts.experts_results import SeedResult
-from planaria.lab.experts.experts_spec import ExpertsSpec
+from planaria.lab.experts.experts_spec import ExpertsSpec, sized, step_tokens
 from planaria.lab.experts.lineage import called, chains, lineages, parent_seed, tiered
 from planaria.lab.experts.listening import Listener
 from planaria.lab.experts.reading import Readings, Texts, sources, token_logps
@@ -31,43 +40,91 @@ from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 QUARTERS = 4
-"""points of a probe's learning curve"""
+"""Points of a probe's learning curve."""
 Line = Mapping[str, str]
-"""size → the parent that experts of this size branch off"""
+"""Size → the parent that experts of this size branch off."""
+
+
+def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, int]]) -> dict[str, list[Job]]:
+    """Return arm → its jobs. ``tier``: measure of difficulty → domain → its tier.
+
+    Further measures of difficulty add uneven arms; the even arm is the same for all, and its cost is the budget of each
+    generalist.
+    """
+    found: dict[str, list[Job]] = {}
+    for by, tiers in tier.items():
+        for arm, jobs in allot(tiers, list(spec.sizes), spec.steps).items():
+            if by == spec.probe.by[0]:
+                found[arm] = jobs
+            elif arm != SYNCHRONISED:
+                found[f"{arm}, by {by}"] = jobs
+    models, tokens = sized(base.model, spec), step_tokens(base)
+    flops = spent(SYNCHRONISED, found[SYNCHRONISED], models, tokens).flops
+    for size in spec.rivals:
+        arm, job = generalist(size, flops, models[size], tokens)
+        found[arm] = [job]
+    return found
+
+
+def costs(spec: ExpertsSpec, base: RunConfig, offered: Mapping[str, list[Job]]) -> dict[str, Spent]:
+    """Return arm → its cost.
+
+    :raises UserError: when arms of experts differ in cost.
+    """
+    return bills(offered, sized(base.model, spec), step_tokens(base), {*spec.speaking, GENERALIST})
+
+
+def require_even(spec: ExpertsSpec, base: RunConfig) -> None:
+    """Check before anything runs that arms cost the same; this depends only on how many domains are in each tier.
+
+    :raises UserError: as :func:`costs` does.
+    """
+    anyhow = tiered(dict.fromkeys(spec.domains, 0.0), spec.after, len(spec.sizes))
+    costs(spec, base, arms_of(spec, base, {spec.probe.by[0]: anyhow}))
+
+
+def schedule_steps(spec: ExpertsSpec, job: Job) -> int:
+    """Return the steps of the learning rate schedule that a job's steps begin; 0: just these.
+
+    A generalist's schedule is scaled like the even arm's, so both end at the same rate.
+    """
+    if job.domain != GENERALIST:
+        return spec.schedule_steps
+    return spec.schedule_steps * job.steps // spec.steps[len(spec.steps) // 2]
 
 
 @dataclass
 class Campaign:
-    """What one seed needs to know."""
+    """One seed of an experts run."""
 
     spec: ExpertsSpec
     base: RunConfig
     folder: Path
-    """of the whole run, with the domains' texts and the tokenizer"""
+    """Folder of the whole run, with the domains' texts and the tokenizer."""
     seed: int
     texts: Texts
     watcher: Watcher
     parents: dict[str, Training] = field(default_factory=dict)
-    """name → a model that experts branch off"""
+    """Name → a model that experts branch off."""
     curves: dict[str, list[Point]] = field(default_factory=dict)
-    """domain → the probe's held-out losses"""
+    """Domain → the probe's held-out losses."""
 
     @property
     def own(self) -> Path:
         return self.folder / f"seed-{self.seed}"
 
     def run(self) -> list[SeedResult]:
-        """All of it; what came of it, for each line of descent.
+        """Run everything; return the results of each line of descent.
 
-        :raises RunStopped: when a model that others rest on could not be trained.
+        :raises RunStopped: when a model that others depend on could not be trained.
         """
         numbers = range(self.spec.parents)
         self.parents = {called(size, n): self._parent(size, n) for size in self.spec.sizes for n in numbers}
-        self._must("models to branch off", list(self.parents.values()))
+        self._require("models to branch off", list(self.parents.values()))
         difficulty = {str(by): self._difficulty(by) for by in self.spec.probe.by}
         tier = {by: tiered(hard, self.spec.after, len(self.spec.sizes)) for by, hard in difficulty.items()}
-        arms = allotment.arms(self.spec, self.base, tier)
-        cost = allotment.costs(self.spec, self.base, arms)
+        arms = arms_of(self.spec, self.base, tier)
+        cost = costs(self.spec, self.base, arms)
         lines = lineages(list(self.spec.sizes), self.spec.parents, self.seed)
         jobs = {job.name: job for jobs in arms.values() for job in jobs}
         experts = [{name: self._expert(job, n, line) for name, job in jobs.items()} for n, line in enumerate(lines)]
@@ -82,12 +139,12 @@ class Campaign:
                 curves={name: [(point.step, point.loss) for point in curve] for name, curve in self.curves.items()},
                 parent=self._read(self.parents[line[self.spec.middle]]).losses,
                 branched={size: self._read(self.parents[name]).losses for size, name in line.items()},
-                **self._found(arms, cost, experts[n], lost, self._places(line)),
+                **self._results(arms, cost, experts[n], lost, self._places(line)),
             )
             for n, line in enumerate(lines)
         ]
 
-    def _found(
+    def _results(
         self,
         arms: Mapping[str, Sequence[Job]],
         cost: Mapping[str, Spent],
@@ -95,13 +152,13 @@ class Campaign:
         lost: Sequence[str],
         places: Mapping[str, Tensor],
     ) -> dict[str, Any]:
-        """What the arms came to in one line of descent."""
+        """Return the arms' results in one line of descent."""
         gone = [name for name, one in experts.items() if one.config.name in lost]
         speaking = {*self.spec.speaking, GENERALIST}
-        heard = {arm: [job for job in jobs if job.domain in speaking] for arm, jobs in arms.items()}
-        spoken = {job.name for jobs in heard.values() for job in jobs} - set(gone)
+        members = {arm: [job for job in jobs if job.domain in speaking] for arm, jobs in arms.items()}
+        spoken = {job.name for jobs in members.values() for job in jobs} - set(gone)
         readings = {name: self._read(experts[name]) for name in experts if name in spoken}
-        mute = [arm for arm, jobs in heard.items() if not readings.keys() & {job.name for job in jobs}]
+        mute = [arm for arm, jobs in members.items() if not readings.keys() & {job.name for job in jobs}]
         for arm in mute:
             if not is_generalist(arm):
                 raise RunStopped(f"{self.own}: none of the experts of {arm} could be trained; see their .log files")
@@ -110,22 +167,22 @@ class Campaign:
             "lost": [experts[name].config.name for name in gone],
             "arms": {
                 arm: arm_result(jobs, cost[arm], readings, self.spec, places)
-                for arm, jobs in heard.items()
+                for arm, jobs in members.items()
                 if arm not in mute
             },
         }
 
     def _places(self, line: Line) -> Mapping[str, Tensor]:
-        """What texts tell of a line's experts: by its parent of middle size, or the same for all lines and seeds."""
+        """Return the text priors of a line's experts: by its parent of middle size, or the same for all lines."""
         mixture, domains = self.spec.mixture, self.spec.speaking
         if mixture.prior != "ridge":
             return self.texts.places
         parent, texts = self.parents[line[self.spec.middle]].model, {name: self.spec.parts(name) for name in domains}
         listener = Listener.beside(parent, self.folder, texts, self.base.data.cache)
-        return self.texts.told(lambda samples: listener.priors(samples, domains, mixture.temperature))
+        return self.texts.priors(lambda samples: listener.priors(samples, domains, mixture.temperature))
 
     def _difficulty(self, by: str) -> dict[str, float]:
-        """Domain → how hard it is, told by one of the ways there are."""
+        """Return domain → its difficulty by one measure."""
         if by == "hand":
             return {name: float(domain.hand or 0) for name, domain in self.spec.domains.items()}
         if by == "seed_loss":
@@ -136,14 +193,14 @@ class Campaign:
         return self._probed()
 
     def _held_out(self, size: str) -> dict[str, float]:
-        """Domain → held-out loss of the parents of this size, on average."""
+        """Return domain → mean held-out loss of the parents of this size."""
         all_of = [self._read(self.parents[called(size, n)]).held_out_losses for n in range(self.spec.parents)]
         return {name: fmean(losses[name] for losses in all_of) for name in self.spec.domains}
 
     def _probed(self) -> dict[str, float]:
-        """Nats that the last doubling of a probe's steps brought, for each domain."""
+        """Return domain → nats learned in the last doubling of a probe's steps."""
         probes = {name: self._probe(name) for name in self.spec.domains}
-        self._must("probes", list(probes.values()))
+        self._require("probes", list(probes.values()))
         found = {}
         for name, probe in probes.items():
             saved = CheckpointStore(probe.folder / "checkpoints").list()
@@ -168,15 +225,15 @@ class Campaign:
         return self._training("probes", domain, middle, self._text(domain), changes)
 
     def _expert(self, job: Job, number: int, line: Line) -> Training:
-        """The training of a job in the ``number``-th line of descent."""
+        """Return the training of a job in the ``number``-th line of descent."""
         before = self._before(job)
         start = self.parents[line[job.size]] if before is None else self._expert(before, number, line)
-        schedule = allotment.schedule_steps(self.spec, job)
+        schedule = schedule_steps(self.spec, job)
         changes = {"train": {"steps": job.steps, "schedule_steps": schedule, "start": str(start.model)}}
         return self._training("experts", called(job.name, number), job.size, self._text(job.domain), changes)
 
     def _before(self, job: Job) -> Job | None:
-        """The expert that a job's branches off, of the domain before its own; None where that is a parent."""
+        """Return the expert that a job's branches off, of the domain before its own; None for a parent."""
         domain = self.spec.after.get(job.domain)
         return job.model_copy(update={"domain": domain}) if domain else None
 
@@ -186,7 +243,7 @@ class Campaign:
     def _training(
         self, shelf: str, name: str, size: str, text: Mapping[str, Any], changes: Mapping[str, Any]
     ) -> Training:
-        """A model of this size that reads ``text``."""
+        """Return the training of a model of this size that reads ``text``."""
         own_validation = self.base.data.validation if self.base.train.eval_every else 0.0
         data = {
             **text,
@@ -201,16 +258,16 @@ class Campaign:
         return self.texts.read(one.model)
 
     def _train_experts(self, jobs: Mapping[str, Job], lines: Sequence[Mapping[str, Training]]) -> list[str]:
-        """Train the experts of all lines, each after that which it branches off; names of those that were lost."""
+        """Train the experts of all lines, each after the one it branches off; return the names of lost ones."""
         depth = {domain: at for chain in chains(self.spec.after) for at, domain in enumerate(chain)}
         lost = list[str]()
         for at in range(max(depth.values()) + 1):
             due = [(line, job) for line in lines for job in jobs.values() if depth.get(job.domain, 0) == at]
             orphans = [line[job.name].config.name for line, job in due if self._orphaned(job, line, lost)]
             for name in orphans:
-                self.watcher.said(f"{name}: what it branches off is lost, and it with that")
-            going = [line[job.name] for line, job in due if line[job.name].config.name not in orphans]
-            lost += orphans + self._train("experts", going)
+                self.watcher.said(f"{name}: lost, because the model that it branches off is lost")
+            remaining = [line[job.name] for line, job in due if line[job.name].config.name not in orphans]
+            lost += orphans + self._train("experts", remaining)
         return lost
 
     def _orphaned(self, job: Job, line: Mapping[str, Training], lost: Sequence[str]) -> bool:
@@ -220,8 +277,8 @@ class Campaign:
     def _train(self, what: str, trainings: Sequence[Training]) -> list[str]:
         return train_all(f"{what} of seed {self.seed}", trainings, self.spec, self.spec.retries, self.watcher)
 
-    def _must(self, what: str, trainings: Sequence[Training]) -> None:
-        """Train what everything else rests on."""
+    def _require(self, what: str, trainings: Sequence[Training]) -> None:
+        """Train models that all others depend on."""
         if lost := self._train(what, trainings):
             log = next(one for one in trainings if one.config.name == lost[0]).log
             raise RunStopped(f"{self.own}: {', '.join(lost)} could not be trained, and all experts need it; see {log}")

@@ -1,7 +1,7 @@
-"""How hard a domain is, and what follows from it: who gets more.
+"""Difficulty of domains, and their tiers.
 
-The loss of a model before it has read anything of a domain says how strange the domain is, not how much there is to
-learn; a probe does: train for a little while and see how fast the loss still falls.
+The initial loss on a domain measures how unusual it is, not how much remains to learn. A probe, a short training, shows
+how fast the loss still falls.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """One held-out loss of a probe."""
+    """A held-out loss of a probe."""
 
     step: int
     loss: float
-    """nats per token"""
+    """Nats per token."""
 
 
 def still_to_learn(curve: Sequence[Point]) -> float:
-    """Nats per token that the last doubling of the steps brought: what the next one can be expected to bring at most.
+    """Return the nats per token gained by the last doubling of steps, an upper estimate for the next one.
 
-    Between the first point at or past half of the last step and the last, as the slope over ln(steps), times ln 2.
+    It is the slope over ln(steps) from the first point at or past half of the last step to the last, times ln 2.
 
     :raises ValueError: on a curve of fewer than two points after the start.
     """
@@ -38,10 +38,10 @@ def still_to_learn(curve: Sequence[Point]) -> float:
 
 
 def tiers(difficulty: Mapping[str, float], count: int) -> dict[str, int]:
-    """Domain → its tier, 0 (easiest) to ``count`` - 1 (hardest): ranks cut into tiers, the middle ones the fullest.
+    """Return domain → its tier, 0 (easiest) to ``count`` - 1 (hardest), by rank; the middle tier is the largest.
 
-    Tiers at equal distance from the middle have equally many domains, so that what hard domains get more, easy ones get
-    less. Equal difficulties keep the order of their names.
+    Tiers at equal distance from the middle have equally many domains, so that compute is balanced. Ties are broken by
+    name.
     """
     ranked = sorted(difficulty, key=lambda name: (difficulty[name], name))
     sizes = [len(ranked) // count] * count

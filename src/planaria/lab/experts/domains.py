@@ -1,10 +1,10 @@
-"""The text of each domain, cut by document, so that nothing is both learned from and tested on.
+"""The text of each domain, split by document into training, held-out and test parts.
 
-A document is a file, a record, or what begins where a domain's expression matches. The order of their digests says
-which are test text, which no training, probe or prior ever reads (a tenth), which are held out for probes and priors (a
-tenth), and which are trained on. A document that several domains have stays in the part that it came into first; one
-that an untrained domain has is trained on by nobody. The parts are copied into the run's folder, in pieces of some
-thousand characters: what it was trained on stays known when the source changes.
+A document is a file, a record, or a section that starts where a domain's expression matches. Documents are ordered by
+digest: a tenth is test text, which no training, probe or prior reads; a tenth is held out for probes and priors; the
+rest is for training. A document of several domains stays in the part it was first assigned to; documents of untrained
+domains are never trained on. The parts are copied into the run's folder in pieces of some thousand characters, so the
+training text stays known when its source changes.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from planaria.lab.experts.embedding import clustered
 from planaria.lab.experts.experts_spec import ExpertsSpec, TextSpec
 
 PIECE = 4_000
-"""characters of a piece"""
+"""Characters of a piece."""
 TENTH = 10
-"""one document of so many is test text, and one is held out"""
+"""One in this many documents is test text, and one is held out."""
 WILD = "*?["
-"""what makes a source a glob"""
+"""Characters that make a source a glob."""
 TRAINED, HELD_OUT, TEST = "domains", "held-out", "test"
-"""folders of a run: what experts read, one file for each domain; what probes and priors look at; what is tested on"""
+"""Folders of a run: text for experts, one file for each domain; for probes and priors; for tests."""
 GENERAL = "general"
-"""folder, and file, of what parents read where that is not the domains"""
+"""Folder, and file, of the parents' text if it is not that of the domains."""
 RULE = "by document"
-"""how documents are parted, in a run's identity: another rule makes another run"""
+"""How documents are split; part of a run's identity."""
 
 
 class Piece(NamedTuple):
     """A part of a document."""
 
     document: str
-    """its SHA-256 (hex), without white space at its ends: the same text is the same document wherever it lies"""
+    """Its SHA-256 (hex) without surrounding white space: equal texts are the same document."""
     text: str
 
 
 def write_domains(spec: ExpertsSpec, folder: Path) -> None:
-    """Copy at most ``spec.most`` characters of each domain into ``folder``; of untrained ones test text only.
+    """Copy at most ``spec.most`` characters of each domain into ``folder``; of untrained domains only test text.
 
-    What lies there already stays.
+    Existing files stay.
 
     :raises UserError: when a source is missing, unreadable or too short, or has too few documents.
     """
@@ -81,10 +81,10 @@ def write_domains(spec: ExpertsSpec, folder: Path) -> None:
 
 
 def parted(found: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Document → its part, of the digests of a domain's documents. ``known``: parts of those that other domains have.
+    """Return document → its part, for a domain's digests. ``known``: parts of other domains' documents.
 
-    The rest is ordered by digest: its first tenth (rounded up) is test text, the second is held out. So it is drawn at
-    random, whatever the documents' order and length, and the same for the same documents.
+    New documents are ordered by digest: the first tenth (rounded up) is test text, the second is held out. The split is
+    effectively random, and the same for the same documents.
     """
     new = sorted(set(found) - known.keys())
     tenth = -(-len(new) // TENTH)
@@ -93,17 +93,17 @@ def parted(found: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_text(folder: Path) -> list[str]:
-    """The domains whose text experts of the run in ``folder`` learn from."""
+    """Return the domains with training text in the run's ``folder``."""
     return sorted(file.stem for file in (folder / TRAINED).glob("*.jsonl"))
 
 
 def read_pieces(folder: Path, part: str, name: str) -> list[str]:
-    """The pieces of a domain that were written into this part of a run."""
+    """Return the pieces of a domain in this part of a run."""
     return list(read_jsonl(folder / part / f"{name}.jsonl", "text"))
 
 
 def _files(spec: ExpertsSpec, folder: Path) -> Iterator[Path]:
-    """All that :func:`write_domains` writes."""
+    """Yield all files that :func:`write_domains` writes."""
     for name in spec.parts(GENERALIST):
         yield from (folder / part / f"{name}.jsonl" for part in (TRAINED, HELD_OUT, TEST))
     yield from (folder / TEST / f"{name}.jsonl" for name in spec.untrained)
@@ -112,7 +112,7 @@ def _files(spec: ExpertsSpec, folder: Path) -> Iterator[Path]:
 
 
 def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -> None:
-    """Cut one body of unlabelled text into domains by what its pieces say."""
+    """Cut one body of unlabelled text into domains by the content of its pieces."""
     name, domain = next(iter(spec.domains.items()))
     place = f"experts.domains.{name.rpartition('-')[0]}"
     kept = spread(_pieces(place, domain), spec.most, _length)
@@ -139,7 +139,7 @@ def _write_parts(name: str, place: str, kept: Sequence[Piece], known: Mapping[st
         count = len({piece.document for piece in kept})
         raise UserError(
             f"{place}: none of its {count} documents is left for {lacking[0]!r}, and no document is cut into training "
-            f"and test text; give more files or records that no other domain has, or {place}.begins, which says where "
+            f"and test text; give more files or records that no other domain has, or {place}.begins, which marks where "
             "documents begin within a file"
         )
     for part, own in parts.items():
@@ -147,7 +147,7 @@ def _write_parts(name: str, place: str, kept: Sequence[Piece], known: Mapping[st
 
 
 def _pieces(place: str, spec: TextSpec) -> Iterator[Piece]:
-    """The pieces of all documents at ``place`` in the recipe."""
+    """Yield the pieces of all documents at ``place`` in the recipe."""
     for text in _texts(place, spec):
         for document in _sections(text, spec.begins):
             digest = hashlib.sha256(document.strip().encode()).hexdigest()
@@ -155,7 +155,7 @@ def _pieces(place: str, spec: TextSpec) -> Iterator[Piece]:
 
 
 def _sections(text: str, begins: str) -> Iterator[str]:
-    """A text cut where documents begin."""
+    """Split a text where documents begin."""
     starts = [match.start() for match in re.finditer(begins, text, re.MULTILINE)] if begins else []
     for start, stop in zip([0, *starts], [*starts, len(text)], strict=True):
         if not (section := text[start:stop]).isspace() and section:
@@ -167,15 +167,15 @@ def _length(piece: Piece) -> int:
 
 
 def _texts(place: str, spec: TextSpec) -> Iterator[str]:
-    """All files or records that ``place`` in the recipe names."""
+    """Yield all files or records that ``place`` in the recipe names."""
     if spec.where:
         path = expanded(spec.source)
         if kind_of(path) is None:
             raise UserError(f"{place}.where: goes with a file of records such as .jsonl, not with {spec.source!r}")
         found = list(read_records(path, spec.field, spec.where))
         if not found:
-            said = ", ".join(f"{key} = {value!r}" for key, value in spec.where.items())
-            raise UserError(f"{place}: {path} has no record with {said}; mend {place}.where")
+            values = ", ".join(f"{key} = {value!r}" for key, value in spec.where.items())
+            raise UserError(f"{place}: {path} has no record with {values}; fix {place}.where")
         yield from found
         return
     try:
@@ -196,7 +196,7 @@ def _texts(place: str, spec: TextSpec) -> Iterator[str]:
 def _globbed(source: str) -> list[Path] | None:
     """Return the files that a glob matches, sorted; None if ``source`` is not a glob.
 
-    ``stdlib:GLOB`` searches Python's library. Broken links are among them, so that reading them is refused.
+    ``stdlib:GLOB`` searches Python's library. Broken links are included, so that reading them fails.
     """
     if source.startswith(f"{STDLIB}:"):
         path = Path(sysconfig.get_paths()["stdlib"]) / source.partition(":")[2]
@@ -206,7 +206,7 @@ def _globbed(source: str) -> list[Path] | None:
         return None
     root, parts = Path(path.anchor), list(path.parts[1:])
     while parts and (not set(parts[0]) & set(WILD) or (root / parts[0]).exists()):
-        root /= parts.pop(0)  # folders may have such characters in their names
+        root /= parts.pop(0)  # folder names may contain these characters
     found = root.glob(str(Path(*parts))) if parts else [root]
     return sorted(file for file in found if file.is_file() or (file.is_symlink() and not file.exists()))
 

@@ -1,6 +1,6 @@
-"""Where a text lies among others: hashed words, tf-idf, and the directions in which texts differ most (c-BTM).
+"""Embedding of texts: hashed words, tf-idf, and truncated SVD (c-BTM).
 
-Feature hashing, k-means and the singular vectors are scikit-learn's; what is learned is three tensors in one file.
+Feature hashing, k-means and SVD are scikit-learn's; the result is three tensors in one file.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ FILE = "embedding.safetensors"
 FEATURES = 2**14
 DIMENSIONS = 64
 EVERY = 16
-"""tokens after which a text that is being read is placed anew"""
+"""Tokens after which the prior of a text is updated."""
 _CENTRE = "centre."
 Decode = Callable[[Sequence[int]], str]
-"""tokens to text"""
+"""Tokens to text."""
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """Texts to unit vectors [D]."""
+    """Embedding of texts as unit vectors [D]."""
 
     idf: Tensor
-    """[F]"""
+    """[F]."""
     components: Tensor
-    """[D, F]"""
+    """[D, F]."""
     centres: Mapping[str, Tensor]
-    """domain → mean of its texts [D]"""
+    """Domain → mean of its texts [D]."""
 
     @classmethod
     def fitted(cls, domains: Mapping[str, Sequence[str]]) -> Embedding:
-        """Learned from the texts of each domain; the same ones for the same texts.
+        """Fit the embedding to the texts of each domain; deterministic.
 
-        :raises UserError: when scikit-learn is not there.
+        :raises UserError: when scikit-learn is missing.
         """
         learn = _sklearn()
         counts = _counts([text for texts in domains.values() for text in texts])
@@ -58,28 +58,28 @@ class Embedding:
         return cls(made.idf, made.components, centres)
 
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """Unit vectors [N, D]; of a text without any known word, zero."""
+        """Return unit vectors [N, D]; zero for a text without known words."""
         weighted = _weighted(_counts(texts), self.idf.double())
         found = torch.from_numpy(weighted @ self.components.double().numpy().T)
         return torch.nn.functional.normalize(found, dim=1).float()
 
     def prior(self, texts: Sequence[str], domains: Sequence[str], temperature: float) -> Tensor:
-        """ln π [E, N] of experts that know these domains, for texts; uniform for one without any known word."""
+        """Return ln π [E, N] of the domains' experts for texts; uniform for one without known words."""
         places = self.embed(texts)
         found = nearest(places, torch.stack([self.centres[domain] for domain in domains]), temperature)
         return torch.where(places.any(1), found, uniform(len(domains))[:, None])
 
     def priors(self, samples: Tensor, decode: Decode, domains: Sequence[str], temperature: float) -> Tensor:
-        """ln π [E, N, T] while samples [N, T + 1] are read: by the text before each token, placed anew EVERY tokens.
+        """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every ``EVERY`` tokens.
 
-        Never by a whole sample: its later tokens would choose who predicts the earlier ones.
+        A prior of the whole sample would leak later tokens.
         """
         steps = range(0, samples.shape[1] - 1, EVERY)
         found = [self.prior([decode(one[: at + 1]) for one in samples.tolist()], domains, temperature) for at in steps]
         return torch.stack(found, -1).repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
 
     def save(self, folder: Path) -> None:
-        """Write it down, whole or not at all."""
+        """Write the embedding atomically."""
         tensors = {"idf": self.idf, "components": self.components}
         tensors |= {f"{_CENTRE}{name}": centre for name, centre in self.centres.items()}
         with atomic.replacing(folder / FILE) as unfinished:
@@ -87,7 +87,7 @@ class Embedding:
 
     @classmethod
     def open(cls, folder: Path) -> Embedding:
-        """What :meth:`save` wrote.
+        """Read an embedding written by :meth:`save`.
 
         :raises UserError: when it is missing or damaged.
         """
@@ -101,9 +101,9 @@ class Embedding:
 
 
 def clustered(texts: Sequence[str], count: int) -> list[int]:
-    """Texts cut into so many groups by what they say (k-means, seed 0): the group of each, largest group first.
+    """Return the group of each text after k-means (seed 0) into ``count`` groups, the largest group first.
 
-    :raises UserError: when there are fewer texts than groups, or scikit-learn is not there.
+    :raises UserError: when there are fewer texts than groups, or scikit-learn is missing.
     """
     if len(texts) <= count:
         raise UserError(f"experts.clusters = {count}: the text has {len(texts)} pieces only; ask for fewer")
@@ -114,7 +114,7 @@ def clustered(texts: Sequence[str], count: int) -> list[int]:
 
 
 def _counts(texts: Iterable[str]) -> Any:
-    """Words hashed into columns: a sparse matrix [N, F]."""
+    """Hash words into columns: a sparse matrix [N, F]."""
     vectorizer = _sklearn().feature_extraction.text.HashingVectorizer(
         n_features=FEATURES, alternate_sign=False, norm=None, token_pattern=r"\w+"
     )
@@ -122,7 +122,7 @@ def _counts(texts: Iterable[str]) -> Any:
 
 
 def _weighted(counts: Any, idf: Tensor) -> Any:
-    """Rows of tf · idf, of length 1."""
+    """Return rows of tf · idf, of length 1."""
     return _sklearn().preprocessing.normalize(counts.multiply(idf.numpy()[None]).tocsr())
 
 

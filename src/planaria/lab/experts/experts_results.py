@@ -1,4 +1,4 @@
-"""What came of it: perplexity for each domain and arm over the seeds, wins with ties apart, and what was spent."""
+"""Results of an experts run: perplexity by domain and arm over the seeds, wins and ties, and costs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from planaria.common.documents import Record
 from planaria.lab.experts.budget import SYNCHRONISED, Job, is_generalist
 
 TIE = 0.005
-"""arms whose perplexities are nearer than this are equally good"""
+"""Relative difference of perplexities below which arms are equally good."""
 WORST = "worst"
-"""the prior for the worst domain"""
+"""The prior for the worst domain."""
 
 
 class Score(Record):
     """An ensemble on one domain's test text; losses in nats per token."""
 
     loss: float
-    """of the mixture"""
+    """Of the mixture."""
     best: float
-    """of the best single expert"""
+    """Of the best single expert."""
     averaged: float
-    """the mean of the experts' losses: an upper bound"""
+    """Mean of the experts' losses: an upper bound."""
     speaking: list[float]
-    """the mean weight of each expert over all tokens"""
+    """Mean weight of each expert over all tokens."""
 
     @property
     def perplexity(self) -> float:
@@ -39,24 +39,24 @@ class ArmResult(Record):
     """One arm with one seed."""
 
     experts: list[Job]
-    """those that were trained"""
+    """The trained ones."""
     belief: list[float]
-    """ln π of each of them, as far as it is the same for all texts"""
+    """ln π of each expert if it is the same for all texts."""
     scores: dict[str, Score]
-    """test domain → how the ensemble did, as the recipe's mixture says"""
+    """Test domain → score with the recipe's mixture."""
     held_out: float
-    """mean loss of the ensemble on the domains' held-out text: what an arm may be chosen by"""
+    """Mean loss of the ensemble on the domains' held-out text, for model selection."""
     fewer: dict[str, dict[str, Score]]
-    """top-1, top-2 … → test domain → the same with so many going on after the prefix"""
+    """top-1, top-2 … → test domain → score with that many experts after the prefix."""
     passes: dict[str, float]
-    """top-k → forward passes for each token"""
+    """top-k → forward passes per token."""
     without: dict[str, dict[str, float]]
-    """expert → test domain → loss of the ensemble of the others"""
+    """Expert → test domain → loss of the ensemble without it."""
     flops: float
     parameter_tokens: float
     inner_parameter_tokens: float
     token_flops: float = 0.0
-    """a forward pass of all that speak, for one token"""
+    """A forward pass of all active experts, for one token."""
 
 
 class SeedResult(Record):
@@ -64,87 +64,87 @@ class SeedResult(Record):
 
     seed: int
     line: int = 0
-    """which of the seed's"""
+    """Number of the line within the seed."""
     parents: dict[str, str] = Field(default_factory=dict)
-    """size → the parent of its experts in this line"""
+    """Size → the parent of its experts in this line."""
     branched: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """size → test domain → loss of that parent"""
+    """Size → test domain → loss of that parent."""
     difficulty: dict[str, dict[str, float]]
-    """by what → domain → how hard"""
+    """Measure → domain → difficulty."""
     tier: dict[str, dict[str, int]]
     curves: dict[str, list[tuple[int, float]]]
-    """domain → steps of its probe, and the held-out loss after them"""
+    """Domain → steps of its probe, and the held-out loss after them."""
     parent: dict[str, float]
-    """test domain → loss of the line's parent of middle size"""
+    """Test domain → loss of the line's parent of middle size."""
     single: dict[str, dict[str, float]]
-    """expert → test domain → its loss by itself"""
+    """Expert → test domain → its own loss."""
     lost: list[str]
-    """experts that could not be trained"""
+    """Experts that could not be trained."""
     arms: dict[str, ArmResult]
 
 
 class Speech(Record):
-    """Who speaks when: an ensemble's weights over a text."""
+    """An ensemble's weights over a text."""
 
     experts: list[str]
     pieces: list[str]
-    """the text of each token"""
+    """The text of each token."""
     weights: list[list[float]]
-    """of every expert, for each token"""
+    """Weights of all experts for each token."""
 
 
 class Weighing(Record):
-    """Weights fitted on the first tokens of held-out texts. A loss is in nats per token, of these tokens alone."""
+    """Weights fitted on the first tokens of held-out texts. Losses are in nats per token, of these tokens only."""
 
     experts: list[str]
     tokens: int
-    """of each text, from its beginning"""
+    """First tokens of each text that count."""
     texts: int
-    """that the weights were fitted on"""
+    """Texts on which the weights were fitted."""
     floor: float
     weights: list[float]
-    """of each expert"""
+    """Of each expert."""
     prices: dict[str, float]
-    """domain → q_d: how much lower the worst domain's loss were if this domain's were 1 nat lower"""
+    """Domain → q_d: reduction of the worst domain's loss per nat of reduction of this domain's."""
     value: float
-    """loss of the worst domain, held-out text"""
+    """Loss of the worst domain on held-out text."""
     bound: float
-    """no weights of at least the floor have a worst domain below this"""
+    """Lower bound on ``value`` for any weights of at least the floor."""
     residual: float
     tolerance: float
     certified: bool
-    """the residual is within the tolerance"""
+    """Whether the residual is within the tolerance."""
     solver: str
     passes: float
-    """evaluations of rows, over their number"""
+    """Row evaluations over the number of rows."""
     held_out: dict[str, dict[str, float]]
-    """prior → domain → loss on the text that the weights were fitted on"""
+    """Prior → domain → loss on the text on which the weights were fitted."""
     test: dict[str, dict[str, float]]
-    """the same on test text"""
+    """Prior → domain → loss on test text."""
 
     @property
     def gap(self) -> float:
-        """Nats per token that other weights could bring, at most."""
+        """Largest possible improvement by other weights, nats per token."""
         return self.value - self.bound
 
     @property
     def most(self) -> float:
-        """ln K / T: nats per token that any prior can be better than the uniform one, on any text."""
+        """ln K / T: largest possible gain of any prior over the uniform one on any text, nats per token."""
         return math.log(len(self.experts)) / self.tokens
 
     def worst(self, prior: str) -> str:
-        """The domain of the largest loss on held-out text."""
+        """Return the domain of the largest loss on held-out text."""
         losses = self.held_out[prior]
         return max(losses, key=losses.__getitem__)
 
     @property
     def costs(self) -> dict[str, float]:
-        """Domain → what the weights add to its test loss, over the uniform prior."""
+        """Domain → increase of its test loss by the weights, relative to the uniform prior."""
         return {name: loss - self.test["uniform"][name] for name, loss in self.test[WORST].items()}
 
 
 class Results(Record):
-    """A whole run."""
+    """Results of a whole run."""
 
     name: str
     trained: list[str]
@@ -152,7 +152,7 @@ class Results(Record):
     runs: list[SeedResult]
     speech: Speech | None = None
     worst: Weighing | None = None
-    """the ensemble's weights for its worst domain; None for a single expert, or for too many to choose"""
+    """The ensemble's weights for its worst domain; None for a single expert, or for too many to choose."""
 
     @property
     def domains(self) -> list[str]:
@@ -160,7 +160,7 @@ class Results(Record):
 
     @property
     def arms(self) -> list[str]:
-        """Those that were made with every seed, from every parent."""
+        """The arms that exist for every seed and parent."""
         return [arm for arm in self.runs[0].arms if all(arm in run.arms for run in self.runs)]
 
     @property
@@ -175,35 +175,36 @@ class Results(Record):
 
     @property
     def spoken(self) -> list[str]:
-        """The domains whose experts speak in the even arm: all trained ones, unless some come after others."""
-        heard = {job.domain for run in self.runs for job in run.arms[SYNCHRONISED].experts}
-        return [domain for domain in self.trained if domain in heard]
+        """The domains whose experts are active in the even arm: all trained ones, unless some follow others."""
+        active = {job.domain for run in self.runs for job in run.arms[SYNCHRONISED].experts}
+        return [domain for domain in self.trained if domain in active]
 
     @property
     def seeds(self) -> list[int]:
         return list(dict.fromkeys(run.seed for run in self.runs))
 
     def of(self, seed: int) -> list[SeedResult]:
-        """The seed's lines of descent."""
+        """Return the seed's lines of descent."""
         return [run for run in self.runs if run.seed == seed]
 
     def perplexities(self, arm: str, domain: str) -> list[float]:
-        """One for each seed: the geometric mean over its lines of descent."""
+        """Return one perplexity per seed: the geometric mean over its lines of descent."""
         return [geometric([run.arms[arm].scores[domain].perplexity for run in self.of(seed)]) for seed in self.seeds]
 
     def ratios(self, arm: str, domain: str, to: str = SYNCHRONISED) -> list[float]:
-        """The arm's perplexity over another's, seed by seed."""
+        """Return the arm's perplexity over another's, seed by seed."""
         pairs = zip(self.perplexities(arm, domain), self.perplexities(to, domain), strict=True)
         return [mine / theirs for mine, theirs in pairs]
 
     def overall(self, arm: str, to: str = SYNCHRONISED, domains: Sequence[str] = ()) -> list[float]:
-        """The geometric mean of :meth:`ratios` over these domains, or all, seed by seed."""
+        """Return the geometric mean of :meth:`ratios` over these domains, or all, seed by seed."""
         by_domain = [self.ratios(arm, domain, to) for domain in domains or self.domains]
         return [geometric([ratios[n] for ratios in by_domain]) for n in range(len(self.seeds))]
 
     def luck(self, arm: str, to: str = SYNCHRONISED) -> list[float]:
-        """What the parent alone makes of an arm's perplexity over another's, all domains: of each line of descent, over
-        the geometric mean of all lines of its seed. Ones where a seed has one line.
+        """Return the effect of the parent alone on an arm's perplexity over another's, over all domains.
+
+        For each line of descent, relative to the geometric mean of all lines of its seed; 1 if a seed has one line.
         """
         found = []
         for seed in self.seeds:
@@ -215,20 +216,20 @@ class Results(Record):
         return found
 
     def branched(self, size: str) -> list[list[float]]:
-        """The parents' own perplexity, geometric mean over all domains: of each seed, one for each line of descent."""
+        """Return the parents' perplexity, geometric mean over all domains, by seed and line of descent."""
         return [
             [math.exp(fmean(run.branched[size][domain] for domain in self.domains)) for run in self.of(seed)]
             for seed in self.seeds
         ]
 
     def times(self, arm: str, to: str) -> float:
-        """How much more compute a token takes to read with one arm than with another, all experts speaking."""
+        """Return the compute per token of one arm over another's, with all experts active."""
         run = max(self.runs, key=lambda run: len(run.arms[arm].experts))
         once = run.arms[to].token_flops
         return run.arms[arm].token_flops / once if once else math.nan
 
     def verdict(self, arm: str, domain: str, to: str = SYNCHRONISED) -> Literal["win", "tie", "loss"]:
-        """Against another arm: won or lost by more than ``TIE`` with every seed, else a tie."""
+        """Compare with another arm: a win or loss by more than ``TIE`` with every seed, else a tie."""
         ratios = self.ratios(arm, domain, to)
         if max(ratios) < 1 - TIE:
             return "win"
@@ -236,5 +237,5 @@ class Results(Record):
 
 
 def geometric(values: Sequence[float]) -> float:
-    """The geometric mean."""
+    """Return the geometric mean."""
     return math.exp(fmean(map(math.log, values)))

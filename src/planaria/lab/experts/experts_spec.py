@@ -1,4 +1,4 @@
-"""The ``[experts]`` table of a recipe, beside the sections that say how each model trains."""
+"""The ``[experts]`` table of a recipe."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ By = Literal["probe", "sizes", "hand", "seed_loss"]
 
 
 class TextSpec(Section):
-    """Where a text is, and what in it is a document."""
+    """The location of a text, and its division into documents."""
 
     source: str = ""
     """a file, a folder, a glob, 'stdlib', a .jsonl file, or 'hf:NAME'"""
     begins: str = ""
-    """a regular expression: within a file (or record), a document begins wherever it matches, ^ at any line; unless
-    given, each file and each record is one"""
+    """a regular expression: within a file (or record), a document begins wherever it matches, ^ at any line; default:
+    each file and each record is one document"""
     field: str = "text"
     """the text's key in JSONL records"""
     where: dict[str, str] = Field(default_factory=dict)
@@ -65,77 +65,77 @@ class SeedSpec(Section):
     lr: Annotated[float, Field(gt=0)] = 3e-3
     """peak learning rate"""
     warmup: Natural | None = None
-    """as optim.warmup, which it is unless given"""
+    """default: optim.warmup"""
     final_lr: Fraction | None = None
-    """as optim.final_lr, which it is unless given"""
+    """default: optim.final_lr"""
     text: TextSpec = TextSpec()
-    """what they read in place of the domains, where it has a source"""
+    """text to read in place of the domains', if it has a source"""
 
 
 class ProbeSpec(Section):
-    """A short training on each domain by itself, to see how hard it is."""
+    """A short training on each domain, which measures its difficulty."""
 
     steps: Annotated[int, Field(ge=4)] = 80
     """optimizer updates; the held-out loss is taken at a quarter, half, three quarters and the end of them"""
     by: list[By] = Field(default=["probe"], min_length=1)
-    """what difficulty is read from: ``probe``, what more steps bring; ``sizes``, how far the largest seed model is
-    before the smallest; domains' ``hand``; or ``seed_loss``; with several, the uneven arms are made once for each"""
+    """measures of difficulty: ``probe``, the gain of more steps; ``sizes``, the gain of the largest seed model over the
+    smallest; domains' ``hand``; or ``seed_loss``; with several, the uneven arms are made once for each"""
 
 
 class MixtureSpec(Section):
-    """How the experts of an arm speak with one voice."""
+    """How the experts of an arm are mixed."""
 
     prior: Literal["uniform", "cached", "clusters", "worst", "ridge"] = "uniform"
-    """what is believed of them before a text begins; ``worst``: what is best for the domain they do worst on;
-    ``ridge``: what their parent makes of the text so far"""
+    """the experts' weights before a text begins; ``worst``: the best for the domain with the largest loss; ``ridge``:
+    estimated from their parent's hidden states"""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """cached: weight of the newest held-out text in the moving average; what was believed before keeps 1 - decay, so
-    that decay = 0.7 multiplies the old by 0.3, as HDEE's code does"""
+    """cached: weight of the newest held-out text in the moving average; the previous average keeps 1 - decay, so
+    decay = 0.7 multiplies the old by 0.3, as in HDEE's code"""
     sequences: Positive = 100
-    """cached: held-out texts that are looked at"""
-    temperature: Annotated[float, bounds.at_least(bounds.COLDEST, "what is colder believes in one expert alone")] = 0.1
+    """cached: held-out texts to use"""
+    temperature: Annotated[float, bounds.at_least(bounds.COLDEST, "colder priors select a single expert")] = 0.1
     """clusters: T in exp(-distance² / T); ridge: in exp(estimated probability / T)"""
     top_k: Natural = 0
-    """experts that go on speaking after a text's first ``prefix`` tokens; 0 is all"""
+    """experts that remain active after a text's first ``prefix`` tokens; 0 is all"""
     prefix: Natural = 32
-    """tokens after which the others fall silent; 0: the prior alone chooses, and the others are not even loaded;
-    worst: the tokens of a text that weights are fitted on"""
+    """tokens after which the others are dropped; 0: the prior alone chooses, and the others are not even loaded; worst:
+    the tokens of a text on which weights are fitted"""
 
     @model_validator(mode="after")
     def _has_text_to_fit_on(self) -> Self:
         if self.prior == "worst" and not self.prefix:
             raise ValueError(
-                "experts.mixture.prefix = 0: prior = 'worst' is fitted on a text's first so many tokens; give 1 or more"
+                "experts.mixture.prefix = 0: prior = 'worst' is fitted on a text's first tokens; give 1 or more"
             )
         return self
 
 
 class ExpertsSpec(Seeded, Processes):
-    """The table itself."""
+    """Settings of an experts run."""
 
     sizes: dict[str, Positive] = Field(default_factory=lambda: {"S": 128, "M": 256, "L": 384})
     """size → width of the feed-forward layers, smallest first; symmetric about the middle one"""
     steps: list[Positive] = Field(default_factory=lambda: [150, 200, 250])
     """steps of an expert, easiest domain first; symmetric about the middle"""
     schedule_steps: Natural = 0
-    """steps of the one schedule of which all experts' steps are the first; 0: each has a schedule of its own length"""
+    """steps of a common learning rate schedule that all experts begin; 0: each has a schedule of its own length"""
     parents: Positive = 1
-    """models of each size to branch off; all arms are made from each, and means are over them"""
+    """models of each size to branch off; all arms are made from each, and averaged"""
     generalists: list[str] | None = None
-    """sizes of which one model goes on from its parent on all domains' text, with the compute of all experts together;
-    the middle one unless given"""
+    """sizes for which one model continues from its parent on all domains' text, with the compute of all experts
+    together; default: the middle one"""
     domains: dict[str, DomainSpec]
     """domains that have an expert each"""
     untrained: dict[str, DomainSpec] = Field(default_factory=dict)
-    """domains that nobody is trained on: how far does the ensemble reach?"""
+    """domains without an expert, which measure how far the ensemble generalises"""
     most: Positive = 4_000_000
     """characters of a domain that are used"""
     clusters: Natural = 0
-    """with a single domain of unlabelled text: cut it into so many by what it says"""
+    """with a single domain of unlabelled text: cut it into this many domains by content"""
     test_windows: Positive = 200
     """samples of each domain's test text on which perplexity is measured"""
     retries: Natural = 2
-    """how often an expert whose process dies is taken up again before it is given up"""
+    """how often an expert whose process dies is resumed before it is given up"""
     seed: SeedSpec = SeedSpec()
     probe: ProbeSpec = ProbeSpec()
     mixture: MixtureSpec = MixtureSpec()
@@ -146,13 +146,13 @@ class ExpertsSpec(Seeded, Processes):
         if count % 2 == 0 or len(self.steps) != count:
             raise ValueError(
                 f"experts.sizes has {count} and experts.steps {len(self.steps)} entries; give as many of each, an odd "
-                "number: the middle is what all experts of the even arm get"
+                "number: the middle is for all experts of the even arm"
             )
         widths = list(self.sizes.values())
         if widths != sorted(widths) or self.steps != sorted(self.steps):
             raise ValueError("experts.sizes and experts.steps: name the smallest first")
         if "sizes" in self.probe.by and count == 1:
-            raise ValueError("experts.probe.by has 'sizes': experts.sizes names one only; give three, or another way")
+            raise ValueError("experts.probe.by has 'sizes': experts.sizes names one only; give three, or change by")
         both = sorted(self.domains.keys() & self.untrained.keys())
         if both:
             raise ValueError(
@@ -170,7 +170,7 @@ class ExpertsSpec(Seeded, Processes):
         domains, what = (self.clusters or len(self.speaking)), "chains" if any(self.after.values()) else "domains"
         if domains < count:
             raise ValueError(
-                f"experts.sizes: {count} of them for {domains} {what} leave nobody at the ends, and all arms alike; "
+                f"experts.sizes: {count} of them for {domains} {what} leave the outer tiers empty, and all arms equal; "
                 f"name {domains - 1 + domains % 2} at most"
             )
         return self
@@ -187,16 +187,16 @@ class ExpertsSpec(Seeded, Processes):
 
     @property
     def after(self) -> dict[str, str]:
-        """Domain → that whose expert its own branches off, or ""."""
+        """Domain → the domain whose expert its own branches off, or ""."""
         return {name: domain.after for name, domain in self.domains.items()}
 
     @property
     def speaking(self) -> list[str]:
-        """Domains whose experts speak: the last of each chain."""
+        """Domains whose experts are active: the last of each chain."""
         return [chain[-1] for chain in chains(self.after)]
 
     def parts(self, name: str) -> list[str]:
-        """The domains whose text this one reads: itself, unless it mixes others; all that mix none for generalists."""
+        """Return the domains whose text ``name`` reads: itself, those it mixes, or, for generalists, all plain ones."""
         if name == GENERALIST:
             return [name for name, domain in self.domains.items() if not domain.of]
         return (self.domains[name].of if name in self.domains else []) or [name]
@@ -214,7 +214,7 @@ class ExpertsSpec(Seeded, Processes):
                         raise ValueError(f"{where}.of: {part!r} is no domain with text; {nearest(part, plain)}")
                 if table == "untrained" and (domain.after or domain.of):
                     key = "after" if domain.after else "of"
-                    raise ValueError(f"{where}.{key}: goes with an expert, and nobody is trained on it; leave it out")
+                    raise ValueError(f"{where}.{key}: goes with an expert, and this domain has none; leave it out")
         if not self.seed.text.source and self.seed.text != TextSpec():
             raise ValueError("experts.seed.text.source: is missing; give it, or leave experts.seed.text out")
         for size in self.rivals:
@@ -250,16 +250,16 @@ class ExpertsSpec(Seeded, Processes):
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
-    """The table of the recipe ``path``, and how each of its models trains, with ``flags`` laid over that.
+    """Return the table of the recipe ``path``, and the recipe of its models with ``flags`` applied.
 
-    :raises UserError: naming file, key and mend.
+    :raises UserError: naming file, key and fix.
     """
     spec, tree = table_of(path, "experts", ExpertsSpec, "train")
     return spec, recipe.from_tree(tree, flags, path)
 
 
 def expanded(spec: ExpertsSpec) -> ExpertsSpec:
-    """The table with the domains that ``clusters`` cuts its one domain into; otherwise as it is.
+    """Return the table with the domains that ``clusters`` cuts its one domain into; otherwise unchanged.
 
     :raises UserError: when one of these has the name of an untrained domain.
     """
@@ -273,10 +273,10 @@ def expanded(spec: ExpertsSpec) -> ExpertsSpec:
 
 
 def step_tokens(base: RunConfig) -> int:
-    """Tokens of one step."""
+    """Return the tokens of one step."""
     return base.samples * base.model.context
 
 
 def sized(base: ModelConfig, spec: ExpertsSpec) -> dict[str, ModelConfig]:
-    """Size → shape; all have the recipe's model but for the width of the feed-forward layers."""
+    """Return size → shape: the recipe's model with another width of the feed-forward layers."""
     return {size: base.model_copy(update={"hidden": width}) for size, width in spec.sizes.items()}

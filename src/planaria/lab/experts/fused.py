@@ -1,4 +1,4 @@
-"""``fused.json``: a model that is several in one, and how they were put together."""
+"""``fused.json``: how a model was merged from several."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ FILE = "fused.json"
 How = Literal["sum", "ties", "dare"]
 By = Literal[How, "average", "dume"]
 SCALES: dict[How, float] = {"sum": 0.3, "ties": 0.4, "dare": 0.3}
-"""λ unless given. Source: arXiv 2405.09055, what was used there with each"""
+"""Default λ; source: arXiv 2405.09055."""
 
 
 class Part(Record):
-    """A model that went in."""
+    """A source model."""
 
     name: str
     domain: str = ""
     place: str
     sha256: str
-    """of its weights, as :func:`planaria.models.fusing.digest` takes it"""
+    """Of its weights, by :func:`planaria.models.fusing.digest`."""
 
 
 class Routers(Record):
-    """dume: how its routers were made."""
+    """Parameters of dume's routers."""
 
     ridge: float = Field(ge=0, allow_inf_nan=False)
-    """λ"""
+    """λ."""
     temperature: float = Field(gt=0, allow_inf_nan=False)
     top_k: int = Field(ge=0)
-    """blocks that a token passes; 0 is all"""
+    """Blocks that a token passes; 0 is all."""
     samples: int = Field(ge=1)
-    """of each domain's text, at most"""
+    """Most samples of each domain's text."""
 
     def of(self, experts: int) -> int:
-        """Blocks of so many that a token passes."""
+        """Return how many of ``experts`` blocks a token passes."""
         return min(self.top_k or experts, experts)
 
 
 class Fused(Record):
-    """How a model was put together."""
+    """How a model was merged."""
 
     format: Literal[1] = 1
     by: By
     scale: float = 0.0
-    """λ; of dume, none"""
+    """λ; unused by dume."""
     seed: int = 0
-    """dare: of what is dropped"""
+    """Seed of dare's dropping."""
     parent: Part
     parts: list[Part]
     run: str = ""
-    """folder of the ensemble whose experts these are"""
+    """Folder of the experts' ensemble."""
     routers: Routers | None = None
-    """dume"""
+    """Given for dume."""
 
 
 def contributions(fused: Fused, parent: Named, models: Sequence[Named]) -> list[dict[str, Tensor]]:
-    """What each model adds to the parent; of an average, the scale is 1 / N."""
+    """Return what each model adds to the parent; for an average, the scale is 1 / N."""
     vectors = [fusing.task_vector(model, parent) for model in models]
     if fused.by == "ties":
         return fusing.ties(vectors, fused.scale)
@@ -76,26 +76,26 @@ def contributions(fused: Fused, parent: Named, models: Sequence[Named]) -> list[
     return fusing.summed(vectors, fused.scale)
 
 
-def read(folder: Path, mend: str = "bring it back") -> Fused | None:
-    """How the model in a folder was put together; None where it was not.
+def read(folder: Path, fix: str = "restore it") -> Fused | None:
+    """Return how the model in a folder was merged; None if it was not.
 
     :raises UserError: when the file is damaged.
     """
     file = folder / FILE
-    return documents.model(file, Fused, MOST_BYTES, mend) if file.is_file() else None
+    return documents.model(file, Fused, MOST_BYTES, fix) if file.is_file() else None
 
 
 def read_whole(folder: Path) -> Fused | None:
-    """The same of a model that is to be repaired.
+    """Return how a model to be repaired was merged; None if it was not.
 
-    :raises UserError: also when a model that it names is gone, or it is no sum of them.
+    :raises UserError: also when a source model is missing, or the model is no sum of them.
     """
-    mend = "bring it back, or remove it to repair the model as one"
-    if (found := read(folder, mend)) is None:
+    fix = "restore it, or remove it to repair the model as one"
+    if (found := read(folder, fix)) is None:
         return None
     if found.routers is not None:
-        raise UserError(f"{folder}: has several blocks in each layer, which no repair knows; repair its experts first")
+        raise UserError(f"{folder}: has several blocks per layer, which repair does not support; repair its experts")
     for part in (found.parent, *found.parts):
         if not Path(part.place).is_dir():
-            raise UserError(f"{folder / FILE}: {part.name} is not at {part.place} any more; {mend}")
+            raise UserError(f"{folder / FILE}: {part.name} is missing at {part.place}; {fix}")
     return found

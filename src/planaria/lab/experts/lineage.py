@@ -1,4 +1,4 @@
-"""Who branches off whom: which of several parents of a size, and which domain's expert before it."""
+"""Lines of descent of experts: their parents, and the domain whose expert each branches off."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from statistics import fmean
 from planaria.lab.experts.difficulty import tiers
 
 APART = 1 << 20
-"""between the training seeds of two parents of one size: no run has so many seeds"""
+"""Difference of the training seeds of two parents of one size; larger than any run's number of seeds."""
 
 
 def called(name: str, number: int) -> str:
-    """The name of the ``number``-th of several trainings that are alike, from 0; the first has the plain one."""
+    """Return the name of the ``number``-th (from 0) of several equal trainings; the first has the plain name."""
     return name if number == 0 else f"{name}.{number + 1}"
 
 
 def parent_seed(seed: int, number: int) -> int:
-    """The training seed of the ``number``-th parent of each size: weights and data order of its own."""
+    """Return the training seed of the ``number``-th parent of each size, for weights and data order."""
     return seed + APART * number
 
 
 def lineages(sizes: Sequence[str], parents: int, seed: int) -> list[dict[str, str]]:
-    """For each line of descent: size → the name of its parent, in an order that ``seed`` draws for each size.
+    """Return for each line of descent: size → the name of its parent, in an order drawn from ``seed`` per size.
 
-    Every parent is in exactly one line, so a mean over lines weighs all parents alike. Experts of one line speak
-    together: an ensemble of several parents would have spent more before it branched off than what it is held against.
+    Every parent is in exactly one line, so means over lines weigh parents equally. Ensembles contain experts of one
+    line only, so that all arms have the same compute before branching.
     """
     draw, found = random.Random(seed), list[dict[str, str]]()
     orders = {size: draw.sample(range(parents), parents) for size in sizes}
@@ -36,10 +36,9 @@ def lineages(sizes: Sequence[str], parents: int, seed: int) -> list[dict[str, st
 
 
 def chains(after: Mapping[str, str]) -> list[list[str]]:
-    """Domains in chains, first to last. ``after``: domain → that whose expert its own branches off; "" is a parent.
+    """Return the domains in chains, first to last. ``after``: domain → the one whose expert it branches off, or "".
 
-    :raises ValueError: naming a domain that comes after none there is, after one that another comes after too, or after
-        itself.
+    :raises ValueError: naming a domain that follows an unknown one, one that already has a follower, or itself.
     """
     following: dict[str, str] = {}
     for name, before in after.items():
@@ -58,12 +57,12 @@ def chains(after: Mapping[str, str]) -> list[list[str]]:
         while chain[-1] in following:
             chain.append(following[chain[-1]])
     if round_ := sorted(after.keys() - {name for chain in found for name in chain}):
-        raise ValueError(f"experts.domains.{round_[0]}.after: goes round in a circle; leave one 'after' of it out")
+        raise ValueError(f"experts.domains.{round_[0]}.after: forms a cycle; leave one 'after' of it out")
     return found
 
 
 def tiered(difficulty: Mapping[str, float], after: Mapping[str, str], count: int) -> dict[str, int]:
-    """Domain → its tier, the same for all of a chain, whose difficulty is the mean over its domains."""
+    """Return domain → its tier, the same for all of a chain, whose difficulty is the mean over its domains."""
     found = {chain[-1]: chain for chain in chains(after)}
     hard = {last: fmean(difficulty[name] for name in chain) for last, chain in found.items()}
     tier = {name: at for last, at in tiers(hard, count).items() for name in found[last]}

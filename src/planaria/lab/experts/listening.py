@@ -1,4 +1,4 @@
-"""The parent listens: ridge regression on its hidden states says whose domain a text is, before an expert reads it."""
+"""Text prior from the parent: ridge regression on its hidden states estimates the domain of a text."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from planaria.models.huggingface import import_model
 from planaria.models.stages import Llama
 
 FILE = "ridge.safetensors"
-"""beside the parent's model: the sums of each domain, and whose hidden states they are of"""
+"""File beside the parent's model: the sums of each domain, and the digest of the model."""
 SAMPLES = 256
-"""of each domain's text that experts learn from, at most"""
+"""Most samples of each domain's training text."""
 
 
 @torch.inference_mode()
 def states(model: Llama, tokens: Tensor) -> Tensor:
-    """Tokens [N, T] → [N, T, D]: the mean of the normed last hidden states of each token and all before it, in fp64."""
+    """Return [N, T, D] for tokens [N, T]: the running mean of the normed last hidden states, in fp64."""
     found = [model.ends.norm(model.hidden(batch)).double().cumsum(1) for batch in torch.split(tokens, BATCH)]
     return torch.cat(found) / torch.arange(1, tokens.shape[1] + 1)[:, None]
 
 
 def heard(model: Llama, samples: Tensor) -> Tensor:
-    """:func:`ridge.sums` of the :func:`states` of a domain's samples [N, T + 1]."""
+    """Return :func:`ridge.sums` of the :func:`states` of a domain's samples [N, T + 1]."""
     return ridge.sums(states(model, samples[:, :-1]).flatten(0, 1))
 
 
 class Listener:
-    """A model that listens for experts of these domains."""
+    """A model that estimates the domain of a text."""
 
     def __init__(self, model: Llama, sums: Mapping[str, Tensor], lam: float = ridge.RIDGE) -> None:
-        """``sums``: domain → what was :func:`heard` of its text.
+        """Fit the regression. ``sums``: domain → :func:`heard` of its text.
 
         :raises UserError: as :func:`ridge.router`.
         """
@@ -49,13 +49,12 @@ class Listener:
 
     @classmethod
     def beside(cls, parent: Path, run: Path, texts: Mapping[str, Sequence[str]], cache: str | None = None) -> Listener:
-        """The exported model ``parent``, fitted on what experts of these domains learn from in the folder of ``run``.
+        """Return the exported model ``parent``, fitted on the domains' training text in the folder ``run``.
 
-        ``texts``: domain → those whose text it is, most often itself alone.
+        ``texts``: domain → the domains whose text it is, usually itself. Sums are stored beside the model; missing
+        domains are added.
 
-        Sums are kept beside the model; those of a domain that is not among them yet are added.
-
-        :raises UserError: when they are damaged or another model's, or a domain has no text.
+        :raises UserError: when the sums are damaged or another model's, or a domain has no text.
         """
         model, file = import_model(parent).eval(), parent.with_name(FILE)
         vocab, context, size = model.config.vocab, model.config.context, model.config.dim + 1
@@ -72,29 +71,29 @@ class Listener:
         return cls(model, {name: known[name] for name in texts})
 
     def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
-        """ln π [E, N, T] of experts that know these domains, over samples [N, T + 1], placed anew every EVERY tokens.
+        """Return ln π [E, N, T] of the domains' experts over samples [N, T + 1], updated every ``EVERY`` tokens.
 
-        π_j ∝ exp(s_j / T) with s = [x̄ 1] W, least squares' estimate of each domain's probability from the mean hidden
-        state x̄ of the text before.
+        π_j ∝ exp(s_j / T) with s = [x̄ 1] W, the least-squares estimate of each domain's probability from the mean
+        hidden state x̄ of the text before.
         """
         found = self._scores(states(self._model, samples[:, :-1])[:, ::EVERY], domains, temperature)
         return found.repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
 
     def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
-        """ln π [E] after the newest of these tokens, as far as the model's context reaches."""
+        """Return ln π [E] after these tokens, limited to the model's context."""
         window = torch.tensor(tokens[-self._model.config.context :])[None]
         return self._scores(states(self._model, window)[:, -1:], domains, temperature)[:, 0, 0]
 
     def _scores(self, rows: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
-        """[N, T, D] → ln π [E, N, T]."""
+        """Return ln π [E, N, T] for rows [N, T, D]."""
         scores = F.pad(rows, (0, 1), value=1.0) @ self._router
         own = scores[..., [self._domains.index(domain) for domain in domains]]
         return (own / temperature).log_softmax(-1).permute(2, 0, 1)
 
 
 def _opened(file: Path, whose: str, size: int) -> dict[str, Tensor]:
-    mend = "remove it, and it is made anew"
-    found, said = kept_sums(file, (size, size), mend)
-    if said.get("model") != whose:
-        raise UserError(f"{file}: was made with another model than the one beside it; {mend}")
+    fix = "remove it to compute it again"
+    found, metadata = kept_sums(file, (size, size), fix)
+    if metadata.get("model") != whose:
+        raise UserError(f"{file}: was made with another model than the one beside it; {fix}")
     return found

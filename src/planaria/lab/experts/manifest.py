@@ -1,4 +1,4 @@
-"""``experts.json``: who belongs to an ensemble, and how they speak together. Checksums, no pickles, no code."""
+"""``experts.json``: the members of an ensemble and their mixture, with checksums."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from planaria.lab.experts.experts_spec import MixtureSpec
 FILE = "experts.json"
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 ADDED = "added"
-"""folder of an ensemble that holds experts which were not trained with it"""
+"""Folder within an ensemble for experts that were added after its training."""
 MOST_BYTES = 1 << 22
-"""of a manifest"""
+"""Largest size of a manifest."""
 
 
 class Member(Record):
@@ -27,66 +27,66 @@ class Member(Record):
     name: str
     domain: str
     model: str
-    """its folder, relative to the manifest's"""
+    """Its folder, relative to the manifest's."""
     sha256: str
-    """of its weights"""
+    """Of its weights."""
     parameters: int
     parent: str = ""
-    """folder of the model that it branched off, relative to the manifest's; empty where nobody knows"""
+    """Folder of the model that it branched off, relative to the manifest's; empty if unknown."""
     belief: float = Field(default=0.0, allow_inf_nan=False)
-    """cached prior: ln π, up to a constant"""
+    """For the cached prior: ln π, up to a constant."""
 
     @property
     def added(self) -> bool:
-        """It was not trained with the ensemble."""
+        """Whether it was added after the ensemble's training."""
         return self.model.startswith(f"{ADDED}/")
 
 
 class Manifest(Record):
-    """An ensemble. All members read and write with one tokenizer."""
+    """An ensemble of experts with one tokenizer."""
 
     format: Literal[1] = 1
     tokenizer: str
-    """SHA-256 of tokenizer.json"""
+    """SHA-256 of tokenizer.json."""
     vocab: int
     context: int
     mixture: MixtureSpec
     members: list[Member]
     removed: list[str] = Field(default_factory=list)
-    """of those that were trained with the ensemble, who was taken out of it by hand"""
+    """Experts trained with the ensemble that were removed from it."""
     parent: str = ""
-    """folder of the model of middle size that its experts descend from; empty: as its members say"""
+    """Folder of the model of middle size that its experts descend from; empty: as its members specify."""
     mixes: dict[str, list[str]] = Field(default_factory=dict)
-    """domain that has no text of its own → those whose text it mixes"""
+    """Domain without its own text → the domains whose text it mixes."""
 
     def parts(self, domain: str) -> list[str]:
-        """The domains whose text this one's experts learn from."""
+        """Return the domains whose text this one's experts learn from."""
         return self.mixes.get(domain) or [domain]
 
     def listener(self, folder: Path) -> str:
-        """Folder of the model that listens for prior = "ridge": the parent of middle size.
+        """Return the folder of the model for prior = "ridge": the parent of middle size.
 
-        :raises UserError: when nobody knows one, or it is gone.
+        :raises UserError: when it is unknown or missing.
         """
         known = sorted((one for one in self.members if one.parent), key=lambda one: one.parameters)
         found = self.parent or (known[len(known) // 2].parent if known else "")
         if not found:
             raise UserError(
-                f"{folder}: prior = 'ridge': its experts do not say which model they branched off; use another"
+                f"{folder}: prior = 'ridge': its experts do not name the model they branched off; use another"
             )
         if not (folder / found / WEIGHTS).is_file():
             raise UserError(f"{folder}: prior = 'ridge': there is no {folder / found / WEIGHTS}; bring it back")
         return found
 
     def changed_like(self, before: Manifest) -> Manifest:
-        """This manifest, made anew, with the changes that were made by hand to the one ``before`` it."""
+        """Return this new manifest with the manual changes of the one ``before`` it."""
         stay = [member for member in self.members if member.name not in before.removed]
         taken = {member.name for member in stay}
         added = [one for one in before.members if one.added and one.name not in taken]
         return self.model_copy(update={"members": [*stay, *added], "removed": before.removed})
 
     def member(self, name: str) -> Member:
-        """The member of that name; UserError naming the nearest."""
+        """Return the member of that name; raise UserError naming the nearest."""
         for member in self.members:
             if member.name == name:
                 return member
@@ -94,9 +94,9 @@ class Manifest(Record):
 
 
 def digest(file: Path) -> str:
-    """SHA-256 (hex) of a file.
+    """Return the SHA-256 (hex) of a file.
 
-    :raises UserError: when it is not there.
+    :raises UserError: when it is missing.
     """
     try:
         with file.open("rb") as handle:
@@ -106,7 +106,7 @@ def digest(file: Path) -> str:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of the ensemble in ``folder``.
+    """Read the manifest of the ensemble in ``folder``.
 
     :raises UserError: when it is missing, too large, damaged or empty.
     """
@@ -120,14 +120,14 @@ def read(folder: Path) -> Manifest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """The manifest appears at once and whole."""
+    """Write the manifest atomically."""
     atomic.write_text(folder / FILE, manifest.model_dump_json(indent=1))
 
 
 def place(folder: Path, member: Member) -> Path:
-    """Where a member's model lies.
+    """Return the folder of a member's model.
 
-    :raises UserError: when its weights are gone, or are not those that the manifest was made with.
+    :raises UserError: when its weights are missing or have changed.
     """
     model = folder / member.model
     if not (model / WEIGHTS).is_file():

@@ -1,7 +1,7 @@
-"""Experts that descend from one parent as one mixture-of-experts model, without training (DUME, arXiv 2603.29765).
+"""Merge experts of one parent into a mixture-of-experts model without training (DUME, arXiv 2603.29765).
 
-Everything but the feed-forward blocks is the experts' mean. Each layer keeps all blocks, behind a router whose numbers
-follow from the hidden states that each domain's text brings to that layer while its own block is forced everywhere.
+All weights but those of the feed-forward blocks are the experts' mean. Each layer keeps all blocks, behind a router
+computed from the hidden states of each domain's text at that layer while its block is forced everywhere.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OWN, _ALL = ".mlp.", ".mlp.experts.{}."
 
 
 def mean(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """θ̄ = Σ_i θ_i / N, by name."""
+    """Return θ̄ = Σ_i θ_i / N, by name."""
     return {name: torch.stack([one[name] for one in models]).mean(0) for name in models[0]}
 
 
 def merged(experts: Sequence[Llama], top_k: int, bias: bool) -> Llama:
-    """One model of N experts of one shape. Its routers are zero until :func:`route` gives them values."""
+    """Return one model of N experts of equal shape; its routers are zero until :func:`route` sets them."""
     states = [expert.global_state() for expert in experts]
     model = Llama(experts[0].config, routing=Routing(len(experts), top_k, bias), initialise=False)
     blocks = {
@@ -41,7 +41,7 @@ def merged(experts: Sequence[Llama], top_k: int, bias: bool) -> Llama:
 
 
 def with_block(model: Llama, expert: Llama, top_k: int) -> Llama:
-    """A merged model with one block more in each layer, the expert's; everything else stays as it is."""
+    """Return a merged model with the expert's block added to each layer, otherwise unchanged."""
     assert model.routing is not None
     number, state = model.routing.experts, model.global_state()
     added = {n.replace(_OWN, _ALL.format(number)): t for n, t in expert.global_state().items() if _OWN in n}
@@ -51,7 +51,7 @@ def with_block(model: Llama, expert: Llama, top_k: int) -> Llama:
 
 
 def without_block(model: Llama, number: int, top_k: int) -> Llama:
-    """A merged model without block ``number`` of each layer."""
+    """Return a merged model without block ``number`` of each layer."""
     assert model.routing is not None
     left = [old for old in range(model.routing.experts) if old != number]
     fewer = model.routing._replace(experts=len(left), top_k=top_k)
@@ -64,7 +64,7 @@ def without_block(model: Llama, number: int, top_k: int) -> Llama:
 
 @torch.inference_mode()
 def domain_sums(model: Llama, block: int, samples: Tensor) -> Tensor:
-    """:func:`ridge.sums` [layers, D + 1, D + 1] of what reaches the routers while samples [n, T] pass ``block``."""
+    """Return :func:`ridge.sums` [layers, D + 1, D + 1] of the routers' inputs while samples [n, T] pass ``block``."""
     layers = _routed(model)
     total = torch.zeros(len(layers), *[model.config.dim + 1] * 2, dtype=torch.float64)
 
@@ -87,9 +87,7 @@ def domain_sums(model: Llama, block: int, samples: Tensor) -> Tensor:
 
 @torch.no_grad()
 def route(model: Llama, domains: Sequence[Tensor], lam: float, temperature: float) -> None:
-    """Give every layer's router its numbers, from the :func:`domain_sums` of each block's domain.
-
-    Logits are divided by ``temperature``, so the router's numbers are.
+    """Set every layer's router from the :func:`domain_sums` of each block's domain, divided by ``temperature``.
 
     :raises UserError: as :func:`ridge.router`.
     """
@@ -103,7 +101,7 @@ def route(model: Llama, domains: Sequence[Tensor], lam: float, temperature: floa
 
 @contextmanager
 def forced(model: Llama, block: int) -> Iterator[None]:
-    """All tokens pass this block, in every layer."""
+    """Route all tokens through this block in every layer."""
     layers = _routed(model)
     try:
         for layer in layers:
@@ -116,7 +114,7 @@ def forced(model: Llama, block: int) -> Iterator[None]:
 
 @contextmanager
 def shares(model: Llama) -> Iterator[Tensor]:
-    """The weight of each block [N], summed over tokens and layers, in everything that the model reads meanwhile."""
+    """Yield the weight of each block [N], summed over all tokens read meanwhile and over layers."""
     assert model.routing is not None
     found = torch.zeros(model.routing.experts, dtype=torch.float64)
 
@@ -138,7 +136,7 @@ def _routed(model: Llama) -> list[Routed]:
 
 
 def _filled(model: Llama, state: Mapping[str, Tensor]) -> Llama:
-    """The model with these weights, its routers' zeros but for what ``state`` has of them."""
+    """Load weights into the model; routers missing in ``state`` become zero."""
     routers = {n: torch.zeros_like(t) for n, t in model.global_state().items() if ".router." in n}
     model.load_global_state({**routers, **state})
     return model.eval()

@@ -1,8 +1,8 @@
-"""Priors and posteriors of experts, which make several models one: p(x_t | x_<t) = Σ_j w_{j,t} · p_j(x_t | x_<t).
+"""Priors and posteriors of a mixture of experts: p(x_t | x_<t) = Σ_j w_{j,t} · p_j(x_t | x_<t).
 
-Everything is computed in logarithms. E experts, N texts of T tokens. ``logps`` [E, N, T] holds ln p_j(x_t | x_<t), from
-the experts' own softmax over one vocabulary; a prior is [E], the same for all texts, or [E, N, T], given by the text
-before each token. Nothing here can overflow. Only a token that *every* expert with a say holds impossible gets -inf.
+All values are logarithms, for E experts and N texts of T tokens. ``logps`` [E, N, T] holds ln p_j(x_t | x_<t) from the
+experts' softmax over one vocabulary. A prior is [E], the same for all texts, or [E, N, T], given by the text before
+each token. Nothing overflows. Only a token that *every* active expert considers impossible gets -inf.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from planaria.lab.experts.worst import FLOOR, TOLERANCE, Weights, problem, worst
 
 
 def uniform(experts: int) -> Tensor:
-    """ln π [E]: nobody is preferred."""
+    """Return the uniform ln π [E]."""
     return torch.full((experts,), -math.log(experts), dtype=torch.float64)
 
 
 def cached(logps: Tensor, decay: float) -> Tensor:
-    """ln π [E] from held-out texts in their order: a moving average of each text's own posterior.
+    """Return ln π [E] from held-out texts in order: a moving average of each text's own posterior.
 
-    π ← (1 - decay) · π + decay · softmax_j(ln p_j(x)), begun at uniform (arXiv 2208.03306, section 2.3; decay 0.3).
-    ``logps`` [E, N, D] are the log-probabilities of whole texts, N of each of D domains; the posteriors of D texts side
-    by side are averaged, so that no domain is the last word. Every posterior starts from uniform: from the running π it
-    would be the product of all before, and a hair's breadth between two experts would silence one for good.
+    π ← (1 - decay) · π + decay · softmax_j(ln p_j(x)), from uniform (arXiv 2208.03306, section 2.3; decay 0.3).
+    ``logps`` [E, N, D] are log-probabilities of whole texts, N of each of D domains. The posteriors of D parallel texts
+    are averaged, so no domain comes last. Each posterior starts from uniform rather than the running π, which would
+    turn small differences into a permanent zero weight.
     """
     pi = torch.full((len(logps),), 1 / len(logps), dtype=torch.float64)
     for posterior in logps.double().softmax(0).mean(-1).T:
@@ -37,10 +37,9 @@ def cached(logps: Tensor, decay: float) -> Tensor:
 
 
 def fitted(held_out: Mapping[str, Tensor], floor: float = FLOOR, tolerance: float = TOLERANCE) -> Weights:
-    """π [E] for the domain that the ensemble does worst on, with prices of domains and a certificate.
+    """Return the weights for the domain with the largest mixture loss, with domain prices and a certificate.
 
-    ``held_out``: domain → log-probabilities of its texts' tokens [E, N, T]; a row is a whole text, because that is what
-    a prior multiplies.
+    ``held_out``: domain → log-probabilities of its texts' tokens [E, N, T]; each row is a whole text.
 
     :raises UserError: naming the domain, as ``worst.problem`` does.
     """
@@ -49,23 +48,23 @@ def fitted(held_out: Mapping[str, Tensor], floor: float = FLOOR, tolerance: floa
 
 
 def nearest(texts: Tensor, centres: Tensor, temperature: float) -> Tensor:
-    """ln π [E, N] of N embedded texts [N, D]: π_j ∝ exp(-‖e(x) - c_j‖² / T) (c-BTM, arXiv 2303.14177, eq. 2; T = 0.1).
+    """Return ln π [E, N] of embedded texts [N, D]: π_j ∝ exp(-‖e(x) - c_j‖² / T) (c-BTM, arXiv 2303.14177, eq. 2).
 
-    ``centres`` [E, D] are those of the experts' domains.
+    ``centres`` [E, D] are those of the experts' domains; T = 0.1 in the paper.
     """
     return (-(torch.cdist(centres.double(), texts.double()) ** 2) / temperature).log_softmax(0)
 
 
 def centre(texts: Sequence[Tensor]) -> Tensor:
-    """The mean [D] of embedded texts."""
+    """Return the mean [D] of embedded texts."""
     return torch.stack(list(texts)).mean(0)
 
 
 def log_weights(logps: Tensor, log_prior: Tensor) -> Tensor:
-    """ln w_{j,t} [E, N, T]: the posterior of expert j after the tokens before t.
+    """Return ln w_{j,t} [E, N, T]: the posterior of expert j after the tokens before t.
 
-    w_{j,t} = π_j p_j(x_<t) / Σ_k π_k p_k(x_<t) (arXiv 2208.03306, eq. 2). Token t itself has no say in its own weights.
-    Where all experts held the prefix impossible, the prior stands.
+    w_{j,t} = π_j p_j(x_<t) / Σ_k π_k p_k(x_<t) (arXiv 2208.03306, eq. 2); it does not depend on token t. If all experts
+    consider the prefix impossible, it is the prior.
     """
     prior = _everywhere(log_prior)
     before = F.pad(logps.cumsum(-1)[..., :-1], (1, 0))
@@ -75,14 +74,14 @@ def log_weights(logps: Tensor, log_prior: Tensor) -> Tensor:
 
 
 def mixed(logps: Tensor, log_w: Tensor) -> Tensor:
-    """ln Σ_j w_{j,t} p_j(x_t | x_<t), [N, T]; of every next token with ``logps`` [E, V] and ``log_w`` [E, 1]."""
+    """Return ln Σ_j w_{j,t} p_j(x_t | x_<t), [N, T]; for all next tokens with ``logps`` [E, V] and ``log_w`` [E, 1]."""
     return torch.logsumexp(logps + log_w, 0)
 
 
 def speakers(log_w: Tensor, k: int, prefix: int) -> Tensor:
-    """ln w [E, N, T] of those who go on: in each text the ``k`` (0: all) strongest after its first ``prefix`` tokens.
+    """Restrict ln w [E, N, T], in each text, to the ``k`` (0: all) strongest experts after its first ``prefix`` tokens.
 
-    Whoever falls silent there reads no more, so it cannot come back; among the others the posterior goes on as before.
+    The others read no further and stay excluded; the remaining posterior is renormalised.
     """
     if not 0 < k < len(log_w) or log_w.shape[-1] <= prefix:
         return log_w
@@ -93,17 +92,17 @@ def speakers(log_w: Tensor, k: int, prefix: int) -> Tensor:
 
 
 def passes(experts: int, tokens: int, k: int, prefix: int) -> float:
-    """Experts' forward passes for each token of a text: what inference costs, in single models of their mean size."""
+    """Return the experts' forward passes per token of a text: the cost of inference in models of their mean size."""
     if not 0 < k < experts or tokens <= prefix:
         return float(experts)
     return (experts * prefix + k * (tokens - prefix)) / tokens
 
 
 def averaged(logps: Tensor, log_prior: Tensor) -> Tensor:
-    """The mean of the experts' losses as log-probabilities [N, T]: what a mixture must beat, by Jensen's inequality."""
+    """Return the experts' mean loss as log-probabilities [N, T]: Jensen's bound on the mixture's loss."""
     return (_everywhere(log_prior).exp() * logps).sum(0)
 
 
 def _everywhere(log_prior: Tensor) -> Tensor:
-    """A prior that broadcasts against [E, N, T]."""
+    """Broadcast a prior against [E, N, T]."""
     return log_prior if log_prior.dim() == 3 else log_prior[:, None, None]

@@ -1,4 +1,4 @@
-"""What models make of texts: the log-probability of each token, read once and kept beside the model."""
+"""Log-probabilities of texts' tokens by each model, computed once and stored beside the model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from planaria.models.huggingface import import_model
 from planaria.models.stages import Llama
 
 BATCH = 32
-"""windows that are read at once"""
+"""Windows read at once."""
 
 
 @dataclass(frozen=True)
 class Readings:
-    """Log-probabilities [N, T] in nats that one model gave, for each domain."""
+    """Log-probabilities [N, T] in nats by one model, for each domain."""
 
     test: Mapping[str, Tensor]
     held_out: Mapping[str, Tensor]
@@ -49,10 +49,10 @@ class Readings:
 
 
 class Texts:
-    """The test and held-out text of a run's domains, as samples [N, context + 1] of its models."""
+    """The test and held-out text of a run's domains, as samples [N, context + 1]."""
 
     def __init__(self, folder: Path, spec: ExpertsSpec, base: RunConfig) -> None:
-        """``folder``: the run's, with the domains' texts and the tokenizer.
+        """Load samples from the ``folder`` of a run, with the domains' texts and the tokenizer.
 
         :raises UserError: when a domain's text is too short for one sample.
         """
@@ -69,11 +69,11 @@ class Texts:
 
         self.test = samples(TEST, "domains", spec.domains) | samples(TEST, "untrained", spec.untrained)
         self.held_out = samples(HELD_OUT, "domains", spec.domains)
-        self.places = self._places(spec) if spec.mixture.prior == "clusters" else {}
-        """prior = "clusters": what :meth:`told` says of where the text before each token lies"""
+        self.places = self._text_priors(spec) if spec.mixture.prior == "clusters" else {}
+        """For prior = "clusters": :meth:`priors` by the embedding of the text before each token."""
 
     def read(self, model: Path) -> Readings:
-        """What the exported ``model`` makes of them; kept in the folder it lies in."""
+        """Return the readings of the exported ``model``, which are stored in its parent folder."""
         file = model.with_name("readings.safetensors")
         kept = _kept(file)
         if kept is None:
@@ -87,13 +87,13 @@ class Texts:
             {name: kept[f"held_out.{name}"] for name in self.held_out},
         )
 
-    def told(self, prior: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Part and domain ("test.law") → ln π [domains that speak, N, T] of its samples, told by the text."""
+    def priors(self, prior: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return part and domain ("test.law") → ln π [active domains, N, T] of its samples by a text prior."""
         samples = {f"test.{name}": found for name, found in self.test.items()}
         samples |= {f"held_out.{name}": found for name, found in self.held_out.items()}
         return {part: prior(found) for part, found in samples.items()}
 
-    def _places(self, spec: ExpertsSpec) -> dict[str, Tensor]:
+    def _text_priors(self, spec: ExpertsSpec) -> dict[str, Tensor]:
         if not (self._folder / embedding.FILE).is_file():
             trained = {
                 name: [text for part in spec.parts(name) for text in read_pieces(self._folder, TRAINED, part)]
@@ -102,23 +102,23 @@ class Texts:
             Embedding.fitted(trained).save(self._folder)
         known, tokenizer = Embedding.open(self._folder), Tokenizer.open(self._folder / "tokenizer.json")
         domains, temperature = spec.speaking, spec.mixture.temperature
-        return self.told(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
+        return self.priors(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
 
 
-def keep(file: Path, found: Mapping[str, Tensor], said: Mapping[str, str] | None = None) -> None:
-    """Write tensors beside a model, with a word on them, and into the list of its folder's digests."""
+def keep(file: Path, found: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors beside a model, with metadata, and update the digests of the folder."""
     with atomic.replacing(file) as unfinished:
-        save_file(dict(found), unfinished, metadata=None if said is None else dict(said))
+        save_file(dict(found), unfinished, metadata=None if metadata is None else dict(metadata))
     if sums := digests.read(file.parent):
         digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
 
 
-def kept_sums(file: Path, shape: tuple[int, ...], mend: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors [*shape] by name from a file of :func:`planaria.lab.experts.ridge.sums`, and what is said of them.
+def kept_sums(file: Path, shape: tuple[int, ...], fix: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return tensors [*shape] by name from a file of :func:`planaria.lab.experts.ridge.sums`, and its metadata.
 
-    Shapes are looked at first: a file that lies about them takes no memory.
+    Shapes are checked before tensors are loaded, so a wrong file takes no memory.
 
-    :raises UserError: ending with ``mend``, when it is missing or damaged, or has others.
+    :raises UserError: ending with ``fix``, when it is missing, damaged or of other shapes.
     """
     found = {}
     try:
@@ -128,14 +128,14 @@ def kept_sums(file: Path, shape: tuple[int, ...], mend: str) -> tuple[dict[str, 
                 if tuple(part.get_shape()) == shape and part.get_dtype() == "F64":
                     found[name] = opened.get_tensor(name)
                 if name not in found or not found[name].isfinite().all():
-                    raise UserError(f"{file}: {name}: not {' × '.join(map(str, shape))} finite numbers in fp64; {mend}")
+                    raise UserError(f"{file}: {name}: not {' × '.join(map(str, shape))} finite numbers in fp64; {fix}")
             return found, dict(opened.metadata() or {})
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: missing or damaged ({error}); {mend}") from None
+        raise UserError(f"{file}: missing or damaged ({error}); {fix}") from None
 
 
 def _kept(file: Path) -> dict[str, Tensor] | None:
-    """What was read before; None if nothing, or if it is damaged: then it is read again."""
+    """Return stored readings; None if there are none or they are damaged."""
     sums = digests.read(file.parent)
     if not file.is_file() or (sums and digests.of_file(file) not in sums.get(file.name, ())):
         return None
@@ -155,15 +155,15 @@ def domain_samples(
     cache: str | None = None,
     place: str = "",
 ) -> Tensor:
-    """At most ``most`` samples [N, context + 1] of a ``part`` (``TRAINED``, ``HELD_OUT`` or ``TEST``) of a run's text.
+    """Return at most ``most`` samples [N, context + 1] of a ``part`` (``TRAINED``, ``HELD_OUT`` or ``TEST``).
 
-    Of one domain, or as many of each that another mixes. ``place``: how errors name it, if not by its files.
+    The text is of one domain, or of equal shares of the ``domains`` that another mixes. ``place`` names it in errors.
 
     :raises UserError: when there is no such text, or less of it than one sample.
     """
     try:
-        told = sources(domains, folder / part)
-        data = DataConfig(**told, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
+        text = sources(domains, folder / part)
+        data = DataConfig(**text, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
         return windows(prepare(data, vocab), "train", context, most)
     except UserError as error:
         files = ", ".join(str(folder / part / f"{name}.jsonl") for name in domains)
@@ -172,7 +172,7 @@ def domain_samples(
 
 
 def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:
-    """What of ``[data]`` makes a model read these domains, whose files are in ``folder``: as many samples of each."""
+    """Return the ``[data]`` settings that read these domains' files in ``folder``, in equal shares."""
     files = {name: str((folder / f"{name}.jsonl").absolute()) for name in domains}
     if len(files) == 1:
         return {"source": next(iter(files.values()))}
@@ -181,9 +181,9 @@ def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:
 
 
 def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:
-    """At most ``most`` samples of a split, each once, in an order that is always the same: int64 [N, context + 1].
+    """Return at most ``most`` samples of a split, each once, in a fixed order: int64 [N, context + 1].
 
-    Of several sources, as many of each.
+    Several sources have equal shares.
 
     :raises UserError: when the split is shorter than one.
     """
@@ -196,7 +196,7 @@ def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:
 def token_logps(model: Llama, samples: Tensor, on_read: Callable[[int], object] = lambda _: None) -> Tensor:
     """Return ln p(x_t | x_<t) [N, T] of samples [N, T + 1], in nats, float64; the first token of each is given.
 
-    ``on_read`` receives the number of samples of each batch once it is read.
+    ``on_read`` gets the number of samples of each batch that was read.
     """
     found = []
     for batch in torch.split(samples, BATCH):

@@ -1,6 +1,6 @@
-"""Who knows what, by ridge regression in closed form: from sums over hidden states, one matrix for each domain.
+"""Classification of hidden states by domain: ridge regression in closed form, from one matrix of sums per domain.
 
-The sums of two texts add up to those of both, so a domain is added or removed without reading any other again.
+Sums are additive over texts, so domains can be added or removed without reading others again.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from torch.nn import functional as F
 from planaria.common.errors import UserError
 
 RIDGE = 1e-2
-"""λ unless given. Source: the published code of arXiv 2603.29765"""
+"""Default λ; source: the published code of arXiv 2603.29765."""
 
 
 def sums(rows: Tensor) -> Tensor:
-    """[X 1]ᵀ[X 1] [D + 1, D + 1] in fp64 of one domain's rows X [n, D].
+    """Return [X 1]ᵀ[X 1] [D + 1, D + 1] in fp64 of one domain's rows X [n, D].
 
-    Its last column is Xᵀ1, which is all that one-hot targets add: the domain's column of C. Its corner is n.
+    Its last column is Xᵀ1, the domain's column of C for one-hot targets. Its corner is n.
     """
     rows = F.pad(rows.double(), (0, 1), value=1.0)
     return rows.T @ rows
 
 
 def router(domains: Sequence[Tensor], ridge: float, bias: bool = True, unit: bool = True) -> Tensor:
-    """W [D + 1, N] from the :func:`sums` of N domains; its last row, the bias, is missing without ``bias``.
+    """Return W [D + 1, N] from the :func:`sums` of N domains; without ``bias``, the last row is missing.
 
-    W = (G + λI)⁻¹ C with G = Σ_i [X_i 1]ᵀ[X_i 1] and C = [X 1]ᵀY, Y the rows' domains, one-hot; then, if ``unit``, each
-    column is divided by the norm of its weights, its bias too (arXiv 2603.29765; order and λ as in its published code).
-    Without ``unit``, [x 1] W is the least-squares estimate of each domain's probability.
+    W = (G + λI)⁻¹ C with G = Σ_i [X_i 1]ᵀ[X_i 1] and C = [X 1]ᵀY, Y the rows' domains, one-hot. If ``unit``, each
+    column, with its bias, is divided by the norm of its weights (arXiv 2603.29765; order and λ as in its published
+    code). Without ``unit``, [x 1] W is the least-squares estimate of each domain's probability.
 
     :raises UserError: when λ = 0 leaves more than one solution.
     """

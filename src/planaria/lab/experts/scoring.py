@@ -1,6 +1,6 @@
-"""How good an ensemble is, from its experts' token log-probabilities alone: nothing is read twice for another arm.
+"""Quality of an ensemble from its experts' token log-probabilities, which all arms share.
 
-For the worst domain: the weights, what they prove, and what they cost the other domains.
+For the worst domain: the weights, their certificate, and their cost for other domains.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ def arm_result(
     spec: ExpertsSpec,
     places: Mapping[str, Tensor],
 ) -> ArmResult:
-    """The ensemble of an arm's experts, as far as they were trained, on every domain's test text.
+    """Score the ensemble of an arm's trained experts on every domain's test text.
 
-    ``places``: for a prior that the text tells, part and domain ("test.law") → ln π [D, N, T] of its samples, D the
-    domains that speak.
+    ``places``: for text priors, part and domain ("test.law") → ln π [D, N, T] of its samples, for the D domains whose
+    experts are active.
     """
     there = [job for job in jobs if job.name in readings]
     found = _stacked([readings[job.name] for job in there])
-    fixed, by_place = (
-        belief(spec.mixture, {name: found[f"held_out.{name}"] for name in spec.domains}),
-        dict[str, Tensor](),
-    )
+    fixed = belief(spec.mixture, {name: found[f"held_out.{name}"] for name in spec.domains})
+    by_place = dict[str, Tensor]()
     if places:
         speaking = spec.speaking
         rows = [0 if job.domain == GENERALIST else speaking.index(job.domain) for job in there]
@@ -51,10 +49,8 @@ def arm_result(
             for name, logps in own.items()
         }
 
-    def losses_without(lost: int) -> dict[str, float]:
-        return {name: one.loss for name, one in scores("test.", mixture, lost).items()}
-
     length, mixture = next(iter(found.values())).shape[-1], spec.mixture
+    costs = {name: amount for name, amount in vars(bill).items() if name != "arm"}
     ks = {f"top-{k}": k for k in range(1, len(there))}
     return ArmResult(
         experts=there,
@@ -63,18 +59,18 @@ def arm_result(
         held_out=fmean(one.loss for one in scores("held_out.", mixture).values()),
         fewer={name: scores("test.", mixture.model_copy(update={"top_k": k})) for name, k in ks.items()},
         passes={name: posterior.passes(len(there), length, k, mixture.prefix) for name, k in ks.items()},
-        without={job.name: losses_without(n) for n, job in enumerate(there)} if len(there) > 1 else {},
-        flops=bill.flops,
-        parameter_tokens=bill.parameter_tokens,
-        inner_parameter_tokens=bill.inner_parameter_tokens,
-        token_flops=bill.token_flops,
+        without={
+            job.name: {name: one.loss for name, one in scores("test.", mixture, n).items()}
+            for n, job in enumerate(there if len(there) > 1 else ())
+        },
+        **costs,
     )
 
 
 def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
-    """ln π [E] before a text begins. ``held_out``: domain → its held-out texts' log-probabilities [E, N, T].
+    """Return the prior ln π [E]. ``held_out``: domain → its held-out texts' log-probabilities [E, N, T].
 
-    :raises UserError: for prior = "worst", naming a domain that no weights can be fitted on.
+    :raises UserError: for prior = "worst", naming a domain on which weights cannot be fitted.
     """
     texts = list(held_out.values())
     if spec.prior == "worst" and len(texts[0]) > 1:
@@ -87,7 +83,7 @@ def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
 
 
 def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> Score:
-    """The mixture on texts [E, N, T]; where ``spec`` has it, only the strongest go on after the prefix."""
+    """Score the mixture on texts [E, N, T]; ``spec`` may restrict it to the strongest experts after the prefix."""
     log_w = posterior.speakers(posterior.log_weights(logps, log_prior), spec.top_k, spec.prefix)
     return Score(
         loss=-float(posterior.mixed(logps, log_w).mean()),
@@ -98,14 +94,14 @@ def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> Score:
 
 
 def _stacked(readings: Sequence[Readings]) -> dict[str, Tensor]:
-    """Part and domain → what several experts read there [E, N, T]."""
+    """Return part and domain → the log-probabilities of several experts [E, N, T]."""
     parts = {f"test.{name}": [one.test[name] for one in readings] for name in readings[0].test}
     parts |= {f"held_out.{name}": [one.held_out[name] for one in readings] for name in readings[0].held_out}
     return {name: torch.stack(logps).double() for name, logps in parts.items()}
 
 
 RIVALS = ("uniform", "cached")
-"""priors that stand beside it"""
+"""Priors compared with the fitted one."""
 
 
 def weigh(
@@ -117,9 +113,9 @@ def weigh(
     floor: float = FLOOR,
     tolerance: float = TOLERANCE,
 ) -> Weighing:
-    """Fit on ``held_out`` and measure on both. ``held_out``, ``test``: domain → token log-probabilities [E, N, T].
+    """Fit weights on ``held_out`` and measure them on both. Arguments: domain → token log-probabilities [E, N, T].
 
-    ``mixture`` says how the cached prior is made; ``tokens`` of each text count, or all that it has.
+    ``mixture`` determines the cached prior; ``tokens`` limits the length of each text.
 
     :raises UserError: naming the domain, when the problem has no solution or no choice.
     """
@@ -148,7 +144,7 @@ def weigh(
 
 
 def _losses(texts: Mapping[str, Tensor], log_prior: Tensor, tokens: int) -> dict[str, float]:
-    """Domain → mean over texts of -ln Σ_j π_j p_j(first tokens), per token."""
+    """Return domain → mean over texts of -ln Σ_j π_j p_j(first tokens), per token."""
     return {
         name: -float(torch.logsumexp(logps[..., :tokens].sum(-1) + log_prior[:, None], 0).mean()) / tokens
         for name, logps in texts.items()

@@ -1,8 +1,7 @@
-"""Trainings that know nothing of one another: each a recipe of its own and a process of its own, ``planaria train``.
+"""Independent trainings, each with its own recipe and ``planaria train`` process.
 
-One that dies is taken up again where its last checkpoint was; one that cannot be trained is given up, and the others go
-on. The recipes lie in the run's folder and name what is in it from where they lie, so any of them can be trained on
-another machine instead, wherever a copy of that folder is there.
+A training whose process dies resumes from its last checkpoint; one that keeps failing is given up, and the others
+continue. Recipes in the run's folder use relative paths, so a training can run on another machine with a copy of it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from planaria.runtime.checkpoint.store import CheckpointStore
 
 @dataclass(frozen=True)
 class Training:
-    """One model to be trained into ``folder``."""
+    """One model to train into ``folder``."""
 
     config: RunConfig
 
@@ -39,17 +38,17 @@ class Training:
 
     @property
     def recipe(self) -> Path:
-        """The file that it is trained by."""
+        """The file that describes the training."""
         return self.folder.with_name(f"{self.config.name}.toml")
 
     @property
     def log(self) -> Path:
-        """What its process said."""
+        """Output of its process."""
         return self.folder.with_name(f"{self.config.name}.log")
 
     @property
     def model(self) -> Path:
-        """The exported model, which is there when the training is done."""
+        """The exported model, present when the training is done."""
         return self.folder / "model"
 
     @property
@@ -57,7 +56,7 @@ class Training:
         return (self.model / WEIGHTS).is_file()
 
     def job(self) -> Job:
-        """Its steps are those that need not be made again."""
+        """Return the training as a job whose steps reached are those of its checkpoints."""
         steps, checkpoints = self.config.train.steps, CheckpointStore(self.folder / "checkpoints")
         growing = (self.folder / METRICS, self.log)
         return Job(
@@ -71,14 +70,14 @@ class Training:
         )
 
     def _words(self) -> list[str]:
-        """To begin, to go on where the last checkpoint was, or to export what is trained."""
+        """Return the arguments to start, resume or export."""
         begin = ["train", str(self.recipe), "--quiet", "--out", self.config.out]
         if self.config.data.cache is not None:
             begin += ["--data.cache", self.config.data.cache]
         if not self.folder.exists():
             return begin
         saved = CheckpointStore(self.folder / "checkpoints").newest(whole_only=True)
-        if saved is None:  # it died before its first checkpoint: nothing is lost with it
+        if saved is None:  # it died before its first checkpoint: there is nothing to resume
             self.folder.rename(self.folder.with_name(f".{self.folder.name}.{time.time_ns()}"))
             return begin
         if saved.step < self.config.train.steps:
@@ -87,7 +86,7 @@ class Training:
         return ["export", str(self.folder), "--to", str(self.model)]
 
     def _texts(self) -> list[str]:
-        """Flags that say where its text lies here: what was begun elsewhere may have had it at another path."""
+        """Return flags with the local path of its text, which may differ from where it was begun."""
         mixture = self.config.data.mixture
         places = {f"data.mixture.{name}.source": one.source for name, one in mixture.items()}
         places = places or {"data.source": self.config.data.source}
@@ -95,17 +94,14 @@ class Training:
 
 
 def portable(config: RunConfig, folder: Path) -> str:
-    """The recipe of a training, to lie in ``folder``: all of the run is named from there, and it trains into it.
-
-    The cache of tokens is each machine's own.
-    """
+    """Return the recipe of a training in ``folder``, with paths relative to it and without the token cache."""
     tree = recipe.moved(config.model_dump(mode="json", exclude_none=True), lambda name: _from(folder, name))
     tree["data"].pop("cache", None)
     return tomli_w.dumps(tree | {"out": "."})
 
 
 def _from(folder: Path, name: str) -> str:
-    """A full path as one from ``folder``; other names as they are."""
+    """Make an absolute path relative to ``folder``; leave other names unchanged."""
     if not Path(name).is_absolute():
         return name
     path = os.path.relpath(name, folder.absolute())
@@ -113,16 +109,16 @@ def _from(folder: Path, name: str) -> str:
 
 
 def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """``base`` with the tables ``changes`` laid over it, checked as a recipe is."""
+    """Return ``base`` with the tables ``changes`` applied, validated like a recipe."""
     return RunConfig.model_validate_json(json.dumps(recipe.overlaid(base.model_dump(mode="json"), changes)))
 
 
 def train_all(
     title: str, trainings: Sequence[Training], processes: Processes, retries: int, watcher: Watcher
 ) -> list[str]:
-    """Train what is not done yet; the names of those that were given up.
+    """Train what is not done, and return the names of the trainings given up.
 
-    All recipes are there from the beginning, so that any that waits can be trained elsewhere.
+    All recipes are written first, so any waiting training can run elsewhere.
     """
     for one in trainings:
         if not one.done:

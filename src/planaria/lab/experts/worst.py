@@ -1,11 +1,11 @@
-"""Weights of experts for the domain on which they do worst, with a proof of how far from the best weights they are.
+"""Mixture weights of experts that minimise the loss on the worst domain, with a certificate of optimality.
 
 min over w, max over q of Σ_d q_d f_d(w), where f_d(w) = mean over texts i of domain d of -ln Σ_j w_j P_ij: K experts, D
-domains, n texts, w and q distributions. It is convex in w and linear in q, so w has a price vector q that proves it.
+domains, n texts, w and q distributions. It is convex in w and linear in q, so a price vector q certifies w.
 
-Two things are folded into the rows once, so that nothing below knows of them. Each row is divided by its largest entry,
-or it would underflow; that adds a constant to its domain's loss (``shift``). And w ≥ φ: with w = φ + (1 - Kφ) v,
-w · P_i = v · B_i for B_ij = (1 - Kφ) P_ij + φ Σ_k P_ik, so that v is any distribution. A point u is (v, q) [K + D].
+Two transformations are applied to the rows in advance. Each row is divided by its largest entry to avoid underflow,
+which adds a constant to its domain's loss (``shift``). And w ≥ φ: with w = φ + (1 - Kφ) v, w · P_i = v · B_i for
+B_ij = (1 - Kφ) P_ij + φ Σ_k P_ik, so that v is any distribution. A point u is (v, q) [K + D].
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from planaria.common.errors import UserError
 Array = NDArray[np.float64]
 
 FLOOR = 0.01
-"""least weight of an expert; it costs at most -ln(1 - Kφ) nats a text"""
+"""Least weight of an expert; it costs at most -ln(1 - Kφ) nats per text."""
 ROUNDS = 200
-"""of expectation and maximisation, by which the bound is tightened"""
+"""Most iterations of expectation maximisation to tighten the bound."""
 TIGHT = 1e-12
-"""nats; a tighter bound is of no use"""
+"""Nats; slack at which the bound counts as tight."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The rows of all domains, one after the other."""
+    """The concatenated rows of all domains."""
 
     names: tuple[str, ...]
-    """of domains [D]"""
+    """Names of domains [D]."""
     rows: Array
-    """B [n, K], scaled"""
+    """B [n, K], scaled."""
     domain: NDArray[np.int64]
-    """of each row [n]"""
+    """Domain of each row [n]."""
     size: Array
-    """n_d: rows of each domain [D]"""
+    """n_d: rows of each domain [D]."""
     shift: Array
-    """what scaling took from each domain's loss [D], nats"""
+    """Amount by which scaling lowered each domain's loss [D], nats."""
     floor: float
 
     @property
@@ -51,13 +51,13 @@ class Problem:
         return int(self.rows.shape[1])
 
     def losses(self, v: Array) -> Array:
-        """f_d [D], nats a text."""
+        """Return f_d [D], nats per text."""
         return self.shift - np.bincount(self.domain, np.log(self.rows @ v), len(self.size)) / self.size
 
     def force(self, u: Array, chosen: NDArray[np.int64] | None = None) -> Array:
-        """(1/b) Σ F_i(u) [K + D] of the ``chosen`` rows [b], or of all n.
+        """Return (1/b) Σ F_i(u) [K + D] of the ``chosen`` rows [b], or of all n.
 
-        F_i = (-(n/n_d) q_d B_i / (v · B_i), and at place d of q's part (n/n_d) ln(v · B_i)), less the shift: the
+        F_i = (-(n/n_d) q_d B_i / (v · B_i), and at index d of q's part (n/n_d) ln(v · B_i)), less the shift: the
         gradient of the sum in v, and its negative gradient in q. F is monotone.
         """
         rows, domain = (self.rows, self.domain) if chosen is None else (self.rows[chosen], self.domain[chosen])
@@ -67,49 +67,49 @@ class Problem:
         return np.concatenate((-(share * q[domain] / inner) @ rows, prices))
 
     def project(self, u: Array) -> Array:
-        """The nearest pair of distributions."""
+        """Return the nearest pair of distributions."""
         return np.concatenate((_simplex(u[: self.experts]), _simplex(u[self.experts :])))
 
     def residual(self, u: Array, force: Array) -> float:
-        """min over g in the normal cone at u of ‖F(u) + g‖; zero exactly at a solution.
+        """Return min over g in the normal cone at u of ‖F(u) + g‖; zero exactly at a solution.
 
-        -F less its projection on the normal cone is its projection on the tangent cone (Moreau): that is measured.
+        By Moreau's decomposition it is the norm of -F projected on the tangent cone.
         """
         parts = np.split(np.stack((u, force)), [self.experts], axis=1)
         return float(np.linalg.norm([_along(part[0], -part[1]) for part in parts]))
 
     def middle(self) -> Array:
-        """Both distributions uniform."""
+        """Return two uniform distributions."""
         return self.project(np.zeros(self.experts + len(self.size)))
 
     def weights(self, v: Array) -> Array:
-        """w [K] of v."""
+        """Return w [K] of v."""
         return self.floor + (1 - self.experts * self.floor) * v
 
     def folded(self, w: Array) -> Array:
-        """v [K] of w: the inverse of :meth:`weights`; what rounding left of a zero is a zero again."""
+        """Return v [K] of w, the inverse of :meth:`weights`; rounding residues of zeros are removed."""
         v = _simplex((w - self.floor) / (1 - self.experts * self.floor))
         return np.where(v < TIGHT, 0.0, v)
 
 
 def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> Problem:
-    """The problem of these domains. ``texts``: domain → ln p_j of its texts by each expert [n_d, K], nats.
+    """Return the problem of these domains. ``texts``: domain → ln p_j of its texts by each expert [n_d, K], nats.
 
-    :raises UserError: for a domain without texts, a single expert, a floor that leaves nothing to choose, or a text
-        that no expert holds possible.
+    :raises UserError: for a domain without texts, a single expert, a floor that leaves no choice, or a text that all
+        experts consider impossible.
     """
     for name, found in texts.items():
         if not found.shape[0]:
-            raise UserError(f"domain {name!r}: has no held-out text; weights are fitted on that, so give it some")
+            raise UserError(f"domain {name!r}: has no held-out text, on which weights are fitted; provide some")
     experts = next(iter(texts.values())).shape[1]
     if experts < 2:
-        raise UserError("there is one expert only, and nothing to weigh; add another with `planaria experts add`")
+        raise UserError("there is only one expert, so there are no weights; add another with `planaria experts add`")
     if not 0 < floor < 1 / experts:
-        raise UserError(f"floor = {floor:g}: must be above 0 and below 1/{experts}, or all weights are alike")
+        raise UserError(f"floor = {floor:g}: must be above 0 and below 1/{experts}, so that weights can differ")
     for name, found in texts.items():
         if (bad := np.flatnonzero(~np.isfinite(found.max(1)))).size:
             raise UserError(
-                f"domain {name!r}, held-out text {bad[0]}: all {experts} experts hold it impossible; take it out, or "
+                f"domain {name!r}, held-out text {bad[0]}: all {experts} experts consider it impossible; remove it, or "
                 "add an expert that can read it"
             )
     scaled = [np.exp(found - found.max(1, keepdims=True)) for found in texts.values()]
@@ -126,34 +126,34 @@ def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> Problem:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What w and q prove of each other; nats a text."""
+    """Bounds that w and q prove; nats per text."""
 
     value: float
-    """max_d f_d(w)"""
+    """max_d f_d(w)."""
     bound: float
-    """no weights of at least the floor have a worst domain below this"""
+    """Lower bound on the worst domain's loss for any weights of at least the floor."""
     residual: float
-    """‖F + g‖, in units of the problem"""
+    """‖F + g‖, in units of the problem."""
 
     @property
     def gap(self) -> float:
-        """What w could be improved by, at most."""
+        """Largest possible improvement of w."""
         return self.value - self.bound
 
 
 def certificate(given: Problem, w: Array, q: Array) -> Certificate:
-    """The certificate of weights w [K] and prices q [D], computed from these alone."""
+    """Compute the certificate of weights w [K] and prices q [D] from these alone."""
     v = given.folded(w)
     u = np.concatenate((v, q))
     return Certificate(float(given.losses(v).max()), bound(given, v, q), given.residual(u, given.force(u)))
 
 
 def bound(given: Problem, v: Array, q: Array) -> float:
-    """A number that min over v' of Σ_d q_d f_d(v') cannot be below; nats a text.
+    """Return a lower bound on min over v' of Σ_d q_d f_d(v'); nats per text.
 
     With r_i = q_d / n_d and D_j(v) = Σ_i r_i B_ij / (v · B_i), Jensen's inequality gives for every v and v'
-    g(v) - g(v') = Σ_i r_i ln(v' · B_i / v · B_i) ≤ ln Σ_j v'_j D_j(v) ≤ ln max_j D_j(v). So each v proves a bound, and
-    steps v ← v D(v) (expectation and maximisation, which never raise g) tighten it; the best one counts.
+    g(v) - g(v') = Σ_i r_i ln(v' · B_i / v · B_i) ≤ ln Σ_j v'_j D_j(v) ≤ ln max_j D_j(v). So each v gives a bound, and
+    steps v ← v D(v) (expectation maximisation, which never raises g) tighten it; the best one counts.
     """
     share, base = q[given.domain] / given.size[given.domain], float(q @ given.shift)
     best, at = -np.inf, v
@@ -164,13 +164,13 @@ def bound(given: Problem, v: Array, q: Array) -> float:
         best = max(best, base - float(share @ np.log(inner)) - slack)
         if slack < TIGHT:
             break
-        # A weight of zero stays zero under these steps, so the second one begins where all are positive.
+        # A weight of zero stays zero under these steps, so the second one starts from all positive weights.
         at = at * gain if turn else 0.9 * v + 0.1 / len(v)
     return best
 
 
 def _simplex(x: Array) -> Array:
-    """The nearest distribution [K]: x less one number, cut off at zero."""
+    """Return the nearest distribution [K]: x less a constant, clipped at zero."""
     sums = np.cumsum(np.sort(x)[::-1]) - 1
     count = np.arange(1, len(x) + 1)
     last = np.flatnonzero(np.sort(x)[::-1] - sums / count > 0)[-1]
@@ -179,8 +179,10 @@ def _simplex(x: Array) -> Array:
 
 
 def _along(x: Array, wish: Array) -> float:
-    """Length of the part of ``wish`` [K] that leads from the distribution x [K] to others: its projection on those d
-    that sum to 0 and are not negative where x is 0."""
+    """Return the length of ``wish`` [K] projected on the tangent cone of the simplex at x [K].
+
+    The cone contains those d that sum to 0 and are not negative where x is 0.
+    """
     free, stuck = wish[x > 0], np.sort(wish[x <= 0])[::-1]
     total, count, taken = float(free.sum()), len(free), 0
     while taken < len(stuck) and stuck[taken] > total / count:
@@ -191,40 +193,40 @@ def _along(x: Array, wish: Array) -> float:
 Solver = Literal["extragradient", "halpern"]
 
 MANY = 10_000
-"""rows from which on few at a time are fewer in all, as measured; in seconds on one machine they never were"""
+"""Rows from which halpern needs fewer evaluations, as measured; it was not faster in seconds on one machine."""
 TOLERANCE = 1e-3
-"""of the residual"""
+"""Of the residual."""
 FLAT = 1e-3
-"""least L: where all experts are alike, F does not change at all"""
+"""Least L, for equal experts, whose F is constant."""
 PASSES = 4000
-"""evaluations of all rows after which the best that was found is returned, certified or not"""
+"""Evaluations of all rows after which the best point is returned, certified or not."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a solver found."""
+    """Result of a solver."""
 
     w: Array
-    """[K], each at least the floor"""
+    """[K], each at least the floor."""
     q: Array
-    """prices of domains [D]"""
+    """Prices of domains [D]."""
     proof: Certificate
     rows: int
     evaluations: int
-    """of single rows, all by the solver; the certificate's are not among them"""
+    """Row evaluations of the solver, without the certificate's."""
     solver: Solver
     lipschitz: float
-    """L, as the solver took it to be at its last step"""
+    """The solver's last estimate of L."""
     certified: bool
-    """the residual is within the tolerance"""
+    """Whether the residual is within the tolerance."""
 
 
 def worst_domain(
     given: Problem, tolerance: float = TOLERANCE, passes: int = PASSES, solver: Solver | None = None, seed: int = 0
 ) -> Weights:
-    """The weights for the worst domain, to a residual of ``tolerance`` if ``passes`` over the rows suffice.
+    """Return the weights for the worst domain, to a residual of ``tolerance`` if ``passes`` over the rows suffice.
 
-    ``solver``: by default by the number of rows; ``seed`` draws the rows that halpern looks at.
+    ``solver`` defaults by the number of rows; ``seed`` draws halpern's rows.
     """
     chosen: Solver = solver or ("extragradient" if len(given.rows) < MANY else "halpern")
     most = passes * len(given.rows)
@@ -240,10 +242,10 @@ def worst_domain(
 
 
 def extragradient(given: Problem, tolerance: float, most: int) -> tuple[Array, int, float]:
-    """A point, row evaluations, and 1/step: u ← Π(u - η F(z)), z = Π(u - η F(u)) (Korpelevich 1976).
+    """Return a point, row evaluations and 1/step of u ← Π(u - η F(z)), z = Π(u - η F(u)) (Korpelevich 1976).
 
-    η is halved until η ‖F(z) - F(u)‖ ≤ .7 ‖z - u‖ (Khobotov 1987), and grows by a tenth after each step: L by the
-    floor, 1/φ², would be far too careful. All evaluations count, those of refused steps too.
+    η is halved until η ‖F(z) - F(u)‖ ≤ .7 ‖z - u‖ (Khobotov 1987) and grows by a tenth after each step, since the L
+    implied by the floor, 1/φ², is far too large. Evaluations of rejected steps count.
     """
     u, step, spent = given.middle(), 1.0, len(given.rows)
     force = given.force(u)
@@ -262,10 +264,10 @@ def extragradient(given: Problem, tolerance: float, most: int) -> tuple[Array, i
 
 
 def halpern(given: Problem, tolerance: float, most: int, draw: np.random.Generator) -> tuple[Array, int, float]:
-    """A point, row evaluations, and L: u ← λ u₀ + (1 - λ) Ĵ(u), λ = 1/(k+2) (arXiv 2310.02987, algorithm 2).
+    """Return a point, row evaluations and L of u ← λ u₀ + (1 - λ) Ĵ(u), λ = 1/(k+2) (arXiv 2310.02987, algorithm 2).
 
-    Ĵ is about the resolvent of γ(F + G), γ = √n/L, by :func:`resolvent`. After each, the residual there is computed
-    exactly, in one pass that counts. Where it is twice the least so far, L was too small: it is doubled.
+    Ĵ approximates the resolvent of γ(F + G), γ = √n/L, by :func:`resolvent`. After each step the residual is computed
+    exactly, in one pass that counts. If it is twice the least so far, L was too small and is doubled.
     """
     start = u = given.middle()
     lipschitz, spent = slope(given, u)
@@ -285,10 +287,11 @@ def halpern(given: Problem, tolerance: float, most: int, draw: np.random.Generat
 
 
 def resolvent(given: Problem, u: Array, lipschitz: float, k: int, draw: np.random.Generator) -> tuple[Array, int]:
-    """About the resolvent of γ(F + G) at u, and row evaluations: forward, reflected, backward, with reduced variance.
+    """Approximate the resolvent of γ(F + G) at u by a variance-reduced forward-reflected-backward method.
 
-    z ← Π(z - τ[γ(F(w) + F_S(z) - F_S(w₋)) + z - u]) for b = √n rows S drawn anew, where w is a point that F is known
-    at and w₋ the one before; w ← z with probability p = b/n. ⌈(3/p) ln(k+3)⌉ steps (arXiv 2310.02987, section 4).
+    z ← Π(z - τ[γ(F(w) + F_S(z) - F_S(w₋)) + z - u]) for b = √n newly drawn rows S, where F is known at w and w₋ is the
+    previous w; w ← z with probability p = b/n. ⌈(3/p) ln(k+3)⌉ steps (arXiv 2310.02987, section 4). Return the point
+    and row evaluations.
     """
     n = len(given.rows)
     batch = math.isqrt(n - 1) + 1
@@ -306,10 +309,9 @@ def resolvent(given: Problem, u: Array, lipschitz: float, k: int, draw: np.rando
 
 
 def slope(given: Problem, u: Array) -> tuple[float, int]:
-    """L where the search begins: ‖F(z) - F(u)‖ / ‖z - u‖ for z = Π(u - F(u)), at least ``FLAT``; and row evaluations.
+    """Return the initial L = ‖F(z) - F(u)‖ / ‖z - u‖ for z = Π(u - F(u)), at least ``FLAT``, and row evaluations.
 
-    By the floor alone L could be as large as 1/φ², and steps by that would be thousands of times too short. What is too
-    small here is found out by :func:`halpern` itself.
+    The L implied by the floor, 1/φ², could be thousands of times too large. :func:`halpern` corrects one too small.
     """
     force = given.force(u)
     ahead = given.project(u - force)

@@ -1,4 +1,4 @@
-"""A simulator of runs: all stages in this process, a plan's actions in one fixed topological order."""
+"""In-process engine: all stages in this process, and a plan's actions in one fixed topological order."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ from planaria.runtime.engine.samples import Data, batches, masks
 
 @dataclass(frozen=True)
 class StepResult:
-    """One committed step: mean loss in nats, and every stage's gradient norm before clipping (the first replica's)."""
+    """A committed step: mean loss in nats, and every stage's gradient norm before clipping (the first replica's)."""
 
     step: int
     loss: float
     grad_norms: dict[int, float]
     rounds: list[Round] = field(default_factory=list)
-    """of the replicas' exchange, settled after this step"""
+    """Rounds of the replicas' exchange settled after this step."""
 
 
 class InlineEngine:
-    """A replica in one process. ``step`` is the number of committed steps.
+    """A replica, or several, in one process. ``step`` is the number of committed steps.
 
-    Who is who goes by node; where every stage has one node, that is the stage's number.
+    State is kept by node; if every stage has one node, that is the stage's number.
     """
 
     def __init__(self, config: RunConfig, train: Stream, validation: Stream | None = None) -> None:
-        """``train`` and ``validation`` give the samples (``planaria.streams(config)``).
+        """Start from the weights of the seed; ``train`` and ``validation`` are streams (``planaria.streams(config)``).
 
-        From then on the process keeps what it frees (``planaria.common.memory_pool.keep_freed``).
+        From then on the process keeps the memory that it frees (``planaria.common.memory_pool.keep_freed``).
 
-        :raises UserError: when settings of the recipe do not go together.
+        :raises UserError: when settings of the recipe are inconsistent.
         """
         self.resolved, self.config = ResolvedRun(config, together=True), config
         self.step = 0
         self.sample_offset = 0
-        """added to the numbers of all training samples: earlier steps took more, or fewer"""
+        """Offset of all training samples' numbers, if earlier steps took more or fewer."""
         require_sound(self.resolved)
         require_device(config)
         keep_freed()
@@ -67,18 +67,18 @@ class InlineEngine:
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
         self.keeping = {node: self._nothing_kept(node) for node in self.stage}
         self.parcel_bytes = 0
-        """bytes of all messages that keep copies, so far"""
+        """Bytes of all messages that maintain copies, so far."""
         self.moved_bytes = 0
-        """bytes that donors gave to lost nodes, so far"""
+        """Bytes sent by donors to lost nodes, so far."""
         self.skipped: set[int] = set()
-        """nodes that training does without until they are rebuilt"""
+        """Nodes left out of training until they are rebuilt."""
         self.detour: Sequence[Sequence[int]] = ()
-        """routes for the nodes that are left, in place of a schedule's own"""
+        """Routes for the remaining nodes, in place of a schedule's own."""
         several = config.exchange.replicas > 1
         self.replicas = InlineReplicas(config, self.resolved.arrangement, self.runners) if several else None
         coded = coded_steps(self.resolved)
         self.rounds = None if coded is None else InlineRounds(coded, self.runners)
-        """of coded steps"""
+        """Rounds of coded steps."""
         self._ages = dict.fromkeys(self.runners, 0)
         self._rested: frozenset[int] = frozenset()
         self._train, self._validation = train, validation
@@ -104,7 +104,7 @@ class InlineEngine:
         else:
             self._carry_out(plan, self._train, sample, train=True)
             self._agree(there)
-        for node in there.stage:  # all before the first `finish`, which waits for the device
+        for node in there.stage:  # before the first `finish`, which synchronises with the device
             self.runners[node].clip()
         norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
         loss = self._loss(there)
@@ -124,19 +124,19 @@ class InlineEngine:
         return result
 
     def evaluate(self) -> float:
-        """Mean validation loss over the recipe's validation microbatches, in nats; of replicas, their mean."""
+        """Return the mean validation loss over the recipe's validation microbatches and all replicas, in nats."""
         if self.replicas is None:
             return self._evaluate(self.there)
         return fmean(self.evaluate_replicas())
 
     def evaluate_replicas(self) -> list[float]:
-        """The validation loss of every replica by itself."""
+        """Return the validation loss of each replica."""
         assert self.replicas is not None
         everywhere = self.resolved.arrangement
         return [self._evaluate(everywhere.of(self.replicas.nodes(r))) for r in range(self.replicas.count)]
 
     def evaluate_consensus(self) -> float:
-        """The validation loss of the one model that the replicas make; they go on as if nothing had been."""
+        """Return the validation loss of the replicas' consensus model; their weights are unchanged afterwards."""
         assert self.replicas is not None
         nodes = self.replicas.nodes(0)
         before = {n: {name: w.clone() for name, w in self.runners[n].state().weights.items()} for n in nodes}
@@ -156,17 +156,16 @@ class InlineEngine:
         return self._loss(there)
 
     def _loss(self, there: Arrangement) -> float:
-        """Mean over data nodes: those of one replica agree already, each of several replicas has its own."""
+        """Return the mean over data nodes: those of one replica share a loss, several replicas have their own."""
         losses = [loss for node in there.nodes(0) if (loss := self.runners[node].loss) is not None]
         return fmean(losses)
 
     def lose(self, nodes: Sequence[int], durable: int = -1) -> RecoveryPlan:
-        """The state of ``nodes`` is gone, with all that was kept there; rebuild them as the recipe's strategies say.
+        """Lose the state of ``nodes`` and all copies there; rebuild them as the recipe's strategies specify.
 
-        Returns what was done about stages of which nothing is left: a node of any other copies one of its stage. In a
-        rollback to memory all have gone back, and ``step`` with them. Where it is one to disk, or nothing can be done,
-        the survivors are untouched. A checkpoint of a step (``durable``) that is newer than the memory is preferred.
-        What is remembered at a node is looked at first: where it is damaged, the node counts as lost too.
+        Return the plan for stages without a surviving node; others are copied from one. A rollback to memory resets all
+        nodes and ``step``. The survivors are unchanged if the rollback is to disk, or nothing can be done. A checkpoint
+        of a step (``durable``) newer than the memory is preferred. Nodes with damaged memory count as lost.
         """
         everywhere = self.resolved.arrangement
         nodes = [*nodes, *(n for n, keeping in self.keeping.items() if n not in nodes and not keeping.intact())]
@@ -187,13 +186,13 @@ class InlineEngine:
         return plan
 
     def _recall(self, memory: Memory, there: Arrangement) -> None:
-        """Those that remember go back to it."""
+        """Reset the nodes of ``there`` to the remembered step."""
         for node in there.stage:
             self.runners[node].load(self.keeping[node].remembered().state)
         self.step = memory.step
 
     def _rebuild(self, nodes: Sequence[int], plan: RecoveryPlan, alive: Arrangement) -> None:
-        """Give lost ``nodes`` a state, and back what they kept if it can be had."""
+        """Give lost ``nodes`` a state, and restore their copies where possible."""
         rebuilt: dict[int, StageState] = {}
         made: dict[int, tuple[str, dict[int, StageState]]] = {}
         for node in nodes:
@@ -220,7 +219,7 @@ class InlineEngine:
             self._memory = replace(self._memory, nodes=self._memory.nodes.union(restored))
 
     def _given(self, by: str, stage: int, donor: int) -> StageState:
-        """What the node ``donor`` gives to a lost ``stage``, as it would arrive there."""
+        """Return the state that the node ``donor`` sends to a lost ``stage``, as received there."""
         own = self.runners[donor].state()
         given = own.trained if by == PEER else self._chain.give(by, stage, own, self.keeping[donor].kept(by, stage))
         flat = pack(given)
@@ -228,7 +227,7 @@ class InlineEngine:
         return unpack(flat)
 
     def become(self, states: Mapping[int, StageState]) -> None:
-        """These nodes get these states, and with them new holders, who keep nothing of others yet."""
+        """Load these states; the nodes' copies of other nodes start empty."""
         if self.replicas is not None and states.keys() == self.runners.keys():
             rounds = max(int(state.outer["rounds"]) if state.outer else 0 for state in states.values())
             self.replicas.restart(self.step if self.replicas.exchange.interval == 0 else rounds)
@@ -242,14 +241,14 @@ class InlineEngine:
             self._memory = self._memory.formed(states, ()).restarted()
         self.skip(self.skipped - set(states), set(states))
 
-    def skip(self, nodes: Collection[int], reborn: Collection[int] = ()) -> None:
-        """Train on without ``nodes``, whose state is gone, until they :meth:`become` something."""
+    def skip(self, nodes: Collection[int], rebuilt: Collection[int] = ()) -> None:
+        """Train without ``nodes`` until they :meth:`become` something."""
         self.skipped = set(nodes)
         for keeping in self.keeping.values():
-            keeping.formed(set(reborn), self.skipped)
+            keeping.formed(set(rebuilt), self.skipped)
 
     def _grow_older(self) -> None:
-        """One commit more for all that keep copies, by the rule that the record goes by."""
+        """Age all copies by one commit, by the rule of the run's record."""
         pairs = [pair for slot in self._chain.placed(self.resolved.arrangement) for pair in slot.copy.pairs]
         ages, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
         self._ages = dict(ages)
@@ -258,7 +257,7 @@ class InlineEngine:
         return Keeping(self.resolved, node, self.resolved.arrangement, StageRunner)
 
     def _deliver(self, moment: Moment) -> None:
-        """Hand over what is sent at this moment of the step."""
+        """Deliver the messages of this moment of the step."""
         for node, keeping in self.keeping.items():
             if node in self.skipped:
                 continue
@@ -268,7 +267,7 @@ class InlineEngine:
                 self.keeping[host].take(self.step, parcel, message)
 
     def _agree(self, there: Arrangement) -> None:
-        """The nodes of each stage add up what they have of its gradient, as workers do; replicas have their own way."""
+        """Sum each stage's gradients over its nodes as workers do; several replicas use their exchange."""
         if self.replicas is not None:
             self.replicas.agree(self.step)
             return

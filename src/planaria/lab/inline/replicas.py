@@ -1,6 +1,6 @@
-"""The replicas of an inline run: what they exchange and when, as the recipe says; and the one model they make.
+"""Replicas of an inline run: their exchange as the recipe specifies, and their consensus model.
 
-A stage of a replica is a node. The exchange itself is pure (``exchange/``); here it meets runners.
+Each stage of a replica is a node. The exchange itself is pure (``exchange/``); this module applies it to runners.
 """
 
 from __future__ import annotations
@@ -26,57 +26,57 @@ from planaria.runtime.engine.outer_state import OuterState, Verdict
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 from planaria.runtime.engine.samples import Batch
 
-Heard = dict[int, dict[int, Offer]]
-"""node → what it hears in a round from each replica of its group, itself among them"""
+Received = dict[int, dict[int, Offer]]
+"""Node → the update received in a round from each replica of its group, itself included."""
 Verdicts = dict[int, Verdict]
-"""node → what it thinks of the offers of a round"""
+"""Node → its verdict on the updates of a round."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round of all stages. Replicas meet whole: the groups are the same at every stage."""
+    """One round of all stages; the groups are the same at every stage."""
 
     number: int
     groups: list[tuple[int, ...]]
-    """of replicas"""
+    """Groups of replicas."""
     blocking_bytes: int
-    """sent by all nodes together, that somebody waited for"""
+    """Bytes sent by all nodes that some node waited for."""
     prefetched_bytes: int
     verdicts: Verdicts = field(default_factory=dict)
     first: frozenset[int] = frozenset()
-    """nodes that tell for all that have settled with them"""
+    """Nodes that report for all that settled with them."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A round under way."""
+    """A round in progress."""
 
     due: int
-    """commits by which it is to be settled"""
+    """Commits by which it must be settled."""
     round: Round
     honest: Mapping[int, Offer]
-    """node → what it meant to say"""
-    heard: Heard
+    """Node → its correct update."""
+    received: Received
 
 
 class InlineReplicas:
-    """The outer state of every node, and the rounds."""
+    """The outer state of every node, and the rounds of the exchange."""
 
     def __init__(self, config: RunConfig, arrangement: Arrangement, runners: Mapping[int, StageRunner]) -> None:
-        """:raises UserError: when the recipe's exchange cannot work."""
+        """:raises UserError: when the recipe's exchange is invalid."""
         self.outer = {node: OuterState(config.exchange) for node in runners}
         self.sources: dict[int, Callable[[Batch, int], Batch]] = {}
-        """node → what makes (batch, step) its own batch, where a fault is injected into its source"""
+        """Node → function of (batch, step) that returns its own batch, if a fault is injected into its source."""
         self.exchange = next(iter(self.outer.values())).exchange
         self._runners, self._arrangement = runners, arrangement
-        self._config, self._count, self._seed = config.exchange, config.exchange.replicas, config.seed
+        self._config, self.count, self._seed = config.exchange, config.exchange.replicas, config.seed
         self._pending: list[_Pending] = []
         self._round = 0
         self._suspicion = Suspicion()
         self._steps = 0
-        """committed"""
+        """Committed steps."""
         self._refused: dict[int, set[int]] = {}
-        """replica → whose offers its nodes have refused in the step under way"""
+        """Replica → replicas whose updates its nodes rejected in the current step."""
         self._replica = {
             node: place for stage in arrangement.stages for place, node in enumerate(arrangement.nodes(stage))
         }
@@ -84,43 +84,43 @@ class InlineReplicas:
             self.start(node, {})
 
     def restart(self, rounds: int) -> None:
-        """All nodes go back, or begin, where so many rounds were settled; what was under way is dropped."""
+        """Restart all nodes after ``rounds`` settled rounds; drop rounds in progress."""
         self._round = rounds
         self._pending.clear()
 
     def start(self, node: int, outer: Mapping[str, Tensor]) -> None:
-        """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
+        """Start a node whose weights were loaded, with the ``outer`` state that came with them, if any."""
         self.outer[node].begin(outer, self._runners[node].state().weights, self._round - len(self._pending))
-        self.outer[node].publisher = Publisher()  # a new node is honest
+        self.outer[node].publisher = Publisher()  # a rebuilt node is not Byzantine
         self.sources.pop(node, None)
 
     def learned(self, node: int, batch: Batch, step: int) -> Batch:
-        """Return what the node trains on in ``step``: the ``batch``, unless a fault is injected into its source."""
+        """Return the node's training batch of ``step``: ``batch``, unless a fault is injected into its source."""
         return self.sources[node](batch, step) if node in self.sources else batch
 
     def rebuilt(self, nodes: Sequence[int]) -> None:
-        """These nodes are copies of others of their stages."""
+        """Note that these nodes are copies of others of their stages."""
         for stage in {self._arrangement.stage[node] for node in nodes}:
             for node in self._arrangement.nodes(stage):
                 self.outer[node].anew()
 
     def state(self, node: int) -> StageState:
-        """All of a node that outlives a step; shares memory."""
+        """Return a node's state that outlives a step; it shares memory."""
         return replace(self._runners[node].state(), outer=self.outer[node].settled.state())
 
     def agree(self, step: int = 0) -> Verdicts:
-        """With an exchange of gradients: agree on those of every stage in ``step``, before they are clipped.
+        """Exchange the gradients of ``step`` before they are clipped, if the recipe exchanges gradients.
 
-        :raises NonFinite: when too many are of no use, or are told others differently.
+        :raises NonFinite: when too many updates are invalid or contradictory.
         """
         if self.exchange.interval != 0:
             return {}
         honest = {node: self.outer[node].offer(runner, self._replica[node]) for node, runner in self._runners.items()}
-        _, heard = self._groups(honest, step)
-        self._compare(heard)
+        _, received = self._exchanged(honest, step)
+        self._leave_out_liars(received)
         verdicts = {
             node: self.outer[node].settle(offers, self._replica[node], self._runners[node])
-            for node, offers in heard.items()
+            for node, offers in received.items()
         }
         self._refused = {}
         for node, verdict in verdicts.items():
@@ -128,11 +128,11 @@ class InlineReplicas:
                 self._refused.setdefault(self._replica[node], set()).update(verdict.refused)
         return verdicts
 
-    def _compare(self, heard: Heard) -> None:
-        """Leave out whoever has told others different things; on a fleet the step is made again for that."""
-        if not self.exchange.witnessed(self._count):
+    def _leave_out_liars(self, received: Received) -> None:
+        """Leave out replicas that sent different updates to others; a fleet repeats the step in that case."""
+        if not self.exchange.witnessed(self.count):
             return
-        found = self._suspicion.examine(self._told(heard, range(self._count)), self.exchange)
+        found = self._suspicion.examine(self._digests(received, range(self.count)), self.exchange)
         raised = self._suspicion.raised(found.all)
         if found.least and (wrong := raised.unbearable(self.exchange)):
             raise NonFinite(wrong)
@@ -141,61 +141,60 @@ class InlineReplicas:
             outer.left_out = left_out
         self._suspicion = raised
 
-    def _found(self, heard: Heard, party: Sequence[int]) -> Findings:
-        """Of the replicas that settle a round together: whose offers were of no use too often in rounds before, and who
-        of the others has told others different things."""
+    def _findings(self, received: Received, party: Sequence[int]) -> Findings:
+        """Return the replicas of a ``party`` with too many invalid updates before, or contradictory ones now."""
         useless = self._suspicion.standing(self.exchange).useless
         others = [replica for replica in party if replica not in useless]
         if not self.exchange.witnessed(len(others)):
             return Findings(useless=useless)
-        return findings(self._told(heard, others), others, distrusted(self.exchange))._replace(useless=useless)
+        return findings(self._digests(received, others), others, distrusted(self.exchange))._replace(useless=useless)
 
-    def _told(self, heard: Heard, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
-        """Replica → replica → digests of what it has heard from it, of all stages."""
+    def _digests(self, received: Received, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
+        """Return receiver → sender → digest of the updates of all stages."""
         return {
-            replica: joined({r: digest(offer) for r, offer in heard[node].items()} for node in self.nodes(replica))
+            replica: joined({r: digest(offer) for r, offer in received[node].items()} for node in self.nodes(replica))
             for replica in replicas
         }
 
     def commit(self) -> Verdicts:
-        """The step is committed; what is to be told of it."""
+        """Commit the step; return what each node reports of it."""
         self._suspicion = self._suspicion.ended(self._steps, self._refused, self.exchange)
         self._refused, self._steps = {}, self._steps + 1
         return {node: outer.commit() for node, outer in self.outer.items()}
 
     def meet(self, commits: int) -> list[Round]:
-        """So many steps are committed: begin a round if one is due, settle what is; the rounds that were settled."""
+        """After ``commits`` steps, begin a round if one is due and settle those due; return the settled rounds."""
         every = self.exchange.interval
         if every and commits % every == 0:
             weights = {node: runner.state().weights for node, runner in self._runners.items()}
             honest = {node: self.exchange.offer(self.outer[node].settled, fast) for node, fast in weights.items()}
-            round, heard = self._groups(honest, commits - 1)
-            self._pending.append(_Pending(commits + self.exchange.overlap, round, honest, heard))
+            round, received = self._exchanged(honest, commits - 1)
+            self._pending.append(_Pending(commits + self.exchange.overlap, round, honest, received))
             for outer in self.outer.values():
                 outer.publisher.sent()
         due = [pending for pending in self._pending if pending.due <= commits]
         self._pending = self._pending[len(due) :]
         return [self._settle(pending) for pending in due]
 
-    def _groups(self, honest: Mapping[int, Offer], step: int) -> tuple[Round, Heard]:
-        """What each node hears in the next round, in or after ``step``; ``honest``: what each node means to say."""
-        groups = self.exchange.groups(self._round, range(self._count), self._seed)
-        heard: Heard = {node: {} for node in self._runners}
+    def _exchanged(self, honest: Mapping[int, Offer], step: int) -> tuple[Round, Received]:
+        """Return the next round, in or after ``step``, and what each node receives; ``honest``: the correct updates."""
+        groups = self.exchange.groups(self._round, range(self.count), self._seed)
+        received: Received = {node: {} for node in self._runners}
         blocking = prefetched = 0
         for stage in self._arrangement.stages:
             nodes = self._arrangement.nodes(stage)
             for group in groups:
-                for replica, said in self._said({other: nodes[other] for other in group}, honest, step).items():
-                    for other, offer in said.items():
-                        heard[nodes[other]][replica] = offer
+                for replica, sent in self._sent({other: nodes[other] for other in group}, honest, step).items():
+                    for other, offer in sent.items():
+                        received[nodes[other]][replica] = offer
                         blocking += _size(offer.blocking) if other != replica else 0
                         prefetched += _size(offer.prefetched) if other != replica else 0
         round = Round(self._round, groups, blocking, prefetched)
         self._round += 1
-        return round, heard
+        return round, received
 
-    def _said(self, group: Mapping[int, int], honest: Mapping[int, Offer], step: int) -> dict[int, dict[int, Offer]]:
-        """What each replica of a ``group`` (replica → node) says to each; liars know what the honest ones say."""
+    def _sent(self, group: Mapping[int, int], honest: Mapping[int, Offer], step: int) -> dict[int, dict[int, Offer]]:
+        """Return sender → receiver → update in a ``group`` (replica → node); Byzantine senders know correct updates."""
         settled = {replica: self.outer[node].settled for replica, node in group.items()}
         true = [replica for replica, node in group.items() if not self.outer[node].publisher.lies(step)]
         found = {}
@@ -208,24 +207,24 @@ class InlineReplicas:
         return found
 
     def _settle(self, pending: _Pending) -> Round:
-        """Settle a round as replicas on a fleet would: whose offer some refuse at some stage is gone on without.
+        """Settle a round as a fleet does: updates rejected by any node at any stage are left out.
 
-        It settles by itself, or, where replicas must stay the same, goes on as a copy of one that has settled.
+        A rejected replica settles alone or, if replicas must stay equal, copies one that has settled.
         """
         verdicts, first = {}, set()
-        for node, offers in pending.heard.items():
+        for node, offers in pending.received.items():
             codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
             others = {replica: offer for replica, offer in offers.items() if replica != self._replica[node]}
             verdicts[node] = Verdict(refused(others, like, codec))
         out = {replica for verdict in verdicts.values() for replica in verdict.refused}
-        found = self._found(pending.heard, [replica for replica in range(self._count) if replica not in out])
+        found = self._findings(pending.received, [replica for replica in range(self.count) if replica not in out])
         out |= found.left_out.keys()
         self._remember(pending.round.number, verdicts, found, out)
-        for node in (node for replica in set(range(self._count)) - out for node in self.nodes(replica)):
-            left_out = {replica: why for replica, why in found.left_out.items() if replica in pending.heard[node]}
+        for node in (node for replica in set(range(self.count)) - out for node in self.nodes(replica)):
+            left_out = {replica: why for replica, why in found.left_out.items() if replica in pending.received[node]}
             verdicts[node] = Verdict({**verdicts[node].refused, **left_out})
-        weighed = {me: self._weighed(pending, me, out) for me in range(self._count)}
-        for node, offers in pending.heard.items():
+        weighed = {me: self._weighed(pending, me, out) for me in range(self.count)}
+        for node, offers in pending.received.items():
             me = self._replica[node]
             party = {me: pending.honest[node]} if me in out else {r: o for r, o in offers.items() if r not in out}
             if len(party) == 1:
@@ -233,47 +232,47 @@ class InlineReplicas:
             first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
             judged = weighed[me]
-            counted = [] if judged is None or runner.stage else [judged]  # one stage tells it for all
+            counted = [] if judged is None or runner.stage else [judged]  # one stage reports for all
             rule = self.exchange.facing(0, counted.append, judged)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
             compressed = pending.honest[node].compressed if len(party) > 1 else None
             verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)
             runner.put(fast)
-        if self.exchange.synchronised and (left := [r for r in range(self._count) if r not in out]):
+        if self.exchange.synchronised and (left := [r for r in range(self.count) if r not in out]):
             for replica in out:
                 self._copy(left[0], replica)
         return replace(pending.round, verdicts=verdicts, first=frozenset(first))
 
     def _weighed(self, pending: _Pending, me: int, out: Collection[int]) -> Counted | None:
-        """What offers count for the replica ``me`` in a round, where they are judged over all stages."""
-        weighing, told = self.exchange.weighing, list[Told]()
-        party = sorted(pending.heard[self.nodes(me)[0]].keys() - out)
+        """Return which updates count for the replica ``me`` in a round, if they are judged over all stages."""
+        weighing, products = self.exchange.weighing, list[Told]()
+        party = sorted(pending.received[self.nodes(me)[0]].keys() - out)
         if weighing is None or me in out or len(party) < 2:
             return None
         for node in self.nodes(me):
-            outer, offers = self.outer[node].settled, {member: pending.heard[node][member] for member in party}
-            told.append(weighing.products(outer, weighing.spoken(outer, offers), me, party))
-        return weighing.counted(told, party, me, pending.round.number)
+            outer, offers = self.outer[node].settled, {member: pending.received[node][member] for member in party}
+            products.append(weighing.products(outer, weighing.spoken(outer, offers), me, party))
+        return weighing.counted(products, party, me, pending.round.number)
 
     def _remember(self, round: int, verdicts: Verdicts, found: Findings, out: Collection[int]) -> None:
-        """What those that go on with the round have refused in it, and is proved. Who copies another tells nothing."""
-        proved, told = {*found.liars, *found.useless}, dict[int, set[int]]()
+        """Record rejected updates and proven faults; a replica that copies another one reports nothing."""
+        proved, reports = {*found.liars, *found.useless}, dict[int, set[int]]()
         for node, verdict in verdicts.items():
             replica = self._replica[node]
             if replica not in out or not self.exchange.synchronised:
-                told.setdefault(replica, set()).update(verdict.refused, proved - {replica})
-        refused = {replica: others for replica, others in told.items() if others}
+                reports.setdefault(replica, set()).update(verdict.refused, proved - {replica})
+        refused = {replica: others for replica, others in reports.items() if others}
         self._suspicion = self._suspicion.ended(round, refused, self.exchange)
 
     def _copy(self, giver: int, taker: int) -> None:
-        """One replica goes on as a copy of another."""
+        """Make one replica a copy of another."""
         for given, taken in zip(self.nodes(giver), self.nodes(taker), strict=True):
             self._runners[taken].load(self._runners[given].state().trained)
             outer = self.outer[given].given(to_successor=False)
             self.outer[taken].begin(outer, self._runners[taken].state().weights, self.outer[given].settled.rounds)
 
     def spread(self) -> float:
-        """RMS distance of the replicas' weights from their mean: √(Σ (w − w̄)² / (replicas · parameters))."""
+        """Return the RMS distance of replicas' weights from their mean: √(Σ (w − w̄)² / (replicas · parameters))."""
         squares = count = 0.0
         for stage in self._arrangement.stages:
             states = [self._runners[node].state().weights for node in self._arrangement.nodes(stage)]
@@ -283,16 +282,12 @@ class InlineReplicas:
                 count += stacked.numel()
         return math.sqrt(squares / count)
 
-    @property
-    def count(self) -> int:
-        return self._count
-
     def nodes(self, replica: int) -> list[int]:
-        """The nodes of one replica, in order of stage."""
+        """Return the nodes of one replica, in order of stage."""
         return [self._arrangement.nodes(stage)[replica] for stage in self._arrangement.stages]
 
     def consensus(self, nodes: Sequence[int]) -> dict[str, Tensor]:
-        """The weights of one stage of the one model, of what these ``nodes`` of it train."""
+        """Return the consensus weights of the stage that these ``nodes`` hold."""
         return consensus([self._runners[node].state().weights for node in nodes])
 
 

@@ -1,4 +1,4 @@
-"""The rounds of a coded step in one process; each node computes what a worker does (``exchange/coded/worker.py``)."""
+"""Rounds of coded steps in one process; each node computes what a worker does (``exchange/coded/worker.py``)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.samples import Data
 
 Counts = Callable[[int, Counted], frozenset[int]]
-"""(step, who counted in its rounds so far) → the replicas whose results count in the next"""
+"""(step, replicas counted in its rounds so far) → the replicas whose results count in the next round."""
 
 
 class InlineRounds:
-    """Nobody is late by a clock here: who is, is said."""
+    """Runs the rounds of coded steps; ``counts`` determines which replicas are late."""
 
     def __init__(self, steps: CodedSteps, runners: Mapping[int, StageRunner]) -> None:
         self._steps, self._runners = steps, runners
         self.counts: Counts = lambda step, counted: frozenset(range(steps.coding.replicas))
 
     def run(self, step: int, data: Callable[[int], Data]) -> None:
-        """Let every node have the gradient of ``step``; ``data``: what it needs of the samples, by stage."""
+        """Compute the gradient of ``step`` at every node; ``data``: the required samples by stage."""
         arrangement, counted = self._steps.resolved.arrangement, Counted()
         sums = {node: Sums() for node in self._runners}
         while len(counted) < self._steps.coding.rounds:
@@ -32,7 +32,7 @@ class InlineRounds:
             for replica in sorted(there):
                 self._work(step, replica, counted, sums, data)
             for own in sums.values():
-                own.close(True)  # those that do not count have done nothing here
+                own.close(True)  # replicas that do not count have computed nothing here
             counted = (*counted, there)
         for stage in arrangement.stages:
             nodes = arrangement.nodes(stage)
@@ -43,7 +43,7 @@ class InlineRounds:
     def _work(
         self, step: int, replica: int, counted: Counted, sums: Mapping[int, Sums], data: Callable[[int], Data]
     ) -> None:
-        """One replica's tasks of a round."""
+        """Carry out one replica's tasks of a round."""
         arrangement = self._steps.resolved.arrangement
         column = {stage: arrangement.nodes(stage)[replica] for stage in arrangement.stages}
         for work in self._steps.work(step, counted, replica):
@@ -57,7 +57,7 @@ class InlineRounds:
 def carry_out(
     plan: Plan, runners: Mapping[int, StageRunner], passed: Callable[[Action, Tensor], None] | None = None
 ) -> None:
-    """Let the ``runners`` of its nodes, which have begun, do what it says; ``passed`` hears what each hands on."""
+    """Execute a plan with the ``runners`` of its nodes, already begun; ``passed`` gets each message."""
     messages: dict[Key, Tensor] = {}
     for action in topological_order(plan):
         given = messages.pop(action.needs) if action.needs is not None else None

@@ -1,4 +1,4 @@
-"""The pictures of a comparison: loss over hours, hours to the target, what each arm pays, and the failures."""
+"""Figures of a comparison: loss over hours, hours to the target, price and harm, and the failures."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from planaria.report.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, l
 from planaria.report.words import amount, counted
 
 Over = Literal["hours", "steps"]
-"""what losses are drawn over"""
+"""Unit of a loss curve's axis."""
 GRID = 240
-"""points of a curve"""
+"""Points of a curve."""
 BEGINNING = 0.12
-"""of the fault-free arm's hours: what the loss was before is above the picture"""
+"""Share of the fault-free arm's hours whose losses are above the figure."""
 ROW = 30
-"""pixels of one row of bars"""
+"""Pixels of one row of bars."""
 
 
 def colours(found: Compared) -> Mapping[str, str]:
-    """Each arm's colour, the same in all pictures."""
+    """Return each arm's colour, the same in all figures."""
     names = [arm.name for arm in found.arms[1:]]
     return {found.arms[0].name: INK, **{name: SERIES[place % len(SERIES)] for place, name in enumerate(names)}}
 
 
 def _strokes(found: Compared) -> Mapping[str, Mapping[str, Any]]:
-    """Each arm's line: its colour, and a dash and width by which curves that coincide are still told apart."""
+    """Return each arm's line style; dash and width distinguish curves that coincide."""
     shade, count = colours(found), len(found.arms)
     return {arm.name: stroke(place, count)["line"] | {"color": shade[arm.name]} for place, arm in enumerate(found.arms)}
 
 
 def loss_figure(found: Compared, over: Over = "hours") -> go.Figure:
-    """Smoothed loss over hours, or over steps carried out: mean over seeds, and a band from the least to the most."""
+    """Plot smoothed loss over hours or executed steps: mean over seeds, and a band from minimum to maximum."""
     fig = figure(460, x=over, y="smoothed validation loss, nats per token", hovermode="x unified")
     lowest, strokes = math.inf, _strokes(found)
     for arm in found.arms:
@@ -65,8 +65,7 @@ def loss_figure(found: Compared, over: Over = "hours") -> go.Figure:
 
 
 def bands(arm: Scored, over: Over) -> tuple[list[float], list[Spread]] | None:
-    """Hours or steps, and the loss over seeds, on a common grid, as far as all seeds went; None if there is no such
-    stretch."""
+    """Return hours or steps and the loss over seeds on a common grid, over the range of all seeds; None if empty."""
     curves = arm.curves if over == "hours" else [smoothed(course.points) for course in arm.courses]
     if not curves or not all(curves):
         return None
@@ -79,9 +78,9 @@ def bands(arm: Scored, over: Over) -> tuple[list[float], list[Spread]] | None:
 
 
 def hours_figure(found: Compared, of: str = "hours", unit: str = "hours") -> go.Figure:
-    """Hours to the target: mean over seeds as a bar, least to most as a whisker; dotted: without failures.
+    """Plot hours to the target: mean over seeds as a bar, minimum to maximum as a whisker; dotted: without failures.
 
-    ``of`` is another number of a run, and ``unit`` its name, to be drawn in their place.
+    ``of`` and ``unit`` select another number of a run.
     """
     arms, shade = found.ranked(), colours(found)
     rows = [label(arm.name) for arm in arms]
@@ -116,9 +115,9 @@ def hours_figure(found: Compared, of: str = "hours", unit: str = "hours") -> go.
 
 
 def price_figure(found: Compared) -> go.Figure:
-    """What an arm pays while nothing fails (traffic across, memory as area) against what failures then cost it (up).
+    """Plot an arm's price without failures (traffic across, memory as area) against their harm (up).
 
-    The dashed line is the Pareto front of the arms that met failures.
+    The dashed line is the Pareto front of the arms with failures.
     """
     shade = colours(found)
     arms = [arm for arm in found.arms if arm.spread("ratio") is not None]
@@ -156,7 +155,7 @@ def price_figure(found: Compared) -> go.Figure:
 
 
 def front(points: Sequence[tuple[float, float] | None]) -> list[int]:
-    """The Pareto front of (price, harm), by price: whoever no other beats in one without losing in the other."""
+    """Return the Pareto front of (price, harm), by price."""
     found: list[int] = []
     least = math.inf
     for (_, harm), i in sorted((point, i) for i, point in enumerate(points) if point is not None):
@@ -167,7 +166,7 @@ def front(points: Sequence[tuple[float, float] | None]) -> list[int]:
 
 
 def _with_zero(values: Sequence[float]) -> tuple[list[float], Mapping[float, str]]:
-    """Where ``values`` of at least 0 stand on a logarithmic axis with a place for 0 left of it, and its ticks."""
+    """Return positions of ``values`` ≥ 0 on a logarithmic axis with 0 at its left, and the axis's ticks."""
     logs = [math.log10(value) for value in values if value > 0]
     if not logs:
         return [0.0] * len(values), {0.0: "0"}
@@ -180,7 +179,7 @@ def _with_zero(values: Sequence[float]) -> tuple[list[float], Mapping[float, str
 def _add_names(
     fig: go.Figure, arms: Sequence[Scored], x: Sequence[float], y: Sequence[float], spans: tuple[float, float]
 ) -> None:
-    """Each arm's name beside its mark, moved up where it would lie on another's."""
+    """Annotate each mark with its arm's name, moved up where it would overlap another."""
     taken: list[tuple[float, float]] = []
     for place in sorted(range(len(arms)), key=lambda i: y[i]):
         height = y[place]
@@ -197,7 +196,7 @@ def _add_names(
 
 
 def failures_figure(found: Compared, failures: Failures) -> go.Figure:
-    """One seed's trace: which stage is lost before which step."""
+    """Plot one seed's trace: the stage lost before each step."""
     stages = sorted({*range(1, found.stages + 1), *(stage for _, stage in failures.faults)})
     rows = [f"stage {stage}" if stage else "ends" for stage in stages]
     fig = figure(64 + 17 * len(rows), x="step", margin={"l": 8, "r": 16, "t": 8, "b": 40}, showlegend=False)

@@ -1,8 +1,8 @@
-"""A comparison as a page shows it: every arm with every seed, how far it is, its losses, and its hours at the end.
+"""Live view of a comparison: every arm with every seed, its progress, its losses, and its hours at the end.
 
-Read from the files that the comparison keeps and its report is drawn from (``lab/compare/race_job.py``): a result for
-each race that is over, a line a tick for those at work, and the numbers of all at the end. Each appears at the time at
-which it was written, so that a comparison that is over is played back in the order in which its races ended.
+It reads the comparison's files (``lab/compare/race_job.py``): a result for each finished race, a line per tick for
+running ones, and all numbers at the end. Each counts from its modification time, so a finished comparison is replayed
+in the order in which its races ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from planaria.report.live_page.source import Seen, age_s
 NUMBERS = "comparison.json"
 RACE = re.compile(r"(?P<arm>[^.]+)\.(?P<seed>\d+)\.(?P<kind>json|job|ticks)")
 MOST_RACES = 400
-"""that are shown; what is more is in the report"""
+"""Most races to show; the report has all."""
 
 
 def _files(folder: Path) -> list[Path]:
@@ -42,14 +42,14 @@ class ComparisonSource:
 
     @staticmethod
     def fits(folder: Path) -> bool:
-        """Whether ``folder`` holds a comparison."""
+        """Return whether ``folder`` holds a comparison."""
         return (folder / NUMBERS).exists() or any(RACE.fullmatch(file.name) for file in _files(folder))
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._seen = folder, Seen("comparison", folder.name.removesuffix("-compare"))
         self.began = False
         self._read: dict[Path, float] = {}
-        """file → when it was written, as it was read last"""
+        """File → modification time when last read."""
         self._races: dict[str, Json] = {}
 
     @property
@@ -64,7 +64,7 @@ class ComparisonSource:
         return self._seen.opening()
 
     def read(self, most: int) -> Iterator[Frame | None]:
-        """Each file that is new, or has grown, in the order in which they were written."""
+        """Yield a frame for each new or changed file, in order of modification."""
         for when, file in self._news()[:most]:
             self._read[file] = when
             self.began = True
@@ -78,7 +78,7 @@ class ComparisonSource:
         for file in _files(self._folder):
             try:
                 when = file.stat().st_mtime
-            except OSError:  # tidied away meanwhile
+            except OSError:  # removed meanwhile
                 continue
             wanted = file.name == NUMBERS or RACE.fullmatch(file.name) is not None
             if wanted and self._read.get(file) != when:
@@ -90,23 +90,23 @@ class ComparisonSource:
         if name not in self._races and len(self._races) >= MOST_RACES:
             return None
         before = self._races.get(name, {"arm": arm, "seed": int(seed), "is": "waiting", "tick": 0, "curve": {}})
-        told = None
+        event = None
         if kind == "json":
             course = found_in(file, Course)
             after = {**before, **_course(course)}
             how = f"stopped: {course.stopped}" if course.stopped else f"{course.ticks} steps are done"
-            told = course.ticks, "loss" if course.stopped else "rebirth", f"{arm}, seed {seed}: {how}"
-        elif before["is"] in ("done", "stopped") and not self._anew(file, arm, seed):
+            event = course.ticks, "loss" if course.stopped else "rebirth", f"{arm}, seed {seed}: {how}"
+        elif before["is"] in ("done", "stopped") and not self._repeated(file, arm, seed):
             return None
         elif kind == "ticks":
             after = {**before, "is": "at work", **_under_way(file)}
         else:
-            after = {**before, "is": "at work"} | _asked(file)
+            after = {**before, "is": "at work"} | _request(file)
         self._races = {**self._races, name: after}
-        return self._seen.turn(when, {"races": self._races, "over": ""}, told)
+        return self._seen.turn(when, {"races": self._races, "over": ""}, event)
 
-    def _anew(self, file: Path, arm: str, seed: str) -> bool:
-        """Is a race under way that has a result already? Then that one does not count any more."""
+    def _repeated(self, file: Path, arm: str, seed: str) -> bool:
+        """Return whether a race with a result is being raced again, which invalidates the result."""
         result = self._folder / f"{arm}.{seed}.json"
         return self._read.get(file, 0.0) > self._read.get(result, 0.0)
 
@@ -125,8 +125,8 @@ class ComparisonSource:
         about = {**self.state["run"], "name": found.name, "steps": found.steps, "stages": found.stages}
         about |= {"arms": [arm.name for arm in found.ranked()], "clock": found.clock}
         best = _best(found)
-        told = found.steps, "note", f"All {len(races)} races are over." + (f" {best}" if best else "")
-        return self._seen.turn(when, {"races": races, "run": about, "over": "finished"}, told)
+        event = found.steps, "note", f"All {len(races)} races are over." + (f" {best}" if best else "")
+        return self._seen.turn(when, {"races": races, "run": about, "over": "finished"}, event)
 
 
 def _course(course: Course) -> Json:
@@ -140,7 +140,7 @@ def _curve(points: Sequence[Point]) -> Json:
 
 
 def _under_way(file: Path) -> Json:
-    """How far a race is, and its losses so far; nothing when its file has just been tidied away."""
+    """Return a race's progress and losses; empty if its file was just removed."""
     points, tick = [], 0
     try:
         lines = documents.data(file).decode().rpartition("\n")[0].splitlines()
@@ -153,21 +153,21 @@ def _under_way(file: Path) -> Json:
     return {"tick": tick, **_curve(points)}
 
 
-def _asked(file: Path) -> Json:
-    """The arm's own name and its steps, as the race was asked for."""
+def _request(file: Path) -> Json:
+    """Return the arm's name and steps from a race's request."""
     try:
         race = json.loads(documents.data(file))["race"]
         return {"arm": str(race["arm"]), "steps": int(race["config"]["train"]["steps"])}
-    except (UserError, ValueError, KeyError, TypeError):  # tidied away meanwhile
+    except (UserError, ValueError, KeyError, TypeError):  # removed meanwhile
         return {}
 
 
 def _best(found: Compared) -> str:
-    """Which arm reached the target first, controls aside: by hours, or by steps where these take no time."""
+    """Name the arm, controls aside, that reached the target first, by hours or by steps if unpriced."""
     of, unit = ("hours", "hours") if found.priced else ("ticks", "steps")
     arrived = [(arm, spread.mean) for arm in found.contestants if (spread := arm.spread(of)) is not None]
     if not arrived:
         return ""
     first, mean = min(arrived, key=lambda pair: pair[1])
     shown = f"{mean:.3g}" if found.priced else f"{mean:,.0f}"
-    return f"Of those that failures struck, {first.name} came to the target first: {shown} {unit}, the mean."
+    return f"Of the arms with failures, {first.name} came to the target first: {shown} {unit}, the mean."

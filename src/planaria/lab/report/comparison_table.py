@@ -1,4 +1,4 @@
-"""The table of a comparison: on the terminal, as LaTeX and as CSV the same columns."""
+"""The table of a comparison, with the same columns on the terminal, as LaTeX and as CSV."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from planaria.report.tables import Table, show
 from planaria.report.words import amount, counted
 
 DIGEST = 16
-"""hex digits of a trace's digest that are shown"""
+"""Hex digits shown of a trace's digest."""
 STEPS = {"steps to target": ("ticks", ".0f"), "× fault-free": ("ratio", ".3f")}
-"""column → number of a run, and how it is written"""
+"""Column → number of a run, and its format."""
 RESET = {"× reset": ("reset_ratio", ".3f")}
-"""likewise, where a control loses moments alone"""
+"""Columns added if a control loses moments alone."""
 HOURS = {"hours to target": ("hours", ".1f"), "× hours": ("hours_ratio", ".3f")}
-"""where steps take time"""
+"""Columns added if steps take time."""
 MACHINES = {"machine-hours": ("machine_hours", ".0f")}
-"""where arms differ in machines"""
+"""Columns added if arms differ in machines."""
 FINAL = {"final loss": ("final", ".3f")}
 INTERVAL = "95 % of ×"
-"""the column of the bootstrap intervals of ratios to the fault-free arm"""
+"""Column of the bootstrap intervals of ratios to the fault-free arm."""
 
 
 def show_table(found: Compared) -> None:
-    """Print every arm's mean [least … most] over the seeds, and what the numbers mean."""
+    """Print every arm's mean [least … most] over the seeds, and explanations."""
     title = f"{found.name}: mean [least … most] of {seeds_of(found)}"
     console = show([Table(title, columns(found), rows(found))])
     for failures in (*found.failures, *found.further):
@@ -46,14 +46,14 @@ def struck(failures: Failures) -> str:
 
 
 def spreads(found: Compared) -> dict[str, tuple[str, str]]:
-    """Column → number of a run, and how it is written; those that say something here."""
+    """Return the relevant columns: column → number of a run, and its format."""
     held = any(run.reset_ratio is not None for arm in found.arms for run in arm.runs)
     hours = HOURS | (MACHINES if found.machines_differ else {}) if found.priced else {}
     return STEPS | (RESET if held else {}) | hours | FINAL
 
 
 def columns(found: Compared) -> list[str]:
-    """The head of the table."""
+    """Return the head of the table."""
     head = ["arm", *spreads(found), "traffic", *(["of weights"] if exchanged(found) else []), "memory", "failures"]
     if _intervals(found):
         head.insert(3, INTERVAL)
@@ -61,14 +61,14 @@ def columns(found: Compared) -> list[str]:
 
 
 def rows(found: Compared) -> list[list[str]]:
-    """The table's rows, best arm first."""
+    """Return the table's rows, best arm first."""
     return [_cells(found, arm) for arm in found.ranked()]
 
 
 def numbers(found: Compared) -> list[dict[str, object]]:
-    """The table as numbers: of each the mean over the seeds, the least and the most; None where a seed has none."""
+    """Return the table as numbers: mean, minimum and maximum over the seeds; None where a seed has no number."""
     every = (*(of for of, _ in (STEPS | RESET | HOURS | MACHINES | FINAL).values()), "failures")
-    told: list[dict[str, object]] = []
+    found_rows: list[dict[str, object]] = []
     for arm in found.ranked():
         row: dict[str, object] = {"arm": arm.name, "control": bool(arm.control)}
         for name in every:
@@ -78,8 +78,8 @@ def numbers(found: Compared) -> list[dict[str, object]]:
         for name in ("ratio", "reset_ratio", "hours_ratio"):
             row[f"{name}_low95"], row[f"{name}_high95"] = arm.interval(name) or (None, None)
         shares = {"traffic": arm.traffic, "of_weights": arm.weights, "memory": arm.memory}
-        told.append(row | shares | {"missed": arm.missed})
-    return told
+        found_rows.append(row | shares | {"missed": arm.missed})
+    return found_rows
 
 
 def _intervals(found: Compared) -> bool:
@@ -97,12 +97,12 @@ def _cells(found: Compared, arm: Scored) -> list[str]:
 
 
 def exchanged(found: Compared) -> bool:
-    """Do replicas send one another anything?"""
+    """Return whether replicas exchange anything."""
     return any(arm.weights for arm in found.arms)
 
 
 def called(arm: Scored) -> str:
-    """An arm's name, and whether it is a control."""
+    """Return an arm's name, marked if it is a control."""
     return f"{arm.name} (control)" if arm.control else arm.name
 
 
@@ -122,7 +122,7 @@ def target(found: Compared) -> str:
 
 
 def floor(found: Compared) -> str:
-    """The hours below which no way of coping can be, unless losing something helps."""
+    """Describe the hours of a recovery that loses nothing but time."""
     arm = found.floor
     if arm is None or not found.priced or (hours := arm.spread("hours")) is None:
         return ""
@@ -134,10 +134,10 @@ def floor(found: Compared) -> str:
 
 
 def resets(found: Compared) -> str:
-    """What losing moments alone does to the steps, by which ratios to the fault-free arm mislead."""
-    told = [f"{arm.name} × {shown(found.alone(arm))}" for arm in found.arms if arm.control == "reset"]
-    if told:
-        return f"moments       lost alone, with nothing else: {'; '.join(told)} of the steps without failures"
+    """Describe the effect of losing moments alone, without which ratios to the fault-free arm mislead."""
+    alone = [f"{arm.name} × {shown(found.alone(arm))}" for arm in found.arms if arm.control == "reset"]
+    if alone:
+        return f"moments       lost alone, with nothing else: {'; '.join(alone)} of the steps without failures"
     if any(arm.exact is False for arm in found.contestants):
         return (
             "moments       some arms lose moments, and no arm shows what that alone does; race reset beside them "
@@ -147,7 +147,7 @@ def resets(found: Compared) -> str:
 
 
 def searched(found: Compared) -> str:
-    """What the search without failures found."""
+    """Describe the search without failures."""
     if not found.search:
         return ""
     tried = "; ".join(f"{point.name} {shown(point.spread('ratio'))}" for point in found.search[1:])
@@ -161,13 +161,13 @@ _WORDS = {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textba
 
 
 def latex(found: Compared) -> str:
-    """A ``tabular`` of the columns that the terminal shows, mean [least … most] over the seeds; needs ``booktabs``."""
+    """Return the terminal's table as a ``tabular``, mean [least … most] over the seeds; requires ``booktabs``."""
     head, *below = (" & ".join(map(escaped, row)) + r" \\" for row in [columns(found), *rows(found)])
     body = "\n".join([r"\toprule", head, r"\midrule", *below, r"\bottomrule"])
     return f"\\begin{{tabular}}{{l{'r' * head.count(' & ')}}}\n{body}\n\\end{{tabular}}\n"
 
 
 def escaped(text: str) -> str:
-    """Text as LaTeX prints it, whatever an arm is called."""
+    """Escape text for LaTeX."""
     safe = _SPECIAL.sub(lambda found: _WORDS.get(found[0], "\\" + found[0]), text)
     return safe.replace("×", r"$\times$").replace("…", r"\dots{}").replace("–", "--")

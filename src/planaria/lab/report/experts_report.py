@@ -1,4 +1,4 @@
-"""The report of an experts run: tables on the terminal, and one HTML page with figures that works offline."""
+"""The report of an experts run: tables on the terminal, and one HTML page that works offline."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from planaria.report.words import counted
 
 
 def show_results(found: Results) -> None:
-    """Print perplexities, wins, and what was spent."""
+    """Print perplexities, wins and costs."""
     show(_tables(found).values())
 
 
 def write_experts_report(found: Results, file: Path) -> Path:
-    """Write the report to ``file``, whole or not at all; its path. UserError when that is impossible."""
+    """Write the report to ``file`` atomically, and return its path; raise UserError if that is impossible."""
     return page.write(file, page.document(f"{found.name}: experts · planaria", body(found)))
 
 
 def _tables(found: Results) -> dict[str, Table]:
-    """By what each is saved as; none that would be empty."""
+    """Return the non-empty tables by name."""
     return {name: table for name, table in (_scores(found) | _reasons(found)).items() if table.rows}
 
 
 def _scores(found: Results) -> dict[str, Table]:
-    """How good the arms are, and what they cost."""
+    """Return tables of the arms' quality and cost."""
     others = [arm for arm in found.arms if arm != SYNCHRONISED]
     return {
         "perplexities": Table(
@@ -75,7 +75,7 @@ def _scores(found: Results) -> dict[str, Table]:
 
 
 def _reasons(found: Results) -> dict[str, Table]:
-    """What the numbers hang on."""
+    """Return tables that explain the results."""
     others = [arm for arm in found.arms if arm != SYNCHRONISED]
     return {
         "luck": Table(
@@ -142,7 +142,7 @@ def _bill_row(found: Results, arm: str) -> list[str]:
 
 
 def _rival_row(found: Results, arm: str, rival: str) -> list[str]:
-    """An ensemble against a generalist."""
+    """Compare an ensemble with a generalist."""
     counts = " / ".join(str(_count(found, arm, kind, rival)) for kind in ("win", "tie", "loss"))
     ratios = (found.overall(arm, rival, found.trained), found.overall(arm, rival))
     return [arm, rival, *map(_cell, ratios), counts, f"× {found.times(arm, rival):.2f}"]
@@ -153,7 +153,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _parent_row(found: Results, size: str) -> list[str]:
-    """The parents of a size by themselves."""
+    """Compare the parents of a size with each other."""
     seeds = found.branched(size)
     apart = [value / geometric(lines) for lines in seeds for value in lines]
     return [f"parents of size {size}: perplexity", _cell([geometric(lines) for lines in seeds], ".2f"), _range(apart)]
@@ -169,7 +169,7 @@ def _hard_row(found: Results, domain: str) -> list[str]:
 
 
 def _lost_row(found: Results, lost: str) -> list[str]:
-    """The even arm without the expert of a domain, over the seeds in which it had one and others beside it."""
+    """Describe the even arm without the expert of a domain, over the seeds with that expert and others."""
     arms = [run.arms[SYNCHRONISED] for run in found.runs]
     pairs = [(arm, arm.without[job.name]) for arm in arms for job in arm.experts if job.domain == lost and arm.without]
     ratios = [[math.exp(left[d] - arm.scores[d].loss) for arm, left in pairs] for d in found.domains]
@@ -177,7 +177,7 @@ def _lost_row(found: Results, lost: str) -> list[str]:
 
 
 def _ks(found: Results) -> Mapping[str, float]:
-    """How few may go on, and forward passes for each token then, of the fullest arm: others may have lost experts."""
+    """Return top-k → forward passes per token of the fullest arm; others may have lost experts."""
     return max((arm.passes for run in found.runs for arm in run.arms.values()), key=len)
 
 
@@ -191,12 +191,12 @@ def _fewer(found: Results, arm: str, k: str) -> list[float]:
 
 
 def body(found: Results) -> Iterator[str]:
-    """The report's sections, as HTML."""
+    """Yield the report's sections as HTML."""
     summary = (
-        f"{counted(len(found.trained), 'domain')} with an expert each, {len(found.untrained)} that nobody was trained "
-        f"on, {counted(len(found.seeds), 'seed')}. Arms spend equal compute and differ in who gets it: all alike "
-        "(M_Ho-I_Ho), harder domains train longer (M_Ho-I_He), harder domains get larger models (M_He-I_Ho), one model "
-        "for all domains (generalist)."
+        f"{counted(len(found.trained), 'domain')} with an expert each, {len(found.untrained)} without training, "
+        f"{counted(len(found.seeds), 'seed')}. Arms spend equal compute and distribute it differently: equally "
+        "(M_Ho-I_Ho), longer training for harder domains (M_Ho-I_He), larger models for harder domains (M_He-I_Ho), "
+        "one model for all domains (generalist)."
     )
     yield page.heading(found.name, verdict(found), summary)
     tables = _tables(found)
@@ -230,7 +230,7 @@ def body(found: Results) -> Iterator[str]:
 
 
 def blend(weights: Sequence[float]) -> str:
-    """The colours of the experts on white, each as strong as its weight; a CSS colour."""
+    """Return the experts' colours on white, mixed by weight, as a CSS colour."""
     mixed = [255.0] * 3
     for colour, weight in zip(cycle(SERIES), weights, strict=False):
         channels = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
@@ -239,7 +239,7 @@ def blend(weights: Sequence[float]) -> str:
 
 
 def perplexity_figure(found: Results) -> go.Figure:
-    """Each other arm's perplexity over the even arm's, by domain; whiskers from the least seed to the most."""
+    """Plot each other arm's perplexity over the even arm's, by domain; whiskers from minimum to maximum seed."""
     fig, least, most = figure(380, x="domain", y=f"perplexity over {SYNCHRONISED}'s"), 1.0, 1.0
     uneven = [arm for arm in found.arms if arm != SYNCHRONISED]
     for place, arm in enumerate(uneven):
@@ -255,12 +255,12 @@ def perplexity_figure(found: Results) -> go.Figure:
             error_y=whiskers(spreads),
         )
     fig.add_hline(y=1, line={"width": 1, "color": MUTED})
-    fig.update_layout(scattermode="group")  # arms beside one another, not on top; it would begin the axis at 0
+    fig.update_layout(scattermode="group")  # puts arms side by side; it would also start the axis at 0
     return fig.update_yaxes(range=[least - 0.02, most + 0.02])
 
 
 def probe_figure(found: Results) -> go.Figure:
-    """Held-out loss of the first seed's probes over their steps, one line a domain."""
+    """Plot held-out loss over the steps of the first seed's probes, one line per domain."""
     fig = figure(320, x="steps of the probe", y="held-out loss, nats per token")
     curves = found.runs[0].curves
     for place, (name, curve) in enumerate(curves.items()):
@@ -270,7 +270,7 @@ def probe_figure(found: Results) -> go.Figure:
 
 
 def speaking_figure(found: Results) -> go.Figure:
-    """Mean weight of each expert (columns) on each domain's test text (rows)."""
+    """Plot the mean weight of each expert (columns) on each domain's test text (rows)."""
     arm = found.runs[0].arms[SYNCHRONISED]
     fig = figure(90 + 30 * len(found.domains), x="expert of", y="text of")
     fig.add_heatmap(

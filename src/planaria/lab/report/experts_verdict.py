@@ -1,4 +1,4 @@
-"""An experts run in words and numbers: did experts beat one model of equal compute, did uneven ones beat even ones?"""
+"""Verdict on an experts run: experts against one model of equal compute, and uneven against even experts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from planaria.report.words import counted, listed
 
 
 def verdict(found: Results) -> Verdict:
-    """Good: the best ensemble beats its rival by more than ``TIE`` with every seed; bad: the rival beats it so.
+    """Return the verdict: good if the best ensemble beats its rival by more than ``TIE`` with every seed.
 
-    The rival is the best generalist; where there is none, equal experts, and the best uneven arm is held against them.
-    Between good and bad, the numbers do not tell. Means are geometric, over all domains.
+    The rival is the best generalist; without one, the best uneven arm is compared with equal experts. Bad if the rival
+    wins the same way; otherwise undecided. Means are geometric, over all domains.
     """
     if not found.generalists and len(found.ensembles) == 1:
         only = f"Only equal experts ({SYNCHRONISED}) were scored with every seed."
@@ -24,7 +24,7 @@ def verdict(found: Results) -> Verdict:
     best = min(found.ensembles, key=lambda arm: Spread.of(found.overall(arm, rival)).mean)
     mine, times = Spread.of(found.overall(best, rival)), found.times(best, rival)
     good, how, badge = _judged(mine, best, f"{rival} was better", f"as good as {rival}")
-    said = (
+    text = (
         f"{best} {how} one model of the same training compute ({rival}): × {mine.mean:.3f} its perplexity"
         f"{_between(found, mine)}, at × {times:.1f} its compute a token. {_uneven(found)}"
     )
@@ -33,7 +33,7 @@ def verdict(found: Results) -> Verdict:
         (f"× {mine.mean:.3f}", f"perplexity of {best} over that of {rival}, mean over {domains}"),
         (f"× {times:.1f}", f"compute that a token takes to read with {best}, over {rival}"),
     ]
-    return Verdict(good, badge, said.strip(), numbers, _lost(found, best, rival))
+    return Verdict(good, badge, text.strip(), numbers, _lost(found, best, rival))
 
 
 def _against_even(found: Results) -> Verdict:
@@ -51,20 +51,20 @@ def _against_even(found: Results) -> Verdict:
 
 
 def _uneven(found: Results) -> str:
-    """The best uneven arm against equal experts, in a sentence or two; empty where there is none."""
+    """Compare the best uneven arm with equal experts in a sentence or two; empty if there is none."""
     overall = {arm: Spread.of(found.overall(arm)) for arm in found.ensembles if arm != SYNCHRONISED}
     if not overall:
         return ""
     best = min(overall, key=lambda arm: overall[arm].mean)
     mine = overall[best]
     _, how, _ = _judged(mine, best, "", "")
-    said = f"{best} {how} equal experts of the same compute: × {mine.mean:.3f} their perplexity{_between(found, mine)}."
+    text = f"{best} {how} equal experts of the same compute: × {mine.mean:.3f} their perplexity{_between(found, mine)}."
     others = [f"{arm} × {spread.mean:.3f}" for arm, spread in overall.items() if arm != best]
-    return said + (f" The other uneven {'arm' if len(others) == 1 else 'arms'}: {listed(others)}." if others else "")
+    return text + (f" The other uneven {'arm' if len(others) == 1 else 'arms'}: {listed(others)}." if others else "")
 
 
 def _judged(mine: Spread, best: str, worse: str, alike: str) -> tuple[bool | None, str, str]:
-    """Of a ratio over seeds: was it good, the verb, and a few words."""
+    """Judge a ratio over seeds: whether it is good, a verb, and a short phrase."""
     if mine.most < 1 - TIE:
         return True, "beat", f"{best} was better"
     if mine.least > 1 + TIE:
@@ -79,7 +79,7 @@ def _between(found: Results, mine: Spread) -> str:
 
 
 def _lost(found: Results, best: str, rival: str) -> str:
-    """Experts that could not be trained, and domains on which the best arm is worse."""
+    """Describe experts that could not be trained, and domains on which the best arm is worse."""
     experts = sorted({name for run in found.runs for name in run.lost})
     parts = [f"{counted(len(experts), 'expert')} could not be trained ({listed(experts)})"] if experts else []
     worse = [domain for domain in found.domains if best and found.verdict(best, domain, rival) == "loss"]

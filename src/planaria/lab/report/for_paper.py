@@ -1,6 +1,6 @@
-"""A comparison's table and figures as files that a paper takes: CSV, LaTeX, PDF and SVG.
+"""A comparison's table and figures as files for a paper: CSV, LaTeX, PDF and SVG.
 
-The report draws with plotly, which needs a browser to write PDF. Here matplotlib does, where it is installed.
+Plotly, which the report uses, needs a browser to write PDF; this module uses matplotlib if it is installed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from planaria.lab.trials.spread import shown
 from planaria.report.sheets import Cell, as_csv
 
 WIDE, HIGH = 5.5, 3.4
-"""inches: a column and a half of a paper"""
+"""Inches: one and a half columns of a paper."""
 FORMATS = ("pdf", "svg")
 
 
 def write_for_paper(found: Compared, folder: Path) -> list[str]:
-    """Write all files into ``folder``; their names.
+    """Write all files into ``folder``, and return their names; without matplotlib, only tables.
 
-    Figures need matplotlib; where it is not installed, there are tables alone.
-
-    :raises UserError: when the folder cannot be made or written.
+    :raises UserError: when the folder is not writable.
     """
     make_folder(folder)
     tables = {"table.csv": _sheet(numbers(found)), "table.tex": latex(found), "runs.csv": _sheet(_runs(found))}
@@ -57,7 +55,7 @@ def _runs(found: Compared) -> list[dict[str, Any]]:
 
 
 def _curves(found: Compared) -> list[dict[str, Any]]:
-    """Every validation: smoothed loss over steps carried out and hours."""
+    """Return every validation: smoothed loss over executed steps and hours."""
     return [
         {"arm": arm.name, "seed": run.seed, "steps": tick, "hours": hours, "loss": loss}
         for arm in found.arms
@@ -67,7 +65,7 @@ def _curves(found: Compared) -> list[dict[str, Any]]:
 
 
 def figures(found: Compared) -> dict[str, Any]:
-    """File name → a matplotlib figure; none without matplotlib."""
+    """Return file name → matplotlib figure; empty without matplotlib."""
     try:
         import_module("matplotlib")
     except ImportError:
@@ -79,7 +77,7 @@ def figures(found: Compared) -> dict[str, Any]:
 
 
 def _losses(found: Compared, over: Over) -> Any:
-    """Mean over seeds as a line, least to most as a band; None where nothing is known to draw."""
+    """Plot the mean over seeds as a line, minimum to maximum as a band; None without data."""
     known = {arm.name: drawn for arm in found.arms if (drawn := bands(arm, over)) is not None}
     if not known:
         return None
@@ -96,7 +94,7 @@ def _losses(found: Compared, over: Over) -> Any:
 
 
 def _to_target(found: Compared) -> Any:
-    """Hours to the target, or steps where these take no time: mean, and least to most."""
+    """Plot hours to the target, or steps if they take no time: mean, and minimum to maximum."""
     of = "hours" if found.priced else "ticks"
     known = [(arm, spread) for arm in reversed(found.ranked()) if (spread := arm.spread(of)) is not None]
     figure, axes = _empty(0.6 + 0.28 * len(known))
@@ -112,7 +110,7 @@ def _to_target(found: Compared) -> Any:
 
 
 def _empty(high: float) -> tuple[Any, Any]:
-    """A figure and its axes, by no global state."""
+    """Return a figure and its axes, without global state."""
     figure = import_module("matplotlib.figure").Figure(figsize=(WIDE, high), layout="constrained")
     axes = figure.add_subplot()
     axes.tick_params(labelsize=7)
@@ -121,12 +119,12 @@ def _empty(high: float) -> tuple[Any, Any]:
 
 
 def _text(name: str) -> str:
-    """A name that is no mathematics, whatever is in it."""
+    """Escape a name that matplotlib could take for mathematics."""
     return name.replace("$", r"\$")
 
 
 def _drawn(figure: Any, kind: str) -> bytes:
-    """The same bytes for the same numbers: no date in it, and ids from no clock."""
+    """Return the figure as bytes that depend on its numbers only: no date, and deterministic ids."""
     out = BytesIO()
     dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
     with import_module("matplotlib").rc_context({"svg.hashsalt": "planaria", "pdf.fonttype": 42}):

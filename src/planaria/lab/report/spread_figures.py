@@ -1,4 +1,4 @@
-"""How a spread over seeds is drawn: a band about a line, or whiskers about a mark."""
+"""Drawing of spreads over seeds: a band around a line, or whiskers at a mark."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def add_band(
     spreads: Sequence[Spread],
     mode: str = "lines",
 ) -> None:
-    """A line through the means, and a band from the least to the most; one entry of the legend for both.
+    """Draw a line through the means and a band from minimum to maximum, with one legend entry.
 
-    ``style``: the line, and the marker if the ``mode`` has any. A spread of nothing gets no band.
+    ``style``: the line, and the marker if the ``mode`` has any. Spreads of zero width get no band.
     """
     colour = style["line"]["color"]
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
@@ -50,7 +50,7 @@ def add_band(
 
 
 def whiskers(spreads: Sequence[Spread], **style: Any) -> dict[str, Any]:
-    """Plotly's error bars about the means, from the least to the most."""
+    """Return Plotly's error bars from minimum to maximum."""
     above = [found.most - found.mean for found in spreads]
     below = [found.mean - found.least for found in spreads]
     return {"type": "data", "array": above, "arrayminus": below, "thickness": 1.5, **style}

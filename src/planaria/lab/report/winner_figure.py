@@ -1,4 +1,4 @@
-"""Which strategy wins where, over failure rates that were not raced and costs of redundant computation, as a map."""
+"""Map of the winning strategy over failure rates that were not raced and costs of redundant computation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from planaria.report.theme import INK, ON_DEEP, figure, label, on
 
 
 def without_failures(found: Compared, arm: Scored) -> float:
-    """The arm's steps to the target over the fault-free arm's if nothing fails: 1, or what its routing costs.
+    """Return the arm's steps to the target over the fault-free arm's without failures: the cost of its routing.
 
-    That is known from an arm that was spared the failures and takes the same routes; without one it counts as 1.
+    It comes from a fault-free arm with the same routes; without one it is 1.
     """
     for other in found.arms:
         ratio = other.spread("ratio")
@@ -27,11 +27,11 @@ def without_failures(found: Compared, arm: Scored) -> float:
 
 
 def hours_at(found: Compared, arm: Scored, hourly: float, step_s: float | None = None) -> float | None:
-    """Hours to the target at another failure rate; None if the arm did not reach it. ``step_s`` replaces its own.
+    """Return the hours to the target at another failure rate, linearly extrapolated; None if the arm missed it.
 
-    On a straight line: with r₀ the ratio without failures, r the one that was raced at rate h₀, D the hours that
-    failures stopped the raced arm, U those of its uploads, and m = log(1 − h) / log(1 − h₀) times as many failures,
-    hours(h) = T · step · (r₀ + (r − r₀) m) + D m + U, for T fault-free steps.
+    With r₀ the ratio without failures, r the one raced at rate h₀, D the hours that failures stopped the raced arm, U
+    those of its uploads, m = log(1 − h) / log(1 − h₀) and T fault-free steps:
+    hours(h) = T · step · (r₀ + (r − r₀) m) + D m + U. ``step_s`` replaces the arm's own step.
     """
     raced, ticks, hours = arm.spread("ratio"), arm.spread("ticks"), arm.spread("hours")
     if raced is None or ticks is None or hours is None:
@@ -46,7 +46,7 @@ def hours_at(found: Compared, arm: Scored, hourly: float, step_s: float | None =
 
 
 def winners(found: Compared, rates: Sequence[float], costs: Sequence[float], redundant: str | None) -> list[list[str]]:
-    """For every cost of redundancy (a row) and failure rate, the arm with the fewest hours.
+    """Return the arm with the fewest hours for every cost of redundancy (rows) and failure rate.
 
     A cost is the step time of the arm ``redundant`` over that of the fault-free arm.
     """
@@ -67,11 +67,11 @@ def winners(found: Compared, rates: Sequence[float], costs: Sequence[float], red
 HOURLY = [float(rate) for rate in np.geomspace(0.01, 0.5, 71)]
 COSTS = [float(cost) for cost in np.linspace(1.0, 2.0, 51)]
 LABELLED = 0.03
-"""of the map: regions as large as this have their arm's name in them"""
+"""Least share of the map of a region with its arm's name inside."""
 
 
 def redundant_arm(found: Compared) -> str | None:
-    """The first arm in which workers compute their neighbours' stages too."""
+    """Return the first arm in which workers also compute their neighbours' stages."""
     for arm in found.arms:
         chain = [name.strip() for name in arm.changes.get("recovery.strategy", "").split(",")]
         if arm.faults and "redundant" in chain and arm.changes.get("recovery.options.forward") != "False":
@@ -80,7 +80,7 @@ def redundant_arm(found: Compared) -> str | None:
 
 
 def winners_figure(found: Compared) -> go.Figure:
-    """Each region in its winner's colour, white lines between them, and a star where the comparison was run."""
+    """Plot the regions in their winners' colours, and a star at the raced conditions."""
     redundant, shade = redundant_arm(found), colours(found)
     table = winners(found, HOURLY, COSTS, redundant)
     names = sorted({name for row in table for name in row if name})
@@ -111,7 +111,7 @@ def winners_figure(found: Compared) -> go.Figure:
 
 
 def _hours(found: Compared, name: str, redundant: bool) -> list[list[float]]:
-    """An arm's hours for every cost of redundancy (a row) and rate."""
+    """Return an arm's hours for every cost of redundancy (rows) and rate."""
     (arm,) = (arm for arm in found.arms if arm.name == name)
     plain = found.arms[0].step_s
 
@@ -125,10 +125,10 @@ def _hours(found: Compared, name: str, redundant: bool) -> list[list[float]]:
 def _add_region(
     fig: go.Figure, table: Sequence[Sequence[str]], hours: Mapping[str, list[list[float]]], name: str, colour: str
 ) -> None:
-    """The border of the region that an arm wins, and its name in its middle."""
+    """Draw the border of an arm's winning region, and its name at the centre."""
     others = [np.array(rows) for other, rows in hours.items() if other != name]
     if others:
-        # The lead is 0 exactly on the border, so that contour lines find it between the cells.
+        # The lead is 0 on the border, so contour lines locate it between grid points.
         lead = np.log(np.min(others, axis=0) / np.array(hours[name]))
         fig.add_contour(
             x=[100 * rate for rate in HOURLY],
@@ -151,7 +151,7 @@ def _add_region(
 
 
 def _mark_raced(fig: go.Figure, found: Compared, redundant: str | None) -> None:
-    """Where on the map the comparison was run: its rate, and what redundancy took in it."""
+    """Mark the raced conditions: the failure rate, and the cost of redundancy."""
     at = 100 * found.hourly
     fig.add_vline(x=at, line={"color": INK, "width": 1.2, "dash": "dot"})
     fig.add_annotation(

@@ -1,4 +1,4 @@
-"""The worst domain of an ensemble: value, bound, prices, and what its best weights cost the others."""
+"""Report on an ensemble's worst domain: value, bound, prices, and the cost of its best weights for other domains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planaria.report.words import counted
 
 
 def tables(found: Weighing) -> list[Table]:
-    """Domains with their prices and losses; experts with their weights."""
+    """Return the domains with prices and losses, and the experts with weights."""
     priors = list(found.held_out)
     rows = [
         [
@@ -31,7 +31,7 @@ def tables(found: Weighing) -> list[Table]:
 
 
 def sentences(found: Weighing) -> list[str]:
-    """What it says in words."""
+    """Return the results in words."""
     name, uniform = found.worst(WORST), found.worst("uniform")
     dearest = max(found.prices, key=found.prices.__getitem__)
     paid = [f"{other} {cost:+.3f}" for other, cost in found.costs.items()]
@@ -50,7 +50,7 @@ def sentences(found: Weighing) -> list[str]:
 
 
 def section(found: Weighing) -> str:
-    """As part of a page."""
+    """Return the results as a section of a page."""
     domains, weights = tables(found)
     return page.section(
         "The worst domain", " ".join(sentences(found)), domains.html("worst"), weights.html("worst-weights")

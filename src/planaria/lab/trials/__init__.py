@@ -1,1 +1,1 @@
-"""Trials: arms over seeds, under the same conditions, each in processes of its own, kept and not run twice."""
+"""Trials: arms over seeds under equal conditions, in separate processes, with results that are kept."""

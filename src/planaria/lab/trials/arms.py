@@ -1,7 +1,6 @@
-"""Arms: named changes of one recipe, which can be compared because they share everything else.
+"""Arms: named variants of one recipe that differ only in the settings under comparison.
 
-An arm may change the settings that its comparison is about and no others. Seed, text, failures and budget are settings
-too, so they are the same for all arms.
+Seed, text, failures and budget are settings too, so they are the same for all arms.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ def _each_once(seeds: list[int]) -> list[int]:
 
 
 class Seeded(Section):
-    """The table of any kind of trial."""
+    """Settings of any kind of trial."""
 
     seeds: Annotated[list[Natural], AfterValidator(_each_once)] = Field(default_factory=lambda: [1, 2, 3])
     """one run of everything for each; a seed gives weights, data order, failures and draws"""
 
 
 class Armed(Seeded):
-    """A table whose arms are changes of its recipe."""
+    """Settings of a trial whose arms are changes of its recipe."""
 
     arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """arm → what it changes, as tables of the recipe"""
@@ -47,11 +46,11 @@ class Armed(Seeded):
 def table_of(
     path: Path, name: str, kind: type[Kind], runs: str, laid: Mapping[str, Any] | None = None, needed: bool = True
 ) -> tuple[Kind, dict[str, Any]]:
-    """The table ``name`` of the recipe ``path``, and the rest of the recipe, which is one for `planaria RUNS`.
+    """Return the table ``name`` of the recipe ``path``, and the rest, a recipe for ``planaria RUNS``.
 
-    ``laid``: what takes the place of some of the table's settings. If it is not ``needed``, there may be no table.
+    ``laid`` overrides some of the table's settings. The table may be missing unless it is ``needed``.
 
-    :raises UserError: naming file and key of what is wrong.
+    :raises UserError: naming file and key of an error.
     """
     tree = recipe.read(path)
     recipe.require_kind(tree, path, name, runs)
@@ -63,17 +62,17 @@ def table_of(
 
 
 LONGEST_ARM = 100
-"""characters of an arm's name; it becomes that of files"""
+"""Characters of an arm's name, which becomes part of file names."""
 
 
 def file_name(arm: str) -> str:
-    """An arm's name as that of a file or folder."""
+    """Return an arm's name in a form that is valid in file names."""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in arm)
 
 
 @contextmanager
 def of_arm(place: str) -> Iterator[None]:
-    """What is found wrong within is said of the arm at ``place``."""
+    """Prefix errors raised within by the arm's ``place``."""
     try:
         yield
     except UserError as error:
@@ -85,19 +84,19 @@ class Rules(Generic[Config]):
     """The changes that arms of one kind of trial may make."""
 
     section: str
-    """the table that names the arms"""
+    """Name of the table that defines the arms."""
     kind: type[Config]
     free: tuple[str, ...]
-    """dotted names that arms may change, sections or single settings"""
+    """Dotted names that arms may change: sections or single settings."""
     checked: Callable[[Config, str], Config] = lambda config, place: config
-    """further checks of a configuration from a place in a file"""
+    """Further checks of a configuration from a place in a file."""
 
     def arms(
         self, tree: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], flags: Mapping[str, object], path: Path
     ) -> tuple[Config, dict[str, Config]]:
-        """The recipe ``tree`` and each arm's configuration, ``flags`` laid over all.
+        """Return the recipe ``tree`` and each arm's configuration, with ``flags`` applied to all.
 
-        :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
+        :raises UserError: naming file, arm and key of an error, or of a change that is not allowed.
         """
         if not changes:
             named = f"{self.section}.arms"
@@ -114,11 +113,11 @@ class Rules(Generic[Config]):
             found[name] = self.checked(config, f"{path}: {place}")
             self.require_fair(base, config, f"{path}: {place}")
         if len({file_name(name) for name in found}) < len(found):
-            raise UserError(f"{path}: {self.section}.arms: two names are equal but for signs; rename one of them")
+            raise UserError(f"{path}: {self.section}.arms: two names differ only in signs; rename one of them")
         return base, found
 
     def require_fair(self, base: Config, arm: Config, place: str) -> None:
-        """UserError when ``arm`` differs from ``base`` in a setting that is not free: seed, data, failures, budget."""
+        """Raise UserError if ``arm`` differs from ``base`` in a setting that is not free."""
         ours, theirs = recipe.flat(base), recipe.flat(arm)
         for key in {**ours, **theirs}:
             if not self._may_change(key) and ours.get(key) != theirs.get(key):

@@ -1,4 +1,4 @@
-"""Jobs: one process each, a limited number at a time. Finished ones are not repeated, and no process is left behind."""
+"""Jobs: one process each, a limited number at a time. Finished jobs are not repeated; no process is left behind."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from planaria.runtime.fleet.process import die_with_parent
 
 POLL_S = 0.1
 GRACE_S = 30.0
-"""how long processes that are asked to end may take"""
+"""Seconds to wait for processes to exit after SIGTERM."""
 _TAIL = 4096
-"""bytes of a log's end in which its last line is looked for"""
+"""Bytes at the end of a log in which to look for the last line."""
 
 
 class Processes(Section):
@@ -32,37 +32,37 @@ class Processes(Section):
     workers: Natural = 0
     """processes at the same time; 0 is one for each core"""
     patience_s: Annotated[Seconds, Field(gt=0)] = 3600.0
-    """a process that does not get on for so long is killed"""
+    """seconds without progress after which a process is killed"""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Work for a process of its own. Its progress is on disk, so another process can go on with it."""
+    """Work for a separate process. Its progress is on disk, so another process can resume it."""
 
     name: str
-    """unlike other jobs'"""
+    """Unique name."""
     steps: int
-    """the work in all"""
+    """Total work."""
     log: Path
-    """output of its processes"""
+    """Output of its processes."""
     done: Callable[[], bool]
-    """is its result there?"""
+    """Return whether its result exists."""
     reached: Callable[[], int]
-    """steps that are done; may be asked while its process is at work"""
+    """Return the steps done; may be called while its process runs."""
     pulse: Callable[[], object]
-    """something that changes as long as its process gets on"""
+    """Return a value that changes while its process makes progress."""
     command: Callable[[], Sequence[str]]
-    """prepares a process that begins it or goes on with it; Python's arguments"""
+    """Prepare a process that starts or resumes it; return Python's arguments."""
 
 
 class Watcher(Protocol):
-    """Hears how jobs go."""
+    """Receiver of jobs' progress."""
 
     def said(self, line: str) -> None:
-        """Something happened to a job."""
+        """Handle an event of a job."""
 
     def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
-        """Of all ``steps``, ``reached`` are done; ``running``: name → the same of each job that is at work."""
+        """Handle progress: ``reached`` of all ``steps``; ``running``: name → the same of each running job."""
 
 
 def run_jobs(
@@ -73,10 +73,10 @@ def run_jobs(
     given_up: Callable[[Job, str], None],
     retries: int = 0,
 ) -> None:
-    """Do all jobs that are not done yet. However this ends, none of their processes is left.
+    """Run all jobs that are not done. None of their processes outlives this call.
 
-    A job whose process dies is taken up again ``retries`` times, then given up: ``given_up`` hears how it ended, and
-    may raise to end all.
+    A job whose process dies is resumed ``retries`` times. Then ``given_up`` gets the job and its ending, and may raise
+    to stop all jobs.
     """
     reached = {job.name: job.steps if job.done() else job.reached() for job in jobs}
     waiting = deque((job, 1) for job in jobs if not job.done())
@@ -98,7 +98,7 @@ def run_jobs(
                     reached[name], done = one.job.steps, done + 1
                     watcher.said(f"{done}/{len(jobs)} {title}: {name}")
                 elif one.number <= retries:
-                    watcher.said(f"{name}: {one.ending()}; taken up again")
+                    watcher.said(f"{name}: {one.ending()}; resumed")
                     waiting.appendleft((one.job, one.number + 1))
                 else:
                     watcher.said(f"{name}: {one.ending()}; given up after {one.number} attempts")
@@ -108,7 +108,7 @@ def run_jobs(
 
 
 class _Attempt:
-    """A process that is at work on a job."""
+    """A running process of a job."""
 
     def __init__(self, job: Job, number: int) -> None:
         self.job, self.number, self._stuck = job, number, ""
@@ -121,31 +121,31 @@ class _Attempt:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 preexec_fn=die_with_parent,
-                process_group=0,  # a terminal's Ctrl-C is for this process, which asks them once
+                process_group=0,  # a terminal's Ctrl-C reaches only this process, which terminates them once
             )
-        self._pulse, self._heard = job.pulse(), time.monotonic()
+        self._pulse, self._changed = job.pulse(), time.monotonic()
 
     def is_over(self, patience_s: float) -> bool:
-        """Has it ended? It is killed when it has not got on for too long."""
+        """Return whether it has exited; kill it if it made no progress for ``patience_s``."""
         pulse, now = self.job.pulse(), time.monotonic()
         if pulse != self._pulse:
-            self._pulse, self._heard = pulse, now
-        elif now - self._heard > patience_s and not self._stuck:
-            self._stuck = f"killed, for it did not get on within {patience_s:g} s"
+            self._pulse, self._changed = pulse, now
+        elif now - self._changed > patience_s and not self._stuck:
+            self._stuck = f"killed after {patience_s:g} s without progress"
             self.process.kill()
         return self.process.poll() is not None
 
     def ending(self) -> str:
-        """How it ended, with the last line of its log."""
+        """Return how it ended, with the last line of its log."""
         with self.job.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            said = file.read().decode(errors="replace").strip().splitlines()
+            lines = file.read().decode(errors="replace").strip().splitlines()
         how = self._stuck or ending(self.process.returncode)
-        return f"{how} ({said[-1]})" if said else how
+        return f"{how} ({lines[-1]})" if lines else how
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask all to end, and kill those that do not."""
+    """Terminate all processes, and kill those that do not exit."""
     for process in processes:
         process.terminate()
     until = time.monotonic() + GRACE_S

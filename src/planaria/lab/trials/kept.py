@@ -1,6 +1,7 @@
-"""Results of trials on disk: written whole, with a digest, and read back only for the same identity.
+"""Results of trials on disk: written atomically with a digest, and reused only for the same identity.
 
-The identity of a trial is planaria's version, the configuration and the chosen code: all that its result depends on.
+The identity of a trial covers everything that its result depends on: planaria's version, the configuration and custom
+code.
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ from planaria.common.documents import Record
 from planaria.common.errors import UserError
 
 _OURS = {"planaria"} | sys.stdlib_module_names
-"""packages whose code a version stands for"""
+"""Packages whose code is identified by a version."""
+
+
+_REMOVE = "remove it to run this again"
 
 
 class Identity(Record):
-    """Two trials with the same identity have the same result, so one of them need not be run."""
+    """Identity of a trial; trials with equal identities have equal results."""
 
     version: str
     recipe: str
-    """SHA-256 of the configuration and all other inputs"""
+    """SHA-256 of the configuration and all other inputs."""
     code: dict[str, str]
-    """module of chosen code → SHA-256 of its source file"""
+    """Module of custom code → SHA-256 of its source file."""
 
     def difference(self, kept: Identity, versions: bool = True) -> str:
-        """Why a result of the identity ``kept`` is none of this one; empty if it is. ``versions``: do they count?"""
+        """Explain why a result of the identity ``kept`` is not valid for this one; empty if it is."""
         if versions and kept.version != self.version:
             return f"planaria {kept.version} made it, this is {self.version}"
         if kept.recipe != self.recipe:
@@ -44,19 +48,18 @@ class Identity(Record):
         return f"the code of {', '.join(changed)} has changed since" if changed else ""
 
     def require_current(self) -> None:
-        """UserError when a source file has changed since this identity was made: it is unknown which of both ran."""
+        """Raise UserError if a source file has changed since this identity was made."""
         if changed := [name for name, digest in self.code.items() if _digest(name) != digest]:
             raise UserError(f"{_file(changed[0])}: was changed while a trial ran with it; start the command again")
 
 
 def identity(asked: object, code: Iterable[type | ModuleType] = ()) -> Identity:
-    """The identity of a trial.
+    """Return the identity of a trial.
 
-    ``asked``: the configuration and all other inputs, as a value that JSON can hold, without paths that say only where
-    results go. ``code``: classes (or modules) outside planaria that it chooses, ``module:Class`` in a recipe; of a
-    class, the files of those it inherits from count too. What such a file imports does not.
+    ``asked``: the configuration and all other inputs as a JSON value, without output paths. ``code``: classes or
+    modules outside planaria that it names (``module:Class``); files of base classes count too, but not their imports.
 
-    :raises UserError: when code has no source file, as in a notebook's cell: a trial's process could not import it.
+    :raises UserError: when code has no source file, as in a notebook: a trial's process could not import it.
     """
     names = sorted({name for one in code for name in _modules(one)})
     return Identity(version=__version__, recipe=documents.digest(asked), code={name: _digest(name) for name in names})
@@ -88,48 +91,46 @@ class _Sealed(Record):
 
 @dataclass(frozen=True)
 class Kept(Generic[Found]):
-    """The file for one trial's result."""
+    """The file of one trial's result."""
 
     file: Path
     kind: type[Found]
     identity: Identity
 
     def read(self, *, versions: bool = True) -> tuple[Found | None, str]:
-        """The result, if there is one of this identity; otherwise None, and why the one that is there does not count.
+        """Return the result if it has this identity, otherwise None and the reason why an existing one is invalid.
 
-        ``versions``: whether a result of another version of planaria is another's.
+        ``versions``: whether results of other versions of planaria are invalid.
 
-        :raises UserError: when the file is damaged, or was changed since it was written.
+        :raises UserError: when the file is damaged or was modified.
         """
         if not self.file.is_file():
             return None, ""
-        mend = "remove it to run this again"
-        tree = documents.parse_json(documents.data(self.file, mend=mend), self.file, mend)
+        tree = documents.parse_json(documents.data(self.file, mend=_REMOVE), self.file, _REMOVE)
         if isinstance(tree, dict) and "identity" not in tree:
             return None, "an older planaria made it"
-        sealed = documents.unsealed(self.file, _Sealed, mend=mend)
+        sealed = documents.unsealed(self.file, _Sealed, mend=_REMOVE)
         if reason := self.identity.difference(sealed.identity, versions):
             return None, reason
-        return documents.parse_model(self.kind, json.dumps(sealed.found), self.file, mend), ""
+        return documents.parse_model(self.kind, json.dumps(sealed.found), self.file, _REMOVE), ""
 
     def write(self, found: Found) -> None:
-        """The result appears whole or not at all."""
+        """Write the result atomically."""
         sealed = _Sealed(identity=self.identity, found=found.model_dump(mode="json"))
         atomic.write_text(self.file, documents.sealed(sealed))
 
 
 def found_in(file: Path, kind: type[Found]) -> Found:
-    """The result in a file, of whatever identity: for those who show what is there.
+    """Return the result in a file, whatever its identity.
 
-    :raises UserError: when the file is damaged, or was changed since it was written.
+    :raises UserError: when the file is damaged or was modified.
     """
-    mend = "remove it to run this again"
-    sealed = documents.unsealed(file, _Sealed, mend=mend)
-    return documents.parse_model(kind, json.dumps(sealed.found), file, mend)
+    sealed = documents.unsealed(file, _Sealed, mend=_REMOVE)
+    return documents.parse_model(kind, json.dumps(sealed.found), file, _REMOVE)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for results unless it is there; UserError when that is impossible."""
+    """Make a folder for results if it does not exist; raise UserError if that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
