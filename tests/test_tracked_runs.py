@@ -144,5 +144,5 @@ def test_a_run_that_is_resumed_is_one_run_of_its_tracker(
     assert sorted(curves["val_loss"]) == [(m.step, m.val_loss) for m in record.validated]
     assert max(value for _, value in curves["steps"]) == 8
     assert str(config["optim.lr"]) == str(record.config.optim.lr)
-    assert "going on without" not in (folder / "events.jsonl").read_text()
+    assert "continuing without" not in (folder / "events.jsonl").read_text()
     assert planaria.load(folder).outcome == "finished"

@@ -50,7 +50,7 @@ def test_what_is_no_address_is_refused(capfd: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_an_address_that_cannot_be_listened_at_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "192.0.2.1:9: cannot be listened at" in said(
+    assert "192.0.2.1:9: cannot listen at this address" in said(
         capfd, "watch", str(run(tmp_path / "run")), "--at", "192.0.2.1:9"
     )
 

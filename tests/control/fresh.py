@@ -1,4 +1,4 @@
-"""What a state carries along must be what would be found from its fields alone, and change no decision."""
+"""Derived state must follow from a state's fields alone, and must not change a decision."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from planaria.control.state import Replicas, RunState
 
 
 def fresh(run: RunState) -> RunState:
-    """The same state, of which nothing is known yet beyond its fields: everything may have to be decided."""
+    """Return the same state without anything derived: every replica has to be considered again."""
     replicas = Replicas({number: replace(replica) for number, replica in run.replicas.items()})
     return replace(run, replicas=replicas, roster=replace(run.roster), undecided=None)
 
 
-def decided_alike(run: RunState) -> Decision | None:
-    """What ``decide`` says, which looks at what has changed: the same as when it looks at everything."""
+def decide_checked(run: RunState) -> Decision | None:
+    """Return ``decide``'s incremental answer; assert that a full evaluation gives the same."""
     anew, decision = fresh(run), decide(run)
     assert decision == (full := decide(anew)), f"a fact concerned others than {run.undecided}: {decision!r}, {full!r}"
     known, found = run.replicas, anew.replicas

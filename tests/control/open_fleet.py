@@ -1,48 +1,35 @@
-"""A pretended fleet of one replica that machines join and leave."""
+"""A simulated fleet of one replica that machines join and leave."""
 
 from __future__ import annotations
 
-from pretend_fleet import PretendFleet
+from simulated_fleet import SimulatedFleet
 
 from planaria.control import decisions as d
 from planaria.control import events as e
 
 
-class OpenFleet(PretendFleet):
-    """Its workers may be on machines that come and go; stages that are handed over are as old as they were."""
+class OpenFleet(SimulatedFleet):
+    """A fleet with workers on machines that come and go; a stage that is handed over keeps its age."""
 
     def __init__(self, started: e.RunStarted) -> None:
         self.rooms: dict[str, int] = {}
-        """machine → workers that it has room for; 0 when it takes no more"""
-        self.leaving: set[str] = set()
+        """machine → number of workers it has room for; 0 once it takes no more"""
         self.handing: dict[str, d.Form] = {}
-        """link over which a stage is to be handed over → when that was resolved upon"""
+        """link over which a stage is to be handed over → formation that ordered it"""
         super().__init__(started)
 
     def join(self, room: int) -> None:
-        """A machine joins."""
         host = f"g{len(self.rooms) + 1}"
         self.rooms[host] = room
         self.happened(e.HostJoined(host=host, workers=room, detail="called"))
 
-    def workers_of(self, host: str) -> list[str]:
-        """The living workers on a machine; without a name, those on the run's own."""
-        return [name for name, worker in self.alive.items() if worker.host == host]
-
     def leave(self, host: str, politely: bool) -> None:
-        """A machine goes; ``politely``, its workers stay until others have what they have."""
+        """Remove a machine; ``politely``, its workers stay until others have their states."""
         if self.rooms[host] and not self.run.over:
             self.rooms[host] = 0
             self.happened(e.HostLeft(host=host, detail="gone"))
         for worker in self.workers_of(host):
             self.drain(worker) if politely else self.lose(worker)
-
-    def drain(self, worker: str) -> None:
-        """A worker's machine is about to go."""
-        if worker in self.alive and not self.run.over:
-            self.leaving.add(worker)
-            incarnation = self.alive[worker].incarnation
-            self.happened(e.WorkerLeaving(worker=worker, incarnation=incarnation, detail="drained"))
 
     def lose(self, worker: str) -> None:
         self.leaving.discard(worker)
@@ -50,7 +37,7 @@ class OpenFleet(PretendFleet):
             super().lose(worker)
 
     def work(self, worker: str) -> None:
-        orders = self.alive[worker].orders if worker in self.alive else None  # a thread of it has none
+        orders = self.alive[worker].orders if worker in self.alive else None  # a writing thread has none
         if orders and isinstance(orders[0], d.Donate):
             self._hand_over(worker, orders.popleft())
         else:
@@ -84,7 +71,7 @@ class OpenFleet(PretendFleet):
 
     def _ask(self, form: d.Form, member: d.Member, worker: str) -> None:
         assert worker in self.leaving or self.run.workers[worker].slow
-        assert form.outcome != "handed over" or member.worker not in self.leaving, "the next one is to leave as well"
+        assert form.outcome != "handed over" or member.worker not in self.leaving, "the successor is leaving as well"
         link = d.state_link(form.generation, d.BEFORE, member.node)
         self.handing[link] = form
         order = d.Donate(donor=d.BEFORE, to=member.node, stage=member.stage, link=link)

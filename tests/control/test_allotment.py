@@ -1,4 +1,4 @@
-"""Blocks of samples: none is used twice and none is left out, whoever comes and goes."""
+"""Each block of samples is used exactly once, whichever replicas join and leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ blocks = st.sets(st.integers(0, 30))
 
 
 def next_for(made: Allotment, replica: int, present: Collection[int], patience: int) -> int | None:
-    """The block that a replica takes while these are there."""
+    """Return the block that a replica takes while ``present`` ones are live."""
     return made.next_for(replica, set(range(made.lanes)) - set(present), patience)
 
 
@@ -39,14 +39,14 @@ def test_used_is_a_set_of_numbers(members: set[int], gone: set[int]) -> None:
         assert Used.of(floor, members) == used({*range(floor), *members})
 
 
-DEEDS = ["step", "step", "step", "drop", "save", "seal", "give up", "roll back", "leave", "come back"]
+ACTIONS = ["step", "step", "step", "drop", "save", "seal", "give up", "roll back", "leave", "come back"]
 
 
 @given(
-    st.integers(1, 4), st.integers(0, 24), st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 3)), max_size=80)
+    st.integers(1, 4), st.integers(0, 24), st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3)), max_size=80)
 )
-def test_whoever_comes_and_goes_every_block_is_used_exactly_once(
-    lanes: int, total: int, deeds: list[tuple[str, int]]
+def test_every_block_is_used_exactly_once_as_replicas_come_and_go(
+    lanes: int, total: int, actions: list[tuple[str, int]]
 ) -> None:
     made = Allotment(lanes, total)
     present = set(range(lanes))
@@ -54,31 +54,31 @@ def test_whoever_comes_and_goes_every_block_is_used_exactly_once(
     durable: dict[int, int] = dict.fromkeys(present, 0)
     saved: dict[int, int] = {}
 
-    for deed, who in deeds:
+    for action, who in actions:
         r = who % lanes
-        if deed == "come back":
+        if action == "come back":
             present.add(r)
         elif r not in present:
             continue
-        elif deed == "step" and (block := next_for(made, r, present, 2)) is not None:
+        elif action == "step" and (block := next_for(made, r, present, 2)) is not None:
             assert all(block not in book for book in books.values()) and block < total
             assert all(other == r or taken != block for other, taken in made.out.items())
             made = made.take(r, block).commit(r)
             books[r].append(block)
-        elif deed == "drop" and (block := next_for(made, r, present, 2)) is not None:
+        elif action == "drop" and (block := next_for(made, r, present, 2)) is not None:
             made = made.take(r, block)
-            assert next_for(made, r, present, 2) == block, "the same step is made again on the same samples"
-        elif deed == "save":
+            assert next_for(made, r, present, 2) == block, "a dropped step keeps its samples"
+        elif action == "save":
             made, saved[r] = made.save(r), len(books[r])
-        elif deed == "seal":
+        elif action == "seal":
             durable |= saved
             made, saved = made.seal(), {}
-        elif deed == "give up":
+        elif action == "give up":
             made, saved = made.give_up_save(), {}
-        elif deed == "roll back":
+        elif action == "roll back":
             made, saved = made.roll_back(r).give_up_save(), {}
             books[r] = books[r][: durable[r]]
-        elif deed == "leave" and len(present) > 1:
+        elif action == "leave" and len(present) > 1:
             present.discard(r)
             saved.pop(r, None)
             made = made.leave(r)
@@ -86,7 +86,7 @@ def test_whoever_comes_and_goes_every_block_is_used_exactly_once(
 
     while not made.done:
         turn = [(r, block) for r in sorted(present) if (block := next_for(made, r, present, 2)) is not None]
-        assert turn, "samples are left, and nobody takes them"
+        assert turn, "no replica takes the remaining samples"
         r, block = turn[0]
         made = made.take(r, block).commit(r)
         books[r].append(block)
@@ -102,8 +102,8 @@ def _agrees(made: Allotment, books: dict[int, list[int]], saved: dict[int, int])
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.randoms())
-def test_as_long_as_all_is_well_no_timing_has_a_say(lanes: int, steps: int, order: Any) -> None:
-    """Every replica keeps to its own lane, however fast the others are, while none lags too far behind."""
+def test_without_faults_assignments_do_not_depend_on_timing(lanes: int, steps: int, order: Any) -> None:
+    """Every replica keeps to its own lane unless another lags too far behind."""
     made, took = Allotment(lanes, lanes * steps), dict.fromkeys(range(lanes), 0)
     while not made.done:
         r = order.choice([r for r in range(lanes) if took[r] < steps])
@@ -112,7 +112,7 @@ def test_as_long_as_all_is_well_no_timing_has_a_say(lanes: int, steps: int, orde
         made, took[r] = made.take(r, block).commit(r), took[r] + 1
 
 
-def test_whoever_is_through_helps_the_slowest_but_leaves_it_its_last_blocks() -> None:
+def test_a_finished_replica_helps_the_slowest_but_leaves_its_last_blocks() -> None:
     made = Allotment(2, 12)
     for _ in range(6):
         block = next_for(made, 0, {0, 1}, 3)
@@ -123,10 +123,10 @@ def test_whoever_is_through_helps_the_slowest_but_leaves_it_its_last_blocks() ->
     made = made.take(1, 3)
     assert next_for(made, 0, {0, 1}, 3) == 5
     assert next_for(made, 0, {0, 1}, 4) is None
-    assert next_for(made, 0, {0}, 4) == 5, "nobody else will"
+    assert next_for(made, 0, {0}, 4) == 5, "no other replica will"
 
 
-def test_blocks_beyond_the_last_one_do_not_stand_for_one_that_is_left() -> None:
+def test_blocks_beyond_the_total_do_not_count_as_used() -> None:
     made = Allotment(2, 4, used({0, 1, 2, 5}))
     assert not made.done
     assert next_for(made, 1, {0, 1}, 9) == 3

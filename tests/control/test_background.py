@@ -1,12 +1,12 @@
-"""Checkpoints that are written while training goes on: what is sealed, given up and waited for."""
+"""Checkpoints written during training: sealing, abandoning and waiting."""
 
 from __future__ import annotations
 
 import pytest
-from herd_steps import finished, herd, said
-from herd_steps import work_until as herd_until
-from pretend_fleet import PretendFleet
-from pretender import DISK
+from replica_steps import facts, finished, simulate
+from replica_steps import work_until as herd_until
+from simulated_fleet import SimulatedFleet
+from simulation import DISK
 from test_decide import STAGES, fleet, last, seals, work_until
 
 from planaria.config.schema import RunConfig
@@ -18,12 +18,12 @@ from planaria.control.waits import Deadlines
 from planaria.recovery.checkpoint import best_steps
 
 
-def behind(**changed: object) -> PretendFleet:
+def behind(**changed: object) -> SimulatedFleet:
     return fleet(save_every=2, save_in_background=True, **changed)
 
 
-def train_on(made: PretendFleet, phase: str, step: int) -> None:
-    """Workers work until then, and no file is written."""
+def train_on(made: SimulatedFleet, phase: str, step: int) -> None:
+    """Run workers, but no writing threads, until the phase of this step."""
     for turn in range(1000):
         if (made.state.phase, made.state.step) == (phase, step):
             return
@@ -32,11 +32,11 @@ def train_on(made: PretendFleet, phase: str, step: int) -> None:
     raise AssertionError(f"never in {phase} at step {step}")
 
 
-def saves(made: PretendFleet) -> list[tuple[int, bool]]:
+def saves(made: SimulatedFleet) -> list[tuple[int, bool]]:
     return [(fact.step, fact.background) for fact in made.history if isinstance(fact, d.Save)]
 
 
-def test_training_goes_on_and_the_save_that_comes_due_waits_for_the_one_under_way() -> None:
+def test_training_continues_and_the_next_save_waits_for_the_current_one() -> None:
     made = behind(steps=8)
     train_on(made, "run", 5)
     assert saves(made) == [(2, True)] and seals(made) == []
@@ -49,7 +49,7 @@ def test_training_goes_on_and_the_save_that_comes_due_waits_for_the_one_under_wa
     assert made.ending == d.Finish(outcome="finished")
 
 
-def test_what_is_sealed_says_where_it_was_and_not_where_the_run_is() -> None:
+def test_a_seal_records_the_saved_step_and_not_the_current_one() -> None:
     made = behind(steps=8)
     train_on(made, "run", 5)
     for stage in range(STAGES + 1):
@@ -60,25 +60,25 @@ def test_what_is_sealed_says_where_it_was_and_not_where_the_run_is() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["checkfree", "checkfree, checkpoint"])
-def test_a_worker_that_dies_while_it_writes_costs_that_checkpoint(strategy: str) -> None:
+def test_a_worker_dying_while_it_writes_invalidates_that_checkpoint(strategy: str) -> None:
     made = behind(steps=8, recovery={"strategy": strategy})
     train_on(made, "run", 4)
     made.lose_node(2)
     assert made.run.saving < 0 and made.run.writing
     train_on(made, "run", 5)
-    assert saves(made) == [(2, True)], "the others write in vain, and are not asked for two files at a time"
+    assert saves(made) == [(2, True)], "the others still write, and get no second file to write"
     made.behave()
     assert 2 not in seals(made) and made.ending == d.Finish(outcome="finished")
 
 
-def test_a_rollback_waits_for_a_checkpoint_of_which_files_alone_are_missing() -> None:
+def test_a_rollback_waits_for_a_checkpoint_that_lacks_only_files() -> None:
     made = behind(steps=8, recovery={"strategy": "checkpoint"})
     work_until(made, "save", 4)
     train_on(made, "run", 6)
     made.work(made.state.holders[2] + DISK)
     made.lose_node(2)
     forms = len([fact for fact in made.history if isinstance(fact, d.Form)])
-    assert seals(made) == [2] and forms == 1, "nobody is told to go back yet"
+    assert seals(made) == [2] and forms == 1, "no rollback is ordered yet"
     for stage in (0, 1, 3, 4):
         made.work(made.state.holders[stage] + DISK)
     assert seals(made) == [2, 4] and (last(made, d.Form).outcome, last(made, d.Form).step) == ("rolled back", 4)
@@ -86,7 +86,7 @@ def test_a_rollback_waits_for_a_checkpoint_of_which_files_alone_are_missing() ->
     assert made.ending == d.Finish(outcome="finished")
 
 
-def test_a_rollback_does_not_wait_for_what_will_never_be_whole() -> None:
+def test_a_rollback_does_not_wait_for_a_checkpoint_that_cannot_complete() -> None:
     made = behind(steps=8, recovery={"strategy": "checkpoint"})
     work_until(made, "save", 4)
     train_on(made, "run", 6)
@@ -96,7 +96,7 @@ def test_a_rollback_does_not_wait_for_what_will_never_be_whole() -> None:
     assert seals(made) == [2, 8] and made.ending == d.Finish(outcome="finished")
 
 
-def test_what_cannot_be_repaired_waits_for_the_checkpoint_that_it_is_resumed_from() -> None:
+def test_an_unrecoverable_loss_waits_for_the_checkpoint_to_resume_from() -> None:
     made = behind(steps=8, recovery={"strategy": "checkfree"})
     train_on(made, "run", 4)
     made.work(made.state.holders[1] + DISK)
@@ -109,7 +109,7 @@ def test_what_cannot_be_repaired_waits_for_the_checkpoint_that_it_is_resumed_fro
     assert seals(made) == [2, 4], "and what is left is saved as well"
 
 
-def test_a_file_that_cannot_be_written_costs_that_checkpoint() -> None:
+def test_a_failed_write_invalidates_that_checkpoint() -> None:
     made = behind(steps=8)
     train_on(made, "run", 3)
     made.full = 1
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_written_costs_that_checkpoint() -> None:
     assert seals(made)[0] == 4 and made.ending == d.Finish(outcome="finished")
 
 
-def test_a_stop_is_saved_where_the_run_is() -> None:
+def test_a_stop_saves_the_current_step() -> None:
     made = behind(steps=8)
     train_on(made, "run", 3)
     made.stop()
@@ -131,7 +131,7 @@ def test_a_stop_is_saved_where_the_run_is() -> None:
     assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
 
 
-def test_news_of_an_earlier_file_is_no_news() -> None:
+def test_reports_of_an_earlier_file_are_ignored() -> None:
     made = behind(steps=8)
     work_until(made, "save", 4)
     train_on(made, "run", 5)
@@ -141,9 +141,9 @@ def test_news_of_an_earlier_file_is_no_news() -> None:
         assert apply(fact, made.run) == made.run
 
 
-def test_a_worker_whose_machine_leaves_is_let_go_when_its_file_is_written() -> None:
-    """Its stage has gone on without it; its file has not."""
-    made = herd(1, "local", stages=1, save_every=2, save_in_background=True, steps=8, spares=1)
+def test_a_worker_of_a_leaving_machine_is_released_once_its_file_is_written() -> None:
+    """Its stage trains elsewhere, but its file is still being written."""
+    made = simulate(1, "local", stages=1, save_every=2, save_in_background=True, steps=8, spares=1)
 
     def training(run: object) -> bool:
         return made.run.replicas[0].step == 3 and bool(made.run.spares)
@@ -161,16 +161,16 @@ def test_a_worker_whose_machine_leaves_is_let_go_when_its_file_is_written() -> N
             break
         made.work(busy[turn % len(busy)])
     assert leaver in made.run.writing and made.run.holders[0] != leaver
-    assert not said(made, d.Release)
+    assert not facts(made, d.Release)
     made.work(leaver + DISK)
     made.work(made.run.holders[1] + DISK)
-    assert [seal.step for seal in said(made, d.Seal)] == [2]
-    assert said(made, d.Release) == [d.Release(worker=leaver)]
+    assert [seal.step for seal in facts(made, d.Seal)] == [2]
+    assert facts(made, d.Release) == [d.Release(worker=leaver)]
 
 
-def test_a_replica_that_is_rolled_back_is_not_in_the_checkpoint_under_way_as_it_was() -> None:
-    """One has been saved for it and the other not yet, when both lose a stage: what was saved is of no future."""
-    made = herd(
+def test_a_rolled_back_replica_voids_the_checkpoint_in_progress() -> None:
+    """Both lose a stage when only one has been saved: the checkpoint is void."""
+    made = simulate(
         2, "local", stages=1, save_every=2, save_in_background=True, steps=10, recovery={"strategy": "checkpoint"}
     )
     herd_until(made, lambda run: all(replica.step for replica in run.replicas.values()) and bool(run.spares))
@@ -181,12 +181,12 @@ def test_a_replica_that_is_rolled_back_is_not_in_the_checkpoint_under_way_as_it_
         made.work(worker + DISK)
     assert made.run.saving > 0 and made.run.replicas[1].saved != made.run.saving and not made.run.writing
     made.lose(*(made.run.holders[node] for node in made.started.columns[0][1:] + made.started.columns[1][1:]))
-    herd_until(made, lambda run: any(f.outcome == "rolled back" for f in said(made, d.Form)))
+    herd_until(made, lambda run: any(f.outcome == "rolled back" for f in facts(made, d.Form)))
     assert made.run.saving < 0
     assert finished(made)
 
 
-def test_the_interval_goes_by_what_training_stands_still_and_is_no_shorter_than_a_file_takes() -> None:
+def test_the_save_interval_depends_on_pauses_and_exceeds_the_writing_time() -> None:
     def chosen(write_s: float) -> e.IntervalChosen:
         cadence, found = Cadence(0.1, 5), None
         for step in range(11):
@@ -203,7 +203,7 @@ def test_the_interval_goes_by_what_training_stands_still_and_is_no_shorter_than_
     assert chosen(best + 40.0).steps == best + 41
 
 
-def test_a_file_that_hangs_is_told_of_and_a_disk_that_answers_nobody_is_waited_for() -> None:
+def test_a_hanging_file_is_reported_but_a_disk_that_hangs_for_all_is_waited_for() -> None:
     config = RunConfig.model_validate({"fleet": {"disk_timeout_s": 2.0}})
     deadlines = Deadlines(config)
     deadlines.ask(0.0, ["w1", "w2"], to_write=True)

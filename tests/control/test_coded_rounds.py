@@ -1,4 +1,4 @@
-"""When a round of a coded step is over, by who has sent what and by the clock."""
+"""End of a coded step's round, by received results and by the clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NODES = [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
 def working(coded: Any, step: int = 3) -> RunState:
-    """Four replicas of two stages, all at work at the first round of a step."""
+    """Return four replicas of two stages in the first round of a step."""
     started = e.RunStarted(
         name="run", seed=1, stages=1, steps=9, first_step=0, samples_per_step=8, wall_time=0.0, routes=[[0, 1, 0]],
         exchange=ExchangeConfig(replicas=4, coded=coded), arrangement=NODES,
@@ -53,17 +53,17 @@ def counted(run: RunState) -> list[int] | None:
     return None if decision is None else decision.counted
 
 
-def test_a_round_of_a_plain_code_ends_with_the_first_that_are_enough() -> None:
+def test_a_round_of_a_plain_code_ends_with_the_first_sufficient_results() -> None:
     run = working({"scheme": "gc", "stragglers": 1})  # chunks twice: at replicas 0 and 1, and at 2 and 3
     assert counted(run) is None
     assert counted(sent(run, 1)) is None
-    assert counted(sent(run, 1, 0)) is None, "both of one half"
+    assert counted(sent(run, 1, 0)) is None, "both from one half"
     assert counted(sent(run, 1, 2)) == [1, 2]
     assert counted(sent(sent(run, 1), 2, stages=(0,))) is None, "at every stage"
     assert counted(sent(run, 3, 1, 2)) == [1, 2, 3]
 
 
-def test_where_being_late_costs_something_all_are_waited_for_until_they_are_late() -> None:
+def test_a_sequential_code_waits_for_all_until_they_are_late() -> None:
     run = sent(working(MSGC), 0, 1, 3)
     assert counted(run) is None
     late = apply(RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=1.0), run)
@@ -71,7 +71,7 @@ def test_where_being_late_costs_something_all_are_waited_for_until_they_are_late
     assert counted(sent(run, 2)) == [0, 1, 2, 3]
 
 
-def test_a_pattern_beyond_the_code_is_waited_out_one_by_one() -> None:
+def test_stragglers_beyond_the_code_are_waited_for() -> None:
     run = apply(RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=1.0), sent(working(MSGC), 0, 1, 3))
     run = apply(CloseRound(generation=1, step=3, round=0, counted=[0, 1, 3]), run)
     run = apply(RoundLate(replica=0, generation=1, step=3, round=1, fastest_s=1.0), sent(run, 0, 1, 3, round=1))
@@ -82,13 +82,13 @@ def test_a_pattern_beyond_the_code_is_waited_out_one_by_one() -> None:
 @pytest.mark.parametrize(
     "changed", [{"round": 1}, {"step": 2}, {"generation": 0}, {"worker": "w9"}], ids=lambda c: next(iter(c))
 )
-def test_what_is_of_another_round_changes_nothing(changed: dict[str, Any]) -> None:
+def test_results_of_another_round_change_nothing(changed: dict[str, Any]) -> None:
     run = working("gc")
     fact = {"worker": "w2", "node": 2, "stage": 0, "generation": 1, "step": 3, "round": 0}
     assert apply(ResultsSent.model_validate(fact | changed), run) == run
 
 
-def test_no_round_is_closed_beyond_the_last_nor_when_an_edge_is_broken() -> None:
+def test_no_round_closes_after_the_last_or_with_a_broken_edge() -> None:
     run = apply(CloseRound(generation=1, step=3, round=0, counted=[1, 2]), sent(working("gc"), 1, 2))
     assert run.replicas[0].progress == CodedStep((frozenset({1, 2}),))
     assert counted(run) is None
@@ -98,7 +98,7 @@ def test_no_round_is_closed_beyond_the_last_nor_when_an_edge_is_broken() -> None
     assert counted(replace(run, replicas=run.replicas.having(broken))) is None
 
 
-def test_the_clock_calls_a_round_late_by_its_fastest_replica() -> None:
+def test_lateness_is_measured_from_the_fastest_replica() -> None:
     clock, run = Stragglers(), working(MSGC)
     clock.note(10.0, run)
     assert clock.due == []
@@ -109,13 +109,13 @@ def test_the_clock_calls_a_round_late_by_its_fastest_replica() -> None:
     assert clock.due == [14.0]
     assert list(clock.over(13.9, lambda: run)) == []
     assert list(clock.over(14.0, lambda: run)) == [RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=2.0)]
-    assert list(clock.over(15.0, lambda: run)) == [], "it is told once"
+    assert list(clock.over(15.0, lambda: run)) == [], "reported once"
 
 
-def test_the_clock_begins_anew_with_every_round_and_forgets_one_that_is_over() -> None:
+def test_the_clock_restarts_with_every_round() -> None:
     clock, run = Stragglers(), sent(working(MSGC), 1)
     clock.note(10.0, run)
-    assert clock.due == [10.0 + LEAST_S], "less than the way of a report is no delay"
+    assert clock.due == [10.0 + LEAST_S], "less than a report's latency is no delay"
     run = apply(CloseRound(generation=1, step=3, round=0, counted=[0, 1, 2, 3]), run)
     assert list(clock.over(11.0, lambda: run)) == [], "that round is over"
     clock.note(11.0, run)

@@ -1,4 +1,4 @@
-"""The loop around the pure half: clocks, zombies, a disk that is full. The fleet is a list of notices."""
+"""The controller's loop: clocks, zombies and a full disk. The fleet is a list of notices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from herd_steps import herd, said, work_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replica_steps import facts, simulate, work_until
 
 from hostile_json import hostile
 from observer import Log
@@ -52,7 +52,7 @@ class Clock:
 
 
 class ObedientFleet:
-    """Workers that do at once what they are told; what they say waits to be polled."""
+    """Workers that carry out orders at once; their reports wait to be polled."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -95,7 +95,7 @@ class ObedientFleet:
         self.waits.append(timeout_s)
         if not self.notices:
             self.clock.now += timeout_s
-            assert self.clock.now < 200, "the controller waits for ever"
+            assert self.clock.now < 200, "the controller waits forever"
             return []
         return [self.notices.popleft()]
 
@@ -123,14 +123,14 @@ class NoChaos:
 
 
 class Scene:
-    """A controller, its fleet, and what it told."""
+    """A controller with its fleet and log."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.log = Clock(), Log()
         monkeypatch.setattr(module, "time", self.clock)
         self.fleet = ObedientFleet(self.clock)
         self.folder = folder
-        for step, generation in product(range(3), range(1, 6)):  # what the workers would have written
+        for step, generation in product(range(3), range(1, 6)):  # files of the workers
             gathered = CheckpointStore(folder / "checkpoints").unfinished(step, generation)
             gathered.mkdir(parents=True)
             for stage in range(4):
@@ -158,8 +158,8 @@ def test_a_run_ends_with_its_checkpoint_and_state_file(scene: Scene) -> None:
     assert max(scene.fleet.waits) <= CONFIG.fleet.heartbeat_s
 
 
-def test_a_checkpoint_is_collected_before_anybody_is_asked_for_a_part(scene: Scene) -> None:
-    """Machines that do not see the folder can send their stages only while it is there."""
+def test_the_checkpoint_folder_exists_before_workers_are_asked_to_save(scene: Scene) -> None:
+    """Machines without access to the folder can send their stages only if it exists."""
     store, original = CheckpointStore(scene.folder / "checkpoints"), scene.fleet.send
     shutil.rmtree(store.folder)
 
@@ -174,12 +174,12 @@ def test_a_checkpoint_is_collected_before_anybody_is_asked_for_a_part(scene: Sce
     assert [f.name for f in store.folder.iterdir()] == ["step-00000002"]
 
 
-def test_a_request_to_stop_is_heard(scene: Scene) -> None:
+def test_a_stop_request_is_handled(scene: Scene) -> None:
     assert scene.run(stop="SIGINT") == d.Finish(outcome="stopped", reason="SIGINT")
     assert len(scene.log.all(e.StopRequested)) == 1
 
 
-def test_a_stop_ends_in_time_although_no_step_does(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_ends_in_time_if_no_step_completes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "underlying", lambda run, reported: f"{sorted(reported)}: Network is unreachable")
     original = scene.fleet.send
 
@@ -201,7 +201,7 @@ def test_a_stop_ends_in_time_although_no_step_does(scene: Scene, monkeypatch: py
     assert replay(scene.log.facts).problems == []
 
 
-def test_workers_that_do_not_start_are_told_of_and_hold_up_no_stop(scene: Scene) -> None:
+def test_workers_that_do_not_start_are_reported_and_do_not_delay_a_stop(scene: Scene) -> None:
     scene.fleet.spawn = lambda worker, incarnation, host="": None  # type: ignore[assignment,method-assign]
     controller = scene.controller = Controller(CONFIG, STARTED, scene.fleet, scene.folder, scene.log, NoChaos())
     finish = controller.run(lambda: "SIGTERM" if scene.clock.now > 145 else "")
@@ -211,7 +211,7 @@ def test_workers_that_do_not_start_are_told_of_and_hold_up_no_stop(scene: Scene)
     assert first == e.WorkersStarting(workers=["w0", "w1", "w2", "w3"], ready=0, waited_s=10.0, limit_s=limit_s)
 
 
-def test_a_broken_edge_without_a_death_is_replaced_when_its_grace_is_over(scene: Scene) -> None:
+def test_a_broken_edge_without_a_death_is_replaced_after_its_grace(scene: Scene) -> None:
     scene.fleet.silent = {d.RunStep}
     original = scene.fleet.send
 
@@ -229,8 +229,8 @@ def test_a_broken_edge_without_a_death_is_replaced_when_its_grace_is_over(scene:
     assert [f.outcome for f in scene.log.all(d.Form)] == ["started", "relinked"]  # type: ignore[attr-defined]
 
 
-def test_the_grace_of_an_older_generation_does_not_hold_up_a_newer_one(scene: Scene) -> None:
-    """An edge breaks, its end dies, the new edge breaks at once: the second one gets a grace of its own."""
+def test_the_grace_of_an_older_generation_does_not_delay_a_newer_one(scene: Scene) -> None:
+    """An edge breaks, its end dies, the new edge breaks at once: each has a separate grace."""
     original = scene.fleet.send
     scene.fleet.silent = {d.RunStep}
 
@@ -252,14 +252,14 @@ def test_the_grace_of_an_older_generation_does_not_hold_up_a_newer_one(scene: Sc
     assert [f.outcome for f in scene.log.all(d.Form)] == ["started", "recovered", "relinked"]  # type: ignore[attr-defined]
 
 
-def test_the_dead_are_not_listened_to_and_told_to_leave(scene: Scene) -> None:
+def test_reports_of_dead_workers_are_ignored_and_answered_with_leave(scene: Scene) -> None:
     original = scene.fleet.send
 
     def send(worker: str, text: bytes) -> None:
         order = d.ORDER.validate_json(text)
         if isinstance(order, d.Form) and order.generation == 1 and worker == "w1":
             scene.fleet.notices.append(Gone("w1", 1, "heartbeat", "silent for 1 s"))
-            for _ in range(2):  # it wakes up, and says what it was about to say
+            for _ in range(2):  # it wakes up and reports
                 scene.fleet.say("w1", e.Linked(worker="w1", node=1, stage=1, generation=1, link_s=0.0), incarnation=1)
             return
         original(worker, text)
@@ -298,7 +298,7 @@ REPORTS = [
 @settings(max_examples=60)
 @given(raw=hostile(*(report.model_dump(mode="json") for report in REPORTS)), once=st.sampled_from([d.Form, d.RunStep]))
 def test_a_report_beyond_range_costs_its_worker_at_most(raw: bytes, once: type[d.Order]) -> None:
-    """Its worker counts as dead, or the report is believed; whatever it says, the run comes to an end."""
+    """The worker counts as dead or the report is accepted; in any case the run ends."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         scene = Scene(Path(folder), patch)
         original, said = scene.fleet.send, list[bytes]()
@@ -333,7 +333,7 @@ def test_heartbeats_and_spans_do_not_change_the_run(scene: Scene) -> None:
     assert not scene.log.all(e.Worked)
 
 
-def test_a_full_disk_ends_the_run_in_words(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run_with_a_reason(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -343,14 +343,14 @@ def test_a_full_disk_ends_the_run_in_words(scene: Scene, monkeypatch: pytest.Mon
     assert ending.outcome == "failed"
     assert "step-00000002" in ending.reason and "No space left on device" in ending.reason
     assert len(scene.log.all(e.SaveFailed)) == LAST_TRIES
-    assert scene.clock.now - begun >= (LAST_TRIES - 1) * AGAIN_S, "somebody may make room meanwhile"
+    assert scene.clock.now - begun >= (LAST_TRIES - 1) * AGAIN_S, "the disk may be freed meanwhile"
     assert not replay(scene.log.facts).problems
     assert not [path for path in (scene.folder / "checkpoints").iterdir() if "00000002" in path.name]
 
 
-def test_who_begins_another_wait_because_somebody_lost_patience_waits_for_that_in_turn(scene: Scene) -> None:
-    """Two lose patience at the same time. The first one makes both meet: from then on they wait for offers."""
-    made = herd(3, "diloco", steps=6)
+def test_a_wait_that_follows_a_timeout_has_its_own_timeout(scene: Scene) -> None:
+    """Two waits time out at once. The first makes both replicas meet; from then on they wait for updates."""
+    made = simulate(3, "diloco", steps=6)
     work_until(made, lambda run: len(made.impatient()) == 2, without=[2])
     controller = Controller(CONFIG, made.started, scene.fleet, scene.folder, scene.log, NoChaos())
     controller.state = made.run
@@ -362,10 +362,10 @@ def test_who_begins_another_wait_because_somebody_lost_patience_waits_for_that_i
     assert len(scene.log.all(e.PatienceOver)) == 1
 
 
-def test_who_has_heard_enough_waits_for_the_rest_as_long_again_and_no_longer(scene: Scene) -> None:
-    """Of four, one may lie, and says nothing: two others are enough."""
+def test_a_replica_with_enough_updates_waits_for_the_rest_as_long_again(scene: Scene) -> None:
+    """Of four replicas one may be Byzantine and is silent: two other updates suffice."""
     for kind, hurries in (("monna", True), ("diloco", False)):
-        made, waits = herd(4, kind, steps=6), Waits(CONFIG)
+        made, waits = simulate(4, kind, steps=6), Waits(CONFIG)
         work_until(made, lambda run: all(r.meeting and r.phase == "idle" for r in run.live.values()))
         while made.pending():
             made.work(made.pending()[0])
@@ -379,4 +379,4 @@ def test_who_has_heard_enough_waits_for_the_rest_as_long_again_and_no_longer(sce
         assert waits.impatient[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s), "it never grows"
         if hurries:
             made.happened(next(waits.over(103.0, lambda run=made.run: run)))
-            assert said(made, d.Settle)[0].members == [0, 1, 2]
+            assert facts(made, d.Settle)[0].members == [0, 1, 2]

@@ -1,11 +1,11 @@
-"""One thing after another, as it is meant to go."""
+"""Decisions of the controller in single scenarios."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from pretend_fleet import PretendFleet
+from simulated_fleet import SimulatedFleet
 
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -20,15 +20,15 @@ from planaria.control.waits import held_up, underlying
 STAGES = 4
 
 
-def fleet(**changed: object) -> PretendFleet:
+def fleet(**changed: object) -> SimulatedFleet:
     plain: dict[str, object] = {
         "name": "run", "seed": 1, "stages": STAGES, "steps": 6, "first_step": 0, "samples_per_step": 8,
         "wall_time": 0.0, "spares": 1, "pairs": [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)],
     }  # fmt: skip
-    return PretendFleet(e.RunStarted.model_validate(plain | changed))
+    return SimulatedFleet(e.RunStarted.model_validate(plain | changed))
 
 
-def work_until(made: PretendFleet, phase: str, step: int) -> None:
+def work_until(made: SimulatedFleet, phase: str, step: int) -> None:
     """Let workers work until the controller waits for reports of ``phase`` at ``step``."""
     for turn in range(1000):
         if (made.state.phase, made.state.step) == (phase, step):
@@ -37,11 +37,11 @@ def work_until(made: PretendFleet, phase: str, step: int) -> None:
     raise AssertionError(f"never in {phase} at step {step}")
 
 
-def last(made: PretendFleet, kind: type[d.Form]) -> d.Form:
+def last(made: SimulatedFleet, kind: type[d.Form]) -> d.Form:
     return next(fact for fact in reversed(made.history) if isinstance(fact, kind))
 
 
-def told(made: PretendFleet) -> list[str]:
+def decision_kinds(made: SimulatedFleet) -> list[str]:
     """Decisions by name; consecutive ones of the same name once."""
     names = [fact.kind for fact in made.history if isinstance(fact, d.Fact) and not isinstance(fact, EVENTS)]  # type: ignore[attr-defined]
     return [name for n, name in enumerate(names) if not n or names[n - 1] != name]
@@ -50,11 +50,11 @@ def told(made: PretendFleet) -> list[str]:
 EVENTS = e.Event.__args__[0].__args__  # type: ignore[attr-defined]
 
 
-def test_an_untroubled_run() -> None:
+def test_a_run_without_faults() -> None:
     made = fleet(steps=2, eval_every=1, save_every=1)
     made.behave()
     step = ["run_step", "commit", "run_step", "save", "seal"]  # the second order to run is the validation
-    assert told(made) == ["spawn", "form", "run_step", "commit", "run_step", "save", "seal", *step, "finish"]
+    assert decision_kinds(made) == ["spawn", "form", "run_step", "commit", "run_step", "save", "seal", *step, "finish"]
     assert made.ending == d.Finish(outcome="finished")
     assert sum(isinstance(fact, d.Spawn) for fact in made.history) == STAGES + 2
 
@@ -75,12 +75,12 @@ def test_a_middle_stage_is_rebuilt_by_the_spare_and_only_its_edges_are_new() -> 
     assert made.ending == d.Finish(outcome="finished")
 
 
-def test_the_lost_spare_is_replaced_once_the_run_moves_again() -> None:
+def test_a_used_spare_is_replaced_once_the_run_commits_again() -> None:
     made = fleet()
     work_until(made, "run", 2)
     made.lose(made.state.holders[2])
     work_until(made, "run", 2)
-    assert not made.run.with_status("starting"), "a new worker would take the others' processor while they catch up"
+    assert not made.run.with_status("starting"), "a new worker would slow down the others while they catch up"
     work_until(made, "run", 3)
     assert made.run.with_status("starting")
 
@@ -104,7 +104,7 @@ def test_a_death_during_the_commit_does_not_undo_it() -> None:
     assert last(made, d.Form).members[2].source == d.Rebuild(by="checkfree", donors=[1, 3])
 
 
-def test_a_donor_that_dies_while_it_gives_makes_both_unrecoverable() -> None:
+def test_a_donor_that_dies_while_sending_makes_both_unrecoverable() -> None:
     made = fleet()
     work_until(made, "run", 1)
     made.lose(made.state.holders[2])
@@ -114,12 +114,12 @@ def test_a_donor_that_dies_while_it_gives_makes_both_unrecoverable() -> None:
     assert "adjacent" in made.cannot.reason
 
 
-def test_what_cannot_be_rebuilt_ends_the_run_with_the_survivors_saved() -> None:
+def test_an_unrecoverable_loss_ends_the_run_with_the_survivors_saved() -> None:
     made = fleet()
     work_until(made, "run", 3)
     made.lose(made.state.holders[1])
     made.behave()
-    assert told(made)[-4:] == ["cannot", "save", "seal", "finish"]
+    assert decision_kinds(made)[-4:] == ["cannot", "save", "seal", "finish"]
     seal = next(fact for fact in made.history if isinstance(fact, d.Seal))
     assert seal == d.Seal(step=3, folder="step-00000003.partial", stages=[0, 2, 3, 4], partial=True, first_block=3)
     assert made.ending is not None
@@ -127,7 +127,7 @@ def test_what_cannot_be_rebuilt_ends_the_run_with_the_survivors_saved() -> None:
     assert "first block stage" in made.ending.reason
 
 
-def test_a_stage_that_dies_before_it_took_its_first_state_starts_from_the_seed_again() -> None:
+def test_a_stage_that_dies_before_its_first_state_starts_from_the_seed() -> None:
     made = fleet()
     work_until(made, "link", 0)
     made.lose(made.state.holders[1])
@@ -137,12 +137,12 @@ def test_a_stage_that_dies_before_it_took_its_first_state_starts_from_the_seed_a
     assert made.ending == d.Finish(outcome="finished")
 
 
-def test_a_broken_edge_is_replaced_when_nobody_died() -> None:
+def test_a_broken_edge_is_replaced_if_no_worker_died() -> None:
     made = fleet()
     work_until(made, "run", 1)
     before = last(made, d.Form)
     made.break_edge((1, 2))
-    assert last(made, d.Form) == before, "the death notice of one of its ends may be on its way"
+    assert last(made, d.Form) == before, "a death notice of one of its ends may follow"
     made.expire_grace()
     form = last(made, d.Form)
     assert (form.outcome, form.step) == ("relinked", 1)
@@ -160,7 +160,7 @@ def test_an_edge_that_breaks_during_the_commit_waits_for_its_end() -> None:
     assert last(made, d.Form).outcome == "relinked"
 
 
-def test_a_stop_waits_for_a_whole_step_and_saves_it() -> None:
+def test_a_stop_waits_for_a_complete_step_and_saves_it() -> None:
     made = fleet(eval_every=1)
     work_until(made, "run", 2)
     made.stop()
@@ -171,21 +171,19 @@ def test_a_stop_waits_for_a_whole_step_and_saves_it() -> None:
     assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
 
 
-def saves(made: PretendFleet) -> list[int]:
+def saves(made: SimulatedFleet) -> list[int]:
     return [fact.step for fact in made.history if isinstance(fact, d.Save)]
 
 
-def broken(made: PretendFleet, pair: tuple[int, int] = (1, 2)) -> e.EdgeBroken:
-    """An edge that could not be opened: one of its ends knows why."""
-    said = {"generation": made.state.generation, "detail": "w1 (stage 1): Network is unreachable", "cause": "Network"}
-    return e.EdgeBroken(worker=made.state.holders[pair[0]], node=pair[0], peer=pair[1], **said)  # type: ignore[arg-type]
+UNREACHABLE = {"detail": "w1 (stage 1): Network is unreachable", "cause": "Network"}
+"""fields of a report on an edge that could not be opened"""
 
 
 def test_a_stop_saves_what_workers_hold_before_broken_edges_are_replaced() -> None:
-    """No worker answers any more: the step does not end, no edge opens, and yet the run is saved."""
+    """No worker answers: the step does not end and no edge opens, but the run is saved."""
     made = fleet()
     work_until(made, "run", 3)
-    made.happened(broken(made))
+    made.break_edge((1, 2), generation=made.state.generation, **UNREACHABLE)
     made.expire_grace()
     assert made.state.phase == "link"
     made.stop(prompt=True)
@@ -200,18 +198,18 @@ def test_a_stop_drops_a_step_that_does_not_end() -> None:
     made = fleet()
     work_until(made, "run", 3)
     made.stop(prompt=True)
-    assert not saves(made), "a step that ends soon is waited for"
+    assert not saves(made), "the stop waits for a step that ends soon"
     late = "step 3 was dropped: no result from stages 0, 1, 2, 3, 4"
     assert held_up(made.run) == late
-    made.stop_waits_no_longer()
+    made.expire_stop()
     assert saves(made) == [3]
     made.behave()
     assert seals(made) == [3] and made.ending == d.Finish(outcome="stopped", reason="someone asked", detail=late)
     assert replay(made.history).problems == []
 
 
-def test_a_stop_at_the_newest_checkpoint_waits_for_nobody() -> None:
-    """From the first step on, workers may need minutes to start: nothing would be lost."""
+def test_a_stop_at_the_newest_checkpoint_is_immediate() -> None:
+    """Before the first step, workers may take minutes to start; nothing would be lost."""
     made = fleet()
     made.stop(prompt=True)
     assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
@@ -234,7 +232,7 @@ def test_a_stop_waits_for_a_lost_stage_no_longer_than_for_a_step() -> None:
     work_until(made, "run", 3)
     made.lose(made.state.holders[2])
     made.stop(prompt=True)
-    made.stop_waits_no_longer()
+    made.expire_stop()
     made.behave()
     assert made.ending is not None and made.ending.outcome == "cannot"
     assert made.ending.reason.endswith("no worker had the state of stages 2")
@@ -242,18 +240,18 @@ def test_a_stop_waits_for_a_lost_stage_no_longer_than_for_a_step() -> None:
     assert (seal.partial, seal.stages) == (True, [0, 1, 3, 4])
 
 
-def test_after_many_generations_in_vain_the_underlying_error_is_named() -> None:
+def test_after_too_many_generations_the_underlying_error_is_named() -> None:
     made = fleet()
     work_until(made, "run", 1)
     while made.cannot is None:
-        made.happened(broken(made))
+        made.break_edge((1, 2), generation=made.state.generation, **UNREACHABLE)
         made.expire_grace()
     first, _, error = made.cannot.reason.partition("; ")
     assert first == f"{MAX_ATTEMPTS} generations in a row did not get step 1 committed"
     assert error == "the last error: w1 (stage 1): Network is unreachable"
 
 
-def test_the_error_underneath_is_what_workers_report_or_what_a_probe_finds() -> None:
+def test_the_underlying_error_comes_from_workers_or_a_probe() -> None:
     made = fleet()
     work_until(made, "run", 1)
     known = {name: replace(worker, at="10.0.0.1:7") for name, worker in made.run.workers.items()}
@@ -262,7 +260,8 @@ def test_the_error_underneath_is_what_workers_report_or_what_a_probe_finds() -> 
     assert underlying(run, {"w1": "no route"}, refused) == "worker w1: no route"
     assert underlying(run, {}, refused) == "10.0.0.1:7: Connection refused"
     assert underlying(run, {}, lambda at: "") == ""
-    assert underlying(apply(broken(made), run), {}, refused) == "w1 (stage 1): Network is unreachable"
+    broken = e.EdgeBroken(worker="w1", node=1, peer=2, generation=made.state.generation, **UNREACHABLE)
+    assert underlying(apply(broken, run), {}, refused) == "w1 (stage 1): Network is unreachable"
 
 
 def test_a_worker_that_fails_ends_the_run_at_once() -> None:
@@ -272,11 +271,11 @@ def test_a_worker_that_fails_ends_the_run_at_once() -> None:
     assert made.ending == d.Finish(outcome="failed", reason="worker w1 (stage 1): out of memory")
 
 
-def seals(made: PretendFleet) -> list[int]:
+def seals(made: SimulatedFleet) -> list[int]:
     return [fact.step for fact in made.history if isinstance(fact, d.Seal)]
 
 
-def test_a_save_that_fails_costs_the_save_and_the_next_is_made_when_it_is_due() -> None:
+def test_a_failed_save_is_discarded_and_the_next_is_made_when_due() -> None:
     made = fleet(save_every=2)
     work_until(made, "save", 2)
     made.full = 1
@@ -287,10 +286,10 @@ def test_a_save_that_fails_costs_the_save_and_the_next_is_made_when_it_is_due() 
     assert [fact.step for fact in made.history if isinstance(fact, d.Commit)] == list(range(6)), "no step is undone"
 
 
-def test_a_checkpoint_that_cannot_be_sealed_is_none() -> None:
+def test_a_checkpoint_that_cannot_be_sealed_does_not_count() -> None:
     made = fleet(save_every=2, recovery={"strategy": "checkpoint"})
     work_until(made, "save", 4)
-    made.room, made.full = STAGES + 1, 1  # the manifest is what finds none
+    made.room, made.full = STAGES + 1, 1  # no room for the manifest
     while d.Discard(step=4) not in made.history:
         made.work(made.pending()[0])
     assert (made.run.saved, made.run.durable.step, seals(made)) == (2, 2, [2, 4])
@@ -301,7 +300,7 @@ def test_a_checkpoint_that_cannot_be_sealed_is_none() -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_run_whose_last_save_fails_again_and_again_does_not_pretend(stopped: bool) -> None:
+def test_a_run_whose_last_save_keeps_failing_has_failed(stopped: bool) -> None:
     made = fleet(save_every=4)
     work_until(made, "run", 5)
     if stopped:
@@ -313,7 +312,7 @@ def test_a_run_whose_last_save_fails_again_and_again_does_not_pretend(stopped: b
     assert sum(isinstance(fact, e.RetryDue) for fact in made.history) == LAST_TRIES - 1
 
 
-def test_a_last_save_that_succeeds_at_last_is_one() -> None:
+def test_a_last_save_is_retried() -> None:
     made = fleet()
     work_until(made, "save", 6)
     made.full = 1
@@ -321,7 +320,7 @@ def test_a_last_save_that_succeeds_at_last_is_one() -> None:
     assert seals(made) == [6] and made.ending == d.Finish(outcome="finished")
 
 
-def test_survivors_that_cannot_be_saved_are_told_of() -> None:
+def test_survivors_that_cannot_be_saved_are_reported() -> None:
     made = fleet()
     work_until(made, "run", 3)
     made.full = 1000
@@ -331,7 +330,7 @@ def test_survivors_that_cannot_be_saved_are_told_of() -> None:
     assert "what is left could not be saved: the last save failed 3 times: disk full" in made.ending.reason
 
 
-def test_workers_that_die_as_they_start_are_not_started_for_ever() -> None:
+def test_failing_starts_are_limited() -> None:
     made = fleet()
     for _ in range(MAX_STILLBORN):
         made.lose(made.pending()[0])
@@ -339,7 +338,7 @@ def test_workers_that_die_as_they_start_are_not_started_for_ever() -> None:
     assert made.ending.outcome == "failed"
 
 
-def test_spares_that_die_as_they_start_are_done_without() -> None:
+def test_a_run_continues_without_spares_that_fail_to_start() -> None:
     made = fleet()
     work_until(made, "run", 2)
     made.lose(made.run.with_status("spare")[0])
@@ -366,7 +365,7 @@ def test_a_stage_for_which_no_worker_starts_ends_the_run_with_the_others_saved()
 
 
 @pytest.mark.slow
-def test_a_step_that_never_gets_done_ends_the_run_saved() -> None:
+def test_a_step_that_never_commits_ends_the_run_saved() -> None:
     made = fleet()
     work_until(made, "run", 1)
     while made.state.attempts < MAX_ATTEMPTS:
@@ -392,7 +391,7 @@ def test_a_stage_that_dies_before_the_first_commit_starts_again_from_the_seed(st
 
 
 @pytest.mark.parametrize("said", ["worker_joined", "stage_ready"])
-def test_facts_that_only_inform_change_nothing(said: str) -> None:
+def test_informational_facts_change_nothing(said: str) -> None:
     made = fleet()
     work_until(made, "run", 1)
     for fact in (
@@ -402,12 +401,12 @@ def test_facts_that_only_inform_change_nothing(said: str) -> None:
         assert apply(fact, made.state) == made.state
 
 
-def test_replay_names_what_went_otherwise() -> None:
+def test_replay_names_deviations() -> None:
     made = fleet(steps=1)
     made.behave()
     whole = made.history
     assert not replay(whole).problems
-    assert not replay(whole[:-1]).problems  # the controller died before it wrote the last one down
+    assert not replay(whole[:-1]).problems  # the controller died before it logged the last decision
     place = next(n for n, fact in enumerate(whole) if isinstance(fact, d.Commit))
     forged = [*whole[:place], d.Commit(generation=9, step=7, progress=7), *whole[place + 1 :]]
     assert f"record {place + 1}: logged Commit(" in replay(forged).problems[0]
@@ -418,7 +417,7 @@ def test_replay_names_what_went_otherwise() -> None:
         replay(whole[1:])
 
 
-def test_a_resumed_run_takes_up_where_the_files_say() -> None:
+def test_a_resumed_run_starts_from_its_files() -> None:
     load = {0: "new", 1: "new", 3: "new", 4: "new"}
     made = fleet(first_step=3, first_generation=5, load=load)
     work_until(made, "link", 3)
@@ -436,8 +435,8 @@ SHARED = {
 }
 
 
-def test_nodes_of_a_stage_begin_from_the_same_wherever_one_of_them_has_still_to_begin() -> None:
-    """After a rollback: one node has loaded and dies, the other is loading. Both must hold the checkpoint's stage."""
+def test_nodes_of_a_stage_start_from_the_same_state() -> None:
+    """After a rollback, a node that has loaded dies while another loads: both must get the checkpoint's stage."""
     made = fleet(**SHARED, spares=3, save_every=2, recovery={"strategy": "checkfree, checkpoint"})
     work_until(made, "run", 3)
     made.lose_node(1)
@@ -456,7 +455,7 @@ def test_nodes_of_a_stage_begin_from_the_same_wherever_one_of_them_has_still_to_
 
 
 @pytest.mark.parametrize("step", [0, 2])
-def test_nodes_that_are_gone_for_good_are_planned_around_in_the_first_step_too(step: int) -> None:
+def test_permanently_lost_nodes_are_planned_around(step: int) -> None:
     made = fleet(**SHARED, spares=0, replace=False, recovery={"meanwhile": "skip"})
     work_until(made, "run", step)
     made.lose_node(2)
@@ -465,7 +464,7 @@ def test_nodes_that_are_gone_for_good_are_planned_around_in_the_first_step_too(s
     assert [m.node for m in last(made, d.Form).members] == [0, 1, 3, 4, 5, 6]
 
 
-def test_a_run_that_cannot_go_on_names_the_stages_that_nobody_holds() -> None:
+def test_a_run_that_cannot_continue_names_the_stages_without_a_worker() -> None:
     made = fleet(**SHARED, spares=0, replace=False)
     work_until(made, "run", 2)
     made.lose_node(5)
@@ -475,7 +474,7 @@ def test_a_run_that_cannot_go_on_names_the_stages_that_nobody_holds() -> None:
 
 
 @pytest.mark.parametrize("bits", [32, 8])
-def test_replicas_that_round_their_gradients_are_saved_with_what_each_owes_the_others(bits: int) -> None:
+def test_replicas_with_error_feedback_are_all_saved(bits: int) -> None:
     made = fleet(
         stages=1,
         save_every=1,
@@ -487,7 +486,7 @@ def test_replicas_that_round_their_gradients_are_saved_with_what_each_owes_the_o
     work_until(made, "save", 1)
     saved = next(fact for fact in made.history if isinstance(fact, d.Save))
     assert saved.whole == ([] if bits == 32 else [0, 1]), "one file of each stage"
-    assert saved.compared == [2, 3, 4, 5], "the others tell the digest of their weights"
+    assert saved.compared == [2, 3, 4, 5], "the others report the digest of their weights"
     assert made.state.waiting == {made.state.holders[node] for node in range(6)}
     made.behave()
     assert made.ending == d.Finish(outcome="finished")

@@ -1,4 +1,4 @@
-"""Who is slow is found from what workers measure, and nobody is blamed without cause."""
+"""Slow workers, links and machines are identified from measurements, without false positives."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ def measured(
     gauges: Gauges | None = None,
     read: Mapping[int, float] | None = None,
 ) -> Gauges:
-    """What workers measure: ``slow`` ones take so many times as long; activations over edges come so many seconds
-    ``later``, or a tenth of them does (``lost``); ``clocks`` run ahead by so much; a step's batches take so many
-    seconds to be ``read``. With noise that is one-sided."""
+    """Return measurements with one-sided noise.
+
+    ``slow``: node → slowdown factor; ``later``: edge → delay in seconds, ``lost``: of a tenth of the activations;
+    ``clocks``: node → clock offset; ``read``: node → seconds to read a step's batches.
+    """
     noise, gauges = random.Random(seed), gauges or Gauges()
     slow, later, lost, clocks, read = slow or {}, later or {}, lost or {}, clocks or {}, read or {}
     for report in range(first, first + reports):
@@ -70,21 +72,21 @@ def found(gauges: Gauges, hosts: tuple[tuple[int, str], ...] = HERE) -> set[tupl
 
 
 @given(seed=st.integers(0, 1 << 30))
-def test_nobody_is_blamed_for_noise(seed: int) -> None:
+def test_noise_blames_no_worker(seed: int) -> None:
     assert found(measured(12, seed)) == set()
 
 
 @given(
     seed=st.integers(0, 1 << 30), node=st.integers(0, STAGES - 1), times=st.floats(2, 8), edge=st.sampled_from(ring())
 )
-def test_a_slow_worker_and_a_slow_link_at_once_are_told_apart(seed: int, node: int, times: float, edge: Pair) -> None:
+def test_a_slow_worker_and_a_slow_link_are_distinguished(seed: int, node: int, times: float, edge: Pair) -> None:
     gauges = measured(5, seed, {node: times}, {edge: 0.03}, first=ONSET, gauges=measured(ONSET, seed))
 
     assert found(gauges) == {("slow worker", (node,)), ("slow link", edge)}
 
 
 @pytest.mark.parametrize("node", range(STAGES))
-def test_a_node_whose_edges_are_all_slow_one_way_is_blamed_for_that_side(node: int) -> None:
+def test_a_node_with_slow_edges_in_one_direction_is_a_slow_sender_or_receiver(node: int) -> None:
     sent = {pair: 0.05 for pair in ring() if pair[0] == node}
     heard = {pair: 0.05 for pair in ring() if pair[1] == node}
 
@@ -94,7 +96,7 @@ def test_a_node_whose_edges_are_all_slow_one_way_is_blamed_for_that_side(node: i
 
 
 @given(seed=st.integers(0, 1 << 30), skew=st.lists(st.floats(-3, 3), min_size=STAGES, max_size=STAGES))
-def test_clocks_of_several_machines_change_nothing(seed: int, skew: list[float]) -> None:
+def test_clock_offsets_between_machines_do_not_matter(seed: int, skew: list[float]) -> None:
     """One direction of an edge becomes slow on machines whose clocks differ by seconds."""
     clocks, hosts = dict(enumerate(skew)), tuple((node, f"h{node}") for node in range(STAGES))
     gauges = measured(
@@ -104,7 +106,7 @@ def test_clocks_of_several_machines_change_nothing(seed: int, skew: list[float])
     assert found(gauges, hosts) == {("slow link", (2, 3))}
 
 
-def test_all_workers_of_a_machine_are_one_slow_machine() -> None:
+def test_slow_workers_of_one_machine_are_one_slow_machine() -> None:
     hosts = ((0, ""), (1, ""), (2, ""), (3, "h1"), (4, "h1"))
     gauges = measured(3, slow={3: 3.0, 4: 2.5}, first=ONSET, gauges=measured(ONSET))
 
@@ -113,9 +115,7 @@ def test_all_workers_of_a_machine_are_one_slow_machine() -> None:
 
 
 @given(seed=st.integers(0, 1 << 30), times=st.floats(2, 8), small=st.booleans())
-def test_a_slow_machine_is_named_also_where_it_has_most_stages_and_the_ends(
-    seed: int, times: float, small: bool
-) -> None:
+def test_a_slow_machine_is_found_if_it_holds_most_stages_and_the_ends(seed: int, times: float, small: bool) -> None:
     """Compared with all others, most of which are slow too, none of its workers would be slow."""
     nodes = (3, 4) if small else (0, 1, 2, 3)
     hosts = tuple((node, "h1" if node in nodes else "") for node in range(STAGES))
@@ -124,8 +124,8 @@ def test_a_slow_machine_is_named_also_where_it_has_most_stages_and_the_ends(
     assert found(gauges, hosts) == {("slow host", nodes)}
 
 
-def test_nobody_is_named_while_the_rest_of_the_machine_has_just_become_slow() -> None:
-    """One worker's fault is told a report earlier than the other's: the machine is named once, and no worker before."""
+def test_no_worker_is_blamed_while_the_rest_of_its_machine_becomes_slow() -> None:
+    """One worker's fault is reported earlier than the other's: only the machine is blamed."""
     hosts = ((0, ""), (1, ""), (2, ""), (3, "h1"), (4, "h1"))
     one = measured(1, slow={3: 3.0}, first=ONSET, gauges=measured(ONSET))
     both = measured(1, slow={3: 3.0, 4: 3.0}, first=ONSET + 1, gauges=one)
@@ -137,48 +137,48 @@ def test_nobody_is_named_while_the_rest_of_the_machine_has_just_become_slow() ->
 
 
 @given(seed=st.integers(0, 1 << 30), late=st.floats(0.06, 1.0))
-def test_data_that_come_late_are_no_slow_worker(seed: int, late: float) -> None:
+def test_late_data_is_not_a_slow_worker(seed: int, late: float) -> None:
     gauges = measured(3, seed, read={0: 0.002 + late}, first=ONSET, gauges=measured(ONSET, seed, read={0: 0.002}))
 
     assert found(gauges) == {("slow data", (0,))}
 
 
 @given(seed=st.integers(0, 1 << 30), late=st.floats(0, 0.015))
-def test_data_that_are_slow_from_the_first_or_a_little_late_are_not_blamed(seed: int, late: float) -> None:
+def test_data_that_was_always_slow_or_is_slightly_late_is_not_blamed(seed: int, late: float) -> None:
     past = measured(ONSET, seed, read={0: 0.2})
 
     assert found(measured(3, seed, read={0: 0.2}, first=ONSET, gauges=past)) == set()
     assert found(measured(3, seed, read={0: late}, first=ONSET, gauges=measured(ONSET, seed))) == set()
 
 
-def test_a_machine_that_is_busy_makes_nobody_slow() -> None:
+def test_a_uniform_slowdown_blames_no_worker() -> None:
     everyone = dict.fromkeys(range(STAGES), 3.0)
 
     assert found(measured(3, slow=everyone, first=ONSET, gauges=measured(ONSET))) == set()
 
 
-def test_a_worker_that_was_slow_from_the_first_is_found_by_its_peers() -> None:
+def test_a_worker_that_was_always_slow_is_found_by_its_peers() -> None:
     assert found(measured(3, slow={2: 2.5})) == {("slow worker", (2,))}
 
 
-def test_the_work_of_unlike_stages_is_taken_into_account() -> None:
+def test_unequal_work_of_stages_is_considered() -> None:
     gauges = measured(6, slow={2: 3.0})
 
     assert verdicts(gauges, HERE, (0.0, 1.0, 3.0, 1.0, 1.0), frozenset()) == ()
 
 
-def test_an_edge_that_breaks_or_stalls_again_and_again_is_flaky() -> None:
+def test_an_edge_that_breaks_or_stalls_repeatedly_is_flaky() -> None:
     gauges = measured(ONSET)
     stalling = measured(3, lost={(1, 2): 0.3}, first=ONSET, gauges=gauges)
     for broken in range(4):
         gauges = measured(1, first=ONSET + broken, gauges=gauges.broken(2, 1, broken).broken(1, 2, broken))
 
-    assert found(gauges) == {("flaky link", (1, 2))}, "both ends tell of each time"
+    assert found(gauges) == {("flaky link", (1, 2))}, "both ends report each break"
     assert found(stalling) == {("flaky link", (1, 2))}
 
 
 @given(seed=st.integers(0, 1 << 30))
-def test_what_is_blamed_is_cleared_only_when_it_is_clearly_better(seed: int) -> None:
+def test_a_verdict_is_cleared_only_after_a_clear_improvement(seed: int) -> None:
     """At the threshold itself a verdict stays as it is."""
     gauges = measured(5, seed, {2: 1.5}, {(3, 4): 0.006}, first=ONSET, gauges=measured(ONSET, seed))
     known = frozenset({("slow worker", (2,)), ("slow link", (3, 4))})
@@ -187,7 +187,7 @@ def test_what_is_blamed_is_cleared_only_when_it_is_clearly_better(seed: int) -> 
     assert found(measured(5, seed, first=ONSET, gauges=gauges)) == set()
 
 
-def test_what_is_left_of_a_step_is_that_of_the_next_slowest_stage() -> None:
+def test_the_predicted_step_is_that_of_the_next_slowest_stage() -> None:
     gauges = measured(3, slow={2: 3.0}, first=ONSET, gauges=measured(ONSET))
 
     share = after(gauges.nodes, [2])

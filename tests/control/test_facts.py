@@ -1,4 +1,4 @@
-"""Events and decisions survive the wire and the log."""
+"""Events and decisions round-trip through JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def values(annotation: Any) -> st.SearchStrategy[Any]:
-    """All that a field of this type may hold."""
+    """Return a strategy for values of a type."""
     if annotation in PLAIN:
         return PLAIN[annotation]
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
@@ -64,7 +64,7 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
 
 
 def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
-    """All that a field may hold: numbers within their bounds, texts that match their pattern."""
+    """Return a strategy for a field's values within its bounds and pattern."""
     bounds = {name: getattr(m, name) for m in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(m, name)}
     if field.annotation is int and field.metadata:
         least = bounds.get("ge", bounds.get("gt", -1) + 1)
@@ -83,7 +83,7 @@ def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
     [(e.Event, e.EVENT), (e.Report, e.REPORT), (d.Decision, d.DECISION), (d.Order, d.ORDER)],
     ids=["event", "report", "decision", "order"],
 )
-def test_json_and_back(kinds: Any, adapter: Any) -> None:
+def test_facts_round_trip_through_json(kinds: Any, adapter: Any) -> None:
     @given(values(kinds))
     def check(fact: BaseModel) -> None:
         text = fact.model_dump_json()
@@ -96,11 +96,11 @@ def test_json_and_back(kinds: Any, adapter: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"kind": "fire"}', "{}", "[]", "", '{"kind": "spawn", "worker": "w1"}'])
-def test_what_is_no_decision_is_refused(text: str) -> None:
+def test_an_invalid_decision_is_rejected(text: str) -> None:
     with pytest.raises(ValidationError):
         d.DECISION.validate_json(text)
 
 
-def test_facts_cannot_be_changed() -> None:
+def test_facts_are_immutable() -> None:
     with pytest.raises(ValidationError):
         d.Commit(generation=1, step=1, progress=1).step = 2  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A worker among many costs the controller what it costs among few."""
+"""The controller's cost per worker does not grow with the number of workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW, MANY = 16, 128
 
 
 def calls(layout: str, workers: int) -> tuple[float, int]:
-    """Functions called by decide and apply, for each worker in a step, a tenth of a round included; and for a loss."""
+    """Return the functions called by decide and apply: per worker and step (with a tenth of a round), and per loss."""
     fleet = Obedient(LAYOUTS[layout](workers))
     fleet.steps(2)
     found = []
@@ -40,7 +40,7 @@ def calls(layout: str, workers: int) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_work_grows_as_the_workers_do(layout: str) -> None:
+def test_the_cost_of_decisions_is_linear_in_workers(layout: str) -> None:
     few, many = calls(layout, FEW), calls(layout, MANY)
     assert many[0] <= 1.3 * few[0], "a step"
     assert many[1] <= 1.3 * few[1] * MANY / FEW, "a loss"

@@ -1,4 +1,4 @@
-"""What the live page shows of workers is what the record says of them, at every event, whatever happens to a fleet."""
+"""The live page's state of workers equals the controller's after every event of random histories."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def config() -> RunConfig:
 
 
 def assert_shown(state: Json, run: RunState) -> None:
-    """The page's workers, nodes, generations and steps are the record's."""
+    """Compare the page's workers, nodes and generations with the controller's state."""
     shown = state["workers"]
     living = {name: worker.status for name, worker in run.workers.items() if worker.status != "dead"}
-    assert {name: said["status"] for name, said in shown.items() if said["status"] != "dead"} == living
+    assert {name: info["status"] for name, info in shown.items() if info["status"] != "dead"} == living
     dead = {name for name, worker in run.workers.items() if worker.status == "dead"}
-    assert {name for name, said in shown.items() if said["status"] == "dead"} <= dead
+    assert {name for name, info in shown.items() if info["status"] == "dead"} <= dead
     assert len(dead) > MOST_LOST or dead <= shown.keys()
-    assert {name: said["node"] for name, said in shown.items() if "node" in said} == {
+    assert {name: info["node"] for name, info in shown.items() if "node" in info} == {
         worker: node for node, worker in run.holders.items()
     }
-    assert {name: said.get("machine", "") for name, said in shown.items()} == {
+    assert {name: info.get("machine", "") for name, info in shown.items()} == {
         name: run.workers[name].host for name in shown
     }
-    assert {int(n): said["worker"] for n, said in state["nodes"].items() if "worker" in said} == run.holders
+    assert {int(n): info["worker"] for n, info in state["nodes"].items() if "worker" in info} == run.holders
     assert {int(n) for n in state["nodes"]} == {n for r in run.live.values() for n in r.arrangement.stage}
     for number, replica in run.live.items():
         assert state["replicas"][str(number)]["generation"] == replica.generation
         waiting = {n for n in replica.holders if state["nodes"][str(n)]["state"] == "waits"}
         stateless = {n for n in replica.holders if n in replica.lost or n in replica.origins}
-        if replica.phase == "link":  # a reader does not know what a loss makes of reports that come after it
+        if replica.phase == "link":  # the log does not show how a loss affects later reports
             assert waiting == stateless
         if replica.phase in ("run", "commit"):
             assert not waiting
@@ -60,7 +60,7 @@ def assert_shown(state: Json, run: RunState) -> None:
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_worker_is_shown_as_the_record_has_it(seed: int) -> None:
+def test_the_page_shows_the_controllers_state(seed: int) -> None:
     history = troubled(seed).history
     assert isinstance(history[0], e.RunStarted)
     run, story, frames = RunState.start(history[0]), Story(config()), Frames()
@@ -74,26 +74,26 @@ def test_every_worker_is_shown_as_the_record_has_it(seed: int) -> None:
         if run.over:
             break
         assert_shown(story.state, run)
-    assert drawn == json.loads(json.dumps(story.state)), "what the frames lead to is what is to be seen"
+    assert drawn == json.loads(json.dumps(story.state)), "the frames lead to another state"
     times = [frame.t for frame in frames.after(-1, len(frames))]
     assert times == sorted(times) and times[0] == 0
 
 
-def test_the_histories_show_everything_that_can_be_seen_of_a_worker() -> None:
+def test_the_histories_cover_all_states_of_workers() -> None:
     seen, captions = set[tuple[str, ...]](), set[str]()
     for seed in SEEDS:
         story = Story(config())
         for t, fact in zip(count(0.0), troubled(seed).history, strict=False):
             story.take(t, fact)
-            seen |= {(said["status"],) for said in story.state.get("workers", {}).values()}
-            seen |= {("node", said["state"]) for said in story.state.get("nodes", {}).values()}
+            seen |= {(info["status"],) for info in story.state.get("workers", {}).values()}
+            seen |= {("node", info["state"]) for info in story.state.get("nodes", {}).values()}
             captions |= {story.state.get("said", {}).get("tone", "calm")}
     assert seen >= {("starting",), ("spare",), ("member",), ("released",), ("dead",)}
     assert seen >= {("node", "holds"), ("node", "waits"), ("node", "empty")}
     assert captions >= {"calm", "loss", "rebirth", "rollback"}
 
 
-def test_a_late_report_of_a_broken_edge_says_nothing_about_the_new_one() -> None:
+def test_a_late_report_of_a_broken_edge_does_not_affect_the_new_one() -> None:
     history = troubled(0).history
     story = Story(config())
     for t, fact in zip(count(0.0), history, strict=False):
@@ -104,4 +104,4 @@ def test_a_late_report_of_a_broken_edge_says_nothing_about_the_new_one() -> None
             story.take(t, old)
             assert story.state["links"][f"{low}-{high}"]["state"] in ("open", "opening")
             return
-    raise AssertionError("nobody was formed")
+    raise AssertionError("no replica was formed")

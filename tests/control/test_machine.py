@@ -1,25 +1,19 @@
-"""The controller's mind under everything that workers may do to it, in any order."""
+"""The controller of one replica under every fault, in any order."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from fault_rules import FaultRules, bounded
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 from open_fleet import OpenFleet
-from pretender import DISK
 
-from examples import examples
-from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.apply import apply
-from planaria.control.replay import replay
-from planaria.control.saving import resting
 from planaria.recovery import with_strategy
 
-pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they take their time
+pytestmark = pytest.mark.timeout(600)  # many histories
 
 STAGES = 4
 PAIRS = [(s, s + 1) for s in range(STAGES)] + [(0, STAGES)]
@@ -45,7 +39,7 @@ def started(**changed: Any) -> e.RunStarted:
 
 
 def origins(folders: list[str]) -> dict[int, str]:
-    """Stage → folder; an empty name leaves the stage to the seed."""
+    """Map stages to folders; a stage with an empty name starts from the seed."""
     return {stage: folder for stage, folder in enumerate(folders) if folder}
 
 
@@ -58,7 +52,7 @@ SHARED: dict[str, Any] = {
 
 
 def on_a_schedule(start: e.RunStarted, meanwhile: str) -> e.RunStarted:
-    """The same run with several nodes to a stage; most strategies that keep copies elsewhere are not for those."""
+    """Return the same run with several nodes per stage, which most strategies that keep copies do not support."""
     if start.recovery.strategy.startswith(REMEMBERING):
         return e.RunStarted.model_validate(start.model_dump() | SHARED)
     first = {"checkpoint": "checkfree, checkpoint"}.get(start.recovery.strategy.split(", ")[-1], "checkfree")
@@ -70,7 +64,7 @@ REMEMBERING = ("snapshot", "whole_copies")
 
 
 def options_of(strategy: str) -> st.SearchStrategy[dict[str, int]]:
-    """Those that matter to what the controller decides."""
+    """Return the options that affect decisions."""
     if "echo" in strategy:
         return st.fixed_dictionaries({"every": st.integers(1, 3)})
     if not strategy.startswith(REMEMBERING):
@@ -82,7 +76,7 @@ def options_of(strategy: str) -> st.SearchStrategy[dict[str, int]]:
 
 
 def resumed_run(resumed: dict[str, Any], **fields: Any) -> e.RunStarted:
-    """Only runs whose workers remember can be resumed from memory."""
+    """Return a resumed run; only runs with snapshots in memory resume from these."""
     remembers = fields["recovery"]["options"].get("every") and fields["recovery"]["strategy"].startswith(REMEMBERING)
     return started(**(fields | (resumed if remembers or "recalled" not in resumed else {})))
 
@@ -127,180 +121,83 @@ alone = st.builds(
 starts = st.one_of(alone, st.builds(on_a_schedule, alone, st.sampled_from(["wait", "skip"])))
 
 
-class ControlMachine(RuleBasedStateMachine):
-    fleet: OpenFleet
+class ControlMachine(FaultRules):
+    sim: OpenFleet
+    calm_facts = 40
 
     @initialize(start=starts, peaceful=st.integers(0, 3))
     def begin(self, start: e.RunStarted, peaceful: int) -> None:
-        """Most of what can go wrong is possible only after some commits: give the run some untroubled ones."""
-        self.fleet = OpenFleet(start)
-        while self.fleet.pending() and self.fleet.state.step < start.first_step + peaceful:
-            self.fleet.work(self.fleet.pending()[0])
+        """Start with some commits without faults: most faults need them."""
+        self.sim = OpenFleet(start)
+        while self.sim.pending() and self.sim.state.step < start.first_step + peaceful:
+            self.sim.work(self.sim.pending()[0])
 
-    @precondition(lambda self: self.fleet.pending())
-    @rule(picks=st.lists(st.integers(0, 9), min_size=1, max_size=30))
-    def some_work(self, picks: list[int]) -> None:
-        for pick in picks:
-            if pending := self.fleet.pending():
-                self.fleet.work(pending[pick % len(pending)])
-
-    @precondition(lambda self: self.fleet.pending())
+    @precondition(lambda self: self.sim.pending())
     @rule()
-    def all_do_what_they_were_told(self) -> None:
-        for worker in self.fleet.pending():
-            if worker in self.fleet.pending():
-                self.fleet.work(worker)
+    def all_workers_act(self) -> None:
+        for worker in self.sim.pending():
+            if worker in self.sim.pending():
+                self.sim.work(worker)
 
-    @precondition(lambda self: any(me.writing for me in self.fleet.alive.values()))
-    @rule(pick=st.integers(0, 9))
-    def a_worker_that_writes_dies(self, pick: int) -> None:
-        writing = [name for name, me in self.fleet.alive.items() if me.writing]
-        self.fleet.lose(writing[pick % len(writing)])
-
-    @precondition(lambda self: self.fleet.pending())
-    @rule(turns=st.integers(5, 40))
-    def disks_are_slow(self, turns: int) -> None:
-        for turn in range(turns):
-            if pending := [w for w in self.fleet.pending() if not w.endswith(DISK)]:
-                self.fleet.work(pending[turn % len(pending)])
-
-    @precondition(lambda self: self.fleet.alive)
-    @rule(pick=st.integers(0, 9))
-    def a_worker_dies(self, pick: int) -> None:
-        self.fleet.lose(list(self.fleet.alive)[pick % len(self.fleet.alive)])
-
-    @precondition(lambda self: self.fleet.alive)
+    @precondition(lambda self: self.sim.alive)
     @rule()
-    def the_holder_of_a_middle_stage_dies(self) -> None:
-        self.fleet.lose_node(STAGES // 2)
+    def a_middle_stage_dies(self) -> None:
+        self.sim.lose_node(STAGES // 2)
 
-    @precondition(lambda self: self.fleet.alive)
+    @precondition(lambda self: self.sim.alive)
     @rule(stage=st.integers(0, STAGES), away=st.sampled_from([-1, 1]))
-    def neighbours_die_one_after_the_other(self, stage: int, away: int) -> None:
-        """The second dies just when the first is rebuilt, and keeps nothing of others yet."""
-        self.fleet.lose_node(stage)
+    def neighbours_die_in_turn(self, stage: int, away: int) -> None:
+        """The second dies when the first has just been rebuilt and holds no copies yet."""
+        self.sim.lose_node(stage)
         for _ in range(100):
-            if self.fleet.pending() and self.fleet.state.phase != "run":
-                self.fleet.work(self.fleet.pending()[0])
-        self.fleet.lose_node((stage + away) % (STAGES + 1))
+            if self.sim.pending() and self.sim.state.phase != "run":
+                self.sim.work(self.sim.pending()[0])
+        self.sim.lose_node((stage + away) % (STAGES + 1))
 
-    @precondition(lambda self: not self.fleet.run.over and len(self.fleet.rooms) < 3)
+    @precondition(lambda self: not self.sim.run.over and len(self.sim.rooms) < 3)
     @rule(room=st.integers(1, 3))
     def a_machine_joins(self, room: int) -> None:
-        self.fleet.join(room)
+        self.sim.join(room)
 
-    @precondition(lambda self: any(self.fleet.workers_of(host) for host in self.fleet.rooms))
+    @precondition(lambda self: any(self.sim.workers_of(host) for host in self.sim.rooms))
     @rule(pick=st.integers(0, 2), politely=st.booleans())
     def a_machine_leaves(self, pick: int, politely: bool) -> None:
-        there = [host for host in self.fleet.rooms if self.fleet.workers_of(host)]
-        self.fleet.leave(there[pick % len(there)], politely)
+        there = [host for host in self.sim.rooms if self.sim.workers_of(host)]
+        self.sim.leave(there[pick % len(there)], politely)
 
-    @precondition(lambda self: self.fleet.state.holders and not self.fleet.run.over)
+    @precondition(lambda self: self.sim.state.holders and not self.sim.run.over)
     @rule(nodes=st.sets(st.integers(0, STAGES), min_size=1, max_size=3))
-    def workers_are_to_leave(self, nodes: set[int]) -> None:
-        holders = self.fleet.state.holders
+    def several_workers_are_to_leave(self, nodes: set[int]) -> None:
+        holders = self.sim.state.holders
         for worker in [holders[node] for node in sorted(nodes) if node in holders]:
-            self.fleet.drain(worker)
+            self.sim.drain(worker)
 
-    @precondition(lambda self: self.fleet.alive and self.fleet.state.leavers)
+    @precondition(lambda self: self.sim.alive and self.sim.state.leavers)
     @rule(pick=st.integers(0, 3), new=st.booleans())
     def an_end_of_a_handover_dies(self, pick: int, new: bool) -> None:
-        state = self.fleet.state
+        state = self.sim.state
         node = sorted(state.leavers)[pick % len(state.leavers)]
-        self.fleet.lose_node(node) if new else self.fleet.lose(state.leavers[node])
+        self.sim.lose_node(node) if new else self.sim.lose(state.leavers[node])
 
-    @precondition(lambda self: self.fleet.asked)
+    @precondition(lambda self: self.sim.asked)
     @rule()
     def a_plan_is_found(self) -> None:
-        self.fleet.find_plan()
+        self.sim.find_plan()
 
-    @precondition(lambda self: self.fleet.state.holders and not self.fleet.run.over)
+    @precondition(lambda self: self.sim.state.holders and not self.sim.run.over)
     @rule(slow=st.dictionaries(st.integers(0, STAGES), st.sampled_from([3.0, 5.0]), max_size=2))
     def workers_are_measured(self, slow: dict[int, float]) -> None:
-        self.fleet.measure(slow)
+        self.sim.measure(slow)
 
-    @precondition(lambda self: self.fleet.alive)
+    @precondition(lambda self: self.sim.alive)
     @rule(pair=st.sampled_from(PAIRS))
     def an_edge_breaks(self, pair: tuple[int, int]) -> None:
-        self.fleet.break_edge(pair)
+        self.sim.break_edge(pair)
 
-    @precondition(lambda self: self.fleet.alive and self.fleet.state.suspects)
+    @precondition(lambda self: self.sim.alive and self.sim.state.suspects)
     @rule()
-    def grace_is_over(self) -> None:
-        self.fleet.expire_grace()
-
-    @precondition(lambda self: self.fleet.alive and len(self.fleet.history) > 40)
-    @rule(prompt=st.booleans())
-    def someone_asks_to_stop(self, prompt: bool) -> None:
-        self.fleet.stop(prompt)
-
-    @precondition(lambda self: self.fleet.alive and self.fleet.run.prompt and not self.fleet.run.overdue)
-    @rule()
-    def a_stop_waits_no_longer(self) -> None:
-        self.fleet.stop_waits_no_longer()
-
-    @precondition(lambda self: self.fleet.alive)
-    @rule(room=st.integers(0, 9), full=st.integers(1, 20))
-    def the_disk_is_full(self, room: int, full: int) -> None:
-        self.fleet.room, self.fleet.full = room, full
-
-    @precondition(lambda self: resting(self.fleet.run) is not None)
-    @rule()
-    def a_last_save_may_be_tried_again(self) -> None:
-        self.fleet.try_again()
-
-    @rule()
-    def old_news_comes_in(self) -> None:
-        now, generation = self.fleet.run, self.fleet.state.generation
-        for fact in self.fleet.history:
-            stale = (
-                isinstance(fact, REPORTS)
-                and getattr(fact, "worker", "") != e.CONTROLLER
-                and fact.generation < generation
-            )
-            if stale or isinstance(fact, e.WorkerLost):
-                assert apply(fact, now) == now
-
-    @invariant()
-    def every_holder_lives_and_holds_one_stage(self) -> None:
-        state = self.fleet.state
-        if not self.fleet.run.over:
-            assert set(state.holders.values()) <= self.fleet.alive.keys()
-            assert len(set(state.holders.values())) == len(state.holders)
-            assert state.waiting <= self.fleet.alive.keys()
-
-    def teardown(self) -> None:
-        if not hasattr(self, "fleet") or not self.fleet.sound:
-            return
-        self.fleet.behave()
-        assert self.fleet.ending is not None, f"the run never ends: {self.fleet.run}"
-        generations = [fact.generation for fact in self.fleet.history if isinstance(fact, d.Form)]
-        assert generations == sorted(set(generations))
-        again = replay(self.fleet.history)
-        assert not again.problems
-        assert again.state == self.fleet.run
-        for fact in self.fleet.history:
-            text = fact.model_dump_json()
-            adapter = d.DECISION if isinstance(fact, DECISIONS) else e.EVENT
-            assert adapter.validate_json(text) == fact  # type: ignore[attr-defined]
+    def grace_expires(self) -> None:
+        self.sim.expire_grace()
 
 
-REPORTS = (
-    e.Linked,
-    e.EdgeBroken,
-    e.GraceExpired,
-    e.StageReady,
-    e.StageCommitted,
-    e.StageSaved,
-    e.SaveFailed,
-    e.StageCopied,
-)
-DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
-
-TestControl = ControlMachine.TestCase
-TestControl.settings = settings(
-    max_examples=examples(60),
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+TestControl = bounded(ControlMachine, runs=60, steps=30)

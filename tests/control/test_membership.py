@@ -1,4 +1,4 @@
-"""Who stands where by a log alone is who stands where for the controller, whatever happens to a fleet."""
+"""Assignments folded from a log equal the controller's, for random histories."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 from functools import cache
 
 import pytest
-from herd_steps import started
-from open_herd import OpenHerd
+from open_replicas import OpenReplicas
+from replica_steps import started
 
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -19,12 +19,12 @@ KINDS = [("noloco", 1), ("diloco", 2), ("local", None)]
 
 
 @cache
-def troubled(seed: int) -> OpenHerd:
-    """A herd to which all kinds of things have happened."""
+def troubled(seed: int) -> OpenReplicas:
+    """Return simulated replicas after a random history of faults."""
     rng = random.Random(seed)
     kind, every = rng.choice(KINDS)
     replicas = rng.choice([1, 2, 3])
-    herd = OpenHerd(
+    sim = OpenReplicas(
         started(
             replicas,
             rng.choice([1, 2, 3]),
@@ -38,34 +38,34 @@ def troubled(seed: int) -> OpenHerd:
         )
     )
     for _ in range(400):
-        if herd.run.over:
+        if sim.run.over:
             break
-        if pending := herd.pending():
-            herd.work(rng.choice(pending))
-        elif herd.mail:
-            herd.deliver(0)
-        if rng.random() < 0.06 and herd.alive:
-            _trouble(herd, rng)
-    return herd
+        if pending := sim.pending():
+            sim.work(rng.choice(pending))
+        elif sim.mail:
+            sim.deliver(0)
+        if rng.random() < 0.06 and sim.alive:
+            _trouble(sim, rng)
+    return sim
 
 
-def _trouble(herd: OpenHerd, rng: random.Random) -> None:
-    worker, there = rng.choice(list(herd.alive)), [h for h in herd.machines if herd.workers_of(h)]
+def _trouble(sim: OpenReplicas, rng: random.Random) -> None:
+    worker, there = rng.choice(list(sim.alive)), [h for h in sim.machines if sim.workers_of(h)]
     match rng.choice(["dies", "breaks", "leaves", "joins", "goes", "grace", "patience"]):
         case "dies":
-            herd.lose(worker)
-        case "breaks" if herd.alive[worker].node >= 0:
-            herd.break_edge(worker, rng.randrange(4))
+            sim.lose(worker)
+        case "breaks" if sim.alive[worker].node >= 0:
+            sim.break_edge(worker, rng.randrange(4))
         case "leaves":
-            herd.drain(worker)
-        case "joins" if len(herd.machines) < 3:
-            herd.join(rng.randint(1, 3))
+            sim.drain(worker)
+        case "joins" if len(sim.machines) < 3:
+            sim.join(rng.randint(1, 3))
         case "goes" if there:
-            rng.choice([herd.leave, herd.vanish])(rng.choice(there))
-        case "grace" if herd.suspicious():
-            herd.expire_grace(herd.suspicious()[0])
-        case "patience" if herd.impatient():
-            herd.lose_patience(herd.impatient()[0])
+            rng.choice([sim.leave, sim.vanish])(rng.choice(there))
+        case "grace" if sim.suspicious():
+            sim.expire_grace(sim.suspicious()[0])
+        case "patience" if sim.impatient():
+            sim.lose_patience(sim.impatient()[0])
 
 
 def agree(members: Membership, run: RunState) -> None:
@@ -77,13 +77,13 @@ def agree(members: Membership, run: RunState) -> None:
     assert members.spares == sum(known.status in ("spare", "released") for known in run.workers.values())
     assert {w for w, known in run.workers.items() if known.status == "released"} <= members.released
     assert members.machine_of == {w: known.host for w, known in run.workers.items()}
-    if all(replica.phase != "commit" for replica in run.replicas.values()):  # a reader counts what is ordered
+    if all(replica.phase != "commit" for replica in run.replicas.values()):  # Membership counts ordered commits
         assert all(step == run.replicas[number].step for number, step in members.steps.items())
         assert members.progress == run.progress
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_reader_of_the_log_knows_who_stands_where(seed: int) -> None:
+def test_the_log_gives_the_controllers_assignments(seed: int) -> None:
     history = troubled(seed).history
     assert isinstance(history[0], e.RunStarted)
     run, members = RunState.start(history[0]), Membership()
@@ -97,7 +97,7 @@ def test_a_reader_of_the_log_knows_who_stands_where(seed: int) -> None:
         agree(members, run)
 
 
-def test_the_histories_tell_of_everything_that_members_go_by() -> None:
+def test_the_histories_cover_all_relevant_facts() -> None:
     told = {type(fact) for seed in range(40) for fact in troubled(seed).history}
     assert told >= {e.WorkerJoined, e.WorkerLost, d.Spawn, d.Release, d.Form, d.Disband, d.Found, d.RunStep, d.Commit}
     assert {"rolled back", "handed over"} <= {
@@ -105,7 +105,7 @@ def test_the_histories_tell_of_everything_that_members_go_by() -> None:
     }
 
 
-def test_a_run_that_is_resumed_begins_with_nobody() -> None:
+def test_a_resumed_run_starts_without_workers() -> None:
     members = Membership()
     for fact in troubled(3).history:
         members.take(fact)

@@ -1,4 +1,4 @@
-"""How often offers were of no use, by what members of whom some lie say of one: never more than is proved."""
+"""Strikes for invalid updates: never more than the reports of partly Byzantine members prove."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from hypothesis import strategies as st
 
 from planaria.exchange.robust.suspicion import Refusals
 
-Told = list[set[int]]
-"""round → who refused in it"""
+Rounds = list[set[int]]
+"""round → members that rejected the update"""
 
 
-def after(told: Told, liars: int) -> Refusals:
+def after(rounds: Rounds, liars: int) -> Refusals:
     found = Refusals()
-    for round, by in enumerate(told):
+    for round, by in enumerate(rounds):
         if by:
             found = found.refused(round, by, liars)
     return found
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[Told, int]:
+def scenes(draw: st.DrawFn) -> tuple[Rounds, int]:
     members = draw(st.integers(1, 6))
     return draw(st.lists(st.sets(st.integers(0, members - 1)), max_size=9)), draw(st.integers(0, 2))
 
 
 @given(scenes())
-def test_no_strike_is_counted_that_so_few_liars_can_have_made_up(scene: tuple[Told, int]) -> None:
-    """The fewest rounds in which somebody refused who is honest, whoever the liars are."""
-    told, liars = scene
-    members = sorted(set().union(*told)) if told else []
-    sure = [len([by for by in told if by - set(liars_)]) for liars_ in combinations(members, min(liars, len(members)))]
-    strikes = after(told, liars).strikes(liars)
+def test_strikes_never_exceed_what_byzantine_members_can_invent(scene: tuple[Rounds, int]) -> None:
+    """At most the minimum number of rounds with an honest rejection, over all sets of Byzantine members."""
+    rounds, liars = scene
+    members = sorted(set().union(*rounds)) if rounds else []
+    sure = [len([by for by in rounds if by - set(guess)]) for guess in combinations(members, min(liars, len(members)))]
+    strikes = after(rounds, liars).strikes(liars)
     assert strikes <= min(sure, default=0)
-    assert strikes >= len([by for by in told if len(by) > liars]), "those that all but liars refuse all count"
+    assert strikes >= len([by for by in rounds if len(by) > liars]), (
+        "more rejections than Byzantine members always count"
+    )
 
 
-def test_who_meets_one_at_a_time_is_found_out_by_several() -> None:
-    """In pairs, with one who may lie: 1 and 2 have each refused two, and one of them is honest."""
+def test_strikes_accumulate_over_pairwise_rounds() -> None:
+    """In pairs with one Byzantine member: 1 and 2 have each rejected two updates, and one of them is honest."""
     assert after([{1}, {2}, {1}, {2}, {1}], 1).strikes(1) == 2
     assert after([{1}] * 9, 1).strikes(1) == 0
     assert after([{1}, {2}], 1).without(2).strikes(1) == 0
 
 
-def test_what_is_told_bit_by_bit_of_one_round_counts_once() -> None:
+def test_several_reports_of_one_round_count_once() -> None:
     found = Refusals().refused(4, {1}, 1).refused(4, {2}, 1).refused(4, {3, 0}, 1)
     assert found.strikes(1) == 1
-    assert found.refused(5, {1, 2}, 1).refused(4, {5}, 1).strikes(1) == 2, "and not after a newer one"
+    assert found.refused(5, {1, 2}, 1).refused(4, {5}, 1).strikes(1) == 2, "late reports of an older round do not count"

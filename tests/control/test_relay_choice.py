@@ -1,4 +1,4 @@
-"""Which edge goes over which relay: shared out by what they carry, moved only where a relay was to blame."""
+"""Assignment of edges to relays: balanced by traffic, changed only after a relay failed."""
 
 from __future__ import annotations
 
@@ -23,31 +23,24 @@ PAIRS = {(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)}
 
 def replica(relays: dict[str, float], **fields: object) -> ReplicaState:
     started = RunStarted(
-        name="run",
-        seed=0,
-        stages=4,
-        steps=9,
-        first_step=0,
-        samples_per_step=4,
-        wall_time=0.0,
-        routes=ROUTES,
+        name="run", seed=0, stages=4, steps=9, first_step=0, samples_per_step=4, wall_time=0.0, routes=ROUTES,
         relays=relays,
-    )
+    )  # fmt: skip
     return replace(ReplicaState.start(started), **fields)  # type: ignore[arg-type]
 
 
-def test_without_relays_edges_go_over_none() -> None:
+def test_without_relays_edges_are_direct() -> None:
     assert over_relays(replica({}), PAIRS, set(), ROUTES) == {}
 
 
-def test_relays_share_edges_by_what_they_carry() -> None:
+def test_relays_share_edges_by_bandwidth() -> None:
     even = over_relays(replica({"a": 5.0, "b": 5.0}), PAIRS, set(), ROUTES)
     assert even.keys() == PAIRS and sorted(Counter(even.values()).values()) == [2, 3]
     uneven = over_relays(replica({"a": 4.0, "b": 1.0}), PAIRS, set(), ROUTES)
     assert Counter(uneven.values()) == {"a": 4, "b": 1}
 
 
-def test_an_edge_counts_by_the_messages_that_cross_it() -> None:
+def test_edges_are_weighted_by_their_messages() -> None:
     routes = [[0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 3, 0]]
     found = over_relays(replica({"a": 1.0, "b": 1.0}), {(0, 1), (1, 2), (0, 2), (1, 3), (0, 3)}, set(), routes)
     crossed = Counter((min(hop), max(hop)) for r in routes for hop in pairwise(r))
@@ -57,7 +50,7 @@ def test_an_edge_counts_by_the_messages_that_cross_it() -> None:
     assert sorted(loads.values()) == [4, 5]
 
 
-def test_edges_that_are_kept_stay_and_new_ones_avoid_shunned_relays() -> None:
+def test_kept_edges_stay_and_new_ones_avoid_shunned_relays() -> None:
     over = {(0, 1): "a", (1, 2): "b", (2, 3): "c", (3, 4): "a", (0, 4): "b"}
     before = replica({"a": 1.0, "b": 1.0, "c": 1.0}, over=freeze(over), shunned=frozenset("a"))
     kept = {pair for pair, name in over.items() if name != "a"}
@@ -70,12 +63,12 @@ def test_edges_that_are_kept_stay_and_new_ones_avoid_shunned_relays() -> None:
     ("shunned", "broken", "then"),
     [
         ("", [(0, 1)], "a"),
-        ("", [(0, 1), (1, 2)], ""),  # nobody is left: they may not have been to blame
-        ("a", [(1, 2)], "b"),  # that of before may be back
+        ("", [(0, 1), (1, 2)], ""),  # no relay is left: they may not be at fault
+        ("a", [(1, 2)], "b"),  # the earlier one may have recovered
         ("", [(3, 4)], ""),  # over no relay
     ],
 )
-def test_the_relay_of_an_edge_that_is_to_blame_is_shunned_while_there_are_others(
+def test_the_relay_of_a_broken_edge_is_shunned_if_there_are_others(
     shunned: str, broken: list[tuple[int, int]], then: str
 ) -> None:
     over = freeze({(0, 1): "a", (1, 2): "b"})
@@ -91,7 +84,7 @@ def test_the_relay_of_an_edge_that_is_to_blame_is_shunned_while_there_are_others
     assert run.replicas[0].links.keys() == PAIRS - set(broken)
 
 
-def test_the_plan_of_a_recipe_says_which_edge_goes_over_which_relay() -> None:
+def test_a_plan_lists_the_edges_of_each_relay() -> None:
     relays = {"north": {"at": "127.0.0.1:1", "bandwidth_mbit": 100.0}, "south": {"at": "127.0.0.1:2"}}
     config = RunConfig.model_validate(
         {"engine": "fleet", "pipeline": {"stages": 4}, "fleet": {"key": "k", "relays": relays}}

@@ -1,9 +1,10 @@
-"""Relays that fall silent: named, avoided while there is another, waited for like missing machines."""
+"""Silent relays: reported, avoided while there is another, and waited for like missing machines."""
 
 from __future__ import annotations
 
 import pytest
-from test_decide import fleet, last, told, work_until
+from simulated_fleet import SimulatedFleet
+from test_decide import decision_kinds, fleet, last, work_until
 
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -15,19 +16,18 @@ REFUSED = "127.0.0.1:7: Connection refused"
 FRESH_S = 120.0
 
 
-def not_answered(made: object, relay: str = "a", pair: tuple[int, int] = (1, 2)) -> e.EdgeBroken:
-    state = made.state  # type: ignore[attr-defined]
-    about = {"worker": state.holders[pair[0]], "node": pair[0], "peer": pair[1], "generation": state.generation}
-    return e.EdgeBroken.model_validate(about | {"detail": "no edge", "cause": REFUSED, "relay": relay})
+def lose_relay(made: SimulatedFleet) -> None:
+    """Break an edge because relay "a" does not answer, and let its grace expire."""
+    made.break_edge((1, 2), detail="no edge", cause=REFUSED, relay="a")
+    made.expire_grace()
 
 
-def test_without_a_relay_that_answers_no_generation_is_formed_in_vain() -> None:
+def test_no_generation_is_formed_while_no_relay_answers() -> None:
     made = fleet(relays={"a": 1.0})
     work_until(made, "run", 2)
-    forms = told(made).count("form")
-    made.happened(not_answered(made))
-    made.expire_grace()
-    assert told(made).count("form") == forms and made.state.phase == "idle"
+    forms = decision_kinds(made).count("form")
+    lose_relay(made)
+    assert decision_kinds(made).count("form") == forms and made.state.phase == "idle"
     waits = Waits(RunConfig())
     trouble = waits.note(5.0, made.run)
     assert trouble is not None
@@ -39,11 +39,10 @@ def test_without_a_relay_that_answers_no_generation_is_formed_in_vain() -> None:
     assert made.ending == d.Finish(outcome="finished")
 
 
-def test_a_run_whose_relays_are_given_up_names_them() -> None:
+def test_a_run_that_gives_up_its_relays_names_them() -> None:
     made = fleet(relays={"a": 1.0})
     work_until(made, "run", 2)
-    made.happened(not_answered(made))
-    made.expire_grace()
+    lose_relay(made)
     waits = Waits(RunConfig())
     waits.note(0.0, made.run)
     assert not list(waits.over(599.0, lambda: made.run))
@@ -57,7 +56,7 @@ def test_a_run_whose_relays_are_given_up_names_them() -> None:
     )
 
 
-def test_edges_of_a_silent_relay_move_to_another_at_once_and_all_others_stay() -> None:
+def test_only_edges_of_a_silent_relay_move_to_another() -> None:
     made = fleet(relays={"a": 1.0, "b": 1.0})
     work_until(made, "run", 2)
     before = {(link.low, link.high): (link.id, link.over) for link in last(made, d.Form).links}
@@ -69,7 +68,7 @@ def test_edges_of_a_silent_relay_move_to_another_at_once_and_all_others_stay() -
     assert made.ending == d.Finish(outcome="finished")
 
 
-def test_edges_that_work_stay_although_the_only_relay_seems_silent() -> None:
+def test_working_edges_stay_although_the_only_relay_seems_silent() -> None:
     made = fleet(relays={"a": 1.0})
     work_until(made, "run", 2)
     made.happened(e.RelaySilent(relay="a", detail=REFUSED))
@@ -78,7 +77,7 @@ def test_edges_that_work_stay_although_the_only_relay_seems_silent() -> None:
     assert made.ending == d.Finish(outcome="finished")
 
 
-def test_a_relay_is_silent_after_three_probes_in_a_row_and_answers_with_the_first() -> None:
+def test_a_relay_is_silent_after_three_failed_probes_and_back_after_one() -> None:
     watch = RelayWatch({"a": "127.0.0.1:7"}, str)
     found = [
         watch.judge(Probed("a", float(t), error)) for t, error in enumerate(["no", "no", "", "no", "no", "no", "no"])
@@ -86,14 +85,14 @@ def test_a_relay_is_silent_after_three_probes_in_a_row_and_answers_with_the_firs
     assert found == [*[None] * 5, e.RelaySilent(relay="a", detail="127.0.0.1:7: no"), None]
     assert watch.judge(Probed("a", 7.0, "")) == e.RelayAnswers(relay="a")
     assert list(watch.news(10.0, {"a": REFUSED})) == []
-    assert watch.judge(Probed("a", 9.0, "")) is None, "a worker found it silent while this probe was under way"
+    assert watch.judge(Probed("a", 9.0, "")) is None, "a worker found it silent during this probe"
     assert watch.judge(Probed("a", 10.5, "")) == e.RelayAnswers(relay="a")
 
 
-def test_workers_that_take_long_to_start_are_told_of_again_and_again_but_not_often() -> None:
+def test_slow_starts_are_reported_repeatedly_at_growing_intervals() -> None:
     made, starts = fleet(), Starts(FRESH_S)
     starts.note(0.0, made.run)
-    reports = {t: told for t in range(200) if (told := starts.report(float(t), made.run))}
+    reports = {t: report for t in range(200) if (report := starts.report(float(t), made.run))}
     assert sorted(reports) == [10, 30, 70, 130, 190]
     workers = [f"w{n}" for n in range(6)]
     assert reports[10] == e.WorkersStarting(workers=workers, ready=0, waited_s=10.0, limit_s=FRESH_S)
@@ -113,9 +112,8 @@ def test_a_stop_waits_for_no_relay(phase: str) -> None:
     made = fleet(relays={"a": 1.0})
     work_until(made, "run", 2)
     if phase == "link":
-        made.happened(not_answered(made))
-        made.expire_grace()
+        lose_relay(made)
     made.stop(prompt=True)
-    made.stop_waits_no_longer()
+    made.expire_stop()
     made.behave()
     assert made.ending is not None and made.ending.outcome == "stopped"

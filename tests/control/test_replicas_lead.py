@@ -1,52 +1,58 @@
-"""Several replicas under one controller, one story after the other."""
+"""Several replicas under one controller: generations, checkpoints and copies."""
 
 from __future__ import annotations
 
 import pytest
-from herd_steps import finished, herd, relink, said, work_until
-from pretend_herd import PretendHerd
+from replica_steps import facts, finished, relink, simulate, work_until
+from simulated_replicas import SimulatedReplicas
 
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.state import RunState
 
 
-def test_no_two_replicas_have_a_generation_in_common() -> None:
-    """A worker that moves from one to the other may still have reports of the first under way."""
-    made = herd(3)
+def trained(run: RunState, spares: int = 0) -> bool:
+    """Return whether every replica has committed a step and ``spares`` spares are ready."""
+    return all(replica.step for replica in run.replicas.values()) and len(run.with_status("spare")) >= spares
+
+
+def test_generations_are_unique_over_replicas() -> None:
+    """A worker that changes replicas may still have reports of the first in transit."""
+    made = simulate(3)
     assert finished(made)
-    generations = [form.generation for form in said(made, d.Form)]
+    generations = [form.generation for form in facts(made, d.Form)]
     assert generations == sorted(set(generations)) and len(generations) == 3
 
 
-def test_a_checkpoint_is_of_the_generations_in_which_replicas_were_saved() -> None:
-    """One has been saved, goes on and is formed anew before the other one is saved."""
-    made = herd(2, "local", save_every=1)
+def test_a_checkpoint_has_the_generations_of_its_saves() -> None:
+    """One is saved, continues and is formed again before the other is saved."""
+    made = simulate(2, "local", save_every=1)
     work_until(made, lambda run: run.replicas[0].saved > 0 and run.replicas[0].phase == "run", without=[1])
     relink(made, 0)
     assert made.run.saving > 0
     assert finished(made)
 
 
-def test_a_replica_that_leaves_while_it_is_being_saved_is_not_in_the_checkpoint() -> None:
-    made = herd(2, "local", save_every=1, spares=0, replace=False)
+def test_a_replica_that_disbands_during_its_save_is_not_in_the_checkpoint() -> None:
+    made = simulate(2, "local", save_every=1, spares=0, replace=False)
     work_until(made, lambda run: all(r.phase == "save" for r in run.replicas.values()))
     made.lose(made.run.holders[1])
     work_until(made, lambda run: run.replicas[1].phase == "left", without=[0])
     work_until(made, lambda run: run.saving < 0)
-    assert list(said(made, d.Seal)[-1].standings) == [0]
+    assert list(facts(made, d.Seal)[-1].standings) == [0]
     assert finished(made)
 
 
-def borrowing(made: PretendHerd) -> None:
-    """Replica 0 has lost the worker of its last stage and gets its state from replica 1."""
-    work_until(made, lambda run: all(r.step for r in run.replicas.values()) and bool(run.with_status("spare")))
+def borrowing(made: SimulatedReplicas) -> None:
+    """Let replica 0 lose the worker of its last stage and copy its state from replica 1."""
+    work_until(made, lambda run: trained(run, spares=1))
     made.lose(made.run.holders[made.started.columns[0][-1]])
     work_until(made, lambda run: bool(run.replicas[0].lenders))
 
 
-def test_a_lender_that_dies_when_it_has_lent_changes_nothing_for_who_has_borrowed() -> None:
-    """The others of the replica still wait for their edges: they would not hear an order to run."""
-    made = herd(2, "local", stages=2, spares=2, steps=6)
+def test_a_donor_that_dies_after_sending_does_not_affect_the_receiver() -> None:
+    """The replica's other workers still wait for their edges and would miss an order to run."""
+    made = simulate(2, "local", stages=2, spares=2, steps=6)
     borrowing(made)
     lost, lender = made.run.holders[4], made.run.holders[5]
     while made.alive[lender].orders:
@@ -61,8 +67,8 @@ def test_a_lender_that_dies_when_it_has_lent_changes_nothing_for_who_has_borrowe
     assert finished(made)
 
 
-def test_an_edge_that_is_blamed_when_what_it_carried_has_come_by_another_way_changes_nothing() -> None:
-    made = herd(2, "local", stages=2, spares=2, steps=6)
+def test_a_late_report_of_a_broken_transfer_edge_changes_nothing() -> None:
+    made = simulate(2, "local", stages=2, spares=2, steps=6)
     borrowing(made)
     worker = made.run.holders[4]
     work_until(made, lambda run: made.alive[worker].forming, without=[1])
@@ -75,48 +81,47 @@ def test_an_edge_that_is_blamed_when_what_it_carried_has_come_by_another_way_cha
     assert finished(made)
 
 
-def test_a_replica_waits_for_another_that_is_only_just_loading_to_copy_it() -> None:
-    """It was disbanded, founded anew, and disbanded again, for ever."""
-    made = herd(2, "local", spares=4)
+def test_a_replica_waits_to_copy_another_that_is_still_loading() -> None:
+    """It must not be disbanded and founded in a loop."""
+    made = simulate(2, "local", spares=4)
     work_until(made, lambda run: run.replicas[0].step == 1 and len(run.with_status("spare")) > 2, without=[1])
     made.lose(made.run.holders[0])
     assert finished(made)
-    assert not said(made, d.Disband)
+    assert not facts(made, d.Disband)
 
 
 @pytest.mark.parametrize("kind", ["noloco", "diloco"])
-def test_replicas_that_have_each_lost_another_stage_help_one_another(kind: str) -> None:
-    """Each waited for the other to be whole."""
-    made = herd(2, kind, stages=2, spares=2, steps=6)
-    work_until(made, lambda run: all(r.step for r in run.replicas.values()) and len(run.with_status("spare")) == 2)
+def test_replicas_with_different_lost_stages_copy_from_each_other(kind: str) -> None:
+    """They must not wait for each other to be complete."""
+    made = simulate(2, kind, stages=2, spares=2, steps=6)
+    work_until(made, lambda run: trained(run, spares=2))
     made.lose(made.run.holders[0], made.run.holders[3])
     assert finished(made)
-    assert not said(made, d.Disband)
+    assert not facts(made, d.Disband)
 
 
-def test_replicas_that_must_stay_alike_do_not_both_make_up_a_stage_that_both_have_lost() -> None:
-    made = herd(2, "diloco", stages=3, spares=2, steps=6)
-    work_until(made, lambda run: all(r.step for r in run.replicas.values()) and len(run.with_status("spare")) == 2)
+def test_of_synchronized_replicas_one_rebuilds_and_one_copies_a_stage_that_both_lost() -> None:
+    made = simulate(2, "diloco", stages=3, spares=2, steps=6)
+    work_until(made, lambda run: trained(run, spares=2))
     made.lose(made.run.holders[4], made.run.holders[5])
     assert finished(made)
-    ways = [m.source.by for f in said(made, d.Form) for m in f.members if isinstance(m.source, d.Rebuild)]
+    ways = [m.source.by for f in facts(made, d.Form) for m in f.members if isinstance(m.source, d.Rebuild)]
     assert ways.count("checkfree") == 1 and ways[-1] == d.PEER
 
 
-def test_a_replica_with_something_to_save_does_not_go_before_one_that_has_nothing() -> None:
-    made = herd(2, "noloco", stages=2, spares=2, steps=8)
-    work_until(made, lambda run: all(r.step for r in run.replicas.values()))
+def test_a_replica_without_state_disbands_before_one_with_state() -> None:
+    made = simulate(2, "noloco", stages=2, spares=2, steps=8)
+    work_until(made, trained)
     made.lose(*(w for n, w in made.run.holders.items() if n % 2 == 1))
     made.lose(made.run.holders[0])
     made.behave()
-    assert [disband.replica for disband in said(made, d.Disband)] == [1]
-    assert said(made, d.Seal)[-1].stages == [1, 2]
+    assert [disband.replica for disband in facts(made, d.Disband)] == [1]
+    assert facts(made, d.Seal)[-1].stages == [1, 2]
 
 
-def test_what_was_written_for_a_checkpoint_that_was_given_up_does_not_count_for_the_next() -> None:
-    """The last replica cannot go on while it is being saved: when all have written, it is saved anew, in the same
-    generation."""
-    made = herd(2, "local", stages=2, spares=0, replace=False, save_every=1)
+def test_files_of_an_abandoned_checkpoint_do_not_count_for_the_next() -> None:
+    """The last replica cannot continue while it is being saved; then it is saved again in the same generation."""
+    made = simulate(2, "local", stages=2, spares=0, replace=False, save_every=1)
     work_until(made, lambda run: run.replicas[0].step == 2 and run.replicas[0].phase == "save")
     work_until(made, lambda run: run.progress > run.saving, without=[0])
     old = next(w for w in made.run.replicas[0].waiting if w != made.run.holders[0])
@@ -124,7 +129,7 @@ def test_what_was_written_for_a_checkpoint_that_was_given_up_does_not_count_for_
     made.lose(made.run.holders[0])
     assert not made.run.replicas[0].cannot, "others still write"
     work_until(made, lambda run: bool(run.replicas[0].cannot))
-    assert made.run.saving != said(made, d.Save)[-2].step
+    assert made.run.saving != facts(made, d.Save)[-2].step
     made.work(old)
     made.behave()
-    assert said(made, d.Seal)[-1].partial
+    assert facts(made, d.Seal)[-1].partial

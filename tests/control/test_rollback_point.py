@@ -1,4 +1,4 @@
-"""Where a rollback leads, from what a run began with and what was sealed."""
+"""Target of a rollback: the start of the run or the last sealed checkpoint."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ def started(**fields: Any) -> RunStarted:
         ({0: "a", 1: "b", 2: "a"}, "", -1),
     ],
 )
-def test_a_run_goes_back_to_where_it_began_which_may_be_a_checkpoint(
-    load: dict[int, str], folder: str, step: int
-) -> None:
+def test_a_run_rolls_back_to_its_start_which_may_be_a_checkpoint(load: dict[int, str], folder: str, step: int) -> None:
     point = RollbackPoint.begin(started(load=load))
     assert (point.folder, point.step, point.standings) == (folder, step, {0: Standing(step=4)})
     expected = {n: d.Load(folder=load[n]) if n in load else d.Fresh() for n in range(3)}
     assert point.origins(ReplicaState.start(started(load=load)).arrangement) == expected
 
 
-def test_what_is_sealed_takes_its_place_for_every_node_of_every_stage() -> None:
+def test_a_sealed_checkpoint_replaces_the_target_for_every_node() -> None:
     settings = started(arrangement=[[0, 4], [2, 1], [3]], routes=[[0, 2, 3, 0], [4, 1, 3, 4]])
     run = RunState.start(settings)
     assert run.durable == RollbackPoint.begin(settings)
@@ -46,4 +44,4 @@ def test_what_is_sealed_takes_its_place_for_every_node_of_every_stage() -> None:
     assert (point.folder, point.step) == ("step-6", 6)
     assert point.origins(run.replicas[0].arrangement) == dict.fromkeys(range(5), d.Load(folder="step-6"))
     run = apply(d.Seal(step=7, folder="step-7", stages=[0, 1], partial=True), run)
-    assert run.durable == point, "a partial one is none that all can go back to"
+    assert run.durable == point, "a partial checkpoint is no target"

@@ -1,4 +1,4 @@
-"""Logs in segments: whatever is torn, killed or read meanwhile, the same lines in the same order."""
+"""Segmented logs keep all lines in order under truncation, kills and concurrent reads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.control import segments
-from planaria.control import segments as rotation
 from planaria.control.segments import Mark, Rotated, mark, pack, packed, plain, read
 
 MOST = 3_000
-"""lines that are written while others read"""
+"""lines written during concurrent reads"""
 LINES = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=40), max_size=40)
 
 
@@ -40,10 +39,10 @@ def write(path: Path, lines: list[str], full: int = 100) -> None:
 
 @given(LINES, st.integers(1, 400), st.integers(0, 40), st.data())
 @settings(deadline=None, max_examples=60)
-def test_a_log_torn_anywhere_is_resumed_with_all_its_whole_lines(
+def test_a_truncated_log_resumes_with_all_complete_lines(
     lines: list[str], full: int, resumed: int, data: st.DataObject
 ) -> None:
-    """Any number of segments, of which any may be plain yet; cut within the newest lines; then more is written."""
+    """Any number of segments, some still plain; truncated within the newest lines; then more is written."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.jsonl"
         write(path, lines, full)
@@ -81,7 +80,7 @@ STEPS: dict[str, Callable[[pytest.MonkeyPatch, Callable[..., object]], None]] = 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_killed_at_any_step_of_a_rotation_nothing_is_lost_or_doubled(
+def test_a_kill_during_a_rotation_loses_and_repeats_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     path, lines = tmp_path / "log.jsonl", [f"line {n}" for n in range(30)]
@@ -103,14 +102,14 @@ def test_killed_at_any_step_of_a_rotation_nothing_is_lost_or_doubled(
     except _Killed:
         pass
     monkeypatch.undo()
-    assert len(done) > 9, "the blow fell within a rotation"
+    assert len(done) > 9, "the kill was during a rotation"
     assert texts(path) == done
     write(path, ["and on"], 100)
     assert texts(path) == [*done, "and on"]
 
 
-def test_a_killed_writer_loses_nothing_that_it_wrote(tmp_path: Path) -> None:
-    """A real process, a real SIGKILL, at whatever it was doing."""
+def test_a_killed_writer_loses_no_written_line(tmp_path: Path) -> None:
+    """A real process and a real SIGKILL."""
     path, (heard, said) = tmp_path / "log.jsonl", os.pipe()
     child = os.fork()
     if child == 0:
@@ -135,17 +134,17 @@ def test_a_killed_writer_loses_nothing_that_it_wrote(tmp_path: Path) -> None:
     assert found == [f"line {number}" for number in range(len(found))]
 
 
-def test_who_reads_while_it_is_written_sees_a_beginning_and_later_the_same_again(tmp_path: Path) -> None:
+def test_a_concurrent_reader_sees_a_stable_prefix(tmp_path: Path) -> None:
     path, over = tmp_path / "log.jsonl", threading.Event()
 
-    def go_on() -> None:
+    def write_lines() -> None:
         log, number = Rotated(path, 500), 0
         while not over.is_set() and number < MOST:  # each look reads all: they grow longer and longer
             log.write(f"line {number}")
             number += 1
         log.close()
 
-    writer = threading.Thread(target=go_on)
+    writer = threading.Thread(target=write_lines)
     writer.start()
     try:
         seen = []
@@ -186,14 +185,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_segment_is_named(long: Path, damage: str) -> None:
-    do, said = DAMAGES[damage]
+    do, error = DAMAGES[damage]
     do(packed(long, 2))
-    with pytest.raises(UserError, match=rf"log-000002\.jsonl\.gz: .*{said}") as caught:
+    with pytest.raises(UserError, match=rf"log-000002\.jsonl\.gz: .*{error}") as caught:
         texts(long)
     assert "\n" not in str(caught.value)
 
 
-def test_a_line_without_end_is_named_and_not_taken_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_reported_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "LONGEST_LINE", 1 << 20)
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"line\n")
@@ -202,9 +201,9 @@ def test_a_line_without_end_is_named_and_not_taken_into_memory(tmp_path: Path, m
         texts(path)
 
 
-def test_a_log_from_before_there_were_segments_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be larger than what a compressed segment can hold; then it stays plain."""
-    monkeypatch.setattr(rotation, "LARGEST", 150)
+def test_an_unsegmented_log_continues_in_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays plain if it is larger than a compressed segment can be."""
+    monkeypatch.setattr(segments, "LARGEST", 150)
     path, old = tmp_path / "log.jsonl", [f"old {n}" for n in range(100)]
     path.write_text("".join(f"{line}\n" for line in old))
     write(path, [f"new {n}" for n in range(30)])
@@ -212,8 +211,8 @@ def test_a_log_from_before_there_were_segments_goes_on(tmp_path: Path, monkeypat
     assert texts(path) == old + [f"new {n}" for n in range(30)]
 
 
-def test_what_cannot_be_written_names_the_file_and_leaves_whole_lines(tmp_path: Path) -> None:
-    """A disk that takes only a part of a line; when there is room again, the log goes on."""
+def test_a_write_error_names_the_file_and_leaves_complete_lines(tmp_path: Path) -> None:
+    """A disk takes only a part of a line; the log continues once there is space."""
     path = tmp_path / "log.jsonl"
     log = Rotated(path)
     log.write("first")
@@ -232,9 +231,7 @@ def test_what_cannot_be_written_names_the_file_and_leaves_whole_lines(tmp_path: 
     assert texts(path) == ["first", "second"]
 
 
-def test_where_no_new_file_can_be_begun_the_log_stays_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_rotation_leaves_the_log_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.jsonl"
     log = Rotated(path, 10)
     log.write("first")
@@ -252,7 +249,7 @@ def test_where_no_new_file_can_be_begun_the_log_stays_as_it_was(
     assert texts(path) == ["first", "third"]
 
 
-def test_what_cannot_be_compressed_stays_plain_and_is_read(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_that_cannot_be_compressed_stay_readable(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(long.parent / "segments")
     lines = [f"line {n}" for n in range(40)]
     long.unlink()

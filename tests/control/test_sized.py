@@ -1,11 +1,11 @@
-"""Stages of unlike sizes: the largest go to the fastest workers, and none where there is no room for it."""
+"""Stages of unequal sizes: the largest go to the fastest workers with enough memory."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pretend_fleet import PretendFleet
+from simulated_fleet import SimulatedFleet
 from test_decide import fleet, last, work_until
 
 from planaria.control import decisions as d
@@ -13,44 +13,44 @@ from planaria.control import decisions as d
 WORK, NEEDS = [1.5, 6.0, 3.0, 2.0, 1.0], [3, 6, 3, 2, 1]
 
 
-def sized(machines: dict[str, tuple[int, float]], **changed: object) -> PretendFleet:
+def sized(machines: dict[str, tuple[int, float]], **changed: object) -> SimulatedFleet:
     made = fleet(work=WORK, memory_needs=NEEDS, recovery={"strategy": "echo, checkpoint"}, **changed)
     made.machines = machines
     return made
 
 
-def standing(made: PretendFleet) -> dict[int, str]:
+def assignment(made: SimulatedFleet) -> dict[int, str]:
     return {member.stage: member.worker for member in last(made, d.Form).members}
 
 
 def test_the_largest_stage_goes_to_the_fastest_worker() -> None:
     made = sized({f"w{n}": (0, pace) for n, pace in enumerate((3.0, 1.0, 5.0, 2.0, 4.0))}, spares=0)
     work_until(made, "run", 1)
-    assert standing(made) == {1: "w1", 2: "w3", 3: "w0", 0: "w4", 4: "w2"}
+    assert assignment(made) == {1: "w1", 2: "w3", 3: "w0", 0: "w4", 4: "w2"}
 
 
 def test_a_fast_worker_without_room_gets_the_largest_stage_that_fits() -> None:
     made = sized({"w0": (2, 1.0), "w1": (0, 9.0), "w2": (0, 8.0), "w3": (0, 7.0), "w4": (0, 6.0)}, spares=0)
     work_until(made, "run", 1)
-    assert standing(made) == {1: "w4", 2: "w3", 3: "w0", 0: "w2", 4: "w1"}
+    assert assignment(made) == {1: "w4", 2: "w3", 3: "w0", 0: "w2", 4: "w1"}
 
 
 def test_a_spare_without_room_waits_while_another_worker_is_started() -> None:
     made = sized({"w5": (1, 1.0)})
     work_until(made, "run", 2)
-    before = standing(made)
+    before = assignment(made)
     assert "w5" not in before.values()
     made.lose(before[1])
     work_until(made, "run", 3)
-    assert standing(made) == before, "the same worker, started again"
+    assert assignment(made) == before, "the same worker, started again"
     made.lose(before[4])
     work_until(made, "run", 4)
-    assert standing(made)[4] == "w5"
+    assert assignment(made)[4] == "w5"
     made.behave()
     assert made.ending == d.Finish(outcome="finished")
 
 
-def test_a_run_that_has_no_room_for_a_stage_says_so() -> None:
+def test_a_run_without_room_for_a_stage_reports_it() -> None:
     made = sized({f"w{n}": (5, 1.0) for n in range(9)})
     made.behave()
     assert made.ending is not None
@@ -64,7 +64,7 @@ machine = st.tuples(memory, st.sampled_from([1.0, 1.5, 2.0]))
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(machine, min_size=6, max_size=6), st.data())
-def test_nobody_gets_a_stage_for_which_it_has_no_room(machines: list[tuple[int, float]], data: st.DataObject) -> None:
+def test_no_worker_gets_a_stage_that_does_not_fit(machines: list[tuple[int, float]], data: st.DataObject) -> None:
     made = sized({f"w{n}": found for n, found in enumerate(machines)}, steps=4)
     for _ in range(200):
         if made.ending is not None:

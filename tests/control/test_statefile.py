@@ -11,7 +11,7 @@ from planaria.common.errors import UserError
 from planaria.control.statefile import PROGRESS_S, SHARE, StateWriter, describe, read_state
 
 
-def test_the_state_file_tells_who_holds_what(tmp_path: Path) -> None:
+def test_the_state_file_lists_the_holders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no live run here"):
         read_state(tmp_path)
     made = fleet()
@@ -28,7 +28,7 @@ def test_the_state_file_tells_who_holds_what(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
-def test_a_new_generation_is_told_at_once_and_the_rest_when_there_is_time(tmp_path: Path) -> None:
+def test_a_new_generation_is_written_at_once_and_other_changes_later(tmp_path: Path) -> None:
     made, clock = fleet(), count(100.0, 0.01)
     writer = StateWriter(tmp_path / "state.json", lambda: next(clock))
     assert writer.due(made.run) < 0

@@ -1,4 +1,4 @@
-"""Snapshots in memory against rollbacks: whatever dies when, a run resumes on the history that its log proves."""
+"""A run resumes from snapshots in memory only on the history that its log proves, whatever dies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Histories(RuleBasedStateMachine):
         self.serials, self.parts = count(1), count(1)
         self.log: list[Turn] = []
         self.written: dict[tuple[SnapshotLabel, int], State] = {}
-        """what lies in memory; true contents, which the code under test never sees"""
+        """snapshots in memory with their true contents, hidden from the code under test"""
         self.writing: list[Snapshot] = []
         """handed to writing threads, of processes that may be frozen for as long as they like"""
         self.saved = State(0, 0, None)

@@ -1,4 +1,4 @@
-"""Whose offers are of no use again and again: whatever liars say and refuse, nobody honest is left out for it."""
+"""Exclusion after repeated invalid updates never hits an honest member, whatever Byzantine members report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def after(strikes: int, *steps: dict[int, set[int]], liars: int = 1) -> Findings
     return suspicion.standing(made)
 
 
-def test_one_whose_offers_all_refuse_is_left_out_after_so_many_steps() -> None:
+def test_a_member_that_all_reject_is_excluded_after_the_configured_strikes() -> None:
     all_refuse: dict[int, set[int]] = {0: {2}, 1: {2}, 3: {2}, 4: {2}}
     assert after(2, all_refuse) == Findings() and after(0, *[all_refuse] * 9) == Findings()
     found = after(2, all_refuse, {}, all_refuse)
@@ -31,16 +31,16 @@ def test_one_whose_offers_all_refuse_is_left_out_after_so_many_steps() -> None:
     assert found.left_out == {2: "what it has said was of no use too often"}
 
 
-def test_one_whom_a_single_member_refuses_is_not() -> None:
-    assert after(1, {0: {2}}, {0: {2}}, {0: {2}}) == Findings(), "one of five may lie"
-    assert after(1, {0: {2}}, {3: {2}}).useless == (2,), "but not both who say so"
-    assert after(2, {0: {2}}, {3: {2}}, {0: {2}}) == Findings(), "of these one step is proved at most"
+def test_a_member_that_a_single_member_rejects_is_not_excluded() -> None:
+    assert after(1, {0: {2}}, {0: {2}}, {0: {2}}) == Findings(), "one of five may be Byzantine"
+    assert after(1, {0: {2}}, {3: {2}}).useless == (2,), "but not both accusers"
+    assert after(2, {0: {2}}, {3: {2}}, {0: {2}}) == Findings(), "at most one step of these is proved"
     assert after(1, {0: {2}, 3: {2}}).useless == (2,)
     assert after(1, {0: {2}, 3: {2}}, liars=2) == Findings()
 
 
 class Steps(RuleBasedStateMachine):
-    """The honest refuse what is of no use, and nothing else; liars say and refuse anything; digests are compared."""
+    """Honest members reject exactly the invalid updates; Byzantine ones send and reject anything."""
 
     @initialize(f=st.integers(0, 2), more=st.integers(0, 2), strikes=st.integers(1, 3), data=st.data())
     def begin(self, f: int, more: int, strikes: int, data: st.DataObject) -> None:
@@ -53,7 +53,7 @@ class Steps(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """Everybody says something; what is heard is told, and the step is made again until all agree."""
+        """All send updates and report digests; the step is repeated until all agree."""
         flawed = {liar: data.draw(st.sets(st.integers(0, self.n - 1))) for liar in self.liars}
         all_of = range(self.n)
         heard = {m: {o: f"{m in flawed[o]}" if o in self.liars else f"{o}" for o in all_of} for m in all_of}
@@ -71,14 +71,14 @@ class Steps(RuleBasedStateMachine):
         self.steps += 1
 
     @invariant()
-    def nobody_honest_stands_accused_alone(self) -> None:
+    def no_honest_member_is_accused_alone(self) -> None:
         standing = self.suspicion.standing(self.rule)
         assert set(standing.useless) <= self.liars and set(standing.liars) <= self.liars
         assert all(set(pair) & self.liars for pair in standing.disputes)
-        assert standing.least <= len(self.liars), "each finding is a liar of its own, so that the rule bears the rest"
+        assert standing.least <= len(self.liars), "each finding is a distinct Byzantine member"
 
     @invariant()
-    def who_is_proved_useless_often_enough_is_left_out(self) -> None:
+    def members_with_enough_proved_strikes_are_excluded(self) -> None:
         standing = self.suspicion.standing(self.rule).left_out
         assert {liar for liar, times in self.proved.items() if times >= self.rule.strikes} <= standing.keys()
 

@@ -1,7 +1,7 @@
-"""Who stands where, and how far they have come: what a reader of a run's log must know at each of its lines.
+"""Assignments and progress of workers, folded from a run's log without strategies or torch.
 
-``control/apply.py`` folds the same facts into everything that decisions depend on. This is the part that needs neither
-strategies nor torch; ``tests/control/test_membership.py`` holds the two together.
+``control/apply.py`` folds the same facts into the controller's full state; ``tests/control/test_membership.py``
+compares the two.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from planaria.control.roster import Status
 
 
 class Membership:
-    """Takes in a run's facts in order; in between, it answers. A run that is resumed begins anew.
+    """Current assignments of a run, updated with each fact in order; a resumed run starts anew.
 
-    A log is believed: a worker stands where it was formed until its replica is formed anew or disbanded, or it is lost.
+    A worker keeps its node until its replica is formed again or disbanded, or the worker is lost.
     """
 
     def __init__(self) -> None:
-        self._begin_anew(None)
+        self._reset(None)
 
-    def _begin_anew(self, started: RunStarted | None) -> None:
+    def _reset(self, started: RunStarted | None) -> None:
         self.started = started
         self.alive: set[str] = set()
         """workers that have joined and are not lost"""
         self.lost: set[str] = set()
-        """workers that are lost, unless they were started anew since"""
+        """lost workers that have not been restarted"""
         self.released: set[str] = set()
-        """workers that were told to go"""
+        """workers that were ordered to leave"""
         self.unstarted: set[str] = set()
-        """lost workers that were still being started on a machine when that left: the machine's loss covers theirs"""
+        """lost workers that were still starting when their machine left; they do not count as lost"""
         self._machines_left: set[str] = set()
         self.machine_of: dict[str, str] = {}
-        """worker → the machine on which it was started, if that has joined; empty for the run's own"""
+        """worker → machine that joined; empty for the run's own machines"""
         self.holders: dict[int, str] = {}
-        """node → the worker that stands there, in all replicas"""
+        """node → its worker, in all replicas"""
         self.node_of: dict[str, int] = {}
-        """the same the other way round"""
+        """worker → its node"""
         self.generation: dict[int, int] = {}
-        """replica → its present generation"""
+        """replica → its current generation"""
         self.live = set(range(started.replicas if started else 1))
-        """replicas that have not left"""
+        """replicas that have not been disbanded"""
         self.steps = {replica: started.standing(replica).step if started else 0 for replica in self.live}
-        """replica → steps of its own that are committed"""
+        """replica → number of steps it has committed"""
         self._begun: dict[int, int] = {}
-        """replica → the step of its own that it began last, be it a validation's"""
+        """replica → its own count of the last step or validation it started"""
         self._under_way: dict[int, int] = {}
-        """replica → the step of the run that it began last"""
+        """replica → step of the run that it started last"""
         self._replica_of = started.replica_of if started else {}
         self._nodes: dict[int, set[int]] = {}
         for node, replica in self._replica_of.items():
@@ -56,11 +56,11 @@ class Membership:
 
     @property
     def spares(self) -> int:
-        """Living workers that stand nowhere."""
+        """Number of living workers without a node."""
         return len(self.alive - self.node_of.keys())
 
     def status(self, worker: str) -> Status:
-        """What a worker that was started is."""
+        """Return the status of a worker that was started."""
         if worker in self.lost:
             return "dead"
         if worker in self.released:
@@ -70,22 +70,22 @@ class Membership:
         return "spare" if worker in self.alive else "starting"
 
     def replica(self, node: int) -> int:
-        """The replica to which a node belongs."""
+        """Return the replica of a node."""
         return self._replica_of.get(node, 0)
 
     def vacant(self, replica: int) -> set[int]:
-        """The nodes of a replica at which nobody stands."""
+        """Return the nodes of a replica without a worker."""
         return self._nodes.get(replica, set()) - self.holders.keys()
 
     def own_step(self, replica: int) -> int:
-        """The step that a replica has under way, or had last, by its own count."""
+        """Return the replica's current or last step, by its own count."""
         return self._begun.get(replica, self.steps.get(replica, 0))
 
     @property
     def progress(self) -> int:
-        """Steps of the run that are committed: of several replicas, committed blocks over their number.
+        """Committed steps of the run; with several replicas, committed blocks divided by their number.
 
-        It goes back only where something is undone, never because one replica is behind another.
+        Decreases only when a rollback undoes steps.
         """
         started = self.started
         if started is None or started.replicas == 1:
@@ -95,15 +95,15 @@ class Membership:
         return started.progress(floor + len(beyond) + own)
 
     def run_step(self, replica: int | None = None) -> int:
-        """The run's step that a replica has under way, or had last; without one, the step that all together are in."""
+        """Return a replica's current or last step of the run; without a replica, the progress of all."""
         return self.progress if replica is None else self._under_way.get(replica, self.progress)
 
     def take(self, fact: Event | Decision) -> list[int]:
-        """The nodes at which another stands now, or nobody: of a worker that is lost, where it stood."""
+        """Process a fact; return the nodes whose holder changed or was lost."""
         match fact:
             case RunStarted():
                 left = list(self.holders)
-                self._begin_anew(fact)
+                self._reset(fact)
                 return left
             case WorkerJoined():
                 self.alive.add(fact.worker)

@@ -1,8 +1,7 @@
-"""The report's HTML: one file that works offline, also when it is moved. All text given to it is escaped here.
+"""HTML reports as single files that work offline. All text is escaped here.
 
-A page is smaller than 1.5 MB and contains its figures, their numbers and plotly.js, compressed; browsers since 2023 can
-decompress them. plotly.js is the build for plots with axes, which has every kind of figure used here: 1.5 MB, 0.5 MB
-compressed. The full build is 4.8 MB; compressed and encoded as text, it would add 2.0 MB to a page.
+A page contains its figures, their numbers and plotly.js, all compressed, in less than 1.5 MB; browsers since 2023
+decompress them. plotly.js is the cartesian build (0.5 MB compressed); the full build would add 2.0 MB to a page.
 """
 
 from __future__ import annotations
@@ -27,33 +26,33 @@ from planaria.report.theme import BLUE, DARK, FONT, GREEN, INK, MOST, MUTED, PAP
 from planaria.report.verdict import SIGNS, Verdict
 
 ROWS = 400
-"""of a table or a log that a page shows"""
+"""maximum rows of a table or log that a page shows"""
 ASSETS = Path(__file__).with_name("assets")
 PLOTLY = ASSETS / "plotly-cartesian.min.js.gz"
-"""plotly.js-cartesian-dist-min 4.1.1 of npm, the version that plotly 7.1 has, under the MIT licence"""
+"""npm's plotly.js-cartesian-dist-min 4.1.1, the version in plotly 7.1; MIT licence"""
 DIGITS = 7
-"""of numbers in a page; ``planaria report --csv`` writes all"""
+"""significant digits of numbers in a page; ``planaria report --csv`` writes all"""
 LEAST = 200
-"""points of a curve, of however many curves in one figure"""
+"""minimum points per curve, however many curves a figure has"""
 GROUND = {"--ground": "#f5f7f9", "--green-wash": "#e2f3eb", "--red-wash": "#fbe6e0"}
 DARK_GROUND = {"--ground": "#10161b", "--green-wash": "#153a2d", "--red-wash": "#472116"}
 
 
 @dataclass
 class Drawn:
-    """What stands in a page beside its text, by name."""
+    """Figures and tables of a page, by name."""
 
     figures: dict[str, go.Figure] = field(default_factory=dict)
     tables: dict[str, list[Sequence[Cell]]] = field(default_factory=dict)
-    """head first, all rows"""
+    """all rows, header first"""
 
 
 _drawn: ContextVar[Drawn | None] = ContextVar("_drawn", default=None)
-"""of the page that is being made; outside one, parts are HTML alone"""
+"""contents of the page being built; None outside of one"""
 
 
 def drawn(body: Iterable[str]) -> tuple[list[str], Drawn]:
-    """The parts of a page, and what :func:`chart` and :func:`table` put into it meanwhile."""
+    """Build a page's parts; also return the figures and tables they contain."""
     found = Drawn()
     before = _drawn.set(found)
     try:
@@ -63,19 +62,19 @@ def drawn(body: Iterable[str]) -> tuple[list[str], Drawn]:
 
 
 def figures(body: Iterable[str]) -> dict[str, go.Figure]:
-    """All figures of a page by their names, instead of the page: whatever is drawn there can be had here."""
+    """Return all figures of a page by name."""
     return drawn(body)[1].figures
 
 
 def sheets(body: Iterable[str]) -> dict[str, str]:
-    """The numbers of all figures and tables of a page as CSV, by name: every point, where a page draws only some."""
+    """Return the numbers of a page's figures and tables as CSV, by name, with every point and row."""
     found = drawn(body)[1]
     rows = {name: rows_of(fig) for name, fig in found.figures.items()} | found.tables
     return {name: as_csv(own) for name, own in rows.items()}
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """The whole page around ``body``: one file with its figures, their numbers as CSV, and plotly.js if it has any."""
+    """Return the complete page around ``body``, with figures, CSV and, if needed, plotly.js."""
     parts, found = drawn(body)
     shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in found.tables.items()}
     loads = {"figures": _payload(_slug(title), found.figures, shown)}
@@ -92,14 +91,14 @@ def document(title: str, body: Iterable[str]) -> str:
 
 
 def _slug(text: str) -> str:
-    """A file's name."""
+    """Return ``text`` as a file name."""
     return re.sub(r"[^\w.]+", "-", text.removesuffix("planaria")).strip("-") or "page"
 
 
 def write(file: Path, text: str) -> Path:
-    """Write a page, whole or not at all; its path.
+    """Write a page atomically and return its path.
 
-    :raises UserError: when that is impossible.
+    :raises UserError: if it cannot be written.
     """
     try:
         atomic.write_text(file, text)
@@ -109,9 +108,9 @@ def write(file: Path, text: str) -> Path:
 
 
 def write_sheets(folder: Path, body: Iterable[str]) -> list[Path]:
-    """Write a page's :func:`sheets` into ``folder``, one file each; their paths.
+    """Write a page's :func:`sheets` into ``folder``, one file each, and return their paths.
 
-    :raises UserError: when that is impossible.
+    :raises UserError: if a file cannot be written.
     """
     written = []
     for name, text in sheets(body).items():
@@ -126,7 +125,7 @@ def write_sheets(folder: Path, body: Iterable[str]) -> list[Path]:
 
 
 def heading(name: str, verdict: Verdict, summary: str) -> str:
-    """What every page begins with: its name, what came of it, and what it was."""
+    """Return the header of a page: name, verdict and summary."""
     kind = SIGNS[verdict.good][0]
     return (
         f'<header><button id="theme" type="button" title="light or dark" aria-label="light or dark">◐</button>'
@@ -136,7 +135,7 @@ def heading(name: str, verdict: Verdict, summary: str) -> str:
 
 
 def cards(facts: Iterable[tuple[str, str, str]]) -> str:
-    """(label, value, small print) of each card."""
+    """Return cards of (label, value, small print)."""
     boxes = (
         f'<div class="card"><span>{escape(name)}</span><b>{escape(value)}</b><i>{escape(small)}</i></div>'
         for name, value, small in facts
@@ -157,13 +156,13 @@ def note(text: str) -> str:
 
 
 def chart(fig: go.Figure, name: str) -> str:
-    """The place of a figure, which the page's script draws."""
+    """Return the element in which the page's script draws a figure."""
     _keep(name, figure=fig)
     return f'<div class="figure" id="{escape(name)}" style="min-height:{fig.layout.height}px"></div>'
 
 
 def table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> str:
-    """A table whose columns from ``numbers_from`` on are right-aligned numbers; of a long one, the first rows."""
+    """Return a table of the first :data:`ROWS` rows; columns from ``numbers_from`` on are numbers, right-aligned."""
     every = [list(row) for row in rows]
     _keep(name, table=[head, *every])
     kinds = ["" if place < numbers_from else ' class="number"' for place in range(len(head))]
@@ -180,7 +179,7 @@ def table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers
 
 
 def _keep(name: str, figure: go.Figure | None = None, table: list[Sequence[Cell]] | None = None) -> None:
-    """Figures and tables of a page share their names, for files are called by them."""
+    """Store a figure or table of the page; both share one namespace, since names become file names."""
     found = _drawn.get()
     if found is None:
         return
@@ -198,7 +197,7 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def tinted(pieces: Iterable[tuple[str, str]]) -> str:
-    """A text, each piece on a background of its own."""
+    """Return text whose pieces have separate background colours."""
     spans = "".join(f'<span style="background:{colour}">{escape(text)}</span>' for text, colour in pieces)
     return f'<pre class="tinted">{spans}</pre>'
 
@@ -232,12 +231,12 @@ def log(name: str, lines: Iterable[tuple[str, str]]) -> str:
 
 
 def _script() -> str:
-    """What draws a page, and saves from it."""
+    """Return the script that draws a page and saves from it."""
     return (ASSETS / "page.js").read_text()
 
 
 def _style() -> str:
-    """The page's CSS, light and dark."""
+    """Return the page's CSS for light and dark mode."""
     light = {"--ink": INK, "--muted": MUTED, "--rule": RULE, "--paper": PAPER, "--blue": BLUE, "--green": "#007a59",
              "--red": "#b83a14"}  # fmt: skip
     dark = {name: DARK.get(colour, colour) for name, colour in light.items()} | {"--green": GREEN, "--red": DARK[RED]}
@@ -255,12 +254,12 @@ def _variables(colours: Mapping[str, str]) -> str:
 
 
 def _plotly() -> str:
-    """plotly.js for a script element of type text/plain: gzip, base64."""
+    """Return plotly.js as gzip in base64."""
     return b64encode(PLOTLY.read_bytes()).decode()
 
 
 def _payload(page: str, figures: Mapping[str, go.Figure], tables: Mapping[str, str]) -> str:
-    """A page's figures and the CSV of figures and tables, likewise; ``page`` is what saved files' names begin with."""
+    """Return figures, and the CSV of figures and tables, as gzip in base64; ``page`` prefixes saved files' names."""
     slim = {name: thin(fig) for name, fig in figures.items()}
     numbers = {name: as_csv(rows_of(fig)) for name, fig in slim.items()} | dict(tables)
     curves = {name: _rounded(json.loads(fig.to_json())) for name, fig in slim.items()}
@@ -273,7 +272,7 @@ def _payload(page: str, figures: Mapping[str, go.Figure], tables: Mapping[str, s
 
 
 def thin(fig: go.Figure) -> go.Figure:
-    """The figure with no more points of a curve than a screen can show; the same one if it has no more."""
+    """Return a figure with no more points per curve than a screen can show; ``fig`` itself if it has no more."""
     curves = sum(trace.type == "scatter" for trace in fig.data)
     most = max(LEAST, 4 * MOST // max(4, curves))
     if all(trace.type != "scatter" or len(trace.y or ()) <= most for trace in fig.data):

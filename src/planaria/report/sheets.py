@@ -1,4 +1,4 @@
-"""A figure's or a table's numbers as CSV: what a spreadsheet or a program reads."""
+"""CSV export of figures and tables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import plotly.graph_objects as go
 
 Cell = str | int | float | None
 EXTRAS = ("begins at", "least", "most", "note")
-"""columns that only some figures have"""
+"""optional columns"""
 
 
 def as_csv(rows: Iterable[Sequence[Cell]]) -> str:
-    """Rows as RFC 4180 has them. Names come from others: one that a spreadsheet would compute is quoted as text."""
+    """Return rows as CSV (RFC 4180). Text that a spreadsheet would evaluate as a formula is quoted."""
     out = StringIO()
     csv.writer(out, lineterminator="\n").writerows([_safe(cell) for cell in row] for row in rows)
     return out.getvalue()
@@ -29,7 +29,7 @@ def _safe(cell: Cell) -> Cell:
 
 
 def rows_of(fig: go.Figure) -> list[list[Cell]]:
-    """One row a point, bar or cell, below a head of the axes' titles; what is only decoration has none."""
+    """Return a header of the axes' titles and one row per point, bar or cell; decoration is omitted."""
     layout = fig.layout
     points = [
         point for trace in fig.data if trace.hoverinfo != "skip" or trace.type == "bar" for point in _points(trace)
@@ -54,15 +54,15 @@ def _points(trace: Any) -> Iterator[dict[str, Any]]:
         yield from _cells(trace, name)
         return
     xs, ys = list(trace.x if trace.x is not None else ()), list(trace.y if trace.y is not None else ())
-    if isinstance(trace.meta, dict):  # places on an axis that stand for other numbers
+    if isinstance(trace.meta, dict):  # positions on an axis that represent other numbers
         xs = list(trace.meta["x"])
-    told = next((n for n in (trace.customdata, trace.text) if n is not None and not isinstance(n, str)), ())
+    notes = next((n for n in (trace.customdata, trace.text) if n is not None and not isinstance(n, str)), ())
     bases = trace.base if trace.type == "bar" and trace.base is not None else ()
     least, most = _whiskers(trace)
     for place, (x, y) in enumerate(zip(xs, ys, strict=False)):
         point = {"series": name, "x": x, "y": y}
-        note = told[place] if place < len(told) else None
-        if isinstance(note, Sequence) and not isinstance(note, str):  # of a band about a line
+        note = notes[place] if place < len(notes) else None
+        if isinstance(note, Sequence) and not isinstance(note, str):  # bounds of a band around a line
             point["least"], point["most"] = note
         elif note not in (None, ""):
             point["note"] = _plain(str(note))
@@ -82,7 +82,7 @@ def _cells(trace: Any, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _whiskers(trace: Any) -> tuple[list[float], list[float]]:
-    """The least and the most of a trace's error bars."""
+    """Return the lower and upper ends of a trace's error bars."""
     for values, bars in ((trace.x, trace.error_x), (trace.y, trace.error_y)):
         if bars.array is not None:
             below = bars.array if bars.arrayminus is None else bars.arrayminus
@@ -93,12 +93,12 @@ def _whiskers(trace: Any) -> tuple[list[float], list[float]]:
 
 
 def _ticks(axis: Any) -> dict[Any, str]:
-    """What stands at a tick, where that is not the number itself."""
+    """Return the custom tick labels of an axis, by value."""
     if axis.tickvals is None or axis.ticktext is None:
         return {}
     return {value: _plain(text) for value, text in zip(axis.tickvals, axis.ticktext, strict=True)}
 
 
 def _plain(text: str | None) -> str:
-    """Without Plotly's small HTML."""
+    """Return text without Plotly's HTML."""
     return unescape(re.sub(r"<[^>]+>", "", re.sub(r"<br ?/?>", "; ", text or "")))

@@ -1,4 +1,4 @@
-"""Tables: on the terminal, and in pages."""
+"""Tables for the terminal and for pages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.text import Text
 from planaria.report import page
 
 WIDE = 200
-"""characters of a line where there is no terminal to ask"""
+"""characters per line without a terminal"""
 
 
 class Table(NamedTuple):
-    """Cells as text; columns from ``numbers_from`` on are numbers."""
+    """A table of text cells; columns from ``numbers_from`` on are numbers."""
 
     title: str
     head: Sequence[str]
@@ -26,12 +26,12 @@ class Table(NamedTuple):
     numbers_from: int = 1
 
     def html(self, name: str) -> str:
-        """As part of a page, without its title; ``name`` is what it is saved as."""
+        """Return the table as part of a page, without its title; ``name`` is its name in CSV exports."""
         return page.table(name, self.head, self.rows, self.numbers_from)
 
 
 def show(tables: Iterable[Table]) -> Console:
-    """Print tables; the console, for more lines of the same width."""
+    """Print tables; return the console for further lines of the same width."""
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     for table in tables:
         drawn = RichTable(title=Text(table.title), title_justify="left", box=box.SIMPLE)

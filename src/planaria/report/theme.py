@@ -1,4 +1,4 @@
-"""How the report's figures look: one palette, light and dark, one layout, and no more points than a screen can show."""
+"""Style of the report's figures: palette, layout and point limits."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL, PINK = (
     "#56b4e9",
     "#cc79a7",
 )
-"""after Okabe and Ito: they differ for readers who see no red or no green, too"""
+"""Okabe and Ito's palette, distinguishable with colour blindness"""
 ON_DEEP, ON_BRIGHT = "#fefefe", "#14191f"
-"""words on coloured bars, the same on either ground"""
+"""text on coloured bars, in light and dark mode"""
 WASH = "#f1f4f7"
-"""the least of a heat map that has more than nothing"""
+"""lower end of a heat map above zero"""
 VEIL = "rgba(255,255,255,0.8)"
-"""behind words that lie on bars"""
+"""behind text on bars"""
 SHADES = ("#cfe0ee", "#f3ddbd", "#d9d3eb", "#c9e6d9")
-"""bars with words in them"""
+"""bars that contain text"""
 WRITTEN, LINKED, DROPPED = "#d7ecec", "#d5ece3", "#eef0f2"
 CARRIED, DELAYED = "#86b3da", "#ecb567"
-"""the most of a heat map with numbers in its cells"""
+"""upper end of a heat map with numbers in its cells"""
 SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, PINK, "#7a5c2e", "#8c9a2e", "#3b4a9b")
-"""of lines, peers or arms side by side"""
+"""for curves side by side"""
 DARK = {
     INK: "#e4e9ee", MUTED: "#9aa7b4", RULE: "#2d3740", PAPER: "#182027", GREY: "#5f6b77", WASH: "#222c35",
     VEIL: "rgba(24,32,39,0.8)", BLUE: "#3d9bd6", VIOLET: "#b35fa0", RED: "#ee6a3f", TEAL: "#86cbf3",
@@ -42,22 +42,22 @@ DARK = {
     SHADES[3]: "#20513f", WRITTEN: "#1f4444", LINKED: "#1f4637", DROPPED: "#27313a", CARRIED: "#2c638f",
     DELAYED: "#8a651f",
 }  # fmt: skip
-"""colour on white → colour on the dark ground; colours that are not here stay as they are"""
+"""light-mode colour → dark-mode colour; others are the same in both"""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 MOST = 4000
-"""points of a curve; a screen is half as many pixels wide"""
+"""maximum points per curve; a screen is half as many pixels wide"""
 TICKS = 10
-"""whole numbers that all have a tick of their own"""
+"""largest range of whole numbers that are all labelled"""
 
 
 def label(text: str) -> str:
-    """Text that comes from outside, made safe for Plotly's small HTML."""
+    """Escape text for Plotly's HTML."""
     return escape(text)
 
 
 def figure(height: int, *, x: str = "", y: str = "", **layout: Any) -> go.Figure:
-    """An empty figure in the report's style, ``height`` pixels high."""
+    """Return an empty figure in the report's style, ``height`` pixels high."""
     axis = {
         "gridcolor": RULE, "linecolor": RULE, "zeroline": False, "automargin": True,
         "tickfont": {"size": 12, "color": MUTED}, "ticks": "outside", "ticklen": 6, "tickcolor": "rgba(0,0,0,0)",
@@ -86,7 +86,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def lanes(rows: list[str]) -> dict[str, Any]:
-    """Layout of a y axis that shows ``rows`` from top to bottom."""
+    """Return the layout of a y axis that shows ``rows`` from top to bottom."""
     return {
         "type": "category",
         "showgrid": False,
@@ -98,9 +98,9 @@ def lanes(rows: list[str]) -> dict[str, Any]:
 
 
 def whole(fig: go.Figure, numbers: Iterable[float], *, bars: bool = False) -> go.Figure:
-    """An x axis of steps or rounds: it ends where they do, and its ticks are whole numbers.
+    """Fit the x axis to steps or rounds, with whole numbers as ticks.
 
-    :param numbers: all that are drawn; nothing changes where there are none.
+    :param numbers: x values that are drawn; the figure is unchanged without any.
     :param bars: leave room for half a bar at either end.
     """
     known = list(numbers)
@@ -117,16 +117,16 @@ def whole(fig: go.Figure, numbers: Iterable[float], *, bars: bool = False) -> go
 
 
 def share(fig: go.Figure, shares: Iterable[float | None]) -> go.Figure:
-    """A y axis of shares: from nothing to what the largest needs, and never to more than all."""
+    """Fit the y axis to shares: from 0 to the largest, at most 1."""
     most = max((one for one in shares if one is not None), default=1.0)
     top = min(1.0, math.ceil(11 * most) / 10) or 1.0
     return fig.update_yaxes(range=[-0.02 * top, 1.02 * top], tickformat=".0%")
 
 
 def stroke(place: int, count: int = 1) -> dict[str, Any]:
-    """Line and marker of the curve at ``place`` of ``count``.
+    """Return line and marker of the curve at ``place`` of ``count``.
 
-    Curves drawn earlier are wider, and each has a dash and a symbol of its own: where two coincide, both are seen.
+    Earlier curves are wider, and dashes and symbols differ, so that coinciding curves are both visible.
     """
     wider = min(1.5, 4 / max(1, count - 1)) * (count - 1 - place)
     return {
@@ -136,22 +136,22 @@ def stroke(place: int, count: int = 1) -> dict[str, Any]:
 
 
 def on(colour: str) -> str:
-    """The colour of words on a bar of this one, of two the one with more contrast (WCAG 2.2, relative luminance)."""
-    if colour == INK:  # light on the dark ground, so its words change too
+    """Return the text colour with more contrast on ``colour`` (WCAG 2.2, relative luminance)."""
+    if colour == INK:  # light in dark mode, so its text changes too
         return PAPER
     mine, bright, deep = luminance(colour), luminance(ON_DEEP), luminance(ON_BRIGHT)
     return ON_DEEP if (bright + 0.05) / (mine + 0.05) > (mine + 0.05) / (deep + 0.05) else ON_BRIGHT
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of an sRGB colour ``#rrggbb``, 0 to 1 (WCAG 2.2)."""
+    """Return the relative luminance of an sRGB colour ``#rrggbb``, 0 to 1 (WCAG 2.2)."""
     shares = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
     linear = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
     return sum(weight * s for weight, s in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def symbol(kind: str, colour: str, size: int = 9) -> dict[str, Any]:
-    """A marker that stands out from lines and bars."""
+    """Return a marker with an outline."""
     return {"symbol": kind, "size": size, "color": colour, "line": {"color": PAPER, "width": 1}}
 
 
@@ -163,10 +163,9 @@ def add_curve(fig: go.Figure, points: Sequence[tuple[float, float | None]], hove
 
 
 def thinned(values: Sequence[float | None], most: int = MOST) -> list[int]:
-    """Places of a curve's y that a page draws: all if there are at most so many; else of each stretch the lowest, the
-    highest and the last.
+    """Return the indices of the points to draw: all, or the lowest, highest and last of each stretch.
 
-    So no spike is lost, and no gap: of a stretch with places that have no y, one of these is kept.
+    Spikes and gaps are kept: so is one missing value per stretch that has any.
     """
     if len(values) <= most:
         return list(range(len(values)))

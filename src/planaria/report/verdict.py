@@ -1,4 +1,4 @@
-"""What the first screen of every page says: what happened, whether it worked, which numbers decide it."""
+"""The verdict at the top of every page."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from html import escape
 
 SIGNS = {True: ("good", "✓"), False: ("bad", "✗"), None: ("plain", "?")}
-"""told by a sign too: colours alone would not reach everybody"""
+"""verdict → CSS class and sign, for readers who cannot tell the colours apart"""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one run, comparison, plan, swarm, drill or experts run."""
+    """Verdict on a run, comparison, plan, swarm, drill or experts run."""
 
     good: bool | None
-    """did it work? None where the numbers do not tell"""
+    """whether it succeeded; None if unknown"""
     badge: str
-    """the same in a few words"""
+    """the verdict in a few words"""
     said: str
-    """what happened, in a sentence or two"""
+    """what happened, in one or two sentences"""
     numbers: Sequence[tuple[str, str]]
-    """one or two that decide: the number with its unit, and what it is"""
+    """the one or two deciding numbers: value with unit, and its meaning"""
     lost: str
-    """what it cost: a sentence, also where nothing was lost"""
+    """what it cost, in one sentence"""
 
     def html(self) -> str:
-        """As a box below a page's name."""
+        """Return the verdict as a box below a page's name."""
         kind, sign = SIGNS[self.good]
         deciding = "".join(
             f"<div><b>{escape(number)}</b><span>{escape(what)}</span></div>" for number, what in self.numbers
@@ -39,5 +39,5 @@ class Verdict:
 
 
 def _unbroken(text: str) -> str:
-    """No line ends between a × and its number."""
+    """Escape text; keep each × on the line of its number."""
     return escape(text.replace("× ", "×\N{NO-BREAK SPACE}"))

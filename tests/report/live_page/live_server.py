@@ -1,4 +1,4 @@
-"""A server of the live page in this process, and a client that says exactly what a test wants to be said."""
+"""An in-process server of the live page, and a client for raw requests."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Client:
     def ask(
         self, path: str, method: str = "GET", body: str | None = None, token: str | None = TOKEN, **headers: str
     ) -> Answer:
-        """One request on a connection of its own; ``headers`` by their names with _ for -."""
-        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        """Send one request on a new connection; ``headers`` by name with _ for -."""
+        own = {name.replace("_", "-"): value for name, value in headers.items()}
         if token is not None:
-            said["authorization"] = f"Bearer {token}"
+            own["authorization"] = f"Bearer {token}"
         line = http.client.HTTPConnection(self.host, self.port, timeout=20)
         try:
-            line.request(method, path, body, said)
+            line.request(method, path, body, own)
             answer = line.getresponse()
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode())
         finally:
@@ -50,10 +50,10 @@ class Client:
 
     def status(self, path: str, **headers: str) -> int:
         """The status of an answer that may be a stream; ``headers`` as in :meth:`ask`."""
-        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        own = {name.replace("_", "-"): value for name, value in headers.items()}
         line = http.client.HTTPConnection(self.host, self.port, timeout=20)
         try:
-            line.request("GET", path, headers=said | {"authorization": f"Bearer {TOKEN}"})
+            line.request("GET", path, headers=own | {"authorization": f"Bearer {TOKEN}"})
             return line.getresponse().status
         finally:
             line.close()
@@ -72,13 +72,13 @@ class Client:
         assert answer.status == 200, answer.read()
         try:
             event = ""
-            while said := answer.readline().decode():
-                if said.startswith("event: "):
-                    event = said.removeprefix("event: ").strip()
+            while own := answer.readline().decode():
+                if own.startswith("event: "):
+                    event = own.removeprefix("event: ").strip()
                     if event == "end" or (event == "present" and until is None):
                         return
-                elif said.startswith("data: ") and event == "frames":
-                    for frame in json.loads(said.removeprefix("data: ")):
+                elif own.startswith("data: ") and event == "frames":
+                    for frame in json.loads(own.removeprefix("data: ")):
                         yield frame
                         if until is not None and until(frame):
                             return

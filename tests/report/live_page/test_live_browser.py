@@ -190,7 +190,7 @@ def test_who_is_slow_is_marked_and_who_was_sent_away_is_not_called_dead(tab: Tab
         tab.until("document.querySelector('#recovery .sum').textContent === 'Replica 1 stands still.'")
         assert "sent away" in tab.run("document.querySelector('.docked.dead .what').textContent")
         tab.open(f"{client.url}#at=9", dark=dark, still=True)
-        tab.until("document.querySelector('#recovery .sum').textContent.startsWith('Nobody takes the place')")
+        tab.until("document.querySelector('#recovery .sum').textContent.startsWith('No worker takes over')")
         assert tab.run("document.querySelector('#recovery .title').textContent").startswith("Recovery 1: stages 0, 1")
         assert tab.run("document.querySelectorAll('.phases .now').length") == 0
         rows = tab.run("[...document.querySelectorAll('#workers tbody tr')].map(r => r.children[1].textContent)")

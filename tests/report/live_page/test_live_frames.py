@@ -1,4 +1,4 @@
-"""Frames as merge patches: what they lead to, also when there are too many of them."""
+"""Frames as merge patches, also after old ones were joined."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_however_many_frames_there_are_they_lead_to_the_same(
     frames, state, drawn = Frames(most, min(detailed, most // 4)), dict[str, Any](), dict[str, Any]()
     last = -1
     for number, (after, routine) in enumerate(told):
-        if number == seen:  # a watcher who is there from the beginning stops reading, and goes on at the end
+        if number == seen:  # a watcher stops reading and continues at the end
             for frame in frames.after(-1, len(frames)):
                 drawn, last = patched(drawn, frame.change), frame.number
         frames.add(Frame(number, float(number), difference(state, after), routine=routine))

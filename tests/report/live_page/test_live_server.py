@@ -1,4 +1,4 @@
-"""The live page's server: who is let in, what is bounded, and what it answers."""
+"""The live page's server: access control, limits and answers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_thousand_idle_connections_keep_nobody_from_being_answered(tmp_path: P
         lines = [held.enter_context(socket.create_connection((client.host, client.port))) for _ in range(1000)]
         began = time.monotonic()
         assert client.ask("/health").status == 200 and client.ask("/api/runs").status == 200
-        assert time.monotonic() - began < limits.ASK_S, "nobody waits until idle connections time out"
+        assert time.monotonic() - began < limits.ASK_S, "idle connections block no client"
         for line in lines[: -limits.MOST_CONNECTIONS]:
             assert _dropped(line)
         assert "planaria_watchers 1\n" in client.ask("/metrics").body
@@ -192,7 +192,7 @@ def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         stream = client.frames(until=lambda _: False)
         assert next(stream)["n"] == 0
         refused = client.ask("/api/runs/0/frames")
-        assert refused.status == 503 and "watch already" in refused.body
+        assert refused.status == 503 and "streams are in use" in refused.body
         stream.close()
 
 
@@ -220,8 +220,8 @@ def test_frames_lead_to_the_state_and_a_reader_goes_on_where_it_was(tmp_path: Pa
 
 def test_several_runs_have_stories_of_their_own(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "a"), run_in(tmp_path / "b")]) as client:
-        told = json.loads(client.ask("/api/runs").body)
-        assert [run["name"] for run in told["runs"]] == ["a", "b"] and told["faults"] == []
+        listed = json.loads(client.ask("/api/runs").body)
+        assert [run["name"] for run in listed["runs"]] == ["a", "b"] and listed["faults"] == []
         assert len(list(client.frames(0))) == len(list(client.frames(1))) > 5
         assert client.ask("/api/runs/2/frames").status == 404
         assert 'planaria_steps_committed{run="b"} 1\n' in client.ask("/metrics").body
@@ -232,7 +232,7 @@ def test_a_log_that_is_broken_ends_its_stream_with_the_reason(tmp_path: Path) ->
     with (run / "events.jsonl").open("a") as file:
         file.write("nonsense\n")
     with served([run]) as client:
-        assert list(client.frames(until=lambda frame: frame["t"] >= 4.0)), "what comes before is told"
+        assert list(client.frames(until=lambda frame: frame["t"] >= 4.0)), "earlier frames are sent as well"
         line = http.client.HTTPConnection(client.host, client.port, timeout=30)
         line.request("GET", "/api/runs/0/frames", headers={"authorization": f"Bearer {TOKEN}"})
         assert "broken line" in line.getresponse().read().decode()
@@ -267,7 +267,7 @@ def test_names_of_runs_cannot_break_out_of_the_metrics() -> None:
 def test_without_leave_the_page_only_looks(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "run")]) as client:
         refused = client.strike("w1", 1, "kill")
-        assert refused.status == 403 and "only looks" in refused.body
+        assert refused.status == 403 and "read-only" in refused.body
         assert client.ask("/api/runs/0/strike").status == 405
 
 

@@ -1,4 +1,4 @@
-"""Comparisons and swarms as pages: the same fold while they go on and afterwards, of the records that reports read."""
+"""Live pages of comparisons and swarms, while they run and afterwards."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ KINDS = ("run", "replicas", "comparison", "schedule", "swarm", "drill", "experts
 
 
 def body_of(kind: str, folder: Path) -> Iterator[str]:
-    """The sections of a page of this kind; what it is read from may be written to ``folder``."""
+    """Return the sections of a page of this kind; its sources may be written to ``folder``."""
     if kind == "run":
         return report.body(read_run(Synthesis(folder, rollbacks={27: 20}).write()))
     if kind == "replicas":
@@ -58,7 +58,7 @@ def body_of(kind: str, folder: Path) -> Iterator[str]:
 
 
 def replicated(rounds: int = 3) -> RunRecord:
-    """Three replicas that settle rounds; one is by itself in each."""
+    """Three replicas that settle rounds, one of them alone in each."""
     facts: list[e.Event | d.Decision] = [replicas.started(steps=rounds), *replicas.joined("abcdef")]
     facts += [replicas.form(replica, "abcdef"[2 * replica : 2 * replica + 2]) for replica in range(3)]
     for number in range(rounds):
@@ -79,7 +79,7 @@ def replicated(rounds: int = 3) -> RunRecord:
 
 
 def planned(microbatches: int = 3, sizes: tuple[int, ...] = (2, 2, 2, 2)) -> Schedule:
-    """A schedule that nobody optimised, beside two other ways."""
+    """A schedule without optimization, with two alternatives."""
     nodes = sum(sizes)
     forward, backward = (np.array([[s] * nodes for s in kind]) * S for kind in ((1, 2, 0.5), (1, 1, 0.5)))
     problem = Problem(

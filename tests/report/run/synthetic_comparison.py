@@ -1,4 +1,4 @@
-"""A comparison that nobody ran: courses by formula, scored by the real arithmetic."""
+"""A synthetic comparison: loss curves by formula, scored by the real code."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def digest(seed: int) -> str:
 
 
 def loss(progress: float, seed: int) -> float:
-    """Of the fault-free arm after so many steps."""
+    """Return the fault-free arm's loss after ``progress`` steps."""
     return 2.1 + 0.02 * seed + 4.5 * math.exp(-max(progress, 0.0) / 60) + 1.2 * math.exp(-max(progress, 0.0) / 420)
 
 

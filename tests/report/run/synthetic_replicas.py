@@ -1,4 +1,4 @@
-"""Facts of a fleet on which several replicas train: what a controller would have written, as short as can be."""
+"""Builders of minimal facts in the log of a fleet with several replicas."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def started(replicas: int = 3, steps: int = 10, **given: object) -> e.RunStarted
 
 def form(
     replica: int, workers: str, generation: int = 1, outcome: str = "started", step: int = 0,
-    reborn: dict[int, list[int]] | None = None,
+    rebuilt: dict[int, list[int]] | None = None,
 ) -> d.Form:  # fmt: skip
-    """``workers``: of stages 0 and 1, a letter each; ``reborn``: stage → nodes that it is rebuilt from."""
+    """``workers``: one letter each for stages 0 and 1; ``rebuilt``: stage → donor nodes."""
     members = []
     for stage, worker in enumerate(workers):
-        donors = (reborn or {}).get(stage)
+        donors = (rebuilt or {}).get(stage)
         source = Keep() if donors is None else Rebuild(by="peer", donors=donors)
         members.append(Member(node=2 * replica + stage, stage=stage, worker=worker, source=source))
     return d.Form(

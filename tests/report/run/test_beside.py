@@ -1,4 +1,4 @@
-"""A tracker that fails, hangs or is slow disturbs nobody, and is told of once."""
+"""A tracker that fails, hangs or is slow does not delay the run and is reported once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 
 
 class Held(Tracker):
-    """Does at each call what it is told to, and remembers which there were, and in which thread."""
+    """Runs a given action at each call, and records the calls and their threads."""
 
     _act: Callable[[int], None] = PrivateAttr(default_factory=lambda: lambda step: None)
     _steps: list[int] = PrivateAttr(default_factory=list)
@@ -37,7 +37,7 @@ class Held(Tracker):
 
 
 def tell(beside: Beside, step: int) -> None:
-    beside.tell(lambda tracker: tracker.scalars(step, {}))
+    beside.send(lambda tracker: tracker.scalars(step, {}))
 
 
 def trouble_of(beside: Beside) -> str:
@@ -70,14 +70,14 @@ def test_one_that_fails_is_told_nothing_more() -> None:
     beside = Beside("held", tracker)
     for step in range(5):
         tell(beside, step)
-    assert trouble_of(beside) == "going on without held (ConnectionError: no route)"
+    assert trouble_of(beside) == "continuing without held (ConnectionError: no route)"
     tell(beside, 5)
     beside.finish(time.monotonic() + PATIENCE_S)
     assert tracker._steps == [0, 1] and not tracker._closed.is_set() and beside.trouble() == ""
 
 
 def test_nobody_waits_for_one_that_hangs() -> None:
-    """It would not go on before the test is over, so whoever waited for it would wait for ever."""
+    """It hangs until the test ends, so a caller that waited for it would hang as well."""
     tracker, over = Held(), threading.Event()
     tracker._act = lambda step: not over.wait(PATIENCE_S) and None
     try:
@@ -85,8 +85,8 @@ def test_nobody_waits_for_one_that_hangs() -> None:
         for step in range(100):
             tell(beside, step)
         said = [trouble_of(beside), trouble_of(beside)]
-        assert said[0] == "held is slow: more than 10 things wait for it, and it misses what comes beyond"
-        assert said[1] == "going on without held (it has not answered for 0.2 s)"
+        assert said[0] == "held is slow: more than 10 calls are queued, and further ones are dropped"
+        assert said[1] == "continuing without held (it has not answered for 0.2 s)"
         beside.finish(time.monotonic() + PATIENCE_S)
         assert beside._queue.qsize() <= 10 and beside.trouble() == ""
     finally:
@@ -100,7 +100,7 @@ def test_one_that_does_not_come_to_its_end_is_left_behind() -> None:
         beside = Beside("held", tracker)
         tell(beside, 0)
         beside.finish(time.monotonic() + 0.1)
-        assert beside.trouble() == "going on without held (it did not come to its end in time)"
+        assert beside.trouble() == "continuing without held (it did not finish in time)"
     finally:
         over.set()
 

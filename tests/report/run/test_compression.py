@@ -1,4 +1,4 @@
-"""The report on compressed messages: what the log tells, once for each stage and round, and why steps went in full."""
+"""The report's section on compressed messages."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ FACTS = (
 """of which the third step was done again, because a node of stage 0 died"""
 
 
-def test_a_run_whose_messages_lacked_nothing_has_no_such_section() -> None:
+def test_a_run_without_compression_has_no_section() -> None:
     assert section() == "" and section(*FACTS, replicas=1) == ""
-    assert not [*compression.told(record())]
+    assert not [*compression.summary_lines(record())]
 
 
-def test_a_step_that_was_done_again_counts_as_it_was_done_last() -> None:
+def test_a_repeated_step_counts_once_with_its_last_message() -> None:
     rows = [*compression._rows(record(*FACTS), compression.messages_of(record(*FACTS)))]
     assert rows == [
         ["0", "3", "0.2500", "0.2500", "0.2500", "0.0500", "5.00%", "68.33%", "2"],
@@ -54,12 +54,12 @@ def test_a_step_that_was_done_again_counts_as_it_was_done_last() -> None:
     ]
 
 
-def test_no_delta_is_stated_where_none_is_guaranteed() -> None:
+def test_a_compressor_without_guarantee_has_no_stated_delta() -> None:
     run = record(*FACTS, compress="econtrol:sign")
     assert [row[5] for row in compression._rows(run, compression.messages_of(run))] == ["none", "none"]
 
 
-def test_what_is_drawn_are_norms_of_the_whole_model_and_contractions_of_each_stage() -> None:
+def test_figures_show_norms_of_the_model_and_contractions_per_stage() -> None:
     messages = compression.messages_of(record(*FACTS))
     norm, owed, off, full = compression.norms_figure(messages, "step").data
     assert [*norm.y] == pytest.approx([50**0.5] * 3) and [*owed.y] == pytest.approx([5.0, 5.0])
@@ -69,30 +69,30 @@ def test_what_is_drawn_are_norms_of_the_whole_model_and_contractions_of_each_sta
     assert [*one.x] == [1] and [*one.y] == [0.25] and [*two.x] == [1, 2] and [*two.y] == [0.25, 0.75]
 
 
-def test_the_reasons_for_steps_in_full_are_told() -> None:
+def test_the_reasons_for_uncompressed_steps_are_listed() -> None:
     text = section(*FACTS)
-    assert "<td>0, 1</td><td>estimates begin with the run</td>" in text
-    assert "<td>0</td><td>a node of the stage was rebuilt, and its estimate is gone</td>" in text
-    assert "another number of replicas" not in text and "another number" in section(sent(4, 0, "replicas"))
+    assert "<td>0, 1</td><td>estimates start with the run</td>" in text
+    assert "<td>0</td><td>a node of the stage was rebuilt without its estimate</td>" in text
+    assert "number of replicas changed" not in text and "number of replicas changed" in section(sent(4, 0, "replicas"))
     line = next(line for line in summary(record(*FACTS)) if line.startswith("compression"))
     assert line == (
         "compression   52.5% of dense bytes; delta 0.25, median over stages and steps; 2 steps in full: "
-        "estimates begin with the run; a node of the stage was rebuilt, and its estimate is gone"
+        "estimates start with the run; a node of the stage was rebuilt without its estimate"
     )
 
 
-def test_of_groups_that_meet_in_one_round_the_first_nodes_tell() -> None:
+def test_of_several_groups_in_a_round_the_lowest_node_counts() -> None:
     facts = (sent(0, 0, node=4, lost=0.5), sent(0, 0, node=0, lost=0.25), sent(0, 0, node=2, lost=0.125))
     found = record(*facts, kind="noloco", compress="top5%")
     assert [fact.lost for fact in compression.messages_of(found).shortened(0)] == [0.25]
-    assert "median over stages and rounds" in next(compression.told(found))
+    assert "median over stages and rounds" in next(compression.summary_lines(found))
 
 
-def test_the_figures_can_be_had_by_their_names() -> None:
+def test_figures_are_available_by_name() -> None:
     assert [*page.figures(compression.section(record(*FACTS)))] == ["contraction", "compression"]
 
 
-def test_what_is_said_in_every_round_is_no_landmark_and_short() -> None:
+def test_reports_of_every_round_are_short_and_no_landmarks() -> None:
     assert [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).turns] == ["stop_requested"]
     line = sent(10**6, 9, None, lost=1.23e-5, owed=1.23e-5, off=1.23e-5, norm=1.23e-5).model_dump_json()
     assert len(line) < 250 and e.EVENT.validate_json(line).kind == "message_compressed"

@@ -81,7 +81,7 @@ def test_a_stopped_run_is_proved_up_to_its_last_commit() -> None:
 
 
 def test_what_is_sealed_late_is_of_its_step_and_the_samples_after_it_are_used_again() -> None:
-    """It was written while training went on."""
+    """It was written during training."""
     sealed = [started(4), commit(0), commit(1), commit(2), Seal(step=1, folder="step-00000001", stages=[0, 1, 2])]
     resumed = started(4, 1).model_copy(update={"load": dict.fromkeys(range(3), "step-00000001")})
     facts = [*sealed, resumed, commit(1), commit(2), commit(3), Finish(outcome="finished")]
@@ -101,7 +101,7 @@ class Fleet:
         self.replicas, self.total, self.steps = replicas, replicas * steps, steps
         self.step = dict.fromkeys(range(replicas), 0)
         self.used: dict[int, tuple[int, int]] = {}
-        """block → who committed it, in which step of its own; -1: somebody in an earlier part of the run"""
+        """block → replica that committed it and its own step; -1 for earlier parts of the run"""
         self.out: dict[int, int] = {}
         self.gone: set[int] = set()
         self.saved: dict[int, int] = {}
@@ -202,7 +202,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
             fleet.save(replica)
         elif move == "roll back" and replica in fleet.durable[1]:
             fleet.roll_back(replica)
-        elif move == "recover" and under_way:  # it goes on with the same block
+        elif move == "recover" and under_way:  # it continues with the same block
             fleet.form(replica, "recovered", fleet.step[replica])
             fleet.begin(replica, fleet.out[replica])
         elif move == "disband" and len(fleet.live) > 1:
@@ -319,11 +319,11 @@ def test_a_checkpoint_that_says_too_much_or_too_little_is_found_before_the_end()
     assert isinstance(seal, Seal)
     more = seal.model_copy(update={"first_block": 2})
     assert prove_exactly_once(record([*fleet.facts[:-1], more])) == [
-        f"{more.folder} says that samples 4 to 7 were used; they were not"
+        f"{more.folder} records samples 4 to 7 as used; they were not"
     ]
     less = seal.model_copy(update={"blocks_ahead": []})
     assert prove_exactly_once(record([*fleet.facts[:-1], less])) == [
-        f"{less.folder} does not say that samples 8 to 11 were used"
+        f"{less.folder} does not record samples 8 to 11 as used"
     ]
 
 

@@ -68,7 +68,7 @@ def test_the_command_writes_it_plain_or_compressed(
 
 
 def test_work_beside_other_work_has_a_row_of_its_own(folder: Path) -> None:
-    """A file that is written while training goes on is told after steps that were made meanwhile."""
+    """A file written during training is reported after later steps."""
     record = read_run(folder)
     (t, work), *_ = [(t, w) for t, w in record.worked if w.step == 3 and w.stage == 1]
     span = e.Span(action="write", start=work.spans[0].start - 0.01, end=work.spans[-1].end + 0.05)
@@ -107,7 +107,7 @@ def test_machines_are_processes_and_a_later_part_comes_later(tmp_path: Path) -> 
 
 
 class Many(Sequence[Any]):
-    """So many things, each made when it is asked for."""
+    """A lazy sequence."""
 
     def __init__(self, count: int, make: Callable[[int], Any]) -> None:
         self._count, self._make = count, make
@@ -123,7 +123,7 @@ class Many(Sequence[Any]):
 
 
 def held_at_most(folder: Path, steps: int) -> int:
-    """Bytes that are held at once while the trace of so many steps is made."""
+    """Return the peak bytes held while the trace of ``steps`` steps is written."""
     record = read_run(folder)
     span = e.Span(action="forward", microbatch=0, hop=1, start=2000.0, end=2000.5)
 

@@ -75,10 +75,10 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert faults == [
         "step 12  ⚡ SIGKILL sent to worker w2 (stage 2), during a forward",
         "step 12  ✗ worker w2 (stage 2) lost: connection closed (reset by peer)",
-        "step 12  ✓ stage 2 reborn in w5 from stages 1, 3 (checkfree) in 0.14 s",
+        "step 12  ✓ stage 2 rebuilt in w5 from stages 1, 3 (checkfree) in 0.14 s",
         "step 27  ⚡ SIGKILL sent to worker w3 (stage 3), during a forward",
         "step 27  ✗ worker w3 (stage 3) lost: connection closed (reset by peer)",
-        "step 27  ✓ stage 3 reborn in w6 from stages 2, 4 (checkfree) in 0.14 s",
+        "step 27  ✓ stage 3 rebuilt in w6 from stages 2, 4 (checkfree) in 0.14 s",
     ]
     assert "tokens/s" in lines[-1] and "5 + 1 workers" in lines[-1]
     steps = [re.search(r"validation \d\.\d+ \(step (\d+)\)", line) for line in lines if "/40" in line]
@@ -97,15 +97,15 @@ def test_after_a_rollback_the_same_tenths_are_told_again(tmp_path: Path) -> None
 def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path: Path) -> None:
     stream = Terminal()
     replay(read_run(Synthesis(tmp_path).write()), Progress(stream))
-    assert "✓ stage 2 reborn in w5 from stages 1, 3" in stream.getvalue()
+    assert "✓ stage 2 rebuilt in w5 from stages 1, 3" in stream.getvalue()
     assert "step 40/40" in stream.getvalue()
 
 
-def test_a_stream_that_cannot_say_it_gets_question_marks(tmp_path: Path) -> None:
+def test_a_stream_that_cannot_encode_a_sign_gets_question_marks(tmp_path: Path) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     replay(read_run(Synthesis(tmp_path).write()), Progress(stream))
     stream.seek(0)
-    assert "step 12  ? stage 2 reborn" in stream.read()
+    assert "step 12  ? stage 2 rebuilt" in stream.read()
 
 
 def test_quiet_takes_everything_and_says_nothing(tmp_path: Path, capsys: object) -> None:
@@ -124,7 +124,7 @@ def form(outcome: str, step: int = 5) -> Form:
     return Form(generation=2, step=step, outcome=outcome, members=members, links=[])  # type: ignore[arg-type]
 
 
-def test_every_kind_of_trouble_has_its_line() -> None:
+def test_every_kind_of_problem_has_a_line() -> None:
     edge = EdgeBroken(worker="a", node=1, peer=0, generation=1, detail="timeout")
     up = [Linked(worker=worker, node=n, stage=n, generation=2, link_s=0.1) for n, worker in enumerate("ab")]
     assert told(edge, form("relinked"), *up) == ["broken edge 0–1 replaced"]
@@ -138,7 +138,7 @@ def test_every_kind_of_trouble_has_its_line() -> None:
     assert told(Cannot(lost=[2, 1], reason="they are neighbours")) == [
         "stages 1, 2 cannot be rebuilt: they are neighbours"
     ]
-    assert told(Seal(step=5, folder="f", stages=[0, 3], partial=True)) == ["what is left was saved in f: stages 0, 3"]
+    assert told(Seal(step=5, folder="f", stages=[0, 3], partial=True)) == ["the remaining stages 0, 3 were saved in f"]
     assert told(Seal(step=5, folder="f", stages=[0, 3])) == []
     assert told(form("started"), WorkerFailed(worker="b", stage=1, generation=1, detail="disk full")) == [
         "worker b (stage 1) failed: disk full"
@@ -152,11 +152,11 @@ def test_every_kind_of_trouble_has_its_line() -> None:
     starting = WorkersStarting(workers=["w0", "w2"], ready=3, waited_s=10.2, limit_s=120.0)
     limit = "a start may take 120 s (fleet.start_timeout_s)"
     assert told(starting) == [f"waiting for w0 and w2 to start, for 10 s; 3 others are ready; {limit}"]
-    assert told(StopOverdue(detail="step 3 was dropped")) == ["the stop waits no longer: step 3 was dropped"]
+    assert told(StopOverdue(detail="step 3 was dropped")) == ["the stop request timed out: step 3 was dropped"]
     assert told(StopRequested(reason="Ctrl-C")) == ["will stop at the next whole step: Ctrl-C"]
 
 
-def test_an_edge_is_not_replaced_before_it_is_open() -> None:
+def test_an_edge_is_not_reported_replaced_before_it_is_open() -> None:
     """Each of these once came as "broken edge … replaced" every few seconds, though nothing answered."""
 
     def broken(generation: int, **said: str) -> EdgeBroken:
@@ -176,7 +176,7 @@ def test_an_edge_is_not_replaced_before_it_is_open() -> None:
     ]
 
 
-def test_a_machine_that_is_cut_off_has_its_workers_lost_once() -> None:
+def test_a_disconnected_machine_loses_its_workers_once() -> None:
     """One is lost, and started there again before the machine's own connection ends."""
     joined, started = WorkerJoined(worker="w5", incarnation=1, pid=1), Spawn(worker="w5", incarnation=1, host="g1")
     lost = WorkerLost(worker="w5", incarnation=1, cause="heartbeat", detail="silent for 2 s")
@@ -194,7 +194,7 @@ def test_a_machine_that_is_cut_off_has_its_workers_lost_once() -> None:
     assert sum(tally.lost.values()) == 1
 
 
-def test_verdicts_that_come_and_go_are_counted_and_not_all_shown() -> None:
+def test_repeated_verdicts_are_rate_limited() -> None:
     """A hundred within 90 s, such as under a quota of a fifth of a core."""
     about = {"fault": "flaky link", "nodes": [1, 2], "replica": 0, "step": 1}
     blamed = Blamed.model_validate(about | {"workers": ["a", "b"], "seconds": 1.0, "past": 0.1, "usual": 0.1})
@@ -202,7 +202,7 @@ def test_verdicts_that_come_and_go_are_counted_and_not_all_shown() -> None:
     facts = [(0.9 * n, fact) for n, fact in enumerate([blamed, cleared] * 50)]
     lines = [line.text for t, fact in facts if (line := narrator.tell(t, fact))]
     assert len(lines) == 6
-    assert lines[3].endswith("is not flaky any more (64 more in 60 s not shown)")
+    assert lines[3].endswith("is no longer flaky (64 more in 60 s not shown)")
     (rest,) = [line for line in [narrator.tell(95.0, Finish(outcome="stopped"))] if line]
     assert rest.text.startswith("flaky link: verdicts: ") and rest.text.endswith("not shown")
 

@@ -106,7 +106,7 @@ def test_what_is_told_is_what_the_record_tells(record: RunRecord) -> None:
 
 
 def test_a_run_told_as_it_happens_comes_to_the_same(record: RunRecord) -> None:
-    """Work is told after the step; a recovery is told as soon as its first microbatch is known to be through."""
+    """Work reports follow the step; a recovery is reported as soon as its first microbatch is known to be through."""
     tally, over = Tally(), []
     news = sorted(
         [*((t, 0, fact) for t, fact in record.history), *((t, 1, work) for t, work in record.worked)],

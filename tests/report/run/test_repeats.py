@@ -9,7 +9,7 @@ from planaria.report.run.narrate import Repeats
 
 
 def shown(repeats: Repeats, times: list[float], subject: str = "link") -> list[str]:
-    return [line for t in times if (line := repeats.offer(t, subject, f"at {t:g}")) is not None]
+    return [line for t in times if (line := repeats.limit(t, subject, f"at {t:g}")) is not None]
 
 
 def test_the_first_lines_of_a_window_are_shown_and_the_next_window_tells_of_the_rest() -> None:

@@ -1,4 +1,4 @@
-"""What is told, shown and drawn of several replicas: nobody is taken for somebody of another replica."""
+"""Lines, progress and figures of several replicas, which must not be mixed up."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ def test_a_member_of_another_replica_is_no_spare() -> None:
     ]
 
 
-def test_a_stage_is_reborn_from_another_replica_or_from_its_own() -> None:
-    again = r.form(2, "eg", 2, "recovered", reborn={1: [1]})
+def test_a_stage_is_rebuilt_from_another_replica_or_from_its_own() -> None:
+    again = r.form(2, "eg", 2, "recovered", rebuilt={1: [1]})
     assert told(r.lost("f"), again, r.linked(2, 1, "g", generation=2)) == [
         "worker f (stage 1 of replica 2) lost: process ended",
-        "stage 1 of replica 2 reborn in g from replica 0 in 2.00 s",
+        "stage 1 of replica 2 rebuilt in g from replica 0 in 2.00 s",
     ]
     assert told(again, r.linked(0, 1, "b", generation=2), r.linked(2, 1, "g", generation=1)) == [], (
         "of others, or older"
     )
 
 
-def test_faults_that_overlap_in_two_replicas_are_told_apart() -> None:
+def test_overlapping_faults_of_two_replicas_are_distinguished() -> None:
     lines = told(
         r.lost("f"),
         r.lost("c"),
-        r.form(2, "eg", 2, "recovered", reborn={1: [1]}),
-        r.form(1, "gd", 2, "recovered", reborn={0: [0]}),
+        r.form(2, "eg", 2, "recovered", rebuilt={1: [1]}),
+        r.form(1, "gd", 2, "recovered", rebuilt={0: [0]}),
         r.linked(1, 0, "g", generation=2),
         r.linked(2, 1, "g", generation=2),
     )
     assert lines[2:] == [
-        "stage 0 of replica 1 reborn in g from replica 0 in 3.00 s",
-        "stage 1 of replica 2 reborn in g from replica 0 in 5.00 s",
+        "stage 0 of replica 1 rebuilt in g from replica 0 in 3.00 s",
+        "stage 1 of replica 2 rebuilt in g from replica 0 in 5.00 s",
     ]
 
 
@@ -71,8 +71,8 @@ def test_a_worker_of_a_resumed_run_is_not_taken_for_one_of_its_name_that_was_let
     ]
 
 
-def test_what_happens_to_a_whole_replica_has_its_line() -> None:
-    copied = r.form(1, "cd", 2, "recovered", reborn={0: [4], 1: [5]})
+def test_events_of_whole_replicas_have_lines() -> None:
+    copied = r.form(1, "cd", 2, "recovered", rebuilt={0: [4], 1: [5]})
     assert told(
         d.Adopt(replica=1, reason="others settled round 3 without it"),
         copied,
@@ -81,14 +81,14 @@ def test_what_happens_to_a_whole_replica_has_its_line() -> None:
         d.Disband(replica=1, workers=["c", "d"], reason="no worker is left"),
         d.Found(replica=1),
         r.form(0, "ab", 2, "rolled back", step=4),
-        d.Cannot(replica=0, lost=[1], reason="nobody has it"),
+        d.Cannot(replica=0, lost=[1], reason="no worker has it"),
     ) == [
-        "replica 1 goes on as a copy of another: others settled round 3 without it",
-        "replica 1 stands again, a copy of replica 2",
+        "replica 1 continues as a copy of another: others settled round 3 without it",
+        "replica 1 rebuilt as a copy of replica 2",
         "replica 1 disbanded: no worker is left; spares now: c, d",
-        "replica 1 begins anew, as a copy of another",
+        "replica 1 starts again as a copy of another",
         "replica 0 rolled back to step 4",
-        "stage 1 of replica 0 cannot be rebuilt: nobody has it",
+        "stage 1 of replica 0 cannot be rebuilt: no worker has it",
     ]
 
 
@@ -107,14 +107,14 @@ def test_an_edge_is_named_with_its_replica() -> None:
     ]
 
 
-def test_a_round_is_told_when_it_went_on_without_somebody() -> None:
+def test_a_round_with_missing_members_has_a_line() -> None:
     groups = d.DrawGroups(round=4, groups=[[0, 2], [1]])
     patience = e.PatienceOver(replica=0, round=4, meeting=False)
     assert told(groups, r.settle(4, 1), r.meet(4, 0, 2), r.settle(4, 0, 2)) == []
     assert told(groups, patience, r.settle(4, 0)) == [
-        "round 4: replica 0 went on alone, without replica 2: it came too late, or was not heard"
+        "round 4: replica 0 continued alone without replica 2 (late or not received)"
     ]
-    assert told(r.settle(4, 1)) == ["round 4: replica 1 went on alone, without replicas 0, 2: they did not come"]
+    assert told(r.settle(4, 1)) == ["round 4: replica 1 continued alone without replicas 0, 2 (absent)"]
 
 
 def test_members_of_all_replicas_are_counted_and_those_of_a_disbanded_one_are_spares() -> None:
@@ -163,8 +163,8 @@ def work(replica: int, stage: int, worker: str, end: float, generation: int = 1,
 OVERLAP: r.Facts = [
     *r.timed(BEGIN), (20.0, r.run_step(0, 3, 9)), (20.1, r.run_step(2, 5, 17)),
     (21.0, r.lost("f")), (21.5, r.lost("a")),
-    (22.0, r.form(2, "eg", 2, "recovered", step=5, reborn={1: [1]})),
-    (22.1, r.form(0, "gb", 2, "recovered", step=3, reborn={0: [2]})),
+    (22.0, r.form(2, "eg", 2, "recovered", step=5, rebuilt={1: [1]})),
+    (22.1, r.form(0, "gb", 2, "recovered", step=3, rebuilt={0: [2]})),
     (23.0, r.linked(2, 0, "e", 2)), (23.1, r.linked(0, 0, "g", 2)), (23.2, r.linked(0, 1, "b", 2)),
     (24.0, r.linked(2, 1, "g", 2)),
 ]  # fmt: skip

@@ -62,7 +62,7 @@ def test_what_was_slow_again_and_again_is_one_line(record: RunRecord) -> None:
     once = {**link, "workers": ["a", "b"], "seconds": 0.1, "past": 0.01, "usual": 0.01}
     again = [fact for step in (3, 7, 9) for fact in (Blamed(step=step, **once), Cleared(step=step + 1, **link))]
     facts = (*record.history, *((99.0, fact) for fact in again))
-    (line,) = diagnosis.told(replace(record, history=facts, _known={}))
+    (line,) = diagnosis.summary_lines(replace(record, history=facts, _known={}))
     assert line.startswith("slow          3 times from step 3 to 10: the link 1 → 2 is slow")
     assert SIGNS["slow"] != SIGNS["fault"], "no signal was sent to it"
 

@@ -95,7 +95,7 @@ def test_somebody_late_is_told_from_somebody_who_never_came() -> None:
     assert together.impatient
     left = (1.8, d.Disband(replica=1, workers=["c", "d"], reason=""))
     (together,) = gatherings(r.record([*BEGIN, other, left, *TOGETHER]))
-    assert together.missing == (), "nobody waits for who has left"
+    assert together.missing == (), "no replica waits for a disbanded one"
 
 
 def test_a_loss_ends_a_replicas_meeting() -> None:
@@ -147,7 +147,7 @@ def test_the_section_names_everyone_and_has_its_figures() -> None:
 def test_summary_and_cards_tell_what_the_exchange_came_to() -> None:
     lines = list(summary(r.record(WHOLE)))
     assert lines[0] == "exchange      1 round; alone 1 of 3 times, 1 by the draw"
-    assert lines[2].strip().startswith("2.55 s waited, of all replicas together: 1.55 s for others to come")
+    assert lines[2].strip().startswith("2.55 s waited, sum over replicas: 1.55 s for others to join")
     cards = {name: small for name, _, small in _facts(r.record(WHOLE), [])}
     assert cards["rounds of exchange"] == "0.0 MB sent; 1 of 3 times alone; 2.5 s waited"
 

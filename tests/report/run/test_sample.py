@@ -1,4 +1,4 @@
-"""Which spans are kept: what the report draws, few of the rest, and no byte is forgotten."""
+"""Selection of logged spans: those that the report draws, few others, and all byte counts."""
 
 from __future__ import annotations
 

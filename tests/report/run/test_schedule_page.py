@@ -200,7 +200,7 @@ def test_whoever_waits_does_so_only_while_its_node_is_busy_or_full(
 
 
 def test_links_carry_what_routes_send_there_and_back() -> None:
-    # Nodes 0 and 2 stand at site 0, nodes 1 and 3 at site 1.
+    # Nodes 0 and 2 are at site 0, nodes 1 and 3 at site 1.
     schedule = schedule_with(problem_with((1, 1, 2), 2, 2), [[0, 1, 2, 0], [0, 1, 3, 0]])
     links = step_of(schedule).links
     assert links == {(0, 1): (4, 4 * S), (1, 0): (4, 4 * S), (0, 0): (2, 2 * S), (1, 1): (2, 2 * S)}
@@ -235,7 +235,7 @@ def test_of_too_many_nodes_the_busiest_are_drawn_and_the_page_says_so(tmp_path: 
     assert len(rows) == DRAWN < problem.nodes
     assert {f"node {n} · stage {s}" for n, s in ((0, 0), (1, 1), (22, 1), (23, 2), (43, 2))} <= set(rows)
     bars = sum(len(trace.x) for trace in fig.data if trace.name != WAITS)
-    assert bars == len(step.passes), "nobody who works is left out here"
+    assert bars == len(step.passes), "every pass is drawn here"
     assert sum(len(trace.x) for trace in busy_figure(step).data) == problem.nodes
     assert f"The {DRAWN} busiest of 44 nodes." in text_of(schedule, tmp_path)
     assert "busiest of" not in text_of(two_meet(), tmp_path)

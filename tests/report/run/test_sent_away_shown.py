@@ -1,4 +1,4 @@
-"""Workers that were sent away are told of as such, and not as dead: in words, in the timeline and on the page."""
+"""Dismissed workers do not count as dead in lines, the timeline and the live page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEGIN: list[e.Event | d.Decision] = [
     r.lost("c"), r.lost("d"),
 ]  # fmt: skip
 REBORN: list[e.Event | d.Decision] = [
-    r.form(1, "fg", 3, "recovered", 1, reborn={0: [0], 1: [1]}), r.linked(1, 0, "f", 3), r.linked(1, 1, "g", 3),
+    r.form(1, "fg", 3, "recovered", 1, rebuilt={0: [0], 1: [1]}), r.linked(1, 0, "f", 3), r.linked(1, 1, "g", 3),
 ]  # fmt: skip
 LEFT = d.Disband(replica=1, workers=[], reason="no worker is left")
 
@@ -44,7 +44,7 @@ def test_the_timeline_counts_them_as_sent_away_and_their_lies_as_no_fault_that_w
     (timing,) = recoveries(record)
     assert timing.causes == ("sent away", "sent away") and timing.deaths == 0
     assert timing.workers == ("c", "d") and timing.heirs == {2: "f", 3: "g"}
-    assert timing.fault_t is None and timing.notice is None, "training went on meanwhile"
+    assert timing.fault_t is None and timing.notice is None, "training continued meanwhile"
     found = faults_summary(record)
     assert (found.deaths, found.sent_away, found.spares_lost) == (0, 2, 0)
 
@@ -74,26 +74,26 @@ def test_the_page_says_it_in_a_sentence_at_the_workers_and_at_the_recovery() -> 
     state = shown(*BEGIN[:-2]).state
     told = "What replica 1 says was of no use in 2 rounds: its workers are sent away."
     assert state["said"] == {"tone": "loss", "text": told}
-    assert [worker for worker, said in state["workers"].items() if said.get("away")] == ["c", "d"]
+    assert [worker for worker, info in state["workers"].items() if info.get("away")] == ["c", "d"]
     assert shown(*BEGIN, *REBORN).state["recoveries"]["1"]["causes"] == ["sent away", "sent away"]
     state = shown(*BEGIN, *REBORN, d.Spawn(worker="c", incarnation=2)).state
     assert "away" not in state["workers"]["c"], "another process of that name"
 
 
-def test_a_replica_that_is_given_up_leaves_spares_only_where_it_has_workers() -> None:
+def test_a_disbanded_replica_leaves_its_workers_as_spares() -> None:
     state = shown(*BEGIN, LEFT).state
-    assert state["said"]["text"] == "Replica 1 is given up: no worker is left."
+    assert state["said"]["text"] == "Replica 1 is disbanded: no worker is left."
     assert list(state["replicas"]) == ["0"] and state["recoveries"]["1"]["outcome"] == "disbanded"
     some = shown(*BEGIN, LEFT.model_copy(update={"workers": ["c"]})).state
     assert some["said"]["text"].endswith("Its workers are spares now.")
 
 
-def test_what_is_slow_has_its_sentence_too() -> None:
+def test_verdicts_have_captions() -> None:
     captions = Captions(shown(*BEGIN).members, 4)
-    captions.say(r.started(1))
+    captions.caption(r.started(1))
     blamed = d.Blamed(
         replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02
     )
-    assert captions.say(blamed) == ("slow", "Stage 1 (b) is 3.0 times slower than its peers.")
+    assert captions.caption(blamed) == ("slow", "Stage 1 (b) is 3.0 times slower than its peers.")
     cleared = d.Cleared(replica=0, step=12, fault="slow worker", nodes=[1])
-    assert captions.say(cleared) == ("note", "Stage 1: its worker is not slow any more.")
+    assert captions.caption(cleared) == ("note", "Stage 1: its worker is no longer slow.")

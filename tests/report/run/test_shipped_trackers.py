@@ -1,5 +1,4 @@
-"""What trackers ask of their libraries, written down by stand-ins with the documented interface; and what is said
-where a library is missing. ``tests/test_tracked_runs.py`` has the libraries themselves."""
+"""Calls of shipped trackers, recorded by stand-ins with the libraries' documented interface."""
 
 from __future__ import annotations
 
@@ -119,7 +118,7 @@ def test_mlflow_has_a_new_run_with_a_tag(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_mlflow_goes_on_with_the_run_that_has_the_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parameter cannot be changed there: what is otherwise now becomes a tag."""
+    """MLflow parameters are immutable, so changed values become tags."""
     known = run_of_mlflow(name="mine", **{"train.steps": "2"})
     client = Calls(get_experiment_by_name=SimpleNamespace(experiment_id="3"), search_runs=[known])
     mlflow(monkeypatch, client)
@@ -150,7 +149,7 @@ def test_mlflow_takes_many_parameters_a_hundred_at_a_time(tmp_path: Path, monkey
     tracker = chosen("mlflow")
     tracker.introduced(IDENTITY, {f"s{n}": "v" * 600 for n in range(250)})
     tracker.open(tmp_path)
-    batches = [asked["params"] for _, asked in client.of("log_batch")]
+    batches = [fields["params"] for _, fields in client.of("log_batch")]
     assert [len(batch) for batch in batches] == [100, 100, 50]
     assert {len(value) for batch in batches for _, _, value in batch} == {500}
 

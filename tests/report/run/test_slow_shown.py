@@ -32,7 +32,7 @@ def test_a_verdict_is_shown_with_its_evidence_and_its_deed_until_it_is_cleared()
     assert list(slow) == ["slow worker 1", "slow data 0"]
     assert slow["slow worker 1"]["what"] == "stage 1 (b) is 3.0 times slower than its peers"
     assert slow["slow worker 1"]["evidence"].startswith("a microbatch's passes take 60.0 ms, 20.0 ms at first")
-    assert "b is to hand it to a spare" in slow["slow worker 1"]["deed"]
+    assert "b hands it to a spare" in slow["slow worker 1"]["deed"]
     assert "deed" not in slow["slow data 0"], "the deed was about the worker"
     cleared = d.Cleared(replica=0, step=20, fault="slow worker", nodes=[1])
     assert list(told(*FACTS, cleared).state["slow"]) == ["slow data 0"]

@@ -1,4 +1,4 @@
-"""How much memory each stage took, read off what workers told."""
+"""Peak memory of stages, from work reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planaria.control import events as e
 from planaria.control.logs import read_run
 from planaria.control.run_record import RunRecord
 from planaria.report.run.report import body
-from planaria.report.run.stage_peaks import StagePeak, section, stage_peaks, told
+from planaria.report.run.stage_peaks import StagePeak, section, stage_peaks, summary_lines
 
 MB = 1_000_000
 
@@ -28,7 +28,7 @@ def record(*works: e.Worked) -> RunRecord:
     return RunRecord(Path("x"), RunConfig(), [], [(0.0, one) for one in works], [])
 
 
-def test_the_most_that_any_worker_of_a_stage_ever_told_counts() -> None:
+def test_the_highest_report_of_a_stage_counts() -> None:
     later = work(1, "a", 500), work(1, "b", 400), work(1, "a", 450), work(2, "c", 7)
     run = record(work(1, "a", 300), work(0, "ends", 900), *later)
     assert stage_peaks(run) == [
@@ -36,13 +36,13 @@ def test_the_most_that_any_worker_of_a_stage_ever_told_counts() -> None:
         StagePeak("stage 1", 2, "a", 500 * MB, 0),
         StagePeak("stage 2", 1, "c", 7 * MB, 0),
     ]
-    assert list(told(run)) == ["memory        at most 900 MB, at stage 0 (ends)"]
+    assert list(summary_lines(run)) == ["memory        at most 900 MB, at stage 0 (ends)"]
 
 
 def test_the_device_is_what_binds_where_there_is_one() -> None:
     run = record(work(1, "a", 300, 20_000), work(1, "a", 310, 10_000), work(2, "b", 900, 4))
     assert [one.device_bytes // MB for one in stage_peaks(run)] == [20_000, 4]
-    assert list(told(run)) == ["memory        at most 310 MB, 20,000 MB on its device, at stage 1"]
+    assert list(summary_lines(run)) == ["memory        at most 310 MB, 20,000 MB on its device, at stage 1"]
     (html,) = section(run)
     assert html.count("<tr>") == 3 and ">20,000</td>" in html and ">4</td>" in html
 
@@ -53,12 +53,12 @@ def test_one_process_is_one_line() -> None:
     ]
 
 
-def test_stages_of_replicas_are_told_apart() -> None:
+def test_stages_of_replicas_are_distinguished() -> None:
     run = r.record(r.timed([r.started()]), works=[work(node, "abcdef"[node], 10 + node) for node in (0, 3)])
     assert [one.where for one in stage_peaks(run)] == ["replica 0 · stage 0", "replica 1 · stage 1"]
 
 
 def test_a_log_of_an_older_planaria_has_no_such_section(tmp_path: Path) -> None:
     run = read_run(Synthesis(tmp_path / "x", steps=3, deaths={}).write())
-    assert run.worked and not stage_peaks(run) and not [*section(run), *told(run)]
+    assert run.worked and not stage_peaks(run) and not [*section(run), *summary_lines(run)]
     assert "<h2>Memory</h2>" not in "".join(body(run))

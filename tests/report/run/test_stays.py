@@ -21,7 +21,7 @@ HERE: r.Facts = [
     (12.0, d.Spawn(worker="h", incarnation=1, host="g1")),
     *((12.5, fact) for fact in r.joined("gh")),
 ]
-FOUNDED: r.Facts = [(13.0, d.Found(replica=3)), (13.0, r.form(3, "gh", 2, "recovered", reborn={0: [0], 1: [1]}))]
+FOUNDED: r.Facts = [(13.0, d.Found(replica=3)), (13.0, r.form(3, "gh", 2, "recovered", rebuilt={0: [0], 1: [1]}))]
 LEAVES: r.Facts = [
     (20.0, e.HostLeft(host="g1", detail="leaves (SIGTERM)")),
     (20.0, e.WorkerLeaving(worker="g", incarnation=1, detail="SIGTERM")),
@@ -54,7 +54,7 @@ def test_a_stay_from_its_beginning_to_its_end() -> None:
 def test_what_is_handed_over_and_what_is_lost_are_counted_apart() -> None:
     facts: r.Facts = [
         (14.0, r.lost("a")),
-        (14.1, r.form(0, "gb", 2, "recovered", reborn={0: [2]})),
+        (14.1, r.form(0, "gb", 2, "recovered", rebuilt={0: [2]})),
         (15.0, r.lost("h")),
         *LEAVES,
         (20.1, handed("a", by="g")),
@@ -88,7 +88,7 @@ def test_comings_and_goings_are_told() -> None:
     assert told == [
         "machine g1 (lab, pid 7) joined with 2 workers",
         "machine g1 takes no more workers: leaves (SIGTERM)",
-        "stage 0 of replica 0 handed over by a to f, as it is",
+        "stage 0 of replica 0 handed over unchanged by a to f",
         "worker g left",
         "machine g1 turned away: its disk is full",
     ]

@@ -1,4 +1,4 @@
-"""Trackers are told a run's configuration, and no secret of it."""
+"""Trackers get a run's configuration without secrets."""
 
 from __future__ import annotations
 

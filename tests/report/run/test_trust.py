@@ -1,4 +1,4 @@
-"""The report on whom replicas trusted: coefficients as the log has them, refusals with their reasons."""
+"""The report's section on trust: logged coefficients, and rejections with their reasons."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ def test_the_figure_can_be_had_by_its_name() -> None:
     assert [*page.figures(trust.section(record(*FACTS)))] == ["trust"]
 
 
-def test_a_gradient_that_is_refused_in_every_step_is_told_once_for_each_stage_and_reason() -> None:
+def test_repeated_rejections_of_gradients_are_shown_once_per_stage_and_reason() -> None:
     narrator = Narrator()
     lines = [line for t, fact in enumerate(FACTS) if (line := narrator.tell(float(t), fact)) is not None]
     assert [line.text for line in lines] == [
-        f"what replica 2 says of stage 0 is of no use ({NAN})", f"what replica 2 says of stage 1 is of no use ({SHORT})"
+        f"invalid update of replica 2 for stage 0 ({NAN})", f"invalid update of replica 2 for stage 1 ({SHORT})"
     ]  # fmt: skip
 
 
@@ -135,4 +135,4 @@ def test_what_is_written_down_is_short() -> None:
 def test_what_is_said_in_every_round_is_no_landmark(kind: str) -> None:
     assert [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).landmarks] == ["stop_requested"]
     told = [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).turns]
-    assert (kind in told) == (kind == "offer_refused"), "a story tells why a round went on without somebody"
+    assert (kind in told) == (kind == "offer_refused"), "lines name the reason for a missing member"

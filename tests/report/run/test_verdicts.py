@@ -28,7 +28,7 @@ from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome
 from planaria.swarm.report.drill_report import verdict as of_drill
 from planaria.swarm.report.swarm_verdict import verdict as of_swarm
 
-QUIET = RunFacts(ended="finished", steps=40, asked=40, wall_s=10.0, loss=3.5, first_loss=7.0, tokens_per_s=900.0)
+QUIET = RunFacts(ended="finished", steps=40, planned=40, wall_s=10.0, loss=3.5, first_loss=7.0, tokens_per_s=900.0)
 
 
 @given(st.integers(0, 10**7), st.text(min_size=1))
@@ -62,7 +62,7 @@ def test_a_run_that_lost_workers(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, rollbacks={27: 20}).write())
     found = of_run(facts_of(record, wall_time(record)))
     assert found.good and "2 workers died; outcome: 1 recovered and 1 rolled back." in found.said
-    assert "7 steps trained again after going back" in found.lost and "s in recoveries (" in found.lost
+    assert "7 steps repeated after rollbacks" in found.lost and "s in recoveries (" in found.lost
     assert found.numbers[1][0].endswith(" s") and "median of 2 recoveries" in found.numbers[1][1]
 
 
@@ -146,15 +146,15 @@ def test_arms_are_not_ranked_after_a_few_failures(met: int, ranked: bool) -> Non
     assert ("Too few failures to rank" in said) != ranked
 
 
-def test_a_plan_is_good_unless_something_quicker_is_known() -> None:
+def test_a_plan_is_good_unless_a_faster_alternative_is_known() -> None:
     plan = planned()
     step = step_of(plan)
     assert broken(step.problem, step.solution, step.times) == []
     found = of_schedule(plan, step, [])
-    assert found.good and "A step takes 8.00 s on 8 nodes, 50.0% less than the best other way" in found.said
+    assert found.good and "A step takes 8.00 s on 8 nodes, 50.0% less than the best alternative" in found.said
     assert [number for number, _ in found.numbers] == ["8.00 s", "25.0 %"] and "nodes idle" in found.lost
     beaten = of_schedule(plan.model_copy(update={"compared": {"rows": 7.0}}), step, [])
-    assert not beaten.good and beaten.badge == "slower than another way" and "more than the best" in beaten.said
+    assert not beaten.good and beaten.badge == "slower than an alternative" and "more than the best" in beaten.said
 
 
 def test_a_swarm_in_which_nobody_learned_alone_does_not_claim_a_cause(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from planaria.report.live.watch import SWITCH_S, Watch
 
 
 class Shown(Quiet):
-    """A progress display that remembers what it was told."""
+    """A progress display that records its calls."""
 
     def __init__(self) -> None:
         self.started: tuple[int, int] | None = None
@@ -127,7 +127,7 @@ def test_a_tracker_that_fails_is_left_behind_and_the_others_go_on(at: str, asked
     watch.close()
     assert failing._asked == asked and sound._asked == ["open", "scalars", "scalars", "close"]
     told = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
-    assert told == [f"going on without failing (RuntimeError: no {at})"]
+    assert told == [f"continuing without failing (RuntimeError: no {at})"]
 
 
 def test_a_tracker_that_calls_exit_ends_no_run(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_tracker_that_calls_exit_ends_no_run(tmp_path: Path) -> None:
     watch.on_event(0.0, r.started(1))
     watch.close()
     told = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
-    assert told == ["going on without failing (SystemExit: no open)"]
+    assert told == ["continuing without failing (SystemExit: no open)"]
 
 
 @pytest.mark.parametrize("tracked", [True, False])

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from harness import ending, facts, losses, reason, tiny, train
 
+from harness import ending, facts, losses, reason, tiny, train
 from observer import train_inline
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -96,7 +96,7 @@ def test_a_robust_run_goes_on_among_liars_on_processes_as_in_one(tmp_path: Path)
         assert (LIAR in of) == (step not in (2, 3, 4)), "who is refused is not asked what it counts"
     struck = {(fault.node, fault.number) for fault in facts(record, e.FaultInjected)}
     assert struck == {(fault.stage, number) for number, fault in enumerate(faults)}
-    lines = [str(line) for _, line in story(record) if "of no use" in line.text]
+    lines = [str(line) for _, line in story(record) if "invalid update" in line.text]
     assert len(lines) == 6 and all("replica 1" in line for line in lines), "once for each stage and reason"
 
 

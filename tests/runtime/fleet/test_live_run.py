@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from harness import assert_no_orphans, folder_of, tiny
 
+from harness import assert_no_orphans, folder_of, tiny
 from planaria.config import recipe
 from planaria.control import events as e
 from planaria.control.logs import read_run
@@ -109,7 +109,7 @@ def test_a_kill_through_the_page_and_the_rebirth_in_its_stream(tmp_path: Path) -
         assert set(recovery["phases"]) >= {"replaced", "linked", "rebuilt", "redone"}
         heir = at(watcher.state, 2)
         assert heir is not None and heir[0] != name
-        assert any("lost" in line for line in watcher.told) and any("reborn" in line for line in watcher.told)
+        assert any("lost" in line for line in watcher.told) and any("rebuilt" in line for line in watcher.told)
         status, said = watcher.strike(name, worker["incarnation"], "kill")
         assert status == 409 and "gone already" in said, "it may be somebody else by now"
         process.send_signal(signal.SIGTERM)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import facts, tiny, train
 
+from harness import facts, tiny, train
 from observer import train_inline
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -49,7 +49,7 @@ def test_the_one_that_differs_is_named_at_the_next_save(tmp_path: Path, backgrou
     odd = [d.Unequal(stage=stage, replicas=[0, 1, 2], odd=[2]) for stage in (0, 1)]
     assert found(record) == [(3, []), (6, odd)]
     (line,) = (line for _, line in story(record) if "weights" in line.text)
-    assert "replica 2: weights of stage 0 differ from those of 2 replicas, and are to be equal" in line.text
+    assert "replica 2: weights of stage 0 differ from those of 2 replicas but should be equal" in line.text
     assert "replica 2: weights of stage 1" in line.text
     assert "had different weights in 1 checkpoint." in verdict(facts_of(record, 1.0)).said
     told = facts(record, e.StageSaved)

@@ -1,4 +1,4 @@
-"""What compression took of the messages of a run: contraction, bytes, debts, and the steps that were sent in full."""
+"""Report section on compression: contraction, bytes, error feedback, and uncompressed rounds."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from planaria.report.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, st
 from planaria.report.words import counted
 
 ROWS = 30
-"""of the table of rounds sent in full"""
+"""maximum rows of the table of rounds sent in full"""
 WHY = {
-    "beginning": "estimates begin with the run",
-    "rebuilt": "a node of the stage was rebuilt, and its estimate is gone",
-    "replicas": "there is another number of replicas",
+    "beginning": "estimates start with the run",
+    "rebuilt": "a node of the stage was rebuilt without its estimate",
+    "replicas": "the number of replicas changed",
 }
 HEAD = ["stage", "{}s", "δ, median", "least", "most", "δ stated", "of dense bytes, a {}", "whole run", "sent in full"]
 
 
 @dataclass
 class Messages:
-    """One message a stage and round: that of the first replica that told. A round that was done again counts once."""
+    """One message per stage and round, from the lowest node that reported it; repeated rounds count once."""
 
-    told: dict[int, dict[int, MessageCompressed]] = field(default_factory=lambda: defaultdict(dict))
-    """stage → round"""
+    reported: dict[int, dict[int, MessageCompressed]] = field(default_factory=lambda: defaultdict(dict))
+    """stage → round → message"""
 
     def shortened(self, stage: int) -> list[MessageCompressed]:
-        """Those that were not sent in full, in order of round."""
-        return [fact for _, fact in sorted(self.told[stage].items()) if fact.full is None]
+        """Return the compressed messages of a stage, in order of round."""
+        return [fact for _, fact in sorted(self.reported[stage].items()) if fact.full is None]
 
     @property
     def full(self) -> dict[tuple[int, str], list[int]]:
-        """(round, why) → stages that were sent in full, in order of round."""
+        """(round, reason) → stages sent in full, in order of round."""
         found: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for stage, facts in sorted(self.told.items()):
+        for stage, facts in sorted(self.reported.items()):
             for round, fact in facts.items():
                 if fact.full is not None:
                     found[round, fact.full].append(stage)
@@ -49,18 +49,18 @@ class Messages:
 
     @property
     def share(self) -> float:
-        """Bytes sent over those of the same numbers in fp32."""
-        return share(fact for facts in self.told.values() for fact in facts.values())
+        """Bytes sent, divided by those of the same numbers in fp32."""
+        return share(fact for facts in self.reported.values() for fact in facts.values())
 
 
 def share(facts: Iterable[MessageCompressed]) -> float:
-    """Bytes over dense bytes of these messages together, as every replica that sends the like."""
+    """Return bytes sent divided by dense bytes of these messages."""
     sizes = [(fact.sent_bytes, fact.dense_bytes) for fact in facts]
     return sum(sent for sent, _ in sizes) / sum(dense for _, dense in sizes)
 
 
 def messages_of(record: RunRecord) -> Messages:
-    """What the log tells; nothing for one replica."""
+    """Return the messages of the log; empty for one replica."""
     return record.once(_messages)
 
 
@@ -70,46 +70,46 @@ def _messages(record: RunRecord) -> Messages:
         return found
     for _, fact in record.history:
         if isinstance(fact, MessageCompressed):
-            known = found.told[fact.stage].get(fact.round)
+            known = found.reported[fact.stage].get(fact.round)
             if known is None or fact.node <= known.node:
-                found.told[fact.stage][fact.round] = fact
+                found.reported[fact.stage][fact.round] = fact
     return found
 
 
 def section(record: RunRecord) -> Iterator[str]:
-    """Nothing for a run whose messages lacked nothing."""
+    """Yield the section, if the run compressed messages."""
     messages = messages_of(record)
-    if not messages.told:
+    if not messages.reported:
         return
-    when, said = _when(record), record.config.exchange.compress
-    how = f"exchange.compress = {said!r}" if said else "exchange.options.bits"
+    when, chosen = _when(record), record.config.exchange.compress
+    how = f"exchange.compress = {chosen!r}" if chosen else "exchange.options.bits"
     parts = [
         page.table("messages", [head.format(when) for head in HEAD], list(_rows(record, messages)), numbers_from=1)
     ]
-    if any(messages.shortened(stage) for stage in messages.told):
+    if any(messages.shortened(stage) for stage in messages.reported):
         parts += [page.subheading("Contraction"), page.chart(contraction_figure(messages, when), "contraction")]
     parts += [page.subheading("Norms"), page.chart(norms_figure(messages, when), "compression")]
-    parts.append(page.note("Of all stages together, after each message. A cross: some stage was sent in full."))
+    parts.append(page.note("Over all stages, after each message. A cross: some stage was sent in full."))
     if full := messages.full:
         rows = [[str(round), ", ".join(map(str, stages)), WHY[why]] for (round, why), stages in full.items()]
         more = f" The first {ROWS} of {len(rows)}." if len(rows) > ROWS else ""
-        parts += [page.subheading("Sent in full"), page.note(f"To begin estimates.{more}")]
+        parts += [page.subheading("Sent in full"), page.note(f"To initialize estimates.{more}")]
         parts.append(page.table("sent-in-full", [when, "stages", "why"], rows[:ROWS], 3))
     yield page.section(
         "Compression",
-        f"What messages lacked ({how}), as the first replica's nodes measured it in their own. Contraction: "
-        "δ = 1 − ‖C(v) − v‖²/‖v‖², v being what a message was to carry.",
+        f"Compression error ({how}), measured by the first replica's nodes in their own messages. Contraction: "
+        "δ = 1 − ‖C(v) − v‖²/‖v‖², where v is the uncompressed message.",
         *parts,
     )
 
 
-def told(record: RunRecord) -> Iterator[str]:
-    """Bytes, contraction and what was sent in full, in a line."""
+def summary_lines(record: RunRecord) -> Iterator[str]:
+    """Yield a summary line with bytes, contraction and rounds sent in full."""
     messages = messages_of(record)
-    if not messages.told:
+    if not messages.reported:
         return
     line = f"compression   {messages.share:.1%} of dense bytes"
-    if deltas := [1.0 - fact.lost for stage in messages.told for fact in messages.shortened(stage)]:
+    if deltas := [1.0 - fact.lost for stage in messages.reported for fact in messages.shortened(stage)]:
         line += f"; delta {median(deltas):.3g}, median over stages and {_when(record)}s"
     if full := messages.full:
         rounds = {round for round, _ in full}
@@ -123,7 +123,7 @@ def _when(record: RunRecord) -> str:
 
 
 def _rows(record: RunRecord, messages: Messages) -> Iterator[list[str]]:
-    for stage, facts in sorted(messages.told.items()):
+    for stage, facts in sorted(messages.reported.items()):
         own = messages.shortened(stage)
         deltas = [1.0 - fact.lost for fact in own]
         each = [f"{of(deltas):.4f}" if own else "–" for of in (median, min, max)]
@@ -134,30 +134,30 @@ def _rows(record: RunRecord, messages: Messages) -> Iterator[list[str]]:
 
 
 def _stated(record: RunRecord, count: int) -> str:
-    """The δ that the compressor guarantees for vectors of ``count`` numbers, or "none"."""
+    """Return the δ that the compressor guarantees for ``count`` numbers, or "none"."""
     from planaria.exchange.aggregate import Averaging
     from planaria.exchange.kinds import exchange  # compressors import torch
 
     made = exchange(record.config.exchange)
-    assert isinstance(made, Averaging), "others have nothing to compress"
+    assert isinstance(made, Averaging), "only averaging compresses"
     compressor = made.compression.compressor
     return f"{compressor.delta(count):.4f}" if compressor.guaranteed else "none"
 
 
 def contraction_figure(messages: Messages, when: str) -> go.Figure:
-    """δ as measured: a line for each stage."""
+    """Draw the measured δ, one line per stage."""
     fig = figure(260, x=when, y="contraction δ")
-    for number, stage in enumerate(sorted(messages.told)):
+    for number, stage in enumerate(sorted(messages.reported)):
         points = [(float(fact.round), 1.0 - fact.lost) for fact in messages.shortened(stage)]
-        style = {"mode": "lines", "name": f"stage {stage}", "line": stroke(number, len(messages.told))["line"]}
+        style = {"mode": "lines", "name": f"stage {stage}", "line": stroke(number, len(messages.reported))["line"]}
         add_curve(fig, points, f"stage {stage}, {when} %{{x}}: %{{y:.4f}}", **style)
     fig.update_yaxes(rangemode="tozero")
     fig.update_layout(showlegend=True)
-    return whole(fig, [fact.round for stage in messages.told for fact in messages.shortened(stage)])
+    return whole(fig, [fact.round for stage in messages.reported for fact in messages.shortened(stage)])
 
 
 def norms_figure(messages: Messages, when: str) -> go.Figure:
-    """‖g‖, what is owed and how far estimates are off: L2 over all stages that told in a round."""
+    """Draw L2 norms over all stages: ‖g‖, accumulated error ‖e‖ and estimate error ‖g − h‖."""
     fig = figure(280, x=when, y="L2 norm")
     norms = _norms(messages)
     for name, what, colour, dash in (
@@ -182,7 +182,7 @@ def norms_figure(messages: Messages, when: str) -> go.Figure:
 def _norms(messages: Messages) -> dict[str, dict[int, float]]:
     """ "norm", "owed" or "off" → round → its L2 norm over the stages."""
     found: dict[str, dict[int, float]] = {"norm": {}, "owed": {}, "off": {}}
-    for facts in messages.told.values():
+    for facts in messages.reported.values():
         for round, fact in facts.items():
             for name, value in (("norm", fact.norm), ("owed", fact.owed), ("off", fact.off)):
                 if value is not None:

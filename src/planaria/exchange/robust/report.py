@@ -1,4 +1,4 @@
-"""Whom the replicas of a run trusted: what each one's offers counted over its rounds, and which were refused."""
+"""Report section on trust: the weights of each replica's updates, and rejected updates."""
 
 from __future__ import annotations
 
@@ -15,62 +15,61 @@ from planaria.report.theme import BLUE, MUTED, PAPER, RED, figure, whole
 from planaria.report.words import counted
 
 COLUMNS = 240
-"""of the heat map; more rounds share one"""
+"""maximum columns of the heat map; more rounds share one"""
 ROWS = 30
-"""of a table"""
+"""maximum rows of a table"""
 OWN, MEAN = "this run's", "mean"
-"""rules of which none of those that go by coefficients has the name"""
+"""names that differ from those of all rules with coefficients"""
 BY_OTHERS = (
-    "Rounds in which an offer counted less than half of its share in a mean, of as many offers of a round as may lie. "
-    "What each rule would have counted of it then, averaged over these rounds: by the same inner products, with its "
-    "options as they ship. Median and trimmed mean look at each number by itself, and have no coefficients; clipping "
-    "goes on from its own last value, which only a run by that rule has."
+    "Rounds in which an update counted less than half of its share in a mean (at most f updates per round), with the "
+    "mean coefficient that each rule would have given it, from the same inner products with default options. Median "
+    "and trimmed mean work per coordinate and have no coefficients; clipping depends on its own last value."
 )
 
 Place = tuple[int, int]
-"""replica, stage; of all stages, -1"""
+"""replica, stage; -1 for all stages"""
 
 
 @dataclass
 class Refusals:
-    """What was refused of one replica at one stage for one reason."""
+    """Rejections of one replica's updates for one stage and reason."""
 
     rounds: set[int] = field(default_factory=set)
     nodes: set[int] = field(default_factory=set)
-    """that refused it"""
+    """nodes that rejected them"""
 
 
 @dataclass
 class Little:
-    """Rounds in which an offer counted little, and what by which rule."""
+    """Rounds in which an update counted little, and its coefficients by rule."""
 
     rounds: int = 0
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """of coefficients, by rule"""
-    told: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """in so many of these rounds"""
+    """rule → sum of coefficients"""
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """rule → number of rounds"""
 
     def add(self, rule: str, value: float) -> None:
         self.sums[rule] += value
-        self.told[rule] += 1
+        self.counts[rule] += 1
 
 
 @dataclass
 class Trust:
-    """Of a whole run."""
+    """Trust over a whole run."""
 
     width: int = 1
-    """rounds that share a column"""
+    """rounds per column"""
     whole: bool = False
-    """are offers judged over all stages of a replica?"""
+    """whether updates are weighed over all stages of a replica"""
     counted: dict[Place, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
-    """whose → column → [sum of coefficients, how many]"""
+    """place → column → [sum of coefficients, count]"""
     refused: dict[tuple[int, int, str], Refusals] = field(default_factory=lambda: defaultdict(Refusals))
     """(replica, stage, reason)"""
     little: dict[Place, Little] = field(default_factory=lambda: defaultdict(Little))
 
     def place(self, replica: int, stage: int) -> Place:
-        """The row in which that stands."""
+        """Return the row of a replica's stage."""
         return replica, -1 if self.whole else stage
 
     def mean(self, place: Place, column: int) -> float | None:
@@ -79,7 +78,7 @@ class Trust:
 
 
 def trust_of(record: RunRecord) -> Trust:
-    """What the log tells; a round that was done again counts again."""
+    """Return the trust in a log; repeated rounds count again."""
     return record.once(_trust)
 
 
@@ -103,7 +102,7 @@ def _trust(record: RunRecord) -> Trust:
 
 
 def _compare(fact: OffersCounted, trust: Trust) -> None:
-    """Take in what other rules would have counted in a round."""
+    """Add what other rules would have counted in a round."""
     suspects = {replica for of in fact.rivals.values() for replica in of}
     for replica in suspects:
         found = trust.little[trust.place(replica, fact.stage)]
@@ -115,19 +114,19 @@ def _compare(fact: OffersCounted, trust: Trust) -> None:
 
 
 def section(record: RunRecord) -> Iterator[str]:
-    """Nothing for a run whose replicas had nobody to distrust, and refused nothing."""
+    """Yield the section, if updates were weighed or rejected."""
     if record.config.exchange.replicas == 1:
         return
     trust = trust_of(record)
     if not trust.counted and not trust.refused:
         return
-    text, parts = "What the offers of each replica counted, and what was refused.", []
+    text, parts = "Weights of each replica's updates, and rejected updates.", []
     if trust.counted:
         over = "over all stages" if trust.whole else "stage by stage"
         text = (
-            f"How much the offers of each replica counted in what the others made of all (exchange.robust = "
-            f"{record.config.exchange.robust!r}), {over}, as the first replica's nodes saw it. Blank: nothing. "
-            "Red: refused. " + (f"A column is the mean of {trust.width} rounds." if trust.width > 1 else "")
+            f"Weight of each replica's updates in the aggregate (exchange.robust = "
+            f"{record.config.exchange.robust!r}), {over}, at the first replica's nodes. Blank: none. Red: rejected. "
+            + (f"A column is the mean of {trust.width} rounds." if trust.width > 1 else "")
         )
         parts.append(page.chart(trust_figure(trust), "trust"))
     if trust.little:
@@ -137,21 +136,20 @@ def section(record: RunRecord) -> Iterator[str]:
             page.table("by-other-rules", *_by_others(trust), numbers_from=2),
         ]
     if trust.refused:
-        head = ["replica", "stage", "what was wrong", "rounds", "first", "last", "refused by"]
+        head = ["replica", "stage", "reason", "rounds", "first", "last", "rejected by"]
         rows = sorted(_rows(trust), key=lambda row: (-int(row[3]), row))
         more = f" The {ROWS} most frequent of {len(rows)}." if len(rows) > ROWS else ""
-        parts += [page.subheading("Refused"), page.note(f"Offers that were of no use.{more}")]
+        parts += [page.subheading("Rejected"), page.note(f"Invalid updates.{more}")]
         parts.append(page.table("refused", head, rows[:ROWS], numbers_from=3))
     yield page.section("Trust", text.strip(), *parts)
 
 
 def _by_others(trust: Trust) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: for each stage of each replica, or for a whole one, what its offers would have counted, those
-    that counted little most often first."""
+    """Return header and rows of mean coefficients by rule, the most frequently discounted updates first."""
     rules = [OWN, MEAN, *sorted({rule for little in trust.little.values() for rule in little.sums} - {OWN, MEAN})]
     rows = []
     for (replica, stage), little in sorted(trust.little.items(), key=lambda pair: (-pair[1].rounds, pair[0]))[:ROWS]:
-        means = (f"{little.sums[rule] / little.told[rule]:.3f}" if rule in little.sums else "–" for rule in rules)
+        means = (f"{little.sums[rule] / little.counts[rule]:.3f}" if rule in little.sums else "–" for rule in rules)
         rows.append([str(replica), str(stage) if stage >= 0 else "all", str(little.rounds), *means])
     return ["replica", "stage", "rounds", *rules], rows
 
@@ -165,8 +163,7 @@ def _rows(trust: Trust) -> Iterator[list[str]]:
 
 
 def trust_figure(trust: Trust) -> go.Figure:
-    """Coefficients as a heat map: a row for each stage of each replica, or for each replica that is judged as a whole;
-    a column for each round, or for several."""
+    """Draw coefficients as a heat map: rows are stages of replicas (or whole replicas), columns are rounds."""
     refused: dict[Place, set[int]] = defaultdict(set)
     for (replica, stage, _), found in trust.refused.items():
         refused[trust.place(replica, stage)] |= {round // trust.width for round in found.rounds}
@@ -176,11 +173,9 @@ def trust_figure(trust: Trust) -> go.Figure:
     rounds = [column * trust.width for column in columns]
     means = [[trust.mean(place, column) for column in columns] for place in places]
     fig = figure(110 + 22 * len(places), x="round")
+    cells = {"x": rounds, "y": names, "zmin": 0, "xgap": 1 if len(columns) <= 80 else 0, "ygap": 2}
     fig.add_heatmap(
-        x=rounds,
-        y=names,
         z=means,
-        zmin=0,
         colorscale=[[0, PAPER], [1, BLUE]],
         colorbar={
             "title": {"text": "coefficient", "font": {"size": 12, "color": MUTED}},
@@ -188,21 +183,16 @@ def trust_figure(trust: Trust) -> go.Figure:
             "thickness": 12,
             "outlinewidth": 0,
         },
-        xgap=1 if len(columns) <= 80 else 0,
-        ygap=2,
+        **cells,
         hovertemplate="%{y}, round %{x}: %{z:.3g}<extra></extra>",
     )
     fig.add_heatmap(
-        x=rounds,
-        y=names,
         z=[[1 if column in refused[place] else None for column in columns] for place in places],
-        zmin=0,
         zmax=1,
         colorscale=[[0, RED], [1, RED]],
         showscale=False,
-        xgap=1 if len(columns) <= 80 else 0,
-        ygap=2,
-        hovertemplate="%{y}, round %{x}: refused<extra></extra>",
+        **cells,
+        hovertemplate="%{y}, round %{x}: rejected<extra></extra>",
     )
     fig.update_yaxes(autorange="reversed", showgrid=False)
     fig.update_xaxes(showgrid=False)

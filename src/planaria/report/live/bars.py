@@ -1,4 +1,4 @@
-"""Displays with a live bar: a terminal gets the bar, anything else lines, quiet ones nothing."""
+"""Displays with a live bar on a terminal, lines elsewhere, and nothing if quiet."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rich.text import Text
 from planaria.planner.search import Budget, Found
 
 BETWEEN_S = 5.0
-"""least time between two lines about how far a count has come"""
+"""minimum time between two lines of a count"""
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """A line of parts, the most important first: as many as there is room for."""
+    """A line of as many parts as fit, the most important first."""
 
     parts: Sequence[str]
 
@@ -39,7 +39,7 @@ class _Parts:
 
 
 class PartsColumn(ProgressColumn):
-    """The task's field ``parts``, or else its description, in the room that the other columns leave."""
+    """The task's field ``parts``, or its description, in the space the other columns leave."""
 
     max_refresh = None
 
@@ -53,7 +53,7 @@ class PartsColumn(ProgressColumn):
 def columns(count: str, first: bool = False) -> list[ProgressColumn]:
     """Return columns that fit any terminal of 40 characters or more: text, bar, ``count`` and the remaining time.
 
-    The count comes ``first`` if asked. Text and bar share what the count and the time leave.
+    Text and bar share the remaining width; ``first`` puts the count before them.
     """
     text, bar = PartsColumn(), BarColumn(bar_width=None, table_column=Column(ratio=1))
     counted = TextColumn(count, table_column=Column(no_wrap=True))
@@ -62,15 +62,15 @@ def columns(count: str, first: bool = False) -> list[ProgressColumn]:
 
 
 class BarDisplay:
-    """Shows a bar, while it is entered, where ``stream`` is a terminal."""
+    """Context manager that shows a bar if ``stream`` is a terminal."""
 
     def __init__(
         self, *columns: ProgressColumn, quiet: bool, stream: TextIO | None = None, transient: bool = False
     ) -> None:
-        """``transient``: the bar is wiped away at the end."""
+        """``transient``: remove the bar at the end."""
         self._columns, self._quiet, self._stream, self._transient = columns, quiet, stream or sys.stdout, transient
         self._bar: Progress | None = None
-        """there while a terminal is drawn on"""
+        """None without a terminal"""
 
     def __enter__(self) -> Self:
         if not self._quiet and self._stream.isatty():
@@ -86,20 +86,20 @@ class BarDisplay:
             self._bar.stop()
 
     def _begin(self, text: str, total: float) -> Self:
-        """Enter, with one task."""
+        """Enter with one task."""
         BarDisplay.__enter__(self)
         if self._bar is not None:
             self._bar.add_task(text, total=total)
         return self
 
-    def _moved(self, completed: float, text: str) -> bool:
-        """Show how far the one task is; False where there is no bar."""
+    def _update(self, completed: float, text: str) -> bool:
+        """Update the one task; return False without a bar."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=completed, description=text)
         return self._bar is not None
 
     def _print(self, line: str) -> None:
-        """A line above the bar, or where the bar would be."""
+        """Print a line, above the bar if there is one."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
@@ -107,28 +107,28 @@ class BarDisplay:
 
 
 class SearchProgress(BarDisplay):
-    """A search for a plan. Without a terminal, a line whenever a plan is better than the last by a hundredth."""
+    """Progress of a plan search. Without a terminal, prints each improvement of at least 1 %."""
 
     def __init__(self, budget: Budget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
         super().__init__(*columns("{task.percentage:.0f} %"), quiet=quiet, stream=stream)
         self._budget, self._lockstep = budget, bound_s
-        self._told = float("inf")
+        self._printed = float("inf")
 
     def __enter__(self) -> Self:
         return self._begin("compiling, starting", 1.0)
 
     def told(self, found: Found) -> None:
-        """The search has got this far."""
+        """Report the search's progress."""
         gap = "" if self._lockstep is None or not found.step_s else f"gap {1 - self._lockstep / found.step_s:.1%}, "
         text = f"best {found.step_s:.2f} s, {gap}{found.moves} moves"
         spent = max(found.seconds / self._budget.seconds, found.moves / self._budget.moves)
-        if not self._moved(min(1.0, spent), text) and found.step_s < 0.99 * self._told:
-            self._told = found.step_s
+        if not self._update(min(1.0, spent), text) and found.step_s < 0.99 * self._printed:
+            self._printed = found.step_s
             self._print(f"{found.seconds:8.1f} s  {text}")
 
 
 class SurveyProgress(BarDisplay):
-    """A measurement of links. Without a terminal, a line for each pair that is done."""
+    """Progress of link measurements. Without a terminal, prints each finished pair."""
 
     def __init__(self, pairs: int, quiet: bool, stream: TextIO | None = None) -> None:
         super().__init__(*columns("{task.completed:.0f}/{task.total:.0f} pairs"), quiet=quiet, stream=stream)
@@ -139,21 +139,21 @@ class SurveyProgress(BarDisplay):
         return self._begin("starting nodes", self._pairs)
 
     def told(self, text: str) -> None:
-        """One more pair is done; ``text`` says which, and what was found."""
+        """Report one more finished pair; ``text`` holds its result."""
         self._done += 1
-        if not self._moved(self._done, text):
+        if not self._update(self._done, text):
             self._print(f"{self._done}/{self._pairs} pairs: {text}")
 
 
 class CountProgress(BarDisplay):
-    """How many parts of some work are done. Without a terminal, a line every few seconds."""
+    """Progress of work in parts. Without a terminal, prints every :data:`BETWEEN_S`."""
 
     def __init__(self, what: str, unit: str, total: int, stream: TextIO | None = None) -> None:
-        """``stream`` is standard error unless given: results go to standard output."""
+        """``stream`` defaults to standard error, since results go to standard output."""
         count = f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"
         super().__init__(*columns(count), quiet=False, stream=stream or sys.stderr, transient=True)
         self._what, self._unit, self._total, self._done = what, unit, total, 0
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
         return self._begin(self._what, self._total)
@@ -161,6 +161,6 @@ class CountProgress(BarDisplay):
     def done(self, parts: int = 1) -> None:
         """Count ``parts`` further parts as done."""
         self._done += parts
-        if not self._moved(self._done, self._what) and time.monotonic() - self._told >= BETWEEN_S:
-            self._told = time.monotonic()
+        if not self._update(self._done, self._what) and time.monotonic() - self._printed >= BETWEEN_S:
+            self._printed = time.monotonic()
             self._print(f"{self._what}: {self._done}/{self._total} {self._unit}")

@@ -1,4 +1,4 @@
-"""Jobs on the terminal while they go on: one bar for all of them, and a line for each that is at work."""
+"""Progress display of jobs: one bar for all, and one line per running job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planaria.report.live.bars import BarDisplay, columns
 
 
 class JobsProgress(BarDisplay):
-    """A terminal gets bars and lines, anything else the lines alone; both are a ``trials.jobs.Watcher``."""
+    """Implements ``trials.jobs.Watcher``: bars and lines on a terminal, only lines elsewhere."""
 
     def __init__(self, quiet: bool, stream: TextIO | None = None) -> None:
         count = "{task.completed:.0f}/{task.total:.0f} steps"
@@ -19,11 +19,11 @@ class JobsProgress(BarDisplay):
         self._tasks: list[TaskID] = []
 
     def said(self, line: str) -> None:
-        """Something happened."""
+        """Print a line."""
         self._print(line)
 
     def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
-        """Of all ``steps``, ``reached`` are done; ``running``: name → the same of each job that is at work."""
+        """Show progress: ``reached`` of all ``steps``, and (reached, steps) of each job in ``running``."""
         if self._bar is None:
             return
         lines = {title: (reached, steps)} | {f"  {name}": how for name, how in running.items()}

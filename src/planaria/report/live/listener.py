@@ -1,4 +1,4 @@
-"""A program that listens to its run: a function hears of every committed step."""
+"""Callbacks for programs that start a run: one call per committed step."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from planaria.report.live.progress import Quiet
 
 @dataclass(frozen=True)
 class Step:
-    """One committed step of a run. A step that a rollback undid comes again."""
+    """One committed step of a run. A step undone by a rollback is reported again."""
 
     step: int
     """its number, from 0"""
     steps: int
-    """that the run is to have"""
+    """of the whole run"""
     loss: float
-    """nats per token, before the update; of several replicas, their mean"""
+    """nats per token, before the update; the mean over replicas"""
     tokens_per_s: float
-    """since the step before, recoveries included"""
+    """since the previous step, recoveries included"""
     grad_norm: Mapping[int, float]
     """stage → L2 norm of its gradient before clipping"""
     val_loss: float | None
-    """the newest validation's loss, nats per token; None before the first"""
+    """loss of the newest validation, nats per token; None before the first"""
 
 
 class Listener(Quiet):
-    """A display that passes everything on to another one, and steps to a function too."""
+    """A display that forwards everything to another one, and steps to a callback."""
 
-    def __init__(self, display: Quiet, hear: Callable[[Step], object]) -> None:
-        """``hear`` is not called any more after it has raised something."""
-        self._display, self._hear = display, hear
+    def __init__(self, display: Quiet, callback: Callable[[Step], object]) -> None:
+        """``callback`` is not called again after it has raised an error."""
+        self._display, self._callback = display, callback
         self._steps = 0
         self._validated: float | None = None
         self.error: Exception | None = None
-        """what it raised; the run is to be stopped then"""
+        """error of the callback; the run should stop"""
 
     def start(self, total: int, first: int) -> None:
         self._steps = total
@@ -59,8 +59,8 @@ class Listener(Quiet):
             return
         step = Step(metric.step, self._steps, metric.loss, metric.tokens_per_s, metric.grad_norm, self._validated)
         try:
-            self._hear(step)
-        except Exception as error:  # a program's own affair: it gets it back once the run is saved
+            self._callback(step)
+        except Exception as error:  # raised in the program once the run is saved
             self.error = error
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The run on the terminal while it goes on: a bar, the newest numbers, and a line for each fault and recovery."""
+"""Progress display of a run: a bar, the newest numbers, and a line per fault and recovery."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ class Quiet:
     """A progress display that shows nothing."""
 
     def start(self, total: int, first: int) -> None:
-        """The run goes from step ``first`` to ``total`` (exclusive)."""
+        """Start at step ``first`` of ``total``."""
 
     def on_event(self, t: float, event: Event) -> None:
-        """Something happened at monotonic time ``t``."""
+        """Process an event at monotonic time ``t``."""
 
     def on_decision(self, t: float, decision: Decision) -> None:
-        """The controller decided something at monotonic time ``t``."""
+        """Process a decision at monotonic time ``t``."""
 
     def on_metric(self, metric: Metric) -> None:
-        """A step or a validation was measured."""
+        """Process the metrics of a step or validation."""
 
     def stop(self) -> None:
-        """The run is over."""
+        """End the display."""
 
 
 class Progress(Quiet):
-    """Shows the run on ``stream``: a live bar on a terminal, else plain lines at every tenth of the run."""
+    """Shows the run on ``stream``: a live bar on a terminal, elsewhere a line per tenth of the run."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._narrator = Narrator()
         self._members = self._narrator.members
         self._total = self._done = 0
-        self._told = 0
+        self._printed = 0
         """tenths of the run that plain output has reported"""
         self._numbers: dict[str, str] = {}
         self._bar: RichProgress | None = None
 
     def start(self, total: int, first: int) -> None:
         self._total, self._done = total, first
-        self._told = self._tenth()
+        self._printed = self._tenth()
         if not self._stream.isatty():
             return
         self._bar = RichProgress(
@@ -65,14 +65,14 @@ class Progress(Quiet):
         self._bar.start()
 
     def on_event(self, t: float, event: Event) -> None:
-        self._say(self._narrator.tell(t, event))
+        self._show(self._narrator.tell(t, event))
         self._refresh()
 
     def on_decision(self, t: float, decision: Decision) -> None:
-        self._say(self._narrator.tell(t, decision))
+        self._show(self._narrator.tell(t, decision))
         self._done = self._members.progress
         if isinstance(decision, Form) and decision.goes_back:
-            self._told = self._tenth()
+            self._printed = self._tenth()
         self._refresh()
 
     def on_metric(self, metric: Metric) -> None:
@@ -81,8 +81,8 @@ class Progress(Quiet):
             self._numbers["speed"] = f"{metric.tokens_per_s:,.0f} tokens/s"
         else:
             self._numbers["validation"] = f"validation {metric.val_loss:.4f} (step {metric.step})"
-        if self._bar is None and self._tenth() > self._told:
-            self._told = self._tenth()
+        if self._bar is None and self._tenth() > self._printed:
+            self._printed = self._tenth()
             self._print("  ".join((f"step {self._done}/{self._total}", *self._summary())))
         self._refresh()
 
@@ -104,7 +104,7 @@ class Progress(Quiet):
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done, parts=self._summary())
 
-    def _say(self, line: Line | None) -> None:
+    def _show(self, line: Line | None) -> None:
         if line is None:
             return
         if self._bar is not None:

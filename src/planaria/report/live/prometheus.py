@@ -1,4 +1,4 @@
-"""A run's numbers in Prometheus' text exposition format, version 0.0.4: what ``/metrics`` answers. Pure.
+"""A run's metrics in Prometheus' text exposition format, version 0.0.4, for ``/metrics``.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -23,7 +23,7 @@ CAUSES = get_args(e.WorkerLost.model_fields["cause"].annotation)
 
 
 class Sample(NamedTuple):
-    """A line: the family's name with a suffix, labels, value."""
+    """One line of a family: value, labels, and a suffix of the family's name."""
 
     value: float
     labels: Mapping[str, str] = {}
@@ -40,15 +40,15 @@ class Family(NamedTuple):
 
 
 def exposition(runs: Mapping[str, Tally]) -> str:
-    """All families, each with HELP and TYPE, of runs by name; their samples have the label ``run``.
+    """Return all families with HELP and TYPE of runs by name; samples have the label ``run``.
 
-    What is not known yet has no sample; what can be counted begins at 0.
+    Unknown values have no sample; counters start at 0.
     """
     return "".join(line + "\n" for family in FAMILIES for line in _lines(family, runs))
 
 
 def names() -> frozenset[str]:
-    """Everything that a query may ask for: histograms by their parts."""
+    """Return all names that a query can use; histograms by their parts."""
     parts = ("_bucket", "_sum", "_count")
     return frozenset(f.name + part for f in FAMILIES for part in (parts if f.kind == "histogram" else ("",)))
 
@@ -60,7 +60,7 @@ def _lines(family: Family, runs: Mapping[str, Tally]) -> Iterator[str]:
 
 
 def lines(name: str, kind: Kind, help: str, samples: Iterable[Sample]) -> Iterator[str]:
-    """The lines of one family, without their ends."""
+    """Yield the lines of one family."""
     yield f"# HELP {name} {_escaped(help)}"
     yield f"# TYPE {name} {kind}"
     for sample in samples:
@@ -90,7 +90,7 @@ def _known(value: float | None) -> Iterator[Sample]:
 
 
 def _by(label: str, values: Mapping[str, float], always: Iterable[str] = ()) -> Iterator[Sample]:
-    """A sample for each; ``always``: those that are there before the first, so that rates have a beginning."""
+    """Yield a sample per label value; ``always``: values that start at 0, so that rates are defined from the start."""
     for name in dict.fromkeys([*always, *values]):
         yield Sample(values.get(name, 0), {label: name})
 
@@ -126,40 +126,40 @@ def _histogram(durations: Durations) -> Iterator[Sample]:
 
 
 FAMILIES = (
-    Family("planaria_run_info", "gauge", "What the run is; always 1.", _info),
-    Family("planaria_run_state", "gauge", "1 for the state that the run is in.", _state),
-    Family("planaria_steps_committed", "gauge", "Committed steps; a rollback takes some back.",
+    Family("planaria_run_info", "gauge", "Configuration of the run; always 1.", _info),
+    Family("planaria_run_state", "gauge", "1 for the current state of the run.", _state),
+    Family("planaria_steps_committed", "gauge", "Committed steps; decreases after a rollback.",
            lambda tally: [Sample(tally.steps)]),
-    Family("planaria_steps_planned", "gauge", "Steps that the run is to have.", _planned),
-    Family("planaria_last_commit_timestamp_seconds", "gauge", "When the last step was committed, Unix time.",
+    Family("planaria_steps_planned", "gauge", "Total steps of the run.", _planned),
+    Family("planaria_last_commit_timestamp_seconds", "gauge", "Unix time of the last commit.",
            lambda tally: _known(tally.committed_at)),
-    Family("planaria_loss", "gauge", "Training loss of the last step, nats per token; of several replicas, their mean.",
+    Family("planaria_loss", "gauge", "Training loss of the last step, nats per token; the mean over replicas.",
            lambda tally: _known(tally.loss)),
     Family("planaria_validation_loss", "gauge", "Loss of the newest validation, nats per token.",
            lambda tally: _known(tally.validation_loss)),
-    Family("planaria_tokens_per_second", "gauge", "Tokens per second since the step before, recoveries included.",
+    Family("planaria_tokens_per_second", "gauge", "Tokens per second since the previous step, recoveries included.",
            lambda tally: _known(tally.tokens_per_s)),
     Family("planaria_workers", "gauge", "Living workers by state; a member holds a stage.",
            lambda tally: _by("state", tally.workers)),
-    Family("planaria_workers_lost_total", "counter", "Workers that were lost, by cause.",
+    Family("planaria_workers_lost_total", "counter", "Lost workers by cause.",
            lambda tally: _by("cause", tally.lost, CAUSES)),
-    Family("planaria_generation", "gauge", "Generation of each replica: how often it was formed.",
+    Family("planaria_generation", "gauge", "Generation of each replica, incremented by each formation.",
            lambda tally: [Sample(n, {"replica": str(replica)}) for replica, n in tally.generations.items()]),
-    Family("planaria_recoveries_total", "counter", "Recoveries that are over, by what became of them.",
+    Family("planaria_recoveries_total", "counter", "Completed recoveries by outcome.",
            lambda tally: _by("outcome", tally.recoveries, get_args(Outcome))),
-    Family("planaria_recovery_seconds", "histogram", "From the fault, or its notice, to the first microbatch through.",
+    Family("planaria_recovery_seconds", "histogram", "From fault or detection to the first completed microbatch.",
            lambda tally: _histogram(tally.recovery_s)),
-    Family("planaria_rounds_total", "counter", "How often a group of replicas has settled a round of their exchange.",
+    Family("planaria_rounds_total", "counter", "Rounds of the exchange settled by groups of replicas.",
            lambda tally: [Sample(tally.rounds)]),
     Family("planaria_sent_bytes_total", "counter", "Payload sent between stages of one replica, and between replicas.",
            lambda tally: _by("between", tally.sent)),
-    Family("planaria_slow_times", "gauge", "Of what is slow now: times as long as elsewhere, or at first; 0: unknown.",
+    Family("planaria_slow_times", "gauge", "Slowdown by verdict, against peers or its start; 0: unknown.",
            _slow),
     Family("planaria_verdicts_total", "counter", "Verdicts of the diagnosis, by class.",
            lambda tally: _by("class", tally.verdicts.blamed, get_args(Fault))),
-    Family("planaria_deeds_total", "counter", "What was done about slow workers and links.",
+    Family("planaria_deeds_total", "counter", "Actions against slow workers and links.",
            lambda tally: _by("deed", tally.verdicts.deeds, ("relieve", "reroute"))),
     Family("planaria_checkpoint_step", "gauge", "Step of the newest checkpoint.",
            lambda tally: _known(tally.checkpoint)),
 )  # fmt: skip
-"""names end as Prometheus asks: units in full, counters in _total"""
+"""named by Prometheus' conventions: units in full, counters in _total"""

@@ -1,4 +1,4 @@
-"""A run's configuration as trackers are told it: flat, and without secrets. Pure."""
+"""A run's configuration for trackers: flat and without secrets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ Setting = str | int | float | bool | None
 
 SECRET = "***"
 _SECRETS = re.compile(r"(?:^|_)(?:key|keys|token|secret|password|passwd|passphrase|credential|credentials|auth)$", re.I)
-"""how names of settings end that hold secrets, or lead to them"""
+"""endings of the names of settings that hold secrets"""
 
 
 def settings(config: RunConfig) -> dict[str, Setting]:
-    """Dotted name → value of all settings; lists as text. What is named like a secret is ``***``, URLs lose what is
-    secret in them: user, password and query."""
+    """Return all settings by dotted name, lists as text.
+
+    Secrets are replaced by ``***``; URLs lose user, password and query.
+    """
     return dict(_flat(config.model_dump(mode="json"), ""))
 
 

@@ -1,11 +1,11 @@
-"""What a run has come to by now, in numbers: what trackers are told, and what ``/metrics`` answers. Pure."""
+"""Running totals of a run, for trackers and ``/metrics``."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -13,18 +13,17 @@ from planaria.control.run_record import Metric, RunRecord, ValidationMetric
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.recovery_fold import Recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
-from planaria.report.run.standing import Verdicts
 
 RECOVERY_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""seconds by which recoveries are sorted: from processes of one machine to machines that are started anew"""
+"""histogram bounds of recovery times, seconds"""
 
 
 @dataclass
 class Durations:
-    """How many took how long, seconds."""
+    """Histogram of durations, seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(RECOVERY_S) + 1))
-    """up to each of ``RECOVERY_S`` and above the one before; beyond the last"""
+    """per bucket up to each of ``RECOVERY_S``, and above the last"""
     total: float = 0.0
 
     def add(self, seconds: float) -> None:
@@ -32,45 +31,99 @@ class Durations:
         self.total += seconds
 
 
-class Tally:
-    """Takes in what is told of a run, in order; in between, it answers. It grows with workers, never with steps.
+Key = tuple[str, tuple[int, ...]]
+"""fault class, nodes"""
 
-    A run that is resumed counts on, where its earlier parts are taken in as well; who is there is told anew.
+
+@dataclass(frozen=True)
+class Standing:
+    """A current verdict of slowness."""
+
+    blamed: d.Blamed
+    deed: d.Relieve | d.Reroute | None = None
+    """latest action against it"""
+
+    @property
+    def times(self) -> float:
+        """Slowdown compared with its peers, or with its own start if it has none; 0 if neither is known."""
+        usual = self.blamed.usual or self.blamed.past
+        return self.blamed.seconds / usual if usual > 0 else 0.0
+
+
+class Verdicts:
+    """Current verdicts of slowness, updated with each fact in order."""
+
+    def __init__(self) -> None:
+        self.standing: dict[Key, Standing] = {}
+        """current verdicts"""
+        self.blamed: Counter[str] = Counter()
+        """number of verdicts by class"""
+        self.deeds: Counter[str] = Counter()
+        """number of actions by kind: relieve, reroute"""
+
+    def take(self, fact: e.Event | d.Decision) -> None:
+        """Process a fact; the start of a run or of its resumption clears all verdicts."""
+        match fact:
+            case e.RunStarted():
+                self.standing = {}
+            case d.Blamed():
+                self.standing[_key(fact)] = Standing(fact)
+                self.blamed[fact.fault] += 1
+            case d.Cleared():
+                self.standing.pop(_key(fact), None)
+            case d.Relieve():
+                self._act(fact, [key for key in self.standing if "link" not in key[0] and fact.node in key[1]])
+            case d.Reroute():
+                self._act(fact, [key for key in self.standing if key[0] == "slow link"])
+
+    def _act(self, deed: d.Relieve | d.Reroute, keys: list[Key]) -> None:
+        self.deeds[deed.kind] += 1
+        for key in keys:
+            self.standing[key] = replace(self.standing[key], deed=deed)
+
+
+def _key(fact: d.Blamed | d.Cleared) -> Key:
+    return fact.fault, tuple(fact.nodes)
+
+
+class Tally:
+    """Totals of a run, updated in order; memory grows with workers, not with steps.
+
+    A resumed run continues the counts of its earlier parts, if these are processed as well.
     """
 
     def __init__(self, naming: Naming | None = None) -> None:
-        """``naming``: of all parts of a log that is read, where what workers did is told before all facts."""
+        """``naming``: names of a complete log, whose work reports are processed before its facts."""
         self._naming, self._fold = naming, Recoveries(remembers=naming is not None)
         self.members = self._fold.members
         self.loss: float | None = None
-        """of the last step, nats per token"""
+        """loss of the last step, nats per token"""
         self.tokens_per_s: float | None = None
         self.validation_loss: float | None = None
-        """the newest"""
+        """loss of the newest validation"""
         self.recoveries: Counter[str] = Counter()
-        """by outcome"""
+        """completed recoveries by outcome"""
         self.recovery_s = Durations()
-        """of recoveries whose end is known"""
+        """durations of recoveries whose end is known"""
         self.lost: Counter[str] = Counter()
-        """workers by the cause of their loss"""
+        """lost workers by cause"""
         self.rounds = 0
-        """how often a group of replicas has settled a round of their exchange"""
+        """number of rounds settled by groups of replicas"""
         self.sent = Counter(stages=0, replicas=0)
-        """payload bytes: between stages of one replica, and between replicas"""
+        """payload bytes between stages of one replica, and between replicas"""
         self.checkpoint: int | None = None
-        """step of the last one sealed"""
+        """step of the newest sealed checkpoint"""
         self.outcome = ""
         """how the run ended"""
         self.committed_at: float | None = None
-        """when the last step was, seconds since 1970"""
+        """Unix time of the last commit"""
         self.verdicts = Verdicts()
-        """who is slow"""
         self._starting: set[str] = set()
         self._epoch = 0.0
-        """seconds since 1970 when the monotonic clock was 0"""
+        """Unix time at which the monotonic clock was 0"""
 
     def take(self, t: float, fact: e.Event | d.Decision) -> list[RecoveryTiming]:
-        """An event or a decision, at ``t`` monotonic seconds; the recoveries that are over with it."""
+        """Process an event or decision at monotonic time ``t``; return the recoveries it completes."""
         over = self._fold.take(t, fact)
         self.verdicts.take(fact)
         match fact:
@@ -94,46 +147,46 @@ class Tally:
             case d.Finish():
                 self.outcome = fact.outcome
                 over += self._fold.close()
-        return self._counted(over)
+        return self._count(over)
 
     def measured(self, metric: Metric) -> None:
-        """A committed step, or a validation."""
+        """Process the metrics of a committed step or a validation."""
         if isinstance(metric, ValidationMetric):
             self.validation_loss = metric.val_loss
         else:
             self.loss, self.tokens_per_s = metric.loss, metric.tokens_per_s
 
     def worked(self, work: e.Worked) -> list[RecoveryTiming]:
-        """What a worker did; the recoveries that are over with it."""
+        """Process a work report; return the recoveries it completes."""
         replica = self._naming.replica if self._naming else self.members.replica
         for peer, sent in work.sent_bytes.items():
             self.sent["stages" if replica(peer) == replica(work.node) else "replicas"] += sent
-        return self._counted(self._fold.worked(work, replica(work.node)))
+        return self._count(self._fold.worked(work, replica(work.node)))
 
     @property
     def steps(self) -> int:
-        """Committed steps of the run; fewer after a rollback."""
+        """Committed steps of the run; decreases after a rollback."""
         return self.members.progress
 
     @property
     def workers(self) -> dict[str, int]:
-        """Living workers by state."""
+        """Number of living workers by state."""
         members = len(self.members.node_of)
         return {"starting": len(self._starting), "spare": self.members.spares, "member": members}
 
     @property
     def generations(self) -> dict[int, int]:
-        """Replica → its present generation."""
+        """Replica → current generation."""
         return dict(sorted(self.members.generation.items()))
 
     @property
     def latest(self) -> dict[int, RecoveryTiming]:
-        """Replica → its latest recovery, as far as it has come."""
+        """Replica → its latest recovery, complete or not."""
         return self._fold.latest
 
     @property
     def counts(self) -> dict[str, float]:
-        """What has been counted so far, by the name of its curve."""
+        """Counters by the name of their curve."""
         return {
             "steps": float(self.steps),
             "generation": float(max(self.members.generation.values(), default=0)),
@@ -143,7 +196,7 @@ class Tally:
             "workers_lost": float(self.lost.total()),
         }
 
-    def _counted(self, over: Iterable[RecoveryTiming]) -> list[RecoveryTiming]:
+    def _count(self, over: Iterable[RecoveryTiming]) -> list[RecoveryTiming]:
         for timing in (over := list(over)):
             self.recoveries[timing.outcome] += 1
             if timing.total is not None:
@@ -152,7 +205,7 @@ class Tally:
 
 
 def tally_of(record: RunRecord) -> Tally:
-    """What a record comes to, gone through once."""
+    """Return the totals of a complete record."""
     tally = Tally(naming_of(record))
     for _, work in record.worked:
         tally.worked(work)

@@ -1,4 +1,4 @@
-"""What hears of a run's numbers while it goes on: the base of all trackers (``report/live/trackers/``)."""
+"""Base class of trackers, which receive a run's metrics (``report/live/trackers/``)."""
 
 from __future__ import annotations
 
@@ -13,45 +13,47 @@ from planaria.report.live.settings import Setting
 
 
 class Tracker(Choice, ABC):
-    """Takes a run's numbers; its fields are its options. All but :meth:`require` is called in a thread of its own.
+    """Receives a run's metrics; its fields are its options.
 
-    One that raises, or hangs, is asked nothing more, and the run goes on without (``report/live/watch.py``).
+    All methods but :meth:`require` are called in a separate thread. After an error or a hang, the run continues without
+    the tracker (``report/live/watch.py``).
     """
 
     def require(self) -> None:
-        """Called before any worker starts, and when a recipe is only checked.
+        """Check requirements; called before any worker starts and by recipe checks.
 
-        :raises UserError: when something that the user can mend keeps this tracker from its work.
+        :raises UserError: if the tracker cannot work until the user fixes its cause.
         """
 
     def introduced(self, identity: str, settings: Mapping[str, Setting]) -> None:
-        """What run this is; told before :meth:`open`.
+        """Identify the run; called before :meth:`open`.
 
-        :param identity: 32 hexadecimal digits, the same whenever the run is resumed.
-        :param settings: its configuration, dotted name → value, without secrets.
+        :param identity: 32 hexadecimal digits, unchanged when the run is resumed.
+        :param settings: configuration without secrets, dotted name → value.
         """
 
     @abstractmethod
     def open(self, folder: Path) -> None:
-        """The run in ``folder`` begins, or goes on there."""
+        """Start or resume the run in ``folder``."""
 
     @abstractmethod
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Something was measured: one point for each named curve. After a rollback steps come again."""
+        """Record one point per named curve. Steps repeat after a rollback."""
 
     @abstractmethod
     def close(self) -> None:
-        """The run is over. Asked only where :meth:`open` did not raise."""
+        """End the run; called only if :meth:`open` succeeded."""
 
 
 def require_library(tracker: str, module: str, extra: str) -> None:
-    """
-    :raises UserError: when the library of a tracker is not installed, with the command that installs it.
+    """Check that a tracker's library is installed.
+
+    :raises UserError: if it is not, with the command that installs it.
     """
     if not installed(module):
         raise missing_package(f"observe.trackers: {tracker!r}", module, extra)
 
 
 def installed(module: str) -> bool:
-    """Is this library there? It is not imported for the answer."""
+    """Return whether a library is installed, without importing it."""
     return find_spec(module) is not None

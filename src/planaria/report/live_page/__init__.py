@@ -1,1 +1,1 @@
-"""A run as a page in a browser, while it goes on or afterwards: a story folded from its log, and a server of it."""
+"""The live page: a run's log, folded into frames and served to browsers during the run or afterwards."""

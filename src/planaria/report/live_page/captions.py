@@ -1,4 +1,4 @@
-"""What happens now, in a sentence for somebody who has never heard of any of it. Pure."""
+"""Captions of the live page: one sentence per event for readers new to the subject."""
 
 from __future__ import annotations
 
@@ -14,78 +14,76 @@ from planaria.report.run.verdict_lines import line
 
 
 class Caption(NamedTuple):
-    """A sentence; ``tone`` is calm for what happens all the time."""
+    """A sentence; ``tone`` is calm for routine events."""
 
     tone: str
     text: str
 
 
 SENDERS = {
-    "checkfree": "{donors} send their weights, and the weighted mean of these becomes the new {stage}",
-    "checkfree_plus": "{donors} send what they hold of its kind, and that becomes the new {stage}",
+    "checkfree": "{donors} send their weights, and the weighted mean becomes the new {stage}",
+    "checkfree_plus": "{donors} send their weights of the same kind, which become the new {stage}",
     "echo": "{donors} sends the coarse copy of {stage} that it has kept",
-    "redundant": "{donors} has computed {stage} too all along, and sends its copy",
-    "snapshot": "the others send their parities, from which {stage} is computed again, exactly",
+    "redundant": "{donors} has computed {stage} as well, and sends its copy",
+    "snapshot": "the others send their parities, from which {stage} is recomputed exactly",
     "whole_copies": "{donors} sends the copy of {stage} that it has kept",
-    "survivor": "{donors} has the same numbers, and sends them",
-    "copy": "{donors} sends its weights, and these become the new {stage}",
-    "uniform": "{donors} send their weights, and the plain mean of these becomes the new {stage}",
-    "random": "{stage} is drawn anew, as random weights",
-    "identity": "{stage} is set to hand on what it gets",
+    "survivor": "{donors} has the same weights, and sends them",
+    "copy": "{donors} sends its weights, which become the new {stage}",
+    "uniform": "{donors} send their weights, and the unweighted mean becomes the new {stage}",
+    "random": "{stage} gets new random weights",
+    "identity": "{stage} is set to the identity",
     d.PEER: "{donors} has the same stage, and sends a copy",
 }
-"""strategy → how a lost stage comes back by it"""
+"""strategy → how it rebuilds a lost stage"""
 WEAPONS = {
-    "SIGKILL": "was killed: its process is gone, and with it the memory in which the stage's weights were",
-    "SIGSTOP": "was frozen: it still has its weights, but neither computes nor answers",
+    "SIGKILL": "was killed: its process and the stage's weights in its memory are lost",
+    "SIGSTOP": "was frozen: it still has its weights, but does not compute or answer",
     "SIGCONT": "was thawed",
-    "kill": "was killed: its process is gone, and with it the memory in which the stage's weights were",
-    "stop": "was frozen: it still has its weights, but neither computes nor answers",
-    "stuck": "hangs: it beats on, but computes nothing",
-    "slow": "was slowed down: its computing takes several times as long",
-    "slow_host": "was slowed down, as all of its machine were",
-    "slow_data": "gets its batches late from now on",
-    "delay": "gets everything late from now on",
+    "kill": "was killed: its process and the stage's weights in its memory are lost",
+    "stop": "was frozen: it still has its weights, but does not compute or answer",
+    "stuck": "hangs: it sends heartbeats, but computes nothing",
+    "slow": "was slowed down: its passes take several times as long",
+    "slow_host": "was slowed down, like all workers of its machine",
+    "slow_data": "receives its batches late from now on",
+    "delay": "receives all messages late from now on",
     "reset": "lost its connection to a neighbour",
     "cut": "was cut off from all its neighbours",
-    "disk_full": "cannot write any more: its disk is full",
+    "disk_full": "cannot write: its disk is full",
     "disk_slow": "waits for its disk",
     "flip": "has a flipped bit in its newest checkpoint",
-    "lie": "begins to lie to the other replicas",
+    "lie": "starts to send corrupted updates",
 }
 CAUSES = {
     "connection": "its connections closed",
     "exit": "its process ended",
-    "heartbeat": "it gave no sign of life",
-    "stuck": "it got no further",
+    "heartbeat": "it sent no heartbeat",
+    "stuck": "it made no progress",
 }
 
 
 class Captions:
-    """Finds a sentence for each fact that deserves one; ``members`` has taken the fact in before."""
+    """Finds captions for facts; ``members`` must process each fact first."""
 
     def __init__(self, members: Membership, microbatches: int) -> None:
         self._members, self._microbatches = members, microbatches
         self._naming = Naming()
         self._sources: dict[int, d.Source] = {}
-        """node that waits for a state → where it is to come from"""
+        """node that waits for a state → its source"""
         self._back: set[int] = set()
-        """replicas that have been formed anew and have not begun a step since"""
+        """replicas that were formed again and have not started a step since"""
 
-    def say(self, fact: e.Event | d.Decision, left: Iterable[int] = ()) -> Caption | None:
-        """``left``: the nodes that somebody has left with this fact."""
+    def caption(self, fact: e.Event | d.Decision, left: Iterable[int] = ()) -> Caption | None:
+        """Return a fact's caption, if it has one; ``left``: nodes that lost their holder by it."""
         match fact:
             case e.RunStarted():
                 self._naming, self._sources, self._back = Naming(fact), {}, set()
-                return Caption(
-                    "calm", "The workers are being started: one for each stage of the model, and the spares."
-                )
+                return Caption("calm", "The workers are starting: one for each stage of the model, and the spares.")
             case d.Form():
                 return self._formed(fact)
             case e.Linked():
                 return self._linked(fact)
             case e.FaultInjected():
-                what = WEAPONS.get(fact.signal, f"was struck ({fact.signal})")
+                what = WEAPONS.get(fact.signal, f"was hit by a fault ({fact.signal})")
                 who = "A spare" if fact.node < 0 else f"The worker of {self._name([fact.node])}"
                 return Caption("fault", f"{who}, {fact.worker}, {what}.")
             case e.WorkerLost() if fact.worker not in self._members.unstarted:
@@ -103,8 +101,8 @@ class Captions:
         if lost.worker in self._members.released:
             return Caption("note", f"Worker {lost.worker} has left.")
         if not left:
-            return Caption("loss", f"The spare {lost.worker} is dead ({why}). Nothing is lost but a spare.")
-        rest = "The other stages stop, and keep what they have"
+            return Caption("loss", f"The spare {lost.worker} is dead ({why}). No weights are lost.")
+        rest = "The other stages stop and keep their weights"
         return Caption("loss", f"{_capital(self._name(left))} is dead: {why}. {rest}.")
 
     def _formed(self, form: d.Form) -> Caption | None:
@@ -113,30 +111,29 @@ class Captions:
         self._back.add(form.replica)
         rebuilt = {m.node: m for m in form.members if isinstance(m.source, d.Rebuild)}
         if form.outcome == "started":
-            return Caption("calm", "Every worker takes its place in the ring, and connects to its neighbours.")
+            return Caption("calm", "Every worker takes its stage in the ring and connects to its neighbours.")
         if form.goes_back:
             return Caption(
-                "rollback", f"All stages go back to step {form.step}, {_whence(form)}: what came since is undone."
+                "rollback", f"All stages go back to step {form.step}, {_rollback_target(form)}: later steps are undone."
             )
         if rebuilt:
             return Caption("rebirth", " ".join(self._rebuilt(member) for member in rebuilt.values()))
         if form.outcome == "relinked":
             return Caption(
-                "relink", "A connection broke, but nobody is dead: it is replaced, and the step begins again."
+                "relink", "A connection broke, but no worker died: it is replaced, and the step starts again."
             )
         if form.outcome == "handed over":
-            return Caption("relink", "A stage moves to another worker, with its state as it is: nothing is lost.")
+            return Caption("relink", "A stage moves to another worker with its state unchanged: nothing is lost.")
         if form.outcome == "skipping":
-            return Caption("relink", "There is no worker for a lost stage yet: training goes on without it.")
+            return Caption("relink", "There is no worker for a lost stage yet: training continues without it.")
         return Caption("rebirth", "The ring closes again.")
 
     def _rebuilt(self, member: d.Member) -> str:
         source = member.source
         assert isinstance(source, d.Rebuild)
         stage, donors = self._name([member.node]), self._name(source.donors)
-        how = SENDERS.get(source.by, "{donors} send what {stage} is rebuilt from (" + source.by + ")")
-        told = how.format(donors=donors, stage=stage)
-        return f"Worker {member.worker} takes the place of {stage}: {told}."
+        how = SENDERS.get(source.by, "{donors} send the weights to rebuild {stage} (" + source.by + ")")
+        return f"Worker {member.worker} takes over {stage}: {how.format(donors=donors, stage=stage)}."
 
     def _linked(self, linked: e.Linked) -> Caption | None:
         replica = self._naming.replica(linked.node)
@@ -145,18 +142,18 @@ class Captions:
         source = self._sources.pop(linked.node, None)
         if not isinstance(source, d.Rebuild | d.Handover):
             return None
-        return Caption("rebirth", f"{_capital(self._name([linked.node]))} lives again, in worker {linked.worker}.")
+        return Caption("rebirth", f"{_capital(self._name([linked.node]))} is rebuilt in worker {linked.worker}.")
 
     def _begun(self, run: d.RunStep) -> Caption:
         anew = run.replica in self._back
         self._back.discard(run.replica)
         who = f"Replica {run.replica}: step" if self._naming.several else "Step"
         if run.mode == "evaluate":
-            return Caption("calm", f"After step {run.step} the model is tested on text that it does not train on.")
+            return Caption("calm", f"After step {run.step} the model is evaluated on text that it does not train on.")
         if anew and self._members.generation.get(run.replica, 1) > 1:
-            return Caption("rebirth", f"{who} {run.step} begins again, with every stage in place.")
-        ways = f"{self._microbatches} microbatches" if self._microbatches > 1 else "one microbatch"
-        return Caption("calm", f"{who} {run.step}: {ways} go round the ring, forward and back; then all stages learn.")
+            return Caption("rebirth", f"{who} {run.step} starts again with all stages.")
+        sent = f"{self._microbatches} microbatches pass" if self._microbatches > 1 else "one microbatch passes"
+        return Caption("calm", f"{who} {run.step}: {sent} through the ring and back; then all stages update.")
 
     def _is_present(self, fact: e.EdgeBroken) -> bool:
         return fact.generation == self._members.generation.get(self._members.replica(fact.node))
@@ -165,15 +162,15 @@ class Captions:
         match fact:
             case e.EdgeBroken() if self._is_present(fact):
                 ends = self._naming.edge(*sorted((fact.node, fact.peer)))
-                return Caption("fault", f"The connection {ends} is broken: is somebody dead, or only the connection?")
+                return Caption("fault", f"The connection {ends} is broken. Whether a worker died is not known yet.")
             case d.Blamed() | d.Relieve() | d.Reroute() | d.Cleared():
-                said = line(fact, self._naming)
-                if isinstance(fact, d.Blamed):  # its evidence has a panel of its own
-                    said = said.partition(": ")[0]
-                return Caption(SLOWNESS[fact.kind], f"{_capital(said)}.")
+                text = line(fact, self._naming)
+                if isinstance(fact, d.Blamed):  # a panel shows its evidence
+                    text = text.partition(": ")[0]
+                return Caption(SLOWNESS[fact.kind], f"{_capital(text)}.")
             case d.Meet():
                 return Caption(
-                    "calm", f"{_capital(replicas(fact.members))} meet: each stage hears what its copies learned."
+                    "calm", f"{_capital(replicas(fact.members))} meet: each stage exchanges updates with its copies."
                 )
             case d.Save() if not fact.background:
                 return Caption("calm", f"Every stage writes its weights to disk: checkpoint {fact.step}.")
@@ -184,26 +181,26 @@ class Captions:
                 return Caption("loss", f"{_capital(fact.reason)}: its workers are sent away.")
             case d.Disband():
                 spares = " Its workers are spares now." if fact.workers else ""
-                return Caption("loss", f"Replica {fact.replica} is given up: {fact.reason}.{spares}")
+                return Caption("loss", f"Replica {fact.replica} is disbanded: {fact.reason}.{spares}")
             case d.Found():
-                return Caption("rebirth", f"Replica {fact.replica} begins anew, as a copy of another.")
+                return Caption("rebirth", f"Replica {fact.replica} starts again as a copy of another.")
             case e.HostJoined():
                 return Caption("note", f"A machine joins ({fact.host}), with room for {fact.workers} workers.")
             case e.HostLeft():
                 return Caption("note", f"The machine {fact.host} takes no more workers.")
             case e.ZombieIgnored():
-                return Caption("note", f"Worker {fact.worker}, which counts as dead, woke up. Nobody listens to it.")
+                return Caption("note", f"Worker {fact.worker}, which counts as dead, woke up and is ignored.")
             case d.Finish():
                 how = {"finished": "All steps are done.", "stopped": f"The run was stopped: {fact.reason}."}
                 return Caption("note", how.get(fact.outcome, f"The run has ended: {fact.reason}."))
         return None
 
 
-def _whence(form: d.Form) -> str:
-    """Where the states of a replica that goes back come from."""
+def _rollback_target(form: d.Form) -> str:
+    """Return where a replica goes back to."""
     origins = {member.source.origin for member in form.members}
     if "recall" in origins:
-        return "which all remember"
+        return "to the snapshot in memory"
     return "to the checkpoint on disk" if "load" in origins else "to the weights that the seed gives"
 
 

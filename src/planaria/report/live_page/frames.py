@@ -1,4 +1,4 @@
-"""A story's frames: what changes on the page, as JSON merge patches (RFC 7396), and how many of them are kept."""
+"""Frames of the live page: changes of its state as JSON merge patches (RFC 7396)."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from typing import Any
 from planaria.report.live_page.limits import FULL_DETAIL, MOST_FRAMES
 
 SCHEMA = 1
-"""of frames and the states they lead to; it changes when a page of the old one would misread the new one"""
+"""version of frames and states; changes with every incompatible change"""
 
 HEAVIEST = 1 << 40
-"""frames that are joined to one, at most"""
+"""maximum frames joined to one"""
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What changes on the page at one moment."""
+    """A change of the page's state."""
 
     number: int
-    """they grow, but not by one: some frames are joined to later ones"""
+    """increasing, with gaps where frames were joined"""
     t: float
-    """seconds since the run began, without the time between its parts"""
+    """seconds since the run started, without the time between its parts"""
     change: Json
-    """to the state before, as a merge patch"""
+    """merge patch of the previous state"""
     told: Json | None = None
     """a line of the run's story: its step, tone and text"""
     routine: bool = True
-    """does it change numbers only, so that it may be joined to the next one?"""
+    """changes only numbers, so it may be joined to the next frame"""
     weight: int = 1
-    """frames that it was joined from"""
+    """number of frames joined into it"""
 
     @cached_property
     def text(self) -> str:
-        """As the browser gets it, in JSON: the same for all who watch."""
+        """JSON for browsers, shared by all watchers."""
         frame: Json = {"n": self.number, "t": round(self.t, 4), "set": self.change}
         return json.dumps(frame | ({"told": self.told} if self.told else {}), separators=(",", ":"))
 
 
 def patched(state: Json, change: Mapping[str, Any]) -> Json:
-    """``state`` after a merge patch (RFC 7396); both stay as they are."""
+    """Return ``state`` after a merge patch (RFC 7396), without modifying either."""
     after = dict(state)
     for name, value in change.items():
         if value is None:
@@ -59,7 +59,7 @@ def patched(state: Json, change: Mapping[str, Any]) -> Json:
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
-    """The merge patch that leads from one state to another; neither holds None."""
+    """Return the merge patch from one state to another; neither holds None."""
     change: Json = dict.fromkeys(before.keys() - after.keys())
     for name, value in after.items():
         old = before.get(name)
@@ -71,7 +71,7 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
 
 
 def joined(first: Mapping[str, Any], then: Mapping[str, Any]) -> Json:
-    """The merge patch that does what both do, one after the other."""
+    """Return the merge patch equivalent to both in sequence."""
     change = dict(first)
     for name, value in then.items():
         before = change.get(name)
@@ -81,33 +81,33 @@ def joined(first: Mapping[str, Any], then: Mapping[str, Any]) -> Json:
 
 
 class Frames:
-    """The frames of one story, in order: at most so many, whatever the run's length, and equally fine all along."""
+    """The frames of one story in order; a bounded number with uniform detail."""
 
     def __init__(self, most: int = MOST_FRAMES, detailed: int = FULL_DETAIL) -> None:
-        """``detailed``: so many of the newest are never joined."""
+        """``detailed``: number of newest frames that are never joined."""
         self._frames: list[Frame] = []
         self._most, self._detailed = most, detailed
         self._weight = 1
-        """that a frame may have by now"""
+        """current maximum weight of a frame"""
 
     def __len__(self) -> int:
         return len(self._frames)
 
     @property
     def last(self) -> int:
-        """The number of the newest; -1 without any."""
+        """Number of the newest frame; -1 without any."""
         return self._frames[-1].number if self._frames else -1
 
     def add(self, frame: Frame) -> None:
-        """Takes in the next frame."""
+        """Append a frame."""
         self._frames.append(frame)
         if len(self._frames) > self._most:
             self._thin()
 
     def after(self, number: int, most: int) -> list[Frame]:
-        """The first ``most`` frames after that of this number.
+        """Return the first ``most`` frames after ``number``.
 
-        Who has seen some frames of a joined one loses nothing: what it changes is as it was afterwards.
+        A joined frame is also correct for watchers that have seen some of its frames.
         """
         start = bisect_right(self._frames, number, key=lambda frame: frame.number)
         return self._frames[start : start + most]
@@ -116,14 +116,14 @@ class Frames:
         enough = (self._most + self._detailed) // 2
         while len(self._frames) > enough and self._weight < HEAVIEST:
             old, new = self._frames[: -self._detailed], self._frames[-self._detailed :]
-            crowded = sum(not frame.routine for frame in old) > enough // 2  # with what is worth telling
+            crowded = sum(not frame.routine for frame in old) > enough // 2  # with events
             self._frames = _paired(old, self._weight, crowded) + new
             if len(self._frames) > enough:
                 self._weight *= 2
 
 
 def _paired(frames: list[Frame], heaviest: int, all_kinds: bool) -> list[Frame]:
-    """The same, where neighbours are joined that are routine, or of any kind, and not heavier than this together."""
+    """Join neighbouring routine frames (or all kinds) up to a total weight."""
     kept: list[Frame] = []
     for frame in frames:
         last = kept[-1] if kept else None
@@ -138,7 +138,7 @@ def _paired(frames: list[Frame], heaviest: int, all_kinds: bool) -> list[Frame]:
 
 
 def _undoes(first: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
-    """Does the second change put something anew where the first one removes it? No one patch says that."""
+    """Return whether ``then`` replaces an object that ``first`` removes, which no single patch can express."""
     both = first.keys() & then.keys()
     anew = any(first[name] is None and isinstance(then[name], dict) for name in both)
     return anew or any(

@@ -1,9 +1,8 @@
-"""Who may see the page: a request from a known host, of a known origin, with the token. Pure but for its answers.
+"""Access control of the live page by host, origin and token.
 
-A page elsewhere on the web can make a browser send requests to 127.0.0.1, and by a name that it resolves to that
-address (DNS rebinding) even read the answers. So the host that a request names must be one of the server's own, and so
-must its origin, if it names one. The token comes in the address that the command prints; the browser gets it back as a
-cookie that no script can read and no other site can have sent.
+Any website can make a browser send requests to 127.0.0.1 and, by DNS rebinding, read the answers. So a request's host
+and origin must be the server's own. The token is in the printed address; the browser keeps it as a cookie that scripts
+cannot read and other sites cannot send.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from planaria.report.live_page.limits import LONGEST_TARGET
 
 OPEN = ("/health", "/ready")
-"""what is answered without a token: one word about the server, nothing about the run"""
+"""paths without a token; their answers say nothing about the run"""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -37,20 +36,20 @@ HEADERS = {
 
 
 def new_token() -> str:
-    """256 random bits, as text that an address can hold."""
+    """Return 256 random bits as URL-safe text."""
     return secrets.token_urlsafe(32)
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What is let in: ``hosts`` are names, with ports where these are not 80, under which the server may be called."""
+    """Accepts requests with the token to one of ``hosts`` (names, with ports other than 80)."""
 
     token: str
     hosts: Collection[str]
     cookie: str
 
     def refusal(self, method: str, path: str, query: bytes, headers: Headers) -> tuple[HTTPStatus, str] | None:
-        """Why a request is not answered; None if it is."""
+        """Return why a request is refused; None if it is accepted."""
         if len(path) + len(query) > LONGEST_TARGET:
             return HTTPStatus.REQUEST_URI_TOO_LONG, f"an address has at most {LONGEST_TARGET} characters"
         hosts = headers.getlist("host")
@@ -81,12 +80,12 @@ class Guard:
         return cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
 
     def set_cookie(self) -> str:
-        """The header by which a browser keeps the token: for this server alone, and out of scripts' reach."""
+        """Return the Set-Cookie header of the token, for this server only and unreadable for scripts."""
         return f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
 
 
 def _goes_there(method: str, headers: Headers) -> bool:
-    """Does somebody follow a link to the page, from a mail for example?"""
+    """Return whether a user follows a link to the page, e.g. from an e-mail."""
     return (
         method == "GET" and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     )
@@ -98,15 +97,15 @@ def _bearer(headers: Headers) -> str:
 
 
 def _from_query(path: str, query: bytes) -> str:
-    """The token in the address of the page itself; nothing else is asked for by an address that holds it."""
+    """Return the token in the page's own address; no other address may contain it."""
     return parse_qs(query.decode("latin-1")).get("token", [""])[0] if path == "/" else ""
 
 
 class Guarded:
-    """An application behind a :class:`Guard`; all that it answers gets :data:`HEADERS`."""
+    """An application behind a :class:`Guard`; adds :data:`HEADERS` to all answers."""
 
     def __init__(self, app: ASGIApp, guard: Guard | None = None) -> None:
-        """Without a guard, until there is one, nothing is let in."""
+        """Nothing is answered until ``guard`` is set."""
         self._app, self.guard = app, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,16 +113,16 @@ class Guarded:
             await self._app(scope, receive, send)
             return
         guard = self.guard
-        if scope["type"] != "http" or guard is None:  # websockets: nothing here speaks them
+        if scope["type"] != "http" or guard is None:  # websockets are unsupported
             return
         first = scope["path"] == "/" and b"token=" in scope["query_string"]
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                said = dict(HEADERS)
+                headers = dict(HEADERS)
                 if first and message["status"] == HTTPStatus.OK:
-                    said["set-cookie"] = guard.set_cookie()
-                added = [(name.encode(), value.encode()) for name, value in said.items()]
+                    headers["set-cookie"] = guard.set_cookie()
+                added = [(name.encode(), value.encode()) for name, value in headers.items()]
                 message = {**message, "headers": [*message.get("headers", []), *added]}
             await send(message)
 

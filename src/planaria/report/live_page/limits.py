@@ -1,39 +1,39 @@
-"""Everything that is bounded about the live page, in one place: what a stranger or a long run may cost."""
+"""Resource limits of the live page."""
 
 from __future__ import annotations
 
 MOST_RUNS = 8
-"""runs side by side on one page"""
+"""maximum runs on one page"""
 
 MOST_FRAMES = 6_000
-"""of a run's story that are kept; of older ones, those in which nothing but numbers change are joined"""
+"""maximum frames kept per run; older ones that change only numbers are joined"""
 FULL_DETAIL = 1_000
 """newest frames that are never joined"""
 MOST_LOST = 12
-"""workers that were lost and not started anew, shown at most; the others are counted"""
+"""maximum lost workers shown; the others are only counted"""
 
 POLL_S = 0.2
-"""between two looks at a log"""
+"""polling interval of a log"""
 BATCH = 200
-"""frames sent in one message"""
+"""maximum frames per message"""
 QUIET_S = 10.0
-"""after which a stream says that it is there"""
+"""keep-alive interval of a stream"""
 READY_S = 60.0
-"""the newest fact of a run that is ready is no older"""
+"""maximum age of the newest fact of a ready run"""
 
 MOST_CONNECTIONS = 128
-"""at a time; beyond that, a new one replaces the one that has been idle for longest"""
+"""maximum connections; beyond that, a new one replaces the one idle for longest"""
 MOST_STREAMS = 64
-"""watchers at a time"""
+"""maximum simultaneous watchers"""
 LONGEST_TARGET = 512
-"""characters of a path and its query"""
+"""maximum characters of a path and its query"""
 LARGEST_HEAD = 16 << 10
-"""bytes of a request's headers"""
+"""maximum bytes of a request's headers"""
 LARGEST_BODY = 1 << 10
-"""bytes of an order to inject a fault"""
+"""maximum bytes of a request to inject a fault"""
 ASK_S = 10.0
-"""a connection has so long to make its request"""
+"""timeout of a request after the connection opens"""
 STUCK_S = 20.0
-"""a reader that takes in nothing for so long is dropped"""
+"""timeout of a reader that does not receive"""
 LEAVE_S = 3.0
-"""for the last frames to reach their watchers when the server ends"""
+"""time to send the last frames when the server stops"""

@@ -1,7 +1,6 @@
-"""Who is where at a moment: nodes, workers, machines and links as the page shows them, from a run's facts. Pure.
+"""Nodes, workers, machines and links as the live page shows them.
 
-A worker's status is the record's (``report/membership.py``). What is added is what the log says besides: which nodes
-wait for their stage's state, who was struck by a fault, and what edges carried.
+Assignments and statuses come from ``report/membership.py``; this adds pending states, injected faults and traffic.
 """
 
 from __future__ import annotations
@@ -23,35 +22,35 @@ STRIKING = {
     "stuck": "stuck",
     "cut": "cut",
 }
-"""faults by which a worker falls silent, and how that is called"""
+"""faults that silence a worker, with their names on the page"""
 
 
 class Scene:
-    """Takes in facts after ``members`` has; in between, it tells what is to be seen."""
+    """What the page shows of nodes, workers and links; ``members`` must process each fact first."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self.source: dict[int, d.Source] = {}
-        """node that waits for its stage's state → where this comes from"""
+        """node that waits for its state → its source"""
         self._links: dict[int, dict[str, str]] = {}
-        """replica → link → is it open, opening or broken?"""
+        """replica → link → open, opening or broken"""
         self._facts: dict[str, Json] = {}
-        """worker → what it said of itself, and what was done to it"""
+        """worker → its reported properties and faults"""
         self._sent: Counter[str] = Counter()
         self._machines: dict[str, str] = {}
-        """that joined → what they said"""
+        """joined machine → its description"""
         self._deaths: list[str] = []
-        """workers that were lost, the last one last"""
+        """lost workers, in order"""
         self._lost = 0
 
     def take(self, fact: e.Event | d.Decision | e.Worked) -> None:
-        """Takes in a fact."""
+        """Process a fact."""
         match fact:
             case e.RunStarted():
-                self._begin_anew()
+                self._reset()
             case d.Spawn():
                 self._facts[fact.worker] = {"incarnation": fact.incarnation}
             case e.WorkerJoined():
@@ -95,7 +94,7 @@ class Scene:
     def _formed(self, form: d.Form) -> None:
         mine: dict[int, d.Source] = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep)}
         for worker in form.holders.values():
-            if self._about(worker).get("struck") == "cut":  # it has new connections
+            if self._about(worker).get("struck") == "cut":  # it gets new connections
                 del self._facts[worker]["struck"]
         others = {n: source for n, source in self.source.items() if self._members.replica(n) != form.replica}
         self.source = others | mine
@@ -119,10 +118,10 @@ class Scene:
         peaks = {"peak": worked.peak_bytes, "device_peak": worked.device_peak_bytes}
         about |= {name: most for name, value in peaks.items() if (most := max(value, about.get(name, 0)))}
 
-    # ---- what is to be seen
+    # ---- the shown state
 
     def look(self) -> Json:
-        """Nodes, workers, machines and links."""
+        """Return nodes, workers, machines and links."""
         return {
             "nodes": {str(node): self._node(node) for node in self._nodes()},
             "workers": {worker: self._worker(worker) for worker in self._present()},
@@ -132,7 +131,7 @@ class Scene:
         }
 
     def links(self) -> Json:
-        """Every edge of the present generations: is it open, and the bytes that it carried, as far as is known."""
+        """Return state and, if known, bytes of every edge of the current generations."""
         found = {name: how for links in self._links.values() for name, how in links.items()}
         return {
             name: {"state": how} | ({"bytes": self._sent[name]} if name in self._sent else {})
@@ -140,7 +139,7 @@ class Scene:
         }
 
     def peak(self, worker: str) -> Json:
-        """A worker's largest memory so far."""
+        """Return a worker's peak memory."""
         return {name: value for name, value in self._facts.get(worker, {}).items() if name.endswith("peak")}
 
     def _nodes(self) -> list[int]:
@@ -167,7 +166,7 @@ class Scene:
         return found
 
     def _present(self) -> list[str]:
-        """Workers worth showing: all that live or are being started, and those that were lost last."""
+        """Return the workers to show: living, starting, and the last ones lost."""
         members = self._members
         lost = [worker for worker in self._deaths if worker in members.lost][-MOST_LOST:]
         known = [worker for worker in members.machine_of if worker not in members.lost]

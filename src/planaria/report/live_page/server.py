@@ -29,19 +29,16 @@ from planaria.report.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_
 from planaria.report.live_page.telling import Telling
 
 Strike = Callable[[Path, str, int, str], str]
-"""injects a fault: the run's folder, a worker, its incarnation and the fault's name → what was done
-
-Raises UserError when nobody of this run answers to that.
-"""
+"""Injects a fault: (run's folder, worker, incarnation, fault) → result. Raises UserError without such a worker."""
 Fault = Literal["kill", "freeze", "slow", "cut"]
 FAULTS: tuple[str, ...] = get_args(Fault)
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FILES = {file.name: file.read_bytes() for file in (resources.files(__package__) / "static").iterdir()}
-"""the page, which needs nothing from anywhere else"""
+"""files of the page, by name"""
 
 
 class Page:
-    """What the server answers; ``strike`` only where watchers may inject faults."""
+    """The server's routes; with ``strike``, watchers may inject faults."""
 
     def __init__(self, runs: Sequence[Telling], strike: Strike | None) -> None:
         self._runs, self._strike = runs, strike
@@ -72,7 +69,7 @@ class Page:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def end(self) -> None:
-        """Tells watchers what is new, and that nothing more will come; waits for them, but not long."""
+        """Send watchers the last frames and the end, for at most :data:`LEAVE_S`."""
         for run in self._runs:
             run.closing = True
         try:
@@ -111,7 +108,7 @@ class Page:
         if run is None:
             return _refused(HTTPStatus.NOT_FOUND, "no such run")
         if self._streams >= MOST_STREAMS:
-            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_STREAMS} watch already; try again later")
+            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"all {MOST_STREAMS} streams are in use; try again later")
         after = request.headers.get("last-event-id", request.query_params.get("after", "-1"))
         number = int(after) if re.fullmatch(r"-1|\d{1,12}", after) else -1
         return StreamingResponse(self._stream(run, number), media_type="text/event-stream")
@@ -126,7 +123,7 @@ class Page:
                     number = some[-1].number
                     yield run.message(some)
                 else:
-                    yield ": still here\n\n"
+                    yield ": keep-alive\n\n"
                 if run.caught_up and not caught_up and number == run.frames.last:
                     caught_up = True
                     yield "event: present\ndata: {}\n\n"
@@ -138,11 +135,11 @@ class Page:
     async def _struck(self, request: Request) -> Response:
         run = self._run(request)
         if self._strike is None:
-            return _refused(HTTPStatus.FORBIDDEN, "this page only looks; faults need --live-chaos")
+            return _refused(HTTPStatus.FORBIDDEN, "this page is read-only; faults need --live-chaos")
         if run is None:
             return _refused(HTTPStatus.NOT_FOUND, "no such run")
         if run.source.tally is None:
-            return _refused(HTTPStatus.CONFLICT, "faults are for runs; this is none")
+            return _refused(HTTPStatus.CONFLICT, "faults are for runs; this is another kind of page")
         order = await _order(request)
         if order is None:
             return _refused(HTTPStatus.BAD_REQUEST, f"give worker, incarnation and fault ({', '.join(FAULTS)})")
@@ -152,7 +149,7 @@ class Page:
             return JSONResponse({"refused": str(error)}, HTTPStatus.CONFLICT)
         return JSONResponse({"done": done})
 
-    # ---- for those who look after it
+    # ---- monitoring
 
     async def _health(self, _: Request) -> Response:
         return PlainTextResponse("up\n")
@@ -162,8 +159,8 @@ class Page:
         return PlainTextResponse("ready\n") if not why else _refused(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
 
     async def _metrics(self, _: Request) -> Response:
-        told = exposition([(r.name, r.source.tally, r.age_s) for r in self._runs if r.source.tally], self._streams)
-        return Response(told, media_type=CONTENT_TYPE)
+        text = exposition([(r.name, r.source.tally, r.age_s) for r in self._runs if r.source.tally], self._streams)
+        return Response(text, media_type=CONTENT_TYPE)
 
 
 class Order(BaseModel):

@@ -1,4 +1,4 @@
-"""uvicorn with limits on the number of connections, on how long they may be idle, and on how slowly they may read."""
+"""uvicorn with limits on connections, idle time and slow readers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from planaria.report.live_page.limits import ASK_S, LARGEST_HEAD, LEAVE_S, MOST_
 
 
 class Bounded(H11Protocol):
-    """A connection that is dropped when it stays idle, does not read its answer, or is needed for another one.
+    """A connection that is dropped if it stays idle, does not read its answer, or is replaced.
 
-    Beyond :data:`MOST_CONNECTIONS`, a new connection replaces the one that has been idle for longest. So idle
-    connections, of any number, keep nobody from being answered.
+    Beyond :data:`MOST_CONNECTIONS`, a new connection replaces the one idle for longest, so that idle connections cannot
+    block the server.
     """
 
     _asked: asyncio.TimerHandle | None = None
@@ -44,7 +44,7 @@ class Bounded(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """No request is under way; one that has not arrived as a whole does not count."""
+        """Whether no complete request is being answered."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -69,22 +69,22 @@ class Bounded(H11Protocol):
 
 @dataclass(frozen=True)
 class Address:
-    """Where to serve, and by which names the server may be called."""
+    """Address of a server, and its accepted names."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0: any free one"""
+    """0 for any free port"""
     names: tuple[str, ...] = ()
-    """further hosts, such as a reverse proxy's: NAME or NAME:PORT"""
+    """further host names, e.g. of a reverse proxy: NAME or NAME:PORT"""
 
     def hosts(self, port: int) -> frozenset[str]:
-        """What a request may name as its host, when the server listens at this port."""
+        """Return the accepted Host headers for a port."""
         own = {"127.0.0.1", "localhost", "[::1]"} | ({self.shown} if self.host not in EVERYWHERE else set())
         return frozenset({f"{name}:{port}" for name in own} | {name.lower() for name in self.names})
 
     @property
     def shown(self) -> str:
-        """The host as an address on this machine names it."""
+        """Host in the printed address."""
         host = "127.0.0.1" if self.host in EVERYWHERE else self.host.lower()
         return f"[{host}]" if ":" in host else host
 
@@ -93,19 +93,19 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 class Served(Protocol):
-    """What a server answers with, such as :class:`planaria.report.live_page.server.Page`."""
+    """An application to serve, such as :class:`planaria.report.live_page.server.Page`."""
 
     def app(self) -> ASGIApp: ...
 
     async def end(self) -> None:
-        """What is still to be said before the server goes; not long."""
+        """Send the last messages before the server stops; must be short."""
 
 
 class Server(uvicorn.Server):
-    """Serves a page, or whatever else, until it is asked to stop; its watchers get what is new before it goes."""
+    """Serves an application until stopped; its watchers receive the last messages first."""
 
     def __init__(self, page: Served, address: Address, token: str, announce: Callable[[str], None]) -> None:
-        """``announce`` hears of the address, token included, once the server can be called."""
+        """``announce`` receives the address with the token once the server listens."""
         self._guarded = Guarded(page.app())
         config = uvicorn.Config(
             self._guarded,
@@ -123,13 +123,13 @@ class Server(uvicorn.Server):
         self._page, self._address, self._token, self._announce = page, address, token, announce
 
     async def startup(self, sockets: Any = None) -> None:
-        """:raises UserError: when the address cannot be listened at."""
+        """:raises UserError: if the server cannot listen at the address."""
         try:
             await super().startup(sockets)
         except SystemExit:
             where = f"{self._address.host}:{self._address.port}"
             raise UserError(
-                f"{where}: cannot be listened at; give another address, or port 0 for any free one"
+                f"{where}: cannot listen at this address; give another, or port 0 for any free one"
             ) from None
         port = self.servers[0].sockets[0].getsockname()[1]
         self._guarded.guard = Guard(self._token, self._address.hosts(port), f"planaria-{port}")
@@ -140,7 +140,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def until_closed(self, file: int) -> None:
-        """Stop once this file, a pipe from who started the server, is at its end."""
+        """Stop at the end of this file, a pipe from the parent process."""
 
         def look() -> None:
             if not os.read(file, 1 << 10):
@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
 
 
 def serve(server: Server, closed: int | None = None) -> None:
-    """Runs the server in the main thread until a signal, or until the file ``closed`` is at its end."""
+    """Run the server in the main thread until a signal, or until the file ``closed`` ends."""
 
     async def run() -> None:
         if closed is not None:

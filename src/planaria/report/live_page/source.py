@@ -1,4 +1,4 @@
-"""What a page is told from, and the frames of what is no run."""
+"""Sources of live pages, and frames of folders other than runs."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from planaria.report.live_page.frames import SCHEMA, Frame, Json, difference
 
 
 class Source(Protocol):
-    """Reads on in what is written; the same for what goes on and for what is over."""
+    """Reads files as they grow; finished ones work the same way."""
 
     began: bool
-    """is there anything to be seen yet?"""
+    """there is something to show"""
     tally: Tally | None
-    """what a run has come to, for ``/metrics``; None for all else"""
+    """totals of a run for ``/metrics``; None for others"""
 
     @property
     def state(self) -> Json:
-        """What is to be seen after all that was read."""
+        """State shown after everything that was read."""
 
     @property
     def age_s(self) -> float:
-        """Seconds since something was last written; infinite if nothing was."""
+        """Seconds since the last write; infinite without any."""
 
     def opening(self) -> Frame:
-        """The frame before anything has happened."""
+        """Return the initial frame."""
 
     def read(self, most: int) -> Iterator[Frame | None]:
-        """A frame for each of the next ``most`` facts, if something is to be seen of it; ends when there are no more.
+        """Yield a frame for each of the next ``most`` facts, None if it changes nothing; end when there are no more.
 
-        :raises UserError: when what is there cannot be read.
+        :raises UserError: if the files cannot be read.
         """
 
 
 class Seen:
-    """What is to be seen of something that is no run, and the frames that lead there."""
+    """State and frames of a folder that holds no run."""
 
     def __init__(self, kind: str, name: str) -> None:
         self.state: Json = {"schema": SCHEMA, "run": {"kind": kind, "name": name}}

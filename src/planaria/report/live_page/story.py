@@ -1,22 +1,22 @@
-"""A run's log, folded into what the page shows: a state, and the frames that lead to it. Pure.
+"""A run's log, folded into the live page's state and its frames; live and finished runs work the same way.
 
-The same fold serves a run that goes on and one that is over. The state is plain JSON, of schema ``frames.SCHEMA``:
+The state is JSON of schema ``frames.SCHEMA``:
 
     run         its name, shape and settings
-    step        steps of the run that are committed
-    loss, validation                  the newest ones
-    replicas    number → phase, own step, generation, routes of its microbatches, stages that are done with the step
-    nodes       number → replica, stage, worker, and whether it holds its stage's state or waits for it, and from whom
+    step        committed steps of the run
+    loss, validation                  the newest values
+    replicas    number → phase, own step, generation, routes of its microbatches, stages that have finished the step
+    nodes       number → replica, stage, worker, whether it holds its state or waits for it, and from which nodes
     workers     name → status (``control/roster.py``), incarnation, pid, node, machine, memory, faults
-    machines    those that have joined
-    links       "low-high" → open, opening or broken, and the bytes that went over it
+    machines    machines that have joined
+    links       "low-high" → open, opening or broken, and bytes sent over it
     rounds      "r.r" → replicas that meet
     recoveries  replica → its latest recovery, with its phases in seconds
-    slow        "class nodes" → what is slow: where, since which step, the evidence, and what is done about it
-    said        what happens now, in a sentence
+    slow        "class nodes" → what is slow: node, step, evidence, and the action against it
+    said        the current caption
     over        how the run ended
 
-Where microbatches are within a step the log does not tell; a page that moves them goes by ``routes``.
+The log does not record where microbatches are within a step; the page animates them along ``routes``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from planaria.control.feature_facts import NOT_SHOWN
 from planaria.control.logs import News
 from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.routing import ROUTINGS, change, routes, without
-from planaria.report.live.tally import Tally
+from planaria.report.live.tally import Standing, Tally, Verdicts
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Frame, Json, difference, patched
 from planaria.report.live_page.scene import Scene
@@ -38,18 +38,17 @@ from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming
 from planaria.report.run.narrate import Narrator
 from planaria.report.run.recovery_timing import RecoveryTiming
-from planaria.report.run.standing import Standing, Verdicts
 from planaria.report.run.verdict_lines import line as verdict_line
 
 PHASES: dict[type, str] = {
     d.RunStep: "step", d.Commit: "commit", d.Form: "link", d.Save: "save", d.Replan: "replan", d.Disband: "left",
     d.Found: "wait", d.Cannot: "cannot",
 }  # fmt: skip
-"""a decision about one replica → the phase that begins with it"""
+"""decision about a replica → phase that it starts"""
 
 
 class Story:
-    """Takes in what a run's logs say, in order; ``state`` is what is to be seen since the last of it."""
+    """Folds a run's log in order; ``state`` is the page's current state."""
 
     def __init__(self, config: RunConfig) -> None:
         self.state: Json = {"schema": SCHEMA, "run": _run(config)}
@@ -59,20 +58,20 @@ class Story:
         self._scene = Scene(self.members)
         self._captions = Captions(self.members, config.pipeline.microbatches)
         self.tally = Tally()
-        self._ways = Ways(config, self.members)
+        self._routes = Routes(config, self.members)
         self._looks = 0
-        """how many routine facts may yet tell more of a recovery"""
+        """remaining routine facts that can complete a recovery"""
         self._number = 0
         self._origin, self._end, self.latest = 0.0, 0.0, 0.0
-        """the clock's time at which the present part of the run began, the seconds of all parts before, and the clock's
-        time of the newest fact"""
+        """clock time at which this part of the run started, seconds of all earlier parts, and clock time of the newest
+        fact"""
 
     def opening(self) -> Frame:
-        """The frame before anything has happened."""
+        """Return the initial frame."""
         return Frame(0, 0.0, self.state, routine=False)
 
     def take(self, t: float, news: News) -> Frame | None:
-        """The frame that comes of a fact at the clock's time ``t``; None if nothing is to be seen of it."""
+        """Return the frame of a fact at clock time ``t``; None if it changes nothing visible."""
         if isinstance(news, e.RunStarted):
             self._end = self.seconds(self.latest) if self._number else 0.0
             self._origin = t
@@ -85,7 +84,7 @@ class Story:
         return self._fact(t, news)
 
     def seconds(self, t: float) -> float:
-        """The clock's time as seconds of the run, without the time between its parts."""
+        """Convert clock time to seconds of the run, without the time between its parts."""
         return self._end + max(0.0, t - self._origin)
 
     def _fact(self, t: float, fact: e.Event | d.Decision) -> Frame | None:
@@ -94,7 +93,7 @@ class Story:
         left = [node for node, worker in held.items() if self.members.holders.get(node) != worker]
         self.tally.take(t, fact)
         self._scene.take(fact)
-        caption = self._captions.say(fact, left)
+        caption = self._captions.caption(fact, left)
         change: Json = {"said": caption._asdict()} if caption else {}
         change |= {"step": self.members.progress}
         if isinstance(fact, d.RunStep | d.Commit | e.StageReady):
@@ -116,7 +115,7 @@ class Story:
         return self._frame(t, change | self._recovered())
 
     def _step(self, t: float, fact: d.RunStep | d.Commit | e.StageReady) -> Json:
-        """What a step's routine changes; that ends a recovery too, if there is one."""
+        """Return the changes by a step's routine facts, which can complete a recovery."""
         if isinstance(fact, e.StageReady):
             node = self.members.node_of.get(fact.worker)
             replica = fact.replica if node is None else self.members.replica(node)
@@ -127,11 +126,11 @@ class Story:
         phase = "evaluate" if isinstance(fact, d.RunStep) and fact.mode == "evaluate" else PHASES[type(fact)]
         about: Json = {"phase": phase, "since": round(self.seconds(t), 4), "step": fact.step}
         if isinstance(fact, d.RunStep):
-            about |= {"done": [], "routes": self._ways.of(fact)}
+            about |= {"done": [], "routes": self._routes.of(fact)}
         return {"replicas": {str(fact.replica): about}} | self._recovered()
 
     def _all(self, t: float, fact: e.Event | d.Decision) -> Json:
-        """Everything that may be seen differently after a fact that does not come with every step."""
+        """Return everything that a fact other than a step's routine may change."""
         after = self._scene.look() | {"replicas": self._replicas(t, fact), "rounds": self._meeting(fact)}
         after |= self._recovered(routine=False)
         if isinstance(fact, e.RunStarted):
@@ -158,17 +157,17 @@ class Story:
         return found
 
     def _meeting(self, fact: e.Event | d.Decision) -> Json:
-        """Rounds that are under way, by their members."""
+        """Return the current rounds by their members."""
         rounds: Json = dict(self.state.get("rounds", {})) if not isinstance(fact, e.RunStarted) else {}
         if isinstance(fact, d.Meet):
             rounds[_members(fact.members)] = {"round": fact.round, "members": fact.members}
         elif isinstance(fact, d.Settle | d.Disband | d.Form):
             gone = {*fact.members} if isinstance(fact, d.Settle) else {fact.replica}
-            rounds = {name: said for name, said in rounds.items() if not gone & {*said["members"]}}
+            rounds = {name: one for name, one in rounds.items() if not gone & {*one["members"]}}
         return rounds
 
     def _recovered(self, routine: bool = True) -> Json:
-        """Recoveries as far as they have come; nothing when a routine fact cannot tell more of one."""
+        """Return the recoveries; nothing if a routine fact cannot change one."""
         if routine and not self._looks:
             return {}
         found = {
@@ -182,7 +181,7 @@ class Story:
         return {"recoveries": found}
 
     def _frame(self, t: float, seen: Json, told: Json | None = None, routine: bool = True) -> Frame | None:
-        """The frame in which these parts of the state are as they are now; others stay."""
+        """Return the frame that updates these parts of the state."""
         whole = () if routine else WHOLE
         before = {name: self.state.get(name, {}) for name in seen}
         after = {
@@ -198,19 +197,19 @@ class Story:
 
 
 LOOKS = 200
-"""routine facts after the last other one within which a recovery is over, or will not be told of"""
+"""routine facts after the last other one within which a recovery completes"""
 WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recoveries", "run", "slow")
-"""parts of the state of which a frame that is no routine says all: what it does not name is gone"""
+"""parts of the state that a non-routine frame replaces as a whole"""
 QUIET: set[type] = {
     e.StageCommitted, e.StageCopied, e.StageSaved, e.OfferHeard, e.OffersCounted, e.MessageCompressed, e.RoundMade,
     *NOT_SHOWN, e.PatienceOver, e.GraceExpired, d.DrawGroups, d.Introduce, e.RetryDue,
     e.IntervalChosen, d.Discard,
 }  # fmt: skip
-"""facts of which nothing is to be seen"""
+"""facts that change nothing visible"""
 
 
 def _concerned(fact: e.Event | d.Decision, story: Story) -> list[int]:
-    """The replicas whose phase changes with a fact."""
+    """Return the replicas whose phase a fact changes."""
     if isinstance(fact, d.Form | d.Save | d.Replan | d.Disband | d.Found | d.Cannot):
         return [fact.replica]
     if isinstance(fact, e.WorkerLost):
@@ -234,7 +233,7 @@ def _validation(metric: ValidationMetric) -> Json:
 
 
 def _finite(value: float) -> float | str:
-    """JSON knows no infinities."""
+    """Return infinities as text, since JSON has none."""
     return round(value, 5) if abs(value) < float("inf") else str(value)
 
 
@@ -276,21 +275,20 @@ def _verdict_shown(one: Standing, naming: Naming) -> Json:
     return found | ({} if one.deed is None else {"deed": verdict_line(one.deed, naming)})
 
 
-class Ways:
+class Routes:
     """Finds the nodes that each microbatch visits, from the recipe and the log; ``members`` has the live nodes."""
 
     def __init__(self, config: RunConfig, members: Membership) -> None:
         self._config, self._members = config, members
         self._shipped = config.routing.kind in ROUTINGS.shipped
         self._fixed = routes(config, 0) if self._shipped and not change(config) else None
-        """over stages, where they are the same in every step"""
+        """routes over stages, if they are the same in every step"""
 
     def of(self, run: d.RunStep) -> list[list[int]]:
-        """A route for each microbatch of the step, from its first node and back to it.
+        """Return a route per microbatch of the step, from its first node and back to it.
 
-        A routing from outside planaria is not asked, for a log must not choose what is imported; nor is the recipe
-        where an earlier part of the run had another number of stages. Then all different routes that the log names
-        stand for those of the step.
+        The log's routes are used for custom routings, since a log must not choose what is imported, and if the recipe
+        has another number of stages than this part of the run.
         """
         started, config = self._members.started, self._config
         if started is None:
@@ -302,7 +300,7 @@ class Ways:
             return own or [column + column[:1]]
         gone = {stage for stage, node in enumerate(column) if node not in self._members.holders} - {0}
         there = gone if len(gone) < len(column) - 1 and self._members.holders else set()
-        return [[column[stage] for stage in way] for way in without(self._fixed or routes(config, run.step), there)]
+        return [[column[stage] for stage in route] for route in without(self._fixed or routes(config, run.step), there)]
 
     def _column(self, replica: int) -> list[int]:
         started = self._members.started

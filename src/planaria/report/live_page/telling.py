@@ -21,55 +21,55 @@ from planaria.report.live_page.source import Source, age_s
 from planaria.report.live_page.story import Story
 
 AT_ONCE = 2_000
-"""facts that are folded before others may see what came of them"""
+"""facts folded before watchers are notified"""
 OF_PARTS = (
     "planaria.swarm.report.swarm_source:SwarmSource",
     "planaria.lab.report.comparison_source:ComparisonSource",
 )
-"""sources of the other parts, which are imported only to look at a folder that holds no run"""
+"""sources of other parts, imported only for folders without a run"""
 OTHERS = {"drill.json": "a drill's", "experts.json": "an ensemble's"}
-"""file → whose folder it marks, where there is no page"""
+"""file → kind of folder without a live page"""
 
 
 class Telling:
-    """A run, a comparison or a swarm: its source, its frames, and who waits for more of them."""
+    """A run, comparison or swarm on the page: its source, frames and watchers."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """:raises UserError: when there is nothing in ``folder`` that has a page."""
+        """:raises UserError: if ``folder`` holds nothing that has a page."""
         self.folder, self.name = folder, name
         self.source: Source = source_of(folder)
         self.frames = Frames()
         self.frames.add(self.source.opening())
         self.caught_up = False
-        """has all been read that was there at first?"""
+        """everything that existed at the start has been read"""
         self.trouble = ""
-        """why the log is read no further"""
+        """reason for which reading stopped"""
         self.closing = False
-        """is the server about to end?"""
+        """the server is stopping"""
         self.over = False
-        """there will be no more frames"""
+        """no more frames will come"""
         self._news = asyncio.Condition()
         self._version = 0
-        """how often there was something new"""
+        """number of changes"""
         self._message = (-1, -1), b""
 
     async def follow(self) -> None:
-        """Reads on until the log is broken, or the server is about to end and all that there is has been read."""
+        """Read until the log is broken, or the server stops and everything has been read."""
         while not self.trouble:
             closing = self.closing
             grew, more = await asyncio.to_thread(self._read)
             if grew or self.caught_up is more:
                 self.caught_up = self.caught_up or not more
-                await self.tell()
+                await self.notify()
             if closing and not more:
                 break
             if not more:
                 await asyncio.sleep(POLL_S)
         self.over = True
-        await self.tell()
+        await self.notify()
 
     def _read(self) -> tuple[bool, bool]:
-        """Folds the next facts, some at most: is anything new, and is there more to be read at once?"""
+        """Fold at most :data:`AT_ONCE` facts; return whether there were any, and whether there are more."""
         folded = 0
         try:
             for frame in self.source.read(AT_ONCE):
@@ -82,29 +82,28 @@ class Telling:
         return folded > 0, folded == AT_ONCE
 
     def gave_up(self, following: asyncio.Task[None]) -> None:
-        """Watchers are to know when it is followed no more by a mistake of this program's."""
+        """Report an internal error of :meth:`follow` to watchers."""
         error = None if following.cancelled() else following.exception()
         if error is not None:
             self.trouble = f"this page cannot follow it ({type(error).__name__}: {error})"
             self._version += 1
 
-    async def tell(self) -> None:
-        """Wakes all who wait for more."""
+    async def notify(self) -> None:
+        """Wake all watchers."""
         self._version += 1
         async with self._news:
             self._news.notify_all()
 
     async def since(self, number: int) -> AsyncIterator[list[Frame]]:
-        """The frames after that of this number, some at a time, as they come; none when something else is new, and now
-        and then."""
-        told = -1
+        """Yield the frames after ``number`` in batches as they come; an empty batch marks other changes or idleness."""
+        seen = -1
         while True:
             version, some = self._version, self.frames.after(number, BATCH)
             if some:
                 number = some[-1].number
                 yield some
-            elif version != told:
-                told = version
+            elif version != seen:
+                seen = version
                 yield []
             elif self.over or self.trouble:
                 return
@@ -114,23 +113,23 @@ class Telling:
                         if self._version == version:
                             await self._news.wait()
                 except TimeoutError:
-                    told = -1
+                    seen = -1
 
     def message(self, some: list[Frame]) -> bytes:
-        """Frames as an event of a stream. Whoever is up to date gets the same, so the last one is kept."""
+        """Return frames as an event of a stream; the last one is cached, since current watchers share it."""
         about = some[0].number, some[-1].number
         if self._message[0] != about:
-            said = ",".join(frame.text for frame in some)
-            self._message = about, f"id: {about[1]}\nevent: frames\ndata: [{said}]\n\n".encode()
+            frames = ",".join(frame.text for frame in some)
+            self._message = about, f"id: {about[1]}\nevent: frames\ndata: [{frames}]\n\n".encode()
         return self._message[1]
 
     @property
     def age_s(self) -> float:
-        """Seconds since something was last written."""
+        """Seconds since the last write."""
         return self.source.age_s
 
     def unready(self) -> str:
-        """Why nobody should wait for news of this run; empty if they may."""
+        """Return why no news of this run can be expected; empty if it can."""
         if self.trouble:
             return "its log is broken"
         if not self.source.began:
@@ -141,9 +140,9 @@ class Telling:
 
 
 def source_of(folder: Path) -> Source:
-    """Return what the live page of ``folder`` is drawn from.
+    """Return the source of the live page of ``folder``.
 
-    :raises UserError: when the folder is of a known kind that has no page.
+    :raises UserError: if the folder is of a known kind without a page.
     """
     if not (folder / EVENTS).exists():
         for name, what in OTHERS.items():
@@ -160,13 +159,13 @@ class RunSource:
     """Reads a run's log and folds it into a story."""
 
     def __init__(self, folder: Path) -> None:
-        """:raises UserError: when ``folder`` is not a run's."""
+        """:raises UserError: if ``folder`` is not a run's."""
         self._folder, self._log = folder, Followed(folder)
         self._story = Story(self._log.config)
         self.tally: Tally | None = self._story.tally
         self.began = False
         self._reading: Iterator[tuple[float, News]] | None = None
-        """what is new in the log, as far as it is not folded yet"""
+        """news of the log that are not folded yet"""
 
     @property
     def state(self) -> Json:
@@ -180,7 +179,7 @@ class RunSource:
         return self._story.opening()
 
     def read(self, most: int) -> Iterator[Frame | None]:
-        """What every stage says of every step is left out of a log that is far ahead: a long one opens in seconds."""
+        """Yield frames; per-stage reports are skipped while the log is far ahead, so that long ones open in seconds."""
         if self._reading is None:
             self._reading = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())
         for _ in range(most):

@@ -1,4 +1,4 @@
-"""What was found to be slow in a run, what was done about it and what that gained. The report's section on it."""
+"""Report section on slowness: findings, actions and their effects."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from planaria.report.run.verdict_lines import ms, sentence
 from planaria.report.theme import BLUE, PAPER, figure
 
 JUDGED = 24
-"""steps after a deed that it is judged by"""
+"""steps after an action over which its effect is measured"""
 HEAD = ["from step", "to step", "what", "now", "at first", "elsewhere"]
 DEEDS = ["step", "what", "a step took", "predicted", "measured"]
 
 
 @dataclass
 class Finding:
-    """Something that was slow."""
+    """A verdict of slowness and its end."""
 
     blamed: d.Blamed
     until: int | None = None
-    """the step after which it was so no more"""
+    """step at which it was cleared"""
 
 
 @dataclass
 class Deed:
-    """A stage handed over because its worker was slow."""
+    """Handover of a stage from a slow worker."""
 
     relieve: d.Relieve
     measured_s: float | None = None
-    """seconds of a step afterwards; None if there were none"""
+    """median seconds per step afterwards; None without any"""
 
 
 @dataclass
 class Diagnosis:
-    """Of a whole run."""
+    """Diagnosis of a whole run."""
 
     findings: list[Finding]
     deeds: list[Deed]
     now: Mapping[int, Gauge]
-    """node → the last that its worker measured"""
+    """node → its worker's last measurements"""
 
     @property
     def standing(self) -> list[d.Blamed]:
-        """What is slow at the end of the log."""
+        """Verdicts in force at the end of the log."""
         return [finding.blamed for finding in self.findings if finding.until is None]
 
 
 def diagnosis_of(record: RunRecord) -> Diagnosis:
-    """What the log tells."""
+    """Return the diagnosis in a log."""
     return record.once(_diagnosis)
 
 
@@ -92,8 +92,8 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
     return found
 
 
-def told(record: RunRecord) -> Iterator[str]:
-    """A line for each deed, and for everything that was slow, however often, for the end of a run."""
+def summary_lines(record: RunRecord) -> Iterator[str]:
+    """Yield a summary line per action and per slow worker or link, repeated findings combined."""
     found, naming = diagnosis_of(record), naming_of(record)
     alike = dict[tuple[str, ...], list[Finding]]()
     for finding in found.findings:
@@ -111,7 +111,7 @@ def told(record: RunRecord) -> Iterator[str]:
 
 
 def section(record: RunRecord) -> Iterator[str]:
-    """Nothing for a run that was not measured."""
+    """Yield the section, if workers were measured."""
     found, naming = diagnosis_of(record), naming_of(record)
     if not found.now:
         return
@@ -129,17 +129,16 @@ def section(record: RunRecord) -> Iterator[str]:
              ms(m.relieve.step_s), ms(m.relieve.predicted_s), "–" if m.measured_s is None else ms(m.measured_s)]
             for m in found.deeds
         ]  # fmt: skip
-        parts += [page.subheading("What was done about it"), page.table("relieved", DEEDS, rows, numbers_from=2)]
+        parts += [page.subheading("Actions"), page.table("relieved", DEEDS, rows, numbers_from=2)]
     text = (
-        "What was found to be slow, by what workers measure: a worker by its passes, compared with its own first steps "
-        "and its peers; a link by how long activations take from being handed over until they are there. The matrix "
-        "shows the last reports."
+        "Verdicts from the workers' measurements: a worker is judged by its passes, compared with its first steps and "
+        "its peers; a link by the time from sending to arrival of activations. The matrix shows the last reports."
     )
-    yield page.section("Diagnosis", text if found.findings else f"Nothing was found to be slow. {text}", *parts)
+    yield page.section("Diagnosis", text if found.findings else f"Nothing was slow. {text}", *parts)
 
 
 def matrix(found: Diagnosis, naming: Naming) -> go.Figure:
-    """From whom to whom activations take how long: the last readings."""
+    """Draw the last measured transfer times of activations, from node to node."""
     ways: dict[Pair, float] = {
         (peer, node): 1e3 * flow.low_s for node, gauge in found.now.items() for peer, flow in gauge.last.flows.items()
     }

@@ -25,4 +25,4 @@ def lines(record: RunRecord) -> Iterator[str]:
         from planaria.exchange.coded import report as coding  # imports torch
 
         yield from coding.told(record)
-    yield from compression.told(record)
+    yield from compression.summary_lines(record)

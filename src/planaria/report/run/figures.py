@@ -1,4 +1,4 @@
-"""The report's curves and bars: loss, recovery times, bytes per edge, and who held which stage."""
+"""Figures of the report: loss, speed, recovery times, bytes per edge and stage holders."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from planaria.report.run.stays import Holding
 from planaria.report.theme import BLUE, GREEN, GREY, INK, ORANGE, PAPER, RED, TEAL, VIOLET, figure, label, lanes
 
 ROW = 30
-"""pixels of one row of bars"""
+"""height of a bar's row, pixels"""
 LINES_DRAWN, RECOVERIES_DRAWN = 200, 60
-"""of faults in the figure of the loss, and of recoveries: more would be one grey field"""
+"""maximum fault lines in the loss figure, and recoveries drawn"""
 
 PARTS = {"notice": RED, "decide": ORANGE, "relink": VIOLET, "transfer": BLUE, "rebuild": GREEN, "redo": TEAL}
 
 Curve = list[tuple[int, float]]
-"""a loss over steps"""
+"""(step, value) in order"""
 
 
 def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, Line]]) -> go.Figure:
-    """Training and validation loss over steps; steps that were undone in grey; a line where a worker was hit."""
+    """Draw training and validation loss over steps, undone steps in grey, and a line per fault."""
     fig = figure(400, x="step", y="loss, nats per token", hovermode="closest")
     kept, undone, validations = _curves(metrics)
     dots = {"mode": "markers", "marker": {"color": GREY, "size": 4}}
@@ -51,7 +51,7 @@ def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, Line]]) 
 
 
 def speed_figure(metrics: Iterable[Metric]) -> go.Figure:
-    """Tokens a second over steps; a step that a fault delayed stands out."""
+    """Draw tokens per second over steps."""
     fig = figure(260, x="step", y="tokens a second", hovermode="closest")
     speeds: Curve = sorted({m.step: m.tokens_per_s for m in metrics if isinstance(m, StepMetric)}.items())
     line = {"color": GREEN, "width": 2}
@@ -61,7 +61,7 @@ def speed_figure(metrics: Iterable[Metric]) -> go.Figure:
 
 
 def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:
-    """By step: the training losses that count, those that a rollback or a resumption made void, validation losses."""
+    """Return training losses, undone training losses, and validation losses by step."""
     trained: dict[int, float] = {}
     validated: dict[int, float] = {}
     undone: Curve = []
@@ -76,10 +76,10 @@ def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:
 
 
 def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, Line]]) -> None:
-    told: dict[int, list[Line]] = defaultdict(list)
+    by_step: dict[int, list[Line]] = defaultdict(list)
     for _, line in story:
-        told[line.step].append(line)
-    hits = {step: lines for step, lines in told.items() if any(line.tone in ("fault", "loss") for line in lines)}
+        by_step[line.step].append(line)
+    hits = {step: lines for step, lines in by_step.items() if any(line.tone in ("fault", "loss") for line in lines)}
     if not hits or not kept:
         return
     if len(hits) <= LINES_DRAWN:
@@ -98,16 +98,16 @@ def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, Line]
 
 
 def _near(curve: Curve, step: int) -> float:
-    """The curve's value at the known step that is nearest, the earlier of two."""
+    """Return the curve's value at the nearest step, the earlier of two."""
     after = bisect_left(curve, step, key=lambda point: point[0])
     around = curve[max(0, after - 1) : after + 1]
     return min(around, key=lambda point: abs(point[0] - step))[1]
 
 
 def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
-    """Where each recovery's time went, milliseconds, one bar a recovery; the diamond is the time that passed.
+    """Draw a stacked bar of phases per recovery, in milliseconds; a diamond marks the total.
 
-    Of more than can be shown, those that took longest.
+    Shows the :data:`RECOVERIES_DRAWN` longest.
     """
     names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
     longest = sorted(range(len(timings)), key=lambda place: timings[place].total or 0.0)[-RECOVERIES_DRAWN:]
@@ -135,12 +135,12 @@ def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
 
 
 def recovery_name(number: int, timing: RecoveryTiming) -> str:
-    """A recovery's name in figures and tables; the number keeps two at the same step apart."""
+    """Return a recovery's unique name in figures and tables."""
     return f"{number} · step {timing.step} · {timing.where}"
 
 
 def bytes_figure(record: RunRecord) -> go.Figure | None:
-    """Payload sent over each edge in each direction, MB over the whole run; what dropped steps sent lies on top."""
+    """Draw the payload over each edge and direction, MB per run, dropped steps on top."""
     useful: dict[tuple[int, int], float] = defaultdict(float)
     wasted: dict[tuple[int, int], float] = defaultdict(float)
     for _, work in record.worked:
@@ -167,7 +167,7 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
 
 
 def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], zero: float) -> go.Figure:
-    """Who held which stage, over seconds since the monotonic time ``zero``; a cross where a holder was lost."""
+    """Draw the holders of each stage over seconds since monotonic time ``zero``; a cross marks a lost holder."""
     named = {h.node: h.where for h in held}
     rows = [named[node] for node in sorted(named)]
     fig = figure(80 + ROW * len(rows), x="seconds since the start", barmode="overlay", bargap=0.25)

@@ -1,4 +1,4 @@
-"""What every worker did when: an ordinary step, and the moments around a death."""
+"""Gantt charts of workers: an ordinary step, and the time around a death."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ COLOURS = {
     "copy": PINK,
 }
 ROW = 34
-"""pixels of one worker's row"""
+"""height of a worker's row, pixels"""
 
 
 class Bar(NamedTuple):
-    """A coloured stretch of a worker's row, monotonic seconds."""
+    """A bar in a worker's row, in monotonic seconds."""
 
     row: str
     kind: str
@@ -64,12 +64,12 @@ class Bar(NamedTuple):
 
 
 def ordinary_step(record: RunRecord) -> list[Worked]:
-    """What each stage did in a replica's whole training step whose duration is the median; empty if there is none.
+    """Return the work reports of a replica's complete training step of median duration; empty without any.
 
-    Steps that also saved or rebuilt something are not ordinary unless there is nothing else.
+    Steps that saved or rebuilt something are considered only if there are no others.
     """
     naming = naming_of(record)
-    # Durations first and the work itself afterwards: of a long run there is too much to be held at once.
+    # Two passes, since a long run has too many reports for memory.
     seen: dict[Step, _Seen] = defaultdict(_Seen)
     for _, work in record.worked:
         if _trained(work):
@@ -90,7 +90,7 @@ Step = tuple[int, int, int]
 
 @dataclass
 class _Seen:
-    """Of one step: how many workers told of it, from when to when, and whether it only trained."""
+    """One step: number of reports, time range, and whether it only trained."""
 
     workers: int = 0
     start: float = math.inf
@@ -122,13 +122,13 @@ def _duration(works: Sequence[Worked]) -> float:
 
 
 def idle_fraction(works: Sequence[Worked]) -> float:
-    """The pipeline's bubble: the share of the step, 0 to 1, that the workers together spent waiting."""
+    """Return the pipeline's bubble: the share of the step, 0 to 1, that workers spent waiting."""
     busy = sum(span.end - span.start for work in works for span in work.spans)
     return 1 - busy / (_duration(works) * len(works))
 
 
 def step_figure(works: Sequence[Worked]) -> go.Figure:
-    """One step, milliseconds since its first action."""
+    """Draw one step, in milliseconds since its first action."""
     zero = min(span.start for work in works for span in work.spans)
     ordered = sorted(works, key=lambda work: (work.stage, work.node))
     bars = [bar for work in ordered for bar in _bars(work)]
@@ -136,9 +136,9 @@ def step_figure(works: Sequence[Worked]) -> go.Figure:
 
 
 def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
-    """The moments around a loss, milliseconds since the fault (since its notice where the fault is unknown).
+    """Draw the time around a loss, in milliseconds since the fault (its detection, if unknown).
 
-    Of several replicas, only the one that was hit is drawn.
+    Only the affected replica is drawn.
     """
     zero = timing.lost_t if timing.fault_t is None else timing.fault_t
     moments = (timing.finished_t, timing.linked_t, timing.formed_t, timing.lost_t)
@@ -154,7 +154,7 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
     for stage, bar in _links(record, timing):
         bars.append(bar[1])
         rows.add((stage, bar[0]))
-    # A lost worker's row comes before its heir's, so that the stage reads from top to bottom.
+    # A lost worker's row comes before its successor's.
     ordered = sorted(rows, key=lambda row: (row[0], row[1] not in timing.workers, row[1]))
     fig = _draw(bars, [_row(worker, stage) for stage, worker in ordered], zero, flags=5)
     fig.update_xaxes(range=[1000 * (begin - zero), 1000 * (end - zero)])
@@ -185,7 +185,7 @@ def _bar(work: Worked, span: Span) -> Bar:
 
 
 def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[str, Bar]]]:
-    """(stage, (worker, bar)) of each member from the last formation to its link."""
+    """Return (stage, (worker, bar)) of each member, from the last formation to its link."""
     found = []
     formed: float | None = None
     naming = naming_of(record)
@@ -213,13 +213,13 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
         margin={"t": 20 + 16 * flags, "b": 90},
     )
     styles = {
-        "write": {"color": WRITTEN, "line": {"color": TEAL, "width": 1}},  # beneath what is trained meanwhile
+        "write": {"color": WRITTEN, "line": {"color": TEAL, "width": 1}},  # beneath concurrent training
         "relink": {"color": LINKED, "line": {"color": GREEN, "width": 1}},
         "dropped": {"color": DROPPED, "pattern": {"shape": "/", "fgcolor": GREY, "size": 5, "solidity": 0.35},
                     "line": {"color": GREY, "width": 1}},
         **{kind: {"color": colour, "line": {"color": PAPER, "width": 1}} for kind, colour in COLOURS.items()},
     }  # fmt: skip
-    # Plotly squeezes numbers into bars of any width; about a hundredth of the chart is what a digit needs.
+    # Plotly squeezes text into bars of any width; a digit needs about a hundredth of the chart.
     legible = 0.011 * (max(bar.end for bar in bars) - min(bar.start for bar in bars)) if bars else 0.0
     for kind, style in styles.items():
         own = [bar for bar in bars if bar.kind == kind]
@@ -245,10 +245,10 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
 
 
 def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
-    """A line with a flag for each known moment; flags hang at different heights, so that close moments stay legible."""
+    """Draw a line with a flag for each known moment, at different heights so that they do not overlap."""
     moments = [
-        ("fault", timing.fault_t, RED), ("noticed", timing.lost_t, ORANGE), ("formed anew", timing.formed_t, VIOLET),
-        ("all linked", timing.linked_t, GREEN), ("first microbatch through", timing.finished_t, INK),
+        ("fault", timing.fault_t, RED), ("noticed", timing.lost_t, ORANGE), ("formed again", timing.formed_t, VIOLET),
+        ("all linked", timing.linked_t, GREEN), ("first microbatch done", timing.finished_t, INK),
     ]  # fmt: skip
     known = [(name, t, colour) for name, t, colour in moments if t is not None]
     begin, end = fig.layout.xaxis.range
@@ -258,7 +258,7 @@ def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
         fig.add_shape(
             type="line", x0=ms, x1=ms, y0=0, y1=top, xref="x", yref="paper", line={"color": colour, "width": 1.4}
         )
-        late = ms - begin > 0.6 * (end - begin)  # to its right a flag would not fit on a narrow screen
+        late = ms - begin > 0.6 * (end - begin)  # no space for a flag to the right on a narrow screen
         fig.add_annotation(
             x=ms,
             y=top,

@@ -1,4 +1,4 @@
-"""Which samples trained the model: the proof that deaths lost none and repeated none."""
+"""Ledger of the samples that trained the model, and the check that each was used exactly once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from planaria.control.events import CONTROLLER, Event, RunStarted, SaveFailed, S
 from planaria.control.logs import RunRecord
 
 SHOWN = 3
-"""problems that an error message names"""
+"""maximum problems in an error message"""
 Span = tuple[int, int]
-"""samples ``first .. last``, the last one exclusive"""
+"""half-open range of samples"""
 
 
 class LedgerLine(NamedTuple):
     """A committed step and its samples ``first .. first + samples - 1`` of the run's sample stream."""
 
     step: int
-    """of several replicas, the replica's own count"""
+    """by the replica's own count"""
     first: int
     samples: int
     replica: int = 0
@@ -31,20 +31,19 @@ class LedgerLine(NamedTuple):
 
 
 def sample_ledger(record: RunRecord) -> list[LedgerLine]:
-    """Committed steps in the order of their commits, without those that were undone.
+    """Return the committed steps in order of commit, without undone ones.
 
-    A step trains on the block of samples that it was begun with, and counts when the order to commit it was given.
-    Rolling back to step k undoes steps k and later of that replica, resuming those that its checkpoint does not have.
+    A step counts once its commit is ordered, with the block of samples it started with. A rollback to step k undoes the
+    replica's steps from k on; a resumption undoes those that its checkpoint lacks.
     """
     return record.once(_folded).lines
 
 
 def prove_exactly_once(record: RunRecord) -> list[str]:
-    """Everything that is wrong with the ledger, one sentence each; empty when each sample was used exactly once.
+    """Return the ledger's problems, one sentence each; empty if each sample was used exactly once.
 
-    Samples count from the run's first step to its last commit, or to its last step if the run says it finished. Among
-    several replicas some are ahead: before the end, what lies between may be still to come. What their checkpoints say
-    was used must be what they committed until they were saved.
+    The check covers the run's first step to its last commit, or to its last step if the run finished. Gaps between
+    several replicas are allowed before the end. The used samples recorded in checkpoints must match the commits.
     """
     ledger = record.once(_folded)
     first, last = ledger.first, ledger.started
@@ -70,7 +69,7 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
 def require_exactly_once(record: RunRecord) -> None:
     """Check the ledger of a run that has committed steps.
 
-    :raises LedgerError: naming the samples that are missing or were used twice, in one line.
+    :raises LedgerError: if samples are missing or were used twice; the message is one line.
     """
     if sample_ledger(record) and (problems := prove_exactly_once(record)):
         more = f"; {len(problems) - SHOWN} more in the report" if len(problems) > SHOWN else ""
@@ -80,27 +79,27 @@ def require_exactly_once(record: RunRecord) -> None:
 
 
 class _Sealed(NamedTuple):
-    """A checkpoint: what it says itself, and how many lines had been written when it was sealed."""
+    """A checkpoint, with the number of ledger lines when it was sealed."""
 
     fact: Seal
     written: int
     began: int
-    """lines written in earlier parts of the run"""
+    """number of lines from earlier parts of the run"""
 
 
 class _Ledger:
-    """Takes in a run's facts in order. Nothing of a checkpoint's or controller's own accounts enters its lines."""
+    """Folds facts into ledger lines, independently of the controller's and checkpoints' own records."""
 
     def __init__(self) -> None:
         self.first: RunStarted | None = None
         self.started: RunStarted | None = None
         self.several = False
-        """were there ever several replicas?"""
+        """whether the run ever had several replicas"""
         self._problems: list[str] = []
         self._written: list[LedgerLine | None] = []
-        """None: undone"""
+        """None for undone steps"""
         self._part = 0
-        """lines written before the present part of the run"""
+        """number of lines from earlier parts of the run"""
         self._begun: dict[int, RunStep] = {}
         self._sealed: dict[str, _Sealed] = {}
         self._newest: _Sealed | None = None
@@ -115,7 +114,7 @@ class _Ledger:
         elif isinstance(fact, RunStep) and fact.mode == "train":
             self._begun[fact.replica] = fact
         elif isinstance(fact, Form | Disband):
-            self._begun.pop(fact.replica, None)  # what was under way is dropped
+            self._begun.pop(fact.replica, None)  # the current step is dropped
             if isinstance(fact, Form) and fact.goes_back:
                 self._roll_back(fact)
         elif isinstance(fact, Commit):
@@ -123,17 +122,17 @@ class _Ledger:
         elif isinstance(fact, Seal):
             self._newest = self._sealed[fact.folder] = _Sealed(fact, len(self._written), self._part)
         elif isinstance(fact, SaveFailed) and fact.worker == CONTROLLER and self._newest is not None:
-            del self._sealed[self._newest.fact.folder]  # it was to be sealed, and could not be
+            del self._sealed[self._newest.fact.folder]  # sealing failed
             self._newest = None
 
     def close(self) -> list[str]:
-        """All that was found on the way, once there is nothing more to take in."""
+        """Return all problems, after the last fact."""
         if self._newest is not None:
             self._check(self._newest)
         return list(dict.fromkeys(self._problems))
 
     def _start(self, fact: RunStarted) -> None:
-        """Undo what the run that is taken up has not: it goes by the checkpoint, if that is known."""
+        """Undo the lines that a resumed run does not have, by its checkpoint if that is known."""
         found = (self._sealed[folder] for folder in fact.load.values() if folder in self._sealed)
         loaded = next((sealed for sealed in found if sealed.fact.step == fact.first_step), None)
         if self.first is None:
@@ -154,9 +153,9 @@ class _Ledger:
         self._written = [line if place in kept else None for place, line in enumerate(self._written)]
 
     def _held(self, sealed: _Sealed) -> set[int]:
-        """The places of the lines that are in a checkpoint; of a replica that had left by then, all of its lines."""
+        """Return the indices of a checkpoint's lines, including all lines of replicas disbanded by then."""
         where, held = sealed.fact.standings, set(range(sealed.began))
-        if not where:  # one replica, which may have gone on until its files were written
+        if not where:  # one replica, which may have trained until its files were written
             where = {0: Standing(step=sealed.fact.step)}
         for place in range(sealed.began, sealed.written):
             line = self._written[place]
@@ -166,7 +165,7 @@ class _Ledger:
 
     def _roll_back(self, form: Form) -> None:
         assert self.started is not None
-        # Another number of replicas counted other steps; but who goes back to before this part, goes back in the last.
+        # Earlier parts with another number of replicas counted other steps.
         inside = form.step >= self.started.standing(form.replica).step
         for place in range(self._part if inside else 0, len(self._written)):
             line = self._written[place]
@@ -176,7 +175,7 @@ class _Ledger:
     def _commit(self, fact: Commit) -> None:
         assert self.started is not None
         settings, begun = self.started, self._begun.pop(fact.replica, None)
-        if settings.replicas == 1:  # inline runs of an older planaria do not number blocks
+        if settings.replicas == 1:  # older inline runs do not number blocks
             block = begun.block if begun is not None else 0
             first = settings.first_of(block) if block else settings.samples_before(fact.step)
         elif begun is None or (begun.generation, begun.step) != (fact.generation, fact.step):
@@ -187,17 +186,17 @@ class _Ledger:
         self._written.append(LedgerLine(fact.step, first, settings.block_samples, fact.replica))
 
     def _check(self, sealed: _Sealed) -> None:
-        """Does the checkpoint of several replicas say itself what was used?"""
+        """Compare a checkpoint's own record of used samples with the ledger (several replicas only)."""
         seal, settings = sealed.fact, self.started
         if settings is None or self.first is None or settings.replicas == 1:
             return
-        said = [(0, settings.first_of(seal.first_block)), *_blocks(settings, seal.blocks_ahead)]
+        recorded = [(0, settings.first_of(seal.first_block)), *_blocks(settings, seal.blocks_ahead)]
         lines = (self._written[place] for place in sorted(self._held(sealed)))
         held = [(0, _begins(self.first)), *_ahead(self.first), *(line.span for line in lines if line is not None)]
-        for first, last in _without(said, held):
-            self._problems.append(f"{seal.folder} says that samples {first} to {last - 1} were used; they were not")
-        for first, last in _without(held, said):
-            self._problems.append(f"{seal.folder} does not say that samples {first} to {last - 1} were used")
+        for first, last in _without(recorded, held):
+            self._problems.append(f"{seal.folder} records samples {first} to {last - 1} as used; they were not")
+        for first, last in _without(held, recorded):
+            self._problems.append(f"{seal.folder} does not record samples {first} to {last - 1} as used")
 
 
 def _folded(record: RunRecord) -> _Ledger:
@@ -208,14 +207,14 @@ def _folded(record: RunRecord) -> _Ledger:
 
 
 def _begins(started: RunStarted) -> int:
-    """All samples before this one were used before."""
+    """Return the number of leading samples used by earlier parts."""
     if started.first_block is None:
         return started.samples_before(started.first_step)
     return started.first_of(started.first_block)
 
 
 def _ahead(started: RunStarted) -> list[Span]:
-    """And these."""
+    """Return further samples used by earlier parts."""
     return _blocks(started, started.blocks_ahead)
 
 
@@ -224,7 +223,7 @@ def _blocks(started: RunStarted, blocks: Iterable[int]) -> list[Span]:
 
 
 def _without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
-    """What lies in ``spans`` and not in ``taken``, in order and in one piece where it is."""
+    """Return the set difference of ``spans`` and ``taken`` as sorted, maximal ranges."""
     left: list[Span] = []
     holes = sorted(taken)
     at = 0

@@ -1,4 +1,4 @@
-"""What a run's progress looks like in numbers, folded from its events."""
+"""Metrics of steps and validations, folded from a run's events."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from planaria.control import events as e
 from planaria.control.run_record import Metric, StepMetric, ValidationMetric
 
 STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
-"""of several replicas: what is remembered of their steps until it is saved, and of their validations"""
+"""with several replicas: unsaved steps and validations kept in memory"""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one replica had to say about its block of a step."""
+    """One replica's block of a step."""
 
     loss: float
     norms: dict[int, float]
-    """by stage"""
+    """stage → gradient norm"""
 
 
 class StepMetrics:
-    """Gathers a step's reports; gives one record per committed step and one per validation.
+    """Combines reports into one record per committed step and per validation.
 
-    ``tokens_per_s`` is the throughput since the previous committed step, faults in between included.
+    ``tokens_per_s`` is the throughput since the previous committed step, faults included.
 
-    Several replicas have a record together. A step of the run is as many blocks of samples as it has replicas; its
-    record comes with the last commit of these, and its loss and norms are means over them. Whoever has gone is stood in
-    for, so every step has all of its blocks. The throughput is that of the last so many commits, whoever made them. A
-    validation's record is the mean over the replicas that are there, each after the same number of its own steps; the
-    last one is made when all samples are used, and counts as that of the run's last step.
+    With R replicas, a step of the run consists of R blocks of samples, trained by any replicas. Its record comes with
+    the last of their commits; loss and norms are means over the blocks, and the throughput is that of the last R
+    commits. A validation's record is the mean over the live replicas after the same number of their own steps. The last
+    validation, once all samples are used, counts for the run's last step.
     """
 
     def __init__(self, tokens_per_step: int) -> None:
@@ -42,23 +41,23 @@ class StepMetrics:
         self._started: e.RunStarted | None = None
         self._replicas = 1
         self._ready: dict[int, dict[tuple[int, str], e.StageReady]] = defaultdict(dict)
-        """replica → stage and worker → their report on the step under way"""
+        """replica → (stage, worker) → report of the current step"""
         self._commits: deque[float] = deque(maxlen=2)
-        """when the last ones were made; before the first, when training began"""
+        """times of the last commits; initially the start of training"""
         self._parts: dict[int, dict[tuple[int, int], _Part]] = defaultdict(dict)
-        """the run's step → (replica, step of its own) → what of it is committed"""
+        """step of the run → (replica, its own step) → committed block"""
         self._labels: dict[int, int] = {}
-        """replica → the step as of which it is being validated"""
+        """replica → step of its current validation"""
         self._validated: dict[int, dict[int, float]] = defaultdict(dict)
         """step → replica → loss"""
         self._live: set[int] = {0}
         self._left = 0
-        """blocks that are not committed yet"""
+        """number of uncommitted blocks"""
         self._whole = 0
         """steps before this one are in the last checkpoint but one"""
 
     def on_event(self, t: float, event: e.Event) -> ValidationMetric | None:
-        """A validation's record when its last report is in; None otherwise."""
+        """Return a validation's record with its last report, else None."""
         if isinstance(event, e.RunStarted) and event.replicas > 1:
             self._start(event)
         if isinstance(event, e.SaveFailed) and event.worker == e.CONTROLLER:
@@ -75,7 +74,7 @@ class StepMetrics:
         return None
 
     def on_decision(self, t: float, decision: d.Decision) -> Metric | None:
-        """A step's record when it is committed; None otherwise."""
+        """Return a step's record with its last commit, else None."""
         if isinstance(decision, d.RunStep):
             self._ready[decision.replica].clear()
             if not self._commits:
@@ -95,18 +94,18 @@ class StepMetrics:
         self._commits = deque(maxlen=started.replicas + 1)
 
     def _other(self, t: float, decision: d.Decision, started: e.RunStarted) -> ValidationMetric | None:
-        """What several replicas do beside steps."""
+        """Process a decision about one of several replicas."""
         if isinstance(decision, d.Form) and decision.goes_back:
             self._undo(decision)
-        elif isinstance(decision, d.Seal) and not decision.partial:  # no rollback goes further back
+        elif isinstance(decision, d.Seal) and not decision.partial:  # no rollback reaches further back
             for step in [step for step in self._parts if step < self._whole]:
                 del self._parts[step]
-            self._whole = started.progress(decision.first_block)  # if it turns out well, which the next one tells
+            self._whole = started.progress(decision.first_block)  # confirmed by the next checkpoint
         elif isinstance(decision, d.Found):
             self._live.add(decision.replica)
         elif isinstance(decision, d.Disband):
             self._live.discard(decision.replica)
-            return self._validation(t, [s for s, said in self._validated.items() if decision.replica not in said])
+            return self._validation(t, [s for s, losses in self._validated.items() if decision.replica not in losses])
         elif isinstance(decision, d.Finish) and self._validated:
             return self._last_validation(t)
         return None
@@ -145,39 +144,38 @@ class StepMetrics:
         )
 
     def _losses(self, step: int) -> dict[int, float]:
-        """By replica; of those that made several blocks of the step, the mean."""
+        """Return losses by replica; the mean of several blocks of one replica."""
         parts = self._parts[step]
         own = {replica: [part.loss for key, part in parts.items() if key[0] == replica] for replica, _ in parts}
         return {replica: fmean(losses) for replica, losses in sorted(own.items())}
 
     @staticmethod
     def _blocks(started: e.RunStarted, step: int) -> int:
-        """Blocks of a step that an earlier part of the run has left to this one."""
+        """Return the number of a step's blocks that earlier parts of the run have not used."""
         floor, beyond = started.used
         first = started.blocks_before(step)
         return sum(block >= floor and block not in beyond for block in range(first, first + started.replicas))
 
     def _validation(self, t: float, steps: Iterable[int]) -> ValidationMetric | None:
-        """The newest of these validations that all who are there have made."""
+        """Return the newest of these validations that all live replicas have made."""
         made = [step for step in steps if self._live <= self._validated[step].keys()]
         if not made:
             return None
-        said = self._validated[max(made)]
-        losses = dict(sorted(said.items()))
+        losses = dict(sorted(self._validated[max(made)].items()))
         return ValidationMetric(t=t, step=max(made), val_loss=fmean(losses.values()), val_losses=losses)
 
     def _last_validation(self, t: float) -> ValidationMetric | None:
-        """Who had made its last step when it was validated was not validated again: that still counts at the end."""
+        """Return the final validation; reuse that of replicas validated after their last step."""
         last = max(self._validated)
         missing = self._live - self._validated[last].keys()
         for replica in missing:
-            own = [step for step, said in self._validated.items() if replica in said]
+            own = [step for step, losses in self._validated.items() if replica in losses]
             if own:
                 self._validated[last][replica] = self._validated[max(own)][replica]
         return self._validation(t, [last]) if missing else None
 
 
 def _forget(steps: dict[int, Any], most: int) -> None:
-    """A run of months has many steps; of old ones nothing more is heard."""
+    """Drop the oldest steps, which receive no more reports."""
     if len(steps) > most:
         del steps[min(steps)]

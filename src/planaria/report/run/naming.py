@@ -1,4 +1,4 @@
-"""What to call the nodes of a run: stages, or nodes where stages have several, of this replica or that."""
+"""Names of a run's nodes: by stage, by node if stages have several, and by replica."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from planaria.control.logs import RunRecord
 
 
 class Naming:
-    """Names for one run's nodes."""
+    """Names of one run's nodes."""
 
     def __init__(self, started: RunStarted | None = None) -> None:
         self.several = started is not None and started.replicas > 1
-        """does the run have several replicas?"""
+        """whether the run has several replicas"""
         self._scheduled = bool(started and started.arrangement)
         self._stage = started.stage_of if started and (self.several or self._scheduled) else {}
         self._replica = started.replica_of if started and self.several else {}
@@ -23,15 +23,15 @@ class Naming:
         return self._stage.get(node, node)
 
     def replica(self, node: int) -> int:
-        """The replica to which a node belongs."""
+        """Return the replica of a node."""
         return self._replica.get(node, 0)
 
     def nodes(self, replica: int) -> set[int]:
-        """All nodes of one of several replicas."""
+        """Return all nodes of one of several replicas."""
         return {node for node, other in self._replica.items() if other == replica}
 
     def name(self, nodes: Iterable[int]) -> str:
-        """'stage 2', 'stages 1, 3'; 'node 14 of stage 3'; or 'stages 0, 2 of replica 1'."""
+        """Return 'stage 2', 'stages 1, 3', 'node 14 of stage 3' or 'stages 0, 2 of replica 1'."""
         ordered = sorted(nodes)
         if self.several:
             held = defaultdict(list)
@@ -43,33 +43,33 @@ class Naming:
         return stages(ordered)
 
     def edge(self, low: int, high: int) -> str:
-        """'0–1', whose nodes are named by their stages where the replica is named beside it."""
+        """Return '0–1', by stages if there are several replicas."""
         return f"{self.stage(low)}–{self.stage(high)}" if self.several else f"{low}–{high}"
 
     def way(self, source: int, target: int) -> str:
-        """'0 → 1', or 'replica 2 · 0 → 1' by stages: a row of a figure."""
+        """Return a figure's row of an edge: '0 → 1', or 'replica 2 · 0 → 1' by stages."""
         ends = f"{self.stage(source)} → {self.stage(target)}" if self.several else f"{source} → {target}"
         return f"replica {self.replica(source)} · {ends}" if self.several else ends
 
     def row(self, node: int) -> str:
-        """A row of a figure."""
+        """Return a figure's row of a node."""
         if self.several:
             return f"replica {self.replica(node)} · stage {self.stage(node)}"
         return self.name([node]) if self._scheduled or node else "stage 0 (ends)"
 
 
 def naming_of(record: RunRecord) -> Naming:
-    """Names for a whole log. A run that is resumed may have another number of replicas; these keep their nodes."""
+    """Return the names for a whole log, by its part with the most replicas; replicas keep their nodes."""
     return Naming(max((fact for _, fact in record.starts), key=lambda started: started.most_replicas, default=None))
 
 
 def stages(numbers: Iterable[int]) -> str:
-    """'stage 2', 'stages 1, 3'."""
+    """Return 'stage 2', 'stages 1, 3'."""
     return _counted("stage", numbers)
 
 
 def replicas(numbers: Iterable[int]) -> str:
-    """'replica 2', 'replicas 1, 3'."""
+    """Return 'replica 2', 'replicas 1, 3'."""
     return _counted("replica", numbers)
 
 

@@ -1,6 +1,6 @@
-"""One line of English for each event or decision that a reader of the run must know, with repeated lines limited.
+"""One line of English per important event or decision, for the progress display and the report.
 
-The progress display prints these lines during the run; the report shows the same ones afterwards.
+Repeated lines are rate-limited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat
 
 
 class Line(NamedTuple):
-    """One thing that happened while ``step`` was under way."""
+    """One occurrence during ``step``."""
 
     step: int
     tone: Tone
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 
 class Narrator:
-    """Folds events and decisions into lines; ``members`` are those of the run at the moment."""
+    """Folds events and decisions into lines; ``members`` holds the current assignments."""
 
     def __init__(self) -> None:
         self.members = Membership()
@@ -46,25 +46,25 @@ class Narrator:
         self._naming = Naming()
         self._lost_at: dict[int, float] = {}
         self._broken: set[tuple[int, int]] = set()
-        self._reborn: dict[int, d.Rebuild | d.Handover] = {}
+        self._rebuilding: dict[int, d.Rebuild | d.Handover] = {}
         self._refused: set[tuple[int, int, str]] = set()
-        """(replica, stage of its gradient, why it was refused): told once"""
+        """(replica, stage, reason) of rejected gradients, each shown once"""
         self._relinked: dict[int, tuple[set[str], str]] = {}
-        """replica → workers that have not opened their new edges yet, and the line for when all have"""
+        """replica → workers whose new edges are not open yet, and the line to show once all are"""
         self._silent: set[str] = set()
         """relays that do not answer"""
         self._repeats = Repeats()
         self._unequal: set[str] = set()
-        """whose weights differ: told once, though every save finds it"""
+        """lines on differing weights, each shown once although every save finds them"""
         self._copies: dict[int, str] = {}
-        """replica that is copied as a whole → what to say of it when that is done"""
+        """replica that is copied as a whole → text to show when that is done"""
 
     def tell(self, t: float, fact: e.Event | d.Decision) -> Line | None:
-        """Takes in one fact; the line that it is worth, if any."""
+        """Process a fact; return its line, if any."""
         left = self.members.take(fact)
         history = self._rounds.take(t, fact, left)
         if history is not None:
-            return self._gathered(history)
+            return self._round(history)
         if isinstance(fact, e.RunStarted):
             self._naming = Naming(fact)
             self._lost_at.clear()
@@ -87,7 +87,7 @@ class Narrator:
         return None
 
     def _edge(self, t: float, broken: e.EdgeBroken) -> Line | None:
-        """Return a line for an edge that could not be reopened; a break itself is shown once the edge is replaced."""
+        """Return a line for an edge that could not be reopened; a break is shown once the edge is replaced."""
         edge, replica = (
             (min(broken.node, broken.peer), max(broken.node, broken.peer)),
             self._naming.replica(broken.node),
@@ -103,21 +103,21 @@ class Narrator:
             return None
         whose = f" of replica {replica}" if self._naming.several else ""
         text = f"edge {self._naming.edge(*edge)}{whose} still broken: {broken.cause}"
-        shown = self._repeats.offer(t, f"broken edges{whose}", text)
+        shown = self._repeats.limit(t, f"broken edges{whose}", text)
         return None if shown is None else self._line("loss", shown, replica)
 
     def _relay(self, relay: str, error: str) -> Line | None:
-        """A line for a relay that does not answer, once."""
+        """Return a line for a relay that does not answer, once."""
         if relay in self._silent:
             return None
         self._silent.add(relay)
         return self._line("loss", f"relay {relay} does not answer: {error}")
 
     def _slowness(self, t: float, fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared) -> Line | None:
-        """A line for a verdict, unless verdicts of its kind are being repeated."""
+        """Return a line for a verdict, unless verdicts of its kind repeat."""
         text = line(fact, self._naming)
         if isinstance(fact, d.Blamed | d.Cleared):
-            shown = self._repeats.offer(t, f"{fact.fault}: verdicts", text)
+            shown = self._repeats.limit(t, f"{fact.fault}: verdicts", text)
             return None if shown is None else self._line(SLOWNESS[fact.kind], shown, fact.replica)
         return self._line(SLOWNESS[fact.kind], text, fact.replica)
 
@@ -133,11 +133,11 @@ class Narrator:
     def _formed(self, form: d.Form) -> Line | None:
         replica = form.replica
         self._dismiss(replica)
-        reborn = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
-        self._reborn |= reborn | {m.node: m.source for m in form.members if isinstance(m.source, d.Handover)}
-        lenders = {self._naming.replica(donor) for source in reborn.values() for donor in source.donors}
-        if len(reborn) == len(form.members) and replica not in lenders:
-            self._copies[replica] = f"stands again, a copy of {replicas(lenders)}"
+        rebuilt = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
+        self._rebuilding |= rebuilt | {m.node: m.source for m in form.members if isinstance(m.source, d.Handover)}
+        lenders = {self._naming.replica(donor) for source in rebuilt.values() for donor in source.donors}
+        if len(rebuilt) == len(form.members) and replica not in lenders:
+            self._copies[replica] = f"rebuilt as a copy of {replicas(lenders)}"
         broken = sorted(edge for edge in self._broken if replica in map(self._naming.replica, edge))
         self._broken.difference_update(broken)
         whose = f" of replica {replica}" if self._naming.several else ""
@@ -145,10 +145,10 @@ class Narrator:
             who = f"replica {replica} " if self._naming.several else ""
             return self._line("rollback", f"{who}rolled back to step {form.step}", replica)
         if form.outcome == "recalled":
-            return self._line("rollback", f"all went back to step {form.step}, which they remember", replica)
+            return self._line("rollback", f"all went back to their snapshot of step {form.step}", replica)
         if form.outcome == "skipping":
             left_out = self._naming.name(self.members.vacant(replica))
-            return self._line("relink", f"no worker for {left_out} yet: training on without")
+            return self._line("relink", f"no worker for {left_out} yet: training continues without")
         if form.outcome == "relinked":
             edges = ", ".join(self._naming.edge(low, high) for low, high in broken)
             text = f"broken edge {edges}{whose} replaced" if edges else f"edges{whose} replaced"
@@ -156,8 +156,10 @@ class Narrator:
         return None
 
     def _dismiss(self, replica: int) -> None:
-        """Nothing is being reborn in the replica any more."""
-        self._reborn = {node: source for node, source in self._reborn.items() if self._naming.replica(node) != replica}
+        """Forget the replica's pending recoveries."""
+        self._rebuilding = {
+            node: source for node, source in self._rebuilding.items() if self._naming.replica(node) != replica
+        }
         self._copies.pop(replica, None)
         self._relinked.pop(replica, None)
 
@@ -172,18 +174,18 @@ class Narrator:
                 return None
             del self._relinked[replica]
             return self._line("relink", text, replica)
-        if linked.node not in self._reborn:
+        if linked.node not in self._rebuilding:
             return None
-        source = self._reborn.pop(linked.node)
+        source = self._rebuilding.pop(linked.node)
         lost_at = self._lost_at.pop(linked.node, None)
         if isinstance(source, d.Handover):
-            text = f"{self._naming.name([linked.node])} handed over by {source.worker} to {linked.worker}, as it is"
+            text = f"{self._naming.name([linked.node])} handed over unchanged by {source.worker} to {linked.worker}"
             return self._line("rebirth", text, replica)
         if replica in self._copies:
-            left = self._naming.nodes(replica) & self._reborn.keys()
+            left = self._naming.nodes(replica) & self._rebuilding.keys()
             return None if left else self._line("rebirth", f"replica {replica} {self._copies.pop(replica)}", replica)
         after = "" if lost_at is None else f" in {t - lost_at:.2f} s"
-        text = f"{self._naming.name([linked.node])} reborn in {linked.worker} {self._origin(replica, source)}{after}"
+        text = f"{self._naming.name([linked.node])} rebuilt in {linked.worker} {self._origin(replica, source)}{after}"
         return self._line("rebirth", text, replica)
 
     def _origin(self, replica: int, source: d.Rebuild) -> str:
@@ -192,27 +194,26 @@ class Narrator:
             return f"from {replicas(others)}"
         return f"from {self._naming.name(source.donors)} ({source.by})" if source.donors else f"anew ({source.by})"
 
-    def _gathered(self, history: RoundHistory) -> Line | None:
-        """A round that not all settled who were to; who meets nobody by the draw is not worth a line."""
+    def _round(self, history: RoundHistory) -> Line | None:
+        """Return a line for a round with missing members; a replica drawn alone gets none."""
         if not history.missing:
             return None
         members, missing = replicas(history.members), replicas(history.missing)
-        why = "came too late, or was not heard" if history.impatient else "did not come"
+        why = "late or not received" if history.impatient else "absent"
         if history.refused:
-            why = f"said what is of no use ({'; '.join(history.refused.values())})"
+            why = f"invalid update: {'; '.join(history.refused.values())}"
         how = "alone" if history.alone else "together"
-        who = "they" if len(history.missing) > 1 else "it"
-        text = f"round {history.round}: {members} went on {how}, without {missing}: {who} {why}"
+        text = f"round {history.round}: {members} continued {how} without {missing} ({why})"
         return self._line("relink", text, history.members[0])
 
     def _replica(self, fact: d.Adopt | d.Disband | d.Found) -> Line:
         who = f"replica {fact.replica}"
         if isinstance(fact, d.Adopt):
-            return self._line("rollback", f"{who} goes on as a copy of another: {fact.reason}", fact.replica)
+            return self._line("rollback", f"{who} continues as a copy of another: {fact.reason}", fact.replica)
         if isinstance(fact, d.Found):
-            return self._line("rebirth", f"{who} begins anew, as a copy of another", fact.replica)
+            return self._line("rebirth", f"{who} starts again as a copy of another", fact.replica)
         self._dismiss(fact.replica)
-        spares = ", ".join(fact.workers) if fact.workers else "nobody"
+        spares = ", ".join(fact.workers) if fact.workers else "none"
         return self._line("loss", f"{who} disbanded: {fact.reason}; spares now: {spares}", fact.replica)
 
     def _other(self, fact: e.Event | d.Decision) -> Line | None:
@@ -241,6 +242,16 @@ class Narrator:
             names = listed(fact.workers, 6)
             waiting = f"waiting for {names} to start, for {fact.waited_s:.0f} s; {fact.ready} others are ready"
             return self._line("note", f"{waiting}; a start may take {fact.limit_s:g} s (fleet.start_timeout_s)")
+        if isinstance(fact, e.ZombieIgnored):
+            return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
+        if isinstance(fact, e.StopRequested):
+            return self._line("note", f"will stop at the next whole step: {fact.reason}")
+        if isinstance(fact, e.StopOverdue):
+            return self._line("loss", f"the stop request timed out: {fact.detail}")
+        return self._sealed(fact) if isinstance(fact, d.Seal) else self._joined_or_left(fact)
+
+    def _joined_or_left(self, fact: e.Event | d.Decision) -> Line | None:
+        """Return a line for a relay or machine that joins, leaves or falls silent."""
         if isinstance(fact, e.RelaySilent):
             return self._relay(fact.relay, fact.detail)
         if isinstance(fact, e.RelayAnswers):
@@ -256,29 +267,23 @@ class Narrator:
             return self._line("loss", f"replica {fact.member} sent away: {fact.reason}; workers that leave: {gone}")
         if isinstance(fact, d.TurnAway):
             return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
-        if isinstance(fact, e.ZombieIgnored):
-            return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
-        if isinstance(fact, e.StopRequested):
-            return self._line("note", f"will stop at the next whole step: {fact.reason}")
-        if isinstance(fact, e.StopOverdue):
-            return self._line("loss", f"the stop waits no longer: {fact.detail}")
-        return self._sealed(fact) if isinstance(fact, d.Seal) else None
+        return None
 
     def _sealed(self, seal: d.Seal) -> Line | None:
-        """A checkpoint that is worth a line: of replicas that should be equal and are not, or of what is left."""
-        left = [f"what is left was saved in {seal.folder}: {stages(seal.stages)}"] if seal.partial else []
+        """Return a line for a partial checkpoint, or one whose replicas should be equal but differ."""
+        left = [f"the remaining {stages(seal.stages)} were saved in {seal.folder}"] if seal.partial else []
         differ = [text for text in map(differing, seal.unequal) if text not in self._unequal]
         self._unequal.update(differ)
-        said = "; ".join([*differ, *left])
-        return self._line("fault" if differ else "note", said) if said else None
+        text = "; ".join([*differ, *left])
+        return self._line("fault" if differ else "note", text) if text else None
 
     def _refusal(self, fact: e.OfferRefused) -> Line | None:
-        """Of a gradient, which is refused in every step; what is refused in a round is told when that is settled."""
-        said = fact.replica, fact.stage, fact.reason
-        if self._naming.several or said in self._refused:
+        """Return a line for a rejected gradient, once; rejections in rounds are shown when these are settled."""
+        refusal = fact.replica, fact.stage, fact.reason
+        if self._naming.several or refusal in self._refused:
             return None
-        self._refused.add(said)
-        text = f"what replica {fact.replica} says of {stages([fact.stage])} is of no use ({fact.reason})"
+        self._refused.add(refusal)
+        text = f"invalid update of replica {fact.replica} for {stages([fact.stage])} ({fact.reason})"
         return self._line("relink", text)
 
     def _role(self, node: int | None) -> str:
@@ -330,7 +335,7 @@ class Repeats:
         self._most, self._window_s, self._longest_s = shown, window_s, longest_s
         self._windows: dict[Hashable, _Window] = {}
 
-    def offer(self, t: float, subject: Hashable, text: str) -> str | None:
+    def limit(self, t: float, subject: Hashable, text: str) -> str | None:
         """Return the line to show at ``t``, or None if it is held back."""
         before = self._windows.get(subject)
         if before is None or t >= before.began + before.lasts_s:

@@ -1,8 +1,8 @@
-"""A run as a trace for https://ui.perfetto.dev and chrome://tracing, in the Trace Event Format.
+"""Export of a run as a trace for https://ui.perfetto.dev and chrome://tracing (Trace Event Format).
 
-A process for each machine and a thread for each worker, with slices for what it did; one for the run, with decisions,
-recoveries and their phases, and counters. Of a long run the log keeps the spans of some steps only
-(``report/live/watch.py``). The trace is written as the log is read: nothing is held in memory that grows with steps.
+Each machine is a process and each worker a thread with slices of its work. Another process holds the run's decisions,
+recoveries and counters. Long runs have spans of selected steps only (``report/live/watch.py``). The trace is streamed
+from the log; memory does not grow with steps.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
 
 FILE = "perfetto.json.gz"
 RUN = 1
-"""process of what is no worker's"""
+"""process of the run itself"""
 OWN = "the run's own machines"
 SAME_S = 1.0
-"""largest difference between time of day and monotonic clock that is drift, not another clock"""
+"""largest difference of Unix time and monotonic clock that counts as drift of one clock"""
 Item = TypeVar("Item")
 TRACE_EVENT = dict[str, Any]
 
 
 def write_trace(folder: Path, to: Path | None = None) -> Path:
-    """Write the trace of the run in ``folder``; where it lies. A name that ends in ``.gz`` has it compressed.
+    """Write the trace of the run in ``folder`` and return its path; ``.gz`` names are compressed.
 
-    :raises UserError: when the folder is no run, its log is broken, or the file cannot be written.
+    :raises UserError: if the folder is not a run's, its log is broken, or the file cannot be written.
     """
     record = read_run(folder)
     path = to or folder / FILE
@@ -65,7 +65,7 @@ def _text(path: Path, compressed: bool) -> Iterator[TextIO]:
 
 
 def trace_events(record: RunRecord) -> Iterator[TRACE_EVENT]:
-    """All events of the trace; times in microseconds since the run began, on each thread in order."""
+    """Yield all trace events, in order per thread; times in microseconds since the start of the run."""
     clock, naming = Clock(record), naming_of(record)
     rows = _Rows()
     yield from rows.process(RUN, record.config.name)
@@ -76,7 +76,7 @@ def trace_events(record: RunRecord) -> Iterator[TRACE_EVENT]:
 
 
 class _Rows:
-    """Numbers processes and threads, and says their names once."""
+    """Numbers processes and threads, and emits their names once."""
 
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
@@ -99,7 +99,7 @@ class _Rows:
         return [_named("process_name", pid, 0, name), _sorted("process_sort_index", pid, 0, pid)]
 
     def introduced(self) -> list[TRACE_EVENT]:
-        """What is to be said of rows before they are used."""
+        """Return and clear the metadata events of new rows."""
         new, self.new = self.new, []
         return new
 
@@ -117,17 +117,17 @@ def _instant(name: str, pid: int, tid: int, ns: int, **args: Any) -> TRACE_EVENT
 
 
 def _decisions(record: RunRecord, clock: Clock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
-    """What happened to the run as a whole."""
+    """Yield events of the run as a whole."""
     tid, part = rows.thread(RUN, "decisions"), -1
     yield from rows.introduced()
     for t, fact in record.landmarks:
         part += isinstance(fact, e.RunStarted)
-        if (said := _said(fact, naming)) is not None:
-            yield _instant(said[0], RUN, tid, clock.ns(t, max(part, 0)), **said[1])
+        if (shown := _shown(fact, naming)) is not None:
+            yield _instant(shown[0], RUN, tid, clock.ns(t, max(part, 0)), **shown[1])
 
 
-def _said(fact: e.Event | d.Decision, naming: Naming) -> tuple[str, dict[str, Any]] | None:
-    """What an instant of the run says, if there is one for this fact."""
+def _shown(fact: e.Event | d.Decision, naming: Naming) -> tuple[str, dict[str, Any]] | None:
+    """Return name and arguments of a fact's instant event, if it has one."""
     match fact:
         case e.RunStarted():
             return "resumed" if fact.first_step else "started", {"step": fact.first_step, "replicas": fact.replicas}
@@ -158,7 +158,7 @@ def _counters(record: RunRecord, clock: Clock) -> Iterator[TRACE_EVENT]:
 
 
 def _recoveries(record: RunRecord, clock: Clock, rows: _Rows) -> Iterator[TRACE_EVENT]:
-    """Each as a slice of its own track with its phases in it: those of one replica may overlap."""
+    """Yield recoveries as separate async slices with their phases, since they may overlap."""
     found: list[TRACE_EVENT] = []
     for number, (part, timing) in enumerate(clock.in_parts(recoveries(record), lambda timing: timing.lost_t)):
         tid = rows.thread(RUN, f"recoveries of replica {timing.replica}")
@@ -177,12 +177,12 @@ def _phases(timing: RecoveryTiming, ns: Callable[[float], int]) -> Iterator[TRAC
     for name, t in moments:
         if t is not None:
             known.append((name, max(ns(t), known[-1][1] if known else ns(t))))
-    told = {
+    args = {
         "step": timing.step, "outcome": timing.outcome, "causes": list(timing.causes), "workers": list(timing.workers),
         "generation": timing.generation, "relink_s": timing.relink, "transfer_s": timing.transfer,
         "rebuild_s": timing.rebuild, "transfer_bytes": timing.transfer_bytes,
     }  # fmt: skip
-    yield {"ph": "b", "name": f"recovery: {timing.where}", "ts": known[0][1] / 1000, "args": told}
+    yield {"ph": "b", "name": f"recovery: {timing.where}", "ts": known[0][1] / 1000, "args": args}
     for (name, start), (_, end) in pairwise(known):
         yield {"ph": "b", "name": name, "ts": start / 1000}
         yield {"ph": "e", "name": name, "ts": end / 1000}
@@ -190,8 +190,8 @@ def _phases(timing: RecoveryTiming, ns: Callable[[float], int]) -> Iterator[TRAC
 
 
 def _work(record: RunRecord, clock: Clock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
-    """What workers did, and what befell them."""
-    hosts, blows = _fates(record, clock)
+    """Yield the workers' work, faults and losses."""
+    hosts, faults = _faults(record, clock)
     busy_until: dict[tuple[int, str], list[int]] = defaultdict(list)
     for _, work in record.worked:
         part = clock.part_of(work.generation)
@@ -201,67 +201,67 @@ def _work(record: RunRecord, clock: Clock, naming: Naming, rows: _Rows) -> Itera
             start, end = clock.ns(span.start, part), clock.ns(span.end, part)
             lane = next((n for n, until in enumerate(lanes) if until <= start), len(lanes))
             lanes[lane : lane + 1] = [end]
-            yield from _struck(blows[part, work.worker], rows, pid, start) if not lane else ()
+            yield from _fault_events(faults[part, work.worker], rows, pid, start) if not lane else ()
             tid = rows.thread(pid, work.worker + (f" beside {lane}" if lane else ""))
             yield from rows.introduced()
             yield _slice(work, span, naming, pid, tid, start, end)
-    for (part, worker), left in blows.items():
-        yield from _struck(left, rows, rows.machine(hosts.get((part, worker), "")), None)
+    for (part, worker), left in faults.items():
+        yield from _fault_events(left, rows, rows.machine(hosts.get((part, worker), "")), None)
 
 
-Blows = deque[tuple[int, str, str, dict[str, Any]]]
-"""nanoseconds, worker, what, and more of it; in order"""
+Faults = deque[tuple[int, str, str, dict[str, Any]]]
+"""nanoseconds, worker, name, arguments; in order"""
 
 
-def _fates(record: RunRecord, clock: Clock) -> tuple[dict[tuple[int, str], str], dict[tuple[int, str], Blows]]:
-    """By part and worker: the machine on which it was started, and the faults and losses of it."""
+def _faults(record: RunRecord, clock: Clock) -> tuple[dict[tuple[int, str], str], dict[tuple[int, str], Faults]]:
+    """Return machines, and faults and losses, by part of the run and worker."""
     hosts: dict[tuple[int, str], str] = {}
-    blows: dict[tuple[int, str], Blows] = defaultdict(deque)
+    faults: dict[tuple[int, str], Faults] = defaultdict(deque)
     part = -1
     for t, fact in record.landmarks:
         part += isinstance(fact, e.RunStarted)
         if isinstance(fact, d.Spawn):
             hosts[part, fact.worker] = fact.host
         elif isinstance(fact, e.FaultInjected):
-            told = {"step": fact.step, "moment": fact.moment}
-            blows[part, fact.worker].append((clock.ns(t, max(part, 0)), fact.worker, fact.signal, told))
+            args = {"step": fact.step, "moment": fact.moment}
+            faults[part, fact.worker].append((clock.ns(t, max(part, 0)), fact.worker, fact.signal, args))
         elif isinstance(fact, e.WorkerLost):
-            told = {"cause": fact.cause, "detail": fact.detail}
-            blows[part, fact.worker].append((clock.ns(t, max(part, 0)), fact.worker, "lost", told))
-    return hosts, blows
+            args = {"cause": fact.cause, "detail": fact.detail}
+            faults[part, fact.worker].append((clock.ns(t, max(part, 0)), fact.worker, "lost", args))
+    return hosts, faults
 
 
-def _struck(blows: Blows, rows: _Rows, pid: int, until: int | None) -> Iterator[TRACE_EVENT]:
-    """Instants of what befell a worker until then; all that is left if ``until`` is None."""
-    while blows and (until is None or blows[0][0] <= until):
-        ns, worker, what, told = blows.popleft()
+def _fault_events(faults: Faults, rows: _Rows, pid: int, until: int | None) -> Iterator[TRACE_EVENT]:
+    """Yield a worker's faults up to ``until``; all if None."""
+    while faults and (until is None or faults[0][0] <= until):
+        ns, worker, name, args = faults.popleft()
         tid = rows.thread(pid, worker)
         yield from rows.introduced()
-        yield _instant(what, pid, tid, ns, **told)
+        yield _instant(name, pid, tid, ns, **args)
 
 
 def _slice(work: e.Worked, span: e.Span, naming: Naming, pid: int, tid: int, start: int, end: int) -> TRACE_EVENT:
     numbered: Iterable[tuple[str, int]] = (("microbatch", span.microbatch), ("hop", span.hop))
-    told = {
+    args = {
         "step": work.step, "stage": work.stage, "replica": naming.replica(work.node), "generation": work.generation,
         **{name: number for name, number in numbered if number >= 0},
     }  # fmt: skip
     cat = "dropped" if work.dropped else "work"
     at = {"pid": pid, "tid": tid, "ts": start / 1000, "dur": (end - start) / 1000}
-    return {"ph": "X", "name": span.action, "cat": cat, **at, "args": told}
+    return {"ph": "X", "name": span.action, "cat": cat, **at, "args": args}
 
 
 class Clock:
-    """Converts times of a record to nanoseconds since the run began, on one clock for all parts.
+    """Converts times of a record to nanoseconds since the start of the run, on one clock for all parts.
 
-    Each part has the monotonic clock of its machine, which starts again with the machine. Later parts come later.
+    Each part has its machine's monotonic clock, which restarts with the machine.
     """
 
     def __init__(self, record: RunRecord) -> None:
         self._starts = [t for t, _ in record.starts]
         self._generations = [started.first_generation for _, started in record.starts]
         self._offsets: list[float] = []
-        """of each part, seconds: what its clock lacks to the first one's"""
+        """seconds to add to each part's clock"""
         last, epoch = 0.0, 0.0
         for t, fact in record.landmarks:
             if isinstance(fact, e.RunStarted):
@@ -273,16 +273,16 @@ class Clock:
         self._zero = self._starts[0] if self._starts else 0.0
 
     def ns(self, t: float, part: int) -> int:
-        """A moment of a part of the run."""
+        """Convert a time in a part of the run."""
         offset = self._offsets[part] if self._offsets else 0.0
         return round(1e9 * (t - self._zero + offset))
 
     def part_of(self, generation: int) -> int:
-        """The part of the run in which a generation was formed."""
+        """Return the part of the run in which a generation was formed."""
         return max(0, bisect_left(self._generations, generation) - 1)
 
     def in_parts(self, items: Iterable[Item], t: Callable[[Item], float]) -> Iterator[tuple[int, Item]]:
-        """Items in the order of the log, each with the part that it is of: a clock that goes back is another part's."""
+        """Yield items in log order with their part; a clock that goes back starts another part."""
         part, before = 0, float("-inf")
         for item in items:
             now = t(item)

@@ -1,4 +1,4 @@
-"""Facts, and what workers did, folded into recoveries: of a log that is read, and of a run while it goes on. Pure."""
+"""Recoveries, folded from the facts and work reports of a log or of a live run."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from planaria.report.run.recovery_timing import SENT_AWAY, Outcome, RecoveryTimi
 
 
 class Recoveries:
-    """Folds facts, and what workers did, into recoveries: each is given when it is over, or another begins.
+    """Folds facts and work reports into recoveries; returns each when it ends or another begins.
 
-    What workers did may be told before all facts, if it is remembered, or as it happens, while a run goes on.
+    Work reports may come before all facts (``remembers``) or, in a live run, in their order.
     """
 
     def __init__(self, remembers: bool = False) -> None:
-        """``remembers``: keep what was done while no recovery was open, which a live run would gather for months."""
+        """``remembers``: keep the work reports from outside recoveries; unbounded in a live run."""
         self._known, self._remembers = _Known(), remembers
         self._done: list[RecoveryTiming] = []
         self._scans = [_Scan(self._known, 0, self._done)]
 
     @property
     def members(self) -> Membership:
-        """Who stands where, by all that was taken in."""
+        """Current assignments."""
         return self._known.members
 
     def take(self, t: float, fact: e.Event | d.Decision) -> list[RecoveryTiming]:
-        """Takes in the next fact; the recoveries that are over with it."""
+        """Process a fact; return the recoveries it completes."""
         left = self._known.take(t, fact)
         if isinstance(fact, e.RunStarted):
             self._close()
@@ -42,7 +42,7 @@ class Recoveries:
         return self._over()
 
     def worked(self, work: e.Worked, replica: int) -> list[RecoveryTiming]:
-        """Takes in what a worker of this replica did; the recoveries of which it was the end."""
+        """Process a work report of a replica; return the recoveries it completes."""
         if not self._remembers and (replica >= len(self._scans) or not self._scans[replica].open):
             return []
         self._known.work(work, replica)
@@ -52,12 +52,12 @@ class Recoveries:
 
     @property
     def latest(self) -> dict[int, RecoveryTiming]:
-        """Replica → its latest recovery in this part of the run, as far as it has come."""
+        """Replica → its latest recovery in this part of the run, complete or not."""
         found = {replica: scan.latest for replica, scan in enumerate(self._scans)}
         return {replica: timing for replica, timing in found.items() if timing is not None}
 
     def close(self) -> list[RecoveryTiming]:
-        """Those that are still open, as they stand."""
+        """Close and return the open recoveries."""
         self._close()
         return self._over()
 
@@ -76,7 +76,7 @@ class Recoveries:
 
 
 def _concerned(fact: e.Event | d.Decision, left: list[int], members: Membership) -> list[int]:
-    """The replica that a fact is about, if it is about one; ``left``: the nodes that somebody has left with it."""
+    """Return the replicas that a fact concerns; ``left``: nodes that lost their holder by it."""
     if isinstance(fact, d.RunStep | d.Form | d.Cannot | d.Commit | d.Disband):
         return [fact.replica]
     if isinstance(fact, e.WorkerLost):
@@ -85,40 +85,39 @@ def _concerned(fact: e.Event | d.Decision, left: list[int], members: Membership)
 
 
 class _Known:
-    """What all replicas' recoveries are told by: who stood where, who was struck when, and when work was through."""
+    """State shared by all replicas' recoveries: assignments, injected faults and completed microbatches."""
 
     def __init__(self) -> None:
         self.members, self.naming = Membership(), Naming()
-        self.struck: dict[str, float] = {}
-        """worker → when chaos struck it"""
+        self.injected: dict[str, float] = {}
+        """worker → time of its injected fault"""
         self._ends: dict[tuple[int, int, str], list[float]] = defaultdict(list)
 
     def work(self, work: e.Worked, replica: int) -> None:
-        """Microbatches of a replica were through."""
+        """Record the microbatches that a replica completed."""
         for span in work.spans if work.stage == 0 else ():
-            # A validation has no backward: there, the head's forward is a microbatch's last action.
+            # In validations, the head's forward is a microbatch's last action.
             if (span.action == "backward" and span.hop == 0) or (span.action == "forward" and span.hop > 0):
                 mode = "train" if span.action == "backward" else "evaluate"
                 insort(self._ends[replica, work.generation, mode], span.end)
 
     def forget(self) -> None:
-        """When work was through is of no use any more."""
         self._ends.clear()
 
     def take(self, t: float, fact: e.Event | d.Decision) -> list[int]:
-        """The nodes that somebody has left with this fact."""
+        """Process a fact; return the nodes that lost their holder."""
         if isinstance(fact, e.RunStarted):
-            self.naming, self.struck = Naming(fact), {}
+            self.naming, self.injected = Naming(fact), {}
         elif isinstance(fact, e.FaultInjected):
-            self.struck[fact.worker] = t
-            if fact.signal == "SIGCONT":  # thawed in time: what this worker may die of later is something else
-                del self.struck[fact.worker]
+            self.injected[fact.worker] = t
+            if fact.signal == "SIGCONT":  # resumed in time: a later death has another cause
+                del self.injected[fact.worker]
         elif isinstance(fact, e.WorkerJoined):
-            self.struck.pop(fact.worker, None)
+            self.injected.pop(fact.worker, None)
         return self.members.take(fact)
 
     def finished(self, t: float, replica: int, generation: int, mode: str) -> float | None:
-        """When a generation's first microbatch after ``t`` was through."""
+        """Return when a generation completed its first microbatch after ``t``."""
         ends = self._ends.get((replica, generation, mode), [])
         at = bisect_left(ends, t)
         return ends[at] if at < len(ends) else None
@@ -126,7 +125,7 @@ class _Known:
 
 @dataclass
 class _Open:
-    """A recovery that is still going on."""
+    """A recovery in progress."""
 
     known: _Known
     replica: int
@@ -136,7 +135,7 @@ class _Open:
     fault_t: float | None = None
     nodes: set[int] = field(default_factory=set)
     lost: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """lost worker → cause, and the node where it stood"""
+    """lost worker → cause, node"""
     forms: list[tuple[float, d.Form]] = field(default_factory=list)
     mode: str | None = None
     linked: list[tuple[float, e.Linked]] = field(default_factory=list)
@@ -145,7 +144,7 @@ class _Open:
 
     @property
     def whole(self) -> bool:
-        """Every member of the last formation has linked."""
+        """Whether every member of the last formation has linked."""
         return bool(self.forms) and {k.node for _, k in self.linked} == {m.node for m in self.forms[-1][1].members}
 
     @property
@@ -202,10 +201,10 @@ class _Open:
 
 
 class _Scan:
-    """One pass over what concerns a replica: the edges that broke, and the recovery that is open."""
+    """Broken edges and the open recovery of one replica."""
 
     def __init__(self, known: _Known, replica: int, done: list[RecoveryTiming]) -> None:
-        """``done`` takes what is over."""
+        """``done`` receives completed recoveries."""
         self._done = done
         self._known, self._replica, self._naming = known, replica, known.naming
         self._open: _Open | None = None
@@ -231,7 +230,7 @@ class _Scan:
             self._open.committed = bool(self._open.forms)
 
     def _end(self, t: float, fact: d.Cannot | d.Disband) -> None:
-        """There will be no recovery."""
+        """End the open recovery without success."""
         if isinstance(fact, d.Disband):
             self._close_if_over(t)
             self._broken = []
@@ -242,16 +241,16 @@ class _Scan:
 
     @property
     def open(self) -> bool:
-        """Is a recovery going on?"""
+        """Whether a recovery is in progress."""
         return self._open is not None
 
     @property
     def latest(self) -> RecoveryTiming | None:
-        """The recovery that is going on, or else the last one."""
+        """The current recovery, else the last one."""
         return self._open.timing() if self._open else self._last
 
     def look(self) -> None:
-        """Its first microbatch may be through by now."""
+        """Close the recovery if its first microbatch has completed."""
         if self._open and self._open.whole and self._open.finished_t is not None:
             self.close()
 
@@ -264,11 +263,11 @@ class _Scan:
     def _lost(self, t: float, fact: e.WorkerLost, node: int) -> None:
         self._close_if_over(t)
         self._open = self._open or self._begin(t)
-        struck = self._known.struck.pop(fact.worker, None)
-        if fact.worker in self._known.members.released:  # training went on from what it was struck by until now
+        fault_t = self._known.injected.pop(fact.worker, None)
+        if fact.worker in self._known.members.released:  # training continued after its fault until now
             self._open.add(fact.worker, SENT_AWAY, node, None)
         else:
-            self._open.add(fact.worker, fact.cause, node, struck)
+            self._open.add(fact.worker, fact.cause, node, fault_t)
 
     def _begin(self, t: float) -> _Open:
         return _Open(self._known, self._replica, self._known.members.own_step(self._replica), t, self._naming)
@@ -283,7 +282,7 @@ class _Scan:
             self._open.form(t, form)
 
     def _close_if_over(self, t: float) -> None:
-        """A loss or formation after the first finished microbatch is another recovery's."""
+        """Close a recovery before a loss or formation that follows its first completed microbatch."""
         finished = self._open.finished_t if self._open else None
         if self._open and (self._open.committed or (finished is not None and finished <= t)):
             self.close()

@@ -1,10 +1,11 @@
-"""How long each recovery took, and where its time went (``report/run/recovery_timing.py``)."""
+"""All recoveries of a run, and counts of its faults."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
@@ -15,7 +16,7 @@ from planaria.report.run.recovery_timing import RecoveryTiming as RecoveryTiming
 
 
 def recoveries(record: RunRecord) -> list[RecoveryTiming]:
-    """Every recovery of the run, in order; each is one replica's affair. The death of a spare needs none."""
+    """Return the recoveries of all replicas, in order. The death of a spare needs none."""
     return list(record.once(_recoveries))
 
 
@@ -29,32 +30,28 @@ def _recoveries(record: RunRecord) -> list[RecoveryTiming]:
     for t, fact in record.turns:
         part += fold.take(t, fact)
         if isinstance(fact, e.RunStarted):
-            done, part = done + sorted(part, key=_noticed), []
-    return done + sorted([*part, *fold.close()], key=_noticed)
-
-
-def _noticed(timing: RecoveryTiming) -> float:
-    return timing.lost_t
+            done, part = done + sorted(part, key=attrgetter("lost_t")), []
+    return done + sorted([*part, *fold.close()], key=attrgetter("lost_t"))
 
 
 @dataclass(frozen=True)
 class FaultsSummary:
-    """How often what went wrong."""
+    """Counts of faults and recoveries."""
 
     injected: int
-    """faults that chaos sent, harmless ones included"""
+    """injected faults, harmless ones included"""
     deaths: int
     """members that died"""
     sent_away: int
-    """members whose replica said nothing of use"""
+    """members dismissed because their replica's updates were invalid"""
     spares_lost: int
     zombies: int
     outcomes: Mapping[Outcome, int]
-    """recoveries by their outcome"""
+    """recoveries by outcome"""
 
 
 def faults_summary(record: RunRecord) -> FaultsSummary:
-    """Counts the faults of a run and what became of them."""
+    """Count the faults of a run and the outcomes of its recoveries."""
     facts = Counter(type(fact) for _, fact in record.landmarks)
     timings = recoveries(record)
     deaths, missing = sum(timing.deaths for timing in timings), sum(len(timing.workers) for timing in timings)

@@ -1,8 +1,8 @@
-"""One recovery: its moments, and what lies between them.
+"""Moments and durations of one recovery.
 
     fault ──notice──▶ lost ──decide──▶ formed ──relink, transfer, rebuild──▶ linked ──redo──▶ finished
 
-The five moments are read off the controller's log and the workers' spans, which share one monotonic clock.
+The moments come from the controller's log and the workers' spans, which share one monotonic clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SENT_AWAY = "sent away"
-"""the cause by which a worker is missing that was told to leave, as nothing that its replica said was of use"""
+"""cause of workers that were dismissed because their replica's updates were invalid"""
 Outcome = Literal[
     "recovered", "rolled back", "recalled", "relinked", "handed over", "skipping", "cannot", "disbanded", "unfinished"
 ]
@@ -19,34 +19,34 @@ Outcome = Literal[
 
 @dataclass(frozen=True)
 class RecoveryTiming:
-    """One recovery: from a member's death (or a broken edge) to the first microbatch that is through again.
+    """One recovery: from a member's death (or a broken edge) to the next completed microbatch.
 
-    Moments (``*_t``) are monotonic seconds, None where the log does not tell or the recovery did not get there. Deaths
-    during a recovery belong to it; moments after the decision are then those of its last formation.
+    Moments (``*_t``) are monotonic seconds, None if unknown or not reached. Deaths during a recovery belong to it; its
+    moments after the decision are those of its last formation.
     """
 
     step: int
-    """step under way when the loss was noticed; of several replicas, the replica's own count"""
+    """step at which the loss was noticed, by the replica's own count"""
     nodes: tuple[int, ...]
-    """nodes whose worker was lost; if the outcome is 'relinked', those at the broken edges"""
+    """nodes whose worker was lost; for 'relinked', those at the broken edges"""
     where: str
-    """the nodes by name"""
+    """names of the nodes"""
     stages: tuple[int, ...]
-    """the stage of each of them"""
+    """stage of each node"""
     workers: tuple[str, ...]
     posts: tuple[int, ...]
-    """the stage that each of the workers held"""
+    """stage of each lost worker"""
     causes: tuple[str, ...]
-    """why each of the workers is missing: how its death was noticed, or SENT_AWAY"""
+    """how each worker's death was noticed, or SENT_AWAY"""
     outcome: Outcome
     generation: int | None
     resumed_step: int | None
-    """step the replica went on from"""
+    """step from which the replica continued"""
     replica: int
     heirs: dict[int, str]
-    """lost node → worker that stands there afterwards"""
+    """lost node → its new worker"""
     attempts: int
-    """formations it took"""
+    """number of formations"""
     fault_t: float | None
     lost_t: float
     formed_t: float | None
@@ -62,17 +62,17 @@ class RecoveryTiming:
 
     @property
     def deaths(self) -> int:
-        """Workers that died; those that were sent away did not."""
+        """Number of workers that died; dismissed ones do not count."""
         return sum(cause != SENT_AWAY for cause in self.causes)
 
     @property
     def notice(self) -> float | None:
-        """Seconds from the injected fault to its notice; None when nobody wrote down the fault."""
+        """Seconds from the injected fault to its detection; None if the fault was not logged."""
         return _between(self.fault_t, self.lost_t)
 
     @property
     def decide(self) -> float | None:
-        """Seconds from the notice to the (last) formation, including the wait for a worker."""
+        """Seconds from the detection to the last formation, including the wait for a worker."""
         return _between(self.lost_t, self.formed_t)
 
     @property
@@ -82,7 +82,7 @@ class RecoveryTiming:
 
     @property
     def parts(self) -> dict[str, float | None]:
-        """Where the time went, in order. Members work side by side, so the parts may come to more than the whole."""
+        """Seconds by phase, in order. Members work in parallel, so the sum may exceed the total."""
         return {
             "notice": self.notice,
             "decide": self.decide,
@@ -94,7 +94,7 @@ class RecoveryTiming:
 
     @property
     def total(self) -> float | None:
-        """Seconds from the fault (its notice, if the fault is unknown) to the end of the first microbatch."""
+        """Seconds from the fault (its detection, if unknown) to the end of the first microbatch."""
         return _between(self.lost_t if self.fault_t is None else self.fault_t, self.finished_t)
 
 

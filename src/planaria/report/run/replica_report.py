@@ -1,4 +1,4 @@
-"""The report on replicas, with its figures: losses, distance of weights, the groups of each round, and waits."""
+"""Report section on replicas: losses, distance of weights, groups of each round, and waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planaria.control.logs import RunRecord
 from planaria.report import page
 from planaria.report.run.ledger import sample_ledger
 from planaria.report.run.recovery_timeline import recoveries
-from planaria.report.run.round_history import RoundHistory, gatherings, told, totals
+from planaria.report.run.round_history import RoundHistory, gatherings, totals, totals_lines
 from planaria.report.theme import (
     CARRIED,
     GREEN,
@@ -33,34 +33,34 @@ from planaria.report.theme import (
 from planaria.report.words import counted
 
 ROUNDS_DRAWN = 400
-"""rounds in the figure of waits, those with the longest"""
+"""maximum rounds in the figure of waits: those with the longest"""
 Points = Sequence[tuple[float, float | None]]
 
 
 def replica_section(record: RunRecord) -> Iterator[str]:
-    """Nothing where a run had one replica, or several that made all steps together."""
+    """Yield the section, if replicas trained separate steps."""
     count = max((started.replicas for _, started in record.starts), default=1)
     if count == 1:
         return
     count = max([count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form))])
     held = gatherings(record)
-    text = f"{counted(count, 'replica')}, each of its own steps and samples."
+    text = f"{counted(count, 'replica')} with separate steps and samples."
     parts = _validations(record)
     if held:
-        text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(told(totals(held)))}."
+        text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(totals_lines(totals(held)))}."
         parts += _rounds(held, count)
     table = page.table("each-replica", HEAD, _rows(record, held, count), numbers_from=2)
     yield page.section("Replicas", text, *parts, page.subheading("Each replica"), page.note(KEY), table)
 
 
 def _validations(record: RunRecord) -> list[str]:
-    looks = sorted({m.step: m for m in record.validated if m.val_losses}.items())  # few
+    looks = sorted({m.step: m for m in record.validated if m.val_losses}.items())  # few points
     if not looks:
         return []
     several = sorted({replica for _, look in looks for replica in look.val_losses})
     each = {r: [(step, look.val_losses.get(r)) for step, look in looks] for r in several}
     fig = curves(each, [(step, look.val_loss) for step, look in looks], "mean over replicas")
-    return [page.subheading("Validation loss of each replica, after the same number of its own steps"),
+    return [page.subheading("Validation loss of each replica, after equal numbers of steps"),
             page.chart(fig, "replicas")]  # fmt: skip
 
 
@@ -69,29 +69,28 @@ def _rounds(held: Sequence[RoundHistory], count: int) -> list[str]:
     charts, many = [], len(rounds) > ROUNDS_DRAWN
     if points := spreads(rounds):
         charts += [
-            page.subheading("How far replicas were apart when they met"),
+            page.subheading("Distance of replicas when they met"),
             page.note(
-                "RMS distance of weights from their mean, before they settled; estimated from the groups that met, all "
-                "stages alike."
+                "RMS distance of weights from their mean before each round, estimated from the groups that met; "
+                "stages count equally."
             ),
             page.chart(spread(points), "spread"),
         ]
     return [
         *charts,
-        page.subheading("What a round was waited for"),
+        page.subheading("Waits in rounds"),
         page.note(
-            "From a replica's last work to its new weights. Bars are means over replicas, a diamond is the one that "
-            "waited longest."
-            + (f" Of {len(rounds)} rounds, the {ROUNDS_DRAWN} with the longest waits." if many else "")
+            "From a replica's last work to its new weights. Bars are means over replicas; a diamond marks the longest "
+            "wait." + (f" Of {len(rounds)} rounds, the {ROUNDS_DRAWN} with the longest waits." if many else "")
         ),
         page.chart(waits({round: waited(own) for round, own in rounds.items()}), "waits"),
-        page.subheading("Who settled rounds with whom; on the diagonal, how often by itself"),
+        page.subheading("Rounds settled by each pair of replicas; on the diagonal, alone"),
         page.chart(heat(met(held, count), alone=True), "meetings"),
     ]
 
 
 def by_round(held: Sequence[RoundHistory]) -> dict[int, list[RoundHistory]]:
-    """Gatherings of each round, in order; if a resumed run came to a round once more, those of then."""
+    """Group histories by round, in order; a round repeated by a resumed run replaces the earlier one."""
     found: dict[int, list[RoundHistory]] = {}
     for history in held:
         own = found.setdefault(history.round, [])
@@ -102,7 +101,7 @@ def by_round(held: Sequence[RoundHistory]) -> dict[int, list[RoundHistory]]:
 
 
 def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
-    """(mean of the members' own steps, RMS of ``apart`` over the nodes of all groups) of each round of several."""
+    """Return (mean of the members' steps, RMS of ``apart`` over all nodes) per round of several replicas."""
     points = []
     for own in rounds.values():
         met = [history for history in own if history.apart]
@@ -114,7 +113,7 @@ def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
 
 
 def waited(held: Sequence[RoundHistory]) -> tuple[float, float, float, int]:
-    """Of one round, in seconds: means over replicas, for others and for offers; the longest wait, and whose it was."""
+    """Return one round's mean waits for others and for updates, and the longest wait with its replica; seconds."""
     others = {r: seconds for history in held for r, seconds in history.for_others.items()}
     offers = {r: seconds for history in held for r, seconds in history.for_offers.items()}
     longest, who = max((others[replica] + offers[replica], replica) for replica in others)
@@ -122,18 +121,18 @@ def waited(held: Sequence[RoundHistory]) -> tuple[float, float, float, int]:
 
 
 def met(held: Sequence[RoundHistory], count: int) -> list[list[int]]:
-    """How often each replica settled a round with each other; on the diagonal, by itself."""
+    """Return [replica, replica] numbers of rounds settled together; on the diagonal, alone."""
     pairs = Counter(pair for history in held for pair in combinations(sorted(history.members), 2))
     alone = Counter(history.members[0] for history in held if history.alone)
     return [[alone[a] if a == b else pairs[min(a, b), max(a, b)] for b in range(count)] for a in range(count)]
 
 
 HEAD = ["replica", "presence", "steps", "deaths", "rounds", "by draw", "deserted", "came late", "for others",
-        "for offers", "late", "ahead"]  # fmt: skip
+        "for updates", "late", "ahead"]  # fmt: skip
 KEY = (
-    "Rounds that it settled; of these alone by the draw, or because the rest of its group had left; deserted: alone "
-    "because others did not come or were not heard. Came late, or was not heard: others settled without it. Seconds "
-    "waited for others to come, and for their offers. Megabytes sent late, which somebody waited for, and ahead."
+    "Rounds settled; of these alone by the draw (or after the rest of its group left); deserted: alone because others "
+    "were late or not received. Came late: others settled without it. Seconds waited for others to join, and for their "
+    "updates. Megabytes sent late, while another replica waited, and ahead."
 )
 
 
@@ -161,16 +160,16 @@ def _rows(record: RunRecord, held: Sequence[RoundHistory], count: int) -> Iterat
 
 def _attendance(record: RunRecord, replica: int) -> str:
     zero, first = record.starts[0][0], max(started.replicas for _, started in record.starts)
-    told: list[str] = []
+    stays: list[str] = []
     for t, fact in record.landmarks:
         if isinstance(fact, Disband | Found) and fact.replica == replica:
-            begins = "from" if replica >= first and not told else "back at"
-            told.append(f"{'left at' if isinstance(fact, Disband) else begins} {t - zero:.1f} s")
-    return ", ".join(told) or "throughout"
+            begins = "from" if replica >= first and not stays else "back at"
+            stays.append(f"{'left at' if isinstance(fact, Disband) else begins} {t - zero:.1f} s")
+    return ", ".join(stays) or "throughout"
 
 
 def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Figure:
-    """Validation loss in nats over steps: a line for each replica, a thick one beneath, of this ``name``, for all."""
+    """Draw validation loss over steps: a line per replica, and a thick line ``name`` for all."""
     fig = figure(320, x="step", y="validation loss, nats per token")
     line = {"color": GREY, "width": 9}
     add_curve(fig, together, f"{name}, step %{{x}}: %{{y:.4f}}", name=name, mode="lines", line=line)
@@ -185,7 +184,7 @@ def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Fi
 
 
 def spread(points: Points) -> go.Figure:
-    """RMS distance of weights from their mean over steps."""
+    """Draw the RMS distance of weights from their mean over steps."""
     fig = figure(260, x="step", y="RMS distance of weights")
     style = {"line": {"color": GREEN, "width": 2}, "marker": {"size": 5}}
     add_curve(fig, points, "step %{x}: %{y:.3g}", mode="lines+markers", **style)
@@ -194,7 +193,7 @@ def spread(points: Points) -> go.Figure:
 
 
 def heat(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figure:
-    """How often each replica met each other, and itself, if that counts how often it was ``alone``."""
+    """Draw how often each pair of replicas met; with ``alone``, the diagonal counts rounds alone."""
     count = len(table)
     fig = figure(120 + 26 * count)
     words = [
@@ -223,29 +222,29 @@ def heat(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figur
 
 
 def waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
-    """Milliseconds that a round was waited for: (for others, for offers, longest of a replica, which), in seconds.
+    """Draw the waits of each round in milliseconds, from (for others, for updates, longest, its replica) in seconds.
 
-    Of more rounds than a screen can show, those in which a replica waited longest.
+    Shows the :data:`ROUNDS_DRAWN` rounds with the longest waits.
     """
     longest = set(sorted(rounds, key=lambda number: rounds[number][2])[-ROUNDS_DRAWN:])
     rounds = {number: parts for number, parts in rounds.items() if number in longest}
     fig = figure(280, x="round", y="milliseconds", barmode="stack", bargap=0.25, showlegend=True)
-    numbers, told = list(rounds), list(rounds.values())
-    for place, (name, colour) in enumerate((("for others to come", ORANGE), ("for what they said", VIOLET))):
+    numbers, parts_of = list(rounds), list(rounds.values())
+    for place, (name, colour) in enumerate((("for others to join", ORANGE), ("for their updates", VIOLET))):
         fig.add_bar(
             x=numbers,
-            y=[1000 * parts[place] for parts in told],
+            y=[1000 * parts[place] for parts in parts_of],
             name=name,
             marker={"color": colour},
             hovertemplate=f"round %{{x}}, {name}: %{{y:.1f}} ms, mean<extra></extra>",
         )
     fig.add_scatter(
         x=numbers,
-        y=[1000 * parts[2] for parts in told],
-        name="who waited longest",
+        y=[1000 * parts[2] for parts in parts_of],
+        name="longest wait",
         mode="markers",
         marker=symbol("diamond", INK, 8),
-        customdata=[parts[3] for parts in told],
+        customdata=[parts[3] for parts in parts_of],
         hovertemplate="round %{x}: replica %{customdata} waited %{y:.1f} ms<extra></extra>",
     )
     fig.update_layout(legend={"traceorder": "normal"})

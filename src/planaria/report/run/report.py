@@ -1,4 +1,4 @@
-"""``planaria report``: a run's folder as one HTML page that works offline."""
+"""The HTML report of a run (``planaria report``)."""
 
 from __future__ import annotations
 
@@ -40,20 +40,23 @@ DEATHS_DRAWN = 4
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Writes the report of the run in ``folder`` to ``out`` (``folder/report.html`` unless given); returns its path.
+    """Write the report of the run in ``folder`` to ``out`` (default: ``folder/report.html``) and return its path.
 
-    Raises UserError if the folder is not a run's, a log in it is broken, or ``out`` cannot be written.
+    :raises UserError: if the folder is not a run's, its log is broken, or ``out`` cannot be written.
     """
     return write_page(read_run(folder), out or folder / "report.html")
 
 
 def write_page(record: RunRecord, out: Path) -> Path:
-    """Write the report of a run; UserError if ``out`` cannot be written."""
+    """Write the report of a run.
+
+    :raises UserError: if ``out`` cannot be written.
+    """
     return page.write(out, page.document(f"{record.config.name} · planaria", body(record)))
 
 
 def body(record: RunRecord) -> Iterator[str]:
-    """The report's sections, as HTML."""
+    """Yield the report's sections as HTML."""
     timings = recoveries(record)
     found = verdict(facts_of(record, wall_time(record)))
     yield page.heading(record.config.name, found, _summary(record))
@@ -68,7 +71,7 @@ def body(record: RunRecord) -> Iterator[str]:
         )
         yield page.section(
             "Speed",
-            "Tokens since the step before, over the seconds that it took, recoveries included.",
+            "Tokens per second since the previous step, recoveries included.",
             page.chart(speed_figure(record.metrics), "speed"),
         )
     yield from replica_section(record)
@@ -83,7 +86,7 @@ def body(record: RunRecord) -> Iterator[str]:
     yield from _checkpoints(record)
     yield page.section(
         "Configuration",
-        "The resolved recipe; what differs from the defaults is blue.",
+        "The resolved recipe; values that differ from the defaults are blue.",
         page.settings(_settings(record)),
     )
     yield page.footer(f"Written by planaria report from {record.folder.name}.")
@@ -93,22 +96,22 @@ def _summary(record: RunRecord) -> str:
     config = record.config
     model, pipe = config.model, config.pipeline
     nodes = next((len(started.stage_of) for _, started in record.starts if started.arrangement), 0)
-    ways = f"{pipe.order}, {config.routing.kind} routing"
+    order = f"{pipe.order}, {config.routing.kind} routing"
     if config.routing.schedule is not None:
-        ways = f"on a schedule over {nodes} nodes"
+        order = f"on a schedule over {nodes} nodes"
     elif config.exchange.replicas > 1:
-        ways += f"; {config.exchange.replicas} replicas that agree by {config.exchange.kind}"
+        order += f"; {config.exchange.replicas} replicas with {config.exchange.kind}"
     return (
         f"LLaMA with {counted(model.layers, 'layer')} of width {model.dim}, cut into "
         f"{counted(pipe.stages, 'block stage')} and the ends; "
         f"{counted(pipe.microbatches, 'microbatch', 'microbatches')} of {pipe.microbatch_size} × "
-        f"{model.context} tokens a step, {ways}; "
+        f"{model.context} tokens a step, {order}; "
         f"recovery by {config.recovery.strategy}; engine {config.engine}; seed {config.seed}."
     )
 
 
 def _origin(record: RunRecord) -> str:
-    """When, where and by which command the run was started, and when it was last resumed."""
+    """Return when, where and by which command the run was started, and when it was last resumed."""
     started = [fact for _, fact in record.starts]
     if not started:
         return "Not started yet."
@@ -125,7 +128,7 @@ def _date(seconds: float) -> str:
 
 
 def wall_time(record: RunRecord) -> float:
-    """Seconds the run was up, the pauses between its resumptions left out."""
+    """Return the run's seconds, without the pauses between resumptions."""
     total, begin, last = 0.0, None, 0.0
     for t, fact in record.landmarks:
         if isinstance(fact, RunStarted):
@@ -137,11 +140,11 @@ def wall_time(record: RunRecord) -> float:
 
 def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
     ledger, wall = sample_ledger(record), wall_time(record)
-    told = measured(record)
-    steps = sum(line.samples for line in ledger) // record.config.samples or told.steps
+    last = measured(record)
+    steps = sum(line.samples for line in ledger) // record.config.samples or last.steps
     yield "steps", f"{steps}", f"of {record.config.train.steps}"
-    yield "training loss", "–" if told.loss is None else f"{told.loss:.4f}", "last step"
-    validation = told.validation
+    yield "training loss", "–" if last.loss is None else f"{last.loss:.4f}", "last step"
+    validation = last.validation
     yield (
         "validation loss",
         f"{validation.val_loss:.4f}" if validation else "–",
@@ -151,19 +154,10 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
     yield (
         "tokens/s",
         f"{tokens / wall:,.0f}" if wall else "–",
-        f"whole run; median step {told.tokens_per_s:,.0f}" if told.tokens_per_s else "whole run",
+        f"whole run; median step {last.tokens_per_s:,.0f}" if last.tokens_per_s else "whole run",
     )
     yield "wall time", _clock(wall), "without pauses between resumptions"
-    faults = faults_summary(record)
-    yield (
-        "deaths",
-        f"{faults.deaths}",
-        f"{counted(faults.injected, 'fault')} injected; {counted(faults.spares_lost, 'spare')} lost"
-        + (f"; {counted(faults.sent_away, 'worker')} sent away" if faults.sent_away else ""),
-    )
-    lasted = [t.total for t in timings if t.total is not None]
-    counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())
-    yield "median recovery", f"{median(lasted):.2f} s" if lasted else "–", counts or "none needed"
+    yield from _fault_facts(record, timings)
     if held := gatherings(record):
         sums = totals(held)
         sent = f"{(sums.blocking_bytes + sums.prefetched_bytes) / 1e6:.1f} MB sent"
@@ -175,12 +169,25 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
         )
     made = saves(record)
     if made.stood_s:
-        meanwhile = f"; files written beside it for {made.beside_s:.2f} s" if made.beside_s else ""
-        yield "checkpoints", f"{made.sealed}", f"training stood still for {made.stood_s:.2f} s{meanwhile}"
+        meanwhile = f"; files written during it for {made.beside_s:.2f} s" if made.beside_s else ""
+        yield "checkpoints", f"{made.sealed}", f"training paused for {made.stood_s:.2f} s{meanwhile}"
     if ledger:
         problems = prove_exactly_once(record)
         samples = sum(line.samples for line in ledger)
         yield "samples", f"{samples:,}", problems[0] if problems else "each used exactly once"
+
+
+def _fault_facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
+    faults = faults_summary(record)
+    yield (
+        "deaths",
+        f"{faults.deaths}",
+        f"{counted(faults.injected, 'fault')} injected; {counted(faults.spares_lost, 'spare')} lost"
+        + (f"; {counted(faults.sent_away, 'worker')} sent away" if faults.sent_away else ""),
+    )
+    lasted = [t.total for t in timings if t.total is not None]
+    counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())
+    yield "median recovery", f"{median(lasted):.2f} s" if lasted else "–", counts or "none needed"
 
 
 def _pipeline(record: RunRecord) -> Iterator[str]:
@@ -207,18 +214,18 @@ def _recoveries(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[st
     ]
     yield page.section(
         "Around each loss",
-        "Time zero is the fault, or its notice where nobody wrote down the fault. Hatched work was dropped: nothing of "
-        "it was committed, and the same samples were used again."
+        "Time zero is the fault, or its detection if the fault was not logged. Hatched work was dropped: it was not "
+        "committed, and the same samples were used again."
         + (f" The first {DEATHS_DRAWN} of {len(timings)} are drawn." if len(timings) > DEATHS_DRAWN else ""),
         *charts,
     )
-    head = ["recovery", "lost", "cause", "heir", "outcome", "steps redone", "received",
+    head = ["recovery", "lost", "cause", "successor", "outcome", "steps redone", "received",
             "notice", "decide", "relink", "transfer", "rebuild", "redo", "total"]  # fmt: skip
     rows = [_row(name, timing) for name, timing in zip(names, timings, strict=True)]
     yield page.section(
         "Where recovery time went",
         "Notice: fault to its detection. Decide: to the new formation. Relink, transfer, rebuild: the slowest "
-        "member's. Redo: from the last link to the first microbatch that is through. Members work side by side, so the "
+        "member's. Redo: from the last link to the first completed microbatch. Members work in parallel, so the "
         "parts need not add up to the total (diamond). Times in milliseconds."
         + (f" The {RECOVERIES_DRAWN} longest of {len(timings)} are drawn." if len(timings) > RECOVERIES_DRAWN else ""),
         page.chart(recovery_figure(timings), "recoveries"),
@@ -247,7 +254,7 @@ def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iter
     held = holdings(record)
     if held:
         yield page.section(
-            "Who held which stage",
+            "Stage holders",
             "A change of colour is a change of holder.",
             page.chart(holdings_figure(held, timings, _zero(record)), "holders"),
         )
@@ -256,7 +263,7 @@ def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iter
         yield page.section(
             "Bytes on each edge",
             "Payload of activations, gradients and copies between stages, as the senders counted it."
-            + (" What replicas say to one another is not in it." if naming_of(record).several else ""),
+            + (" Messages between replicas are not included." if naming_of(record).several else ""),
             page.chart(sent, "bytes"),
         )
 
@@ -267,8 +274,8 @@ def _checkpoints(record: RunRecord) -> Iterator[str]:
         rows = [[str(step), cut.checkpoint, str(cut.was), str(cut.now), "; ".join(cut.said)] for step, cut in parts]
         yield page.section(
             "Checkpoints",
-            "Where the run went on in another shape than it was saved in.",
-            page.table("reshaped", ["step", "checkpoint", "from", "to", "what became of its state"], rows, 5),
+            "Resumptions in another shape than the checkpoint's.",
+            page.table("reshaped", ["step", "checkpoint", "from", "to", "state"], rows, 5),
         )
 
 
@@ -277,7 +284,7 @@ def _zero(record: RunRecord) -> float:
 
 
 def _settings(record: RunRecord) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
-    """The configuration's sections: key, value, differs from the default."""
+    """Yield the configuration's sections: (key, value, differs from the default)."""
     config, default = record.config, RunConfig()
     plain = [name for name in RunConfig.model_fields if not isinstance(getattr(config, name), BaseModel)]
     yield "run", [(k, _shown(getattr(config, k)), getattr(config, k) != getattr(default, k)) for k in plain]

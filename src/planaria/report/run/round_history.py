@@ -1,4 +1,4 @@
-"""The rounds in which replicas meet, as the log of a fleet tells them: who met, who was waited for, what was sent."""
+"""Exchange rounds of replicas, folded from a fleet's log: members, waits and bytes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from planaria.report.words import counted
 
 @dataclass
 class RoundHistory:
-    """Replicas that settled a round together; a single one where a replica settled it by itself."""
+    """A round settled by a group of replicas, or by one alone."""
 
     part: int
-    """how often the run had been resumed"""
+    """number of resumptions before it"""
     round: int
     members: tuple[int, ...]
     drawn: tuple[int, ...]
-    """the group that was to meet, less those that have left"""
+    """live replicas of the drawn group"""
     missing: tuple[int, ...]
-    """who of these had not settled the round: who was gone on without"""
+    """those of them that did not settle the round by then"""
     refused: dict[int, str]
-    """of these, whose offer was of no use → what was wrong with it"""
+    """missing replica with an invalid update → reason"""
     impatient: bool
-    """were others waited for in vain for as long as the recipe says?"""
+    """whether the wait for others timed out (``exchange.patience_s``)"""
     t: float
     steps: dict[int, int]
-    """member → its own committed steps"""
+    """member → its number of committed steps"""
     for_others: dict[int, float]
-    """member → seconds from its last work until the others had come"""
+    """member → seconds from its last work until the others joined"""
     for_offers: dict[int, float]
-    """member → seconds from then, or from its last work since, until the round was settled"""
+    """member → seconds from then, or from its later work, until the round was settled"""
     blocking_bytes: dict[int, int] = field(default_factory=dict)
-    """member → sent by it, all its stages together, that somebody waited for"""
+    """member → bytes sent by all its stages while another replica waited"""
     prefetched_bytes: dict[int, int] = field(default_factory=dict)
+    """member → bytes sent ahead"""
     apart: list[float] = field(default_factory=list)
-    """of each stage of each member, if they are several: RMS distance from their mean before they settled"""
+    """RMS distance from the mean before the round, per stage and member; empty if alone"""
 
     @property
     def alone(self) -> bool:
@@ -47,33 +48,33 @@ class RoundHistory:
 
 
 REMEMBERED = 1000
-"""rounds: nobody is so many behind"""
+"""rounds kept; no replica lags further behind"""
 
 
 class Rounds:
-    """Folds a run's facts into gatherings. What workers say of one after it was settled is added to it later."""
+    """Folds facts into round histories; reports after a round was settled are added to its history."""
 
     def __init__(self, members: Membership) -> None:
-        """``members`` have taken in every fact before it comes here."""
+        """``members`` must process each fact first."""
         self._members = members
         self._part = -1
         self._groups: dict[int, list[list[int]]] = {}
         self._settled: dict[int, set[int]] = {}
         """round → replicas that have settled it"""
         self._late: set[tuple[int, int]] = set()
-        """(round, replica that has waited in it as long as the recipe says)"""
+        """(round, replica whose wait timed out)"""
         self._refused: dict[int, dict[int, str]] = {}
-        """round → replica whose offer in it was refused → why"""
+        """round → replica with a rejected update → reason"""
         self._worked: dict[int, float] = {}
-        """replica → when it last did something other than wait"""
+        """replica → time of its last work"""
         self._writing: set[str] = set()
-        """workers that have copied their stage, and write the copy"""
+        """workers that write a copy of their stage"""
         self._met: dict[int, tuple[int, float, float]] = {}
-        """replica → the round that it is in, since when, and how long it had waited until then"""
+        """replica → its current round, since when, and how long it had waited before"""
         self._last: dict[int, RoundHistory] = {}
 
     def take(self, t: float, fact: e.Event | d.Decision, left: Collection[int]) -> RoundHistory | None:
-        """The history that this fact settles, if it does; ``left`` are the nodes that somebody has left with it."""
+        """Process a fact; return the round it settles, if any. ``left``: nodes that lost their holder by it."""
         if isinstance(fact, e.RunStarted):
             self._part += 1
             for known in (self._groups, self._settled, self._late, self._refused, self._worked, self._met, self._last):
@@ -94,7 +95,7 @@ class Rounds:
             self._refused.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
         elif isinstance(fact, e.PatienceOver):
             self._late.add((fact.round, fact.replica))
-        elif isinstance(fact, e.StageSaved) and fact.worker in self._writing:  # that was not what it waited for
+        elif isinstance(fact, e.StageSaved) and fact.worker in self._writing:  # it did not wait for the write
             self._writing.discard(fact.worker)
         elif isinstance(fact, e.StageCommitted | e.StageReady | e.StageCopied | e.StageSaved | e.Linked):
             self._writing |= {fact.worker} if isinstance(fact, e.StageCopied) else set()
@@ -142,7 +143,7 @@ class Rounds:
         return history
 
     def _forget(self, before: int) -> None:
-        """A run of months has many rounds; of old ones nothing more is heard."""
+        """Drop old rounds, which receive no more reports."""
         if len(self._settled) > 2 * REMEMBERED:
             self._groups = {round: groups for round, groups in self._groups.items() if round >= before}
             self._settled = {round: who for round, who in self._settled.items() if round >= before}
@@ -161,7 +162,7 @@ class Rounds:
 
 
 def gatherings(record: RunRecord) -> list[RoundHistory]:
-    """All of a run, in the order in which they were settled; none where replicas do not meet on a fleet."""
+    """Return the settled rounds of a run, in order; empty for inline runs and single replicas."""
     return list(record.once(_gatherings))
 
 
@@ -176,26 +177,27 @@ def _gatherings(record: RunRecord) -> list[RoundHistory]:
 
 @dataclass(frozen=True)
 class ExchangeTotals:
-    """What an exchange came to over a whole run, all replicas together."""
+    """Totals of an exchange over a run and all replicas."""
 
     rounds: int
     attended: int
-    """rounds of single replicas"""
+    """attendances of replicas"""
     alone: int
-    """of these, in which it met nobody"""
+    """those without another replica"""
     by_draw: int
-    """of these, in which it was to meet nobody"""
+    """those that were drawn alone"""
     for_others: float
-    """seconds waited"""
+    """seconds waited for others to join"""
     for_offers: float
+    """seconds waited for their updates"""
     blocking_bytes: int
     prefetched_bytes: int
     refused: int
-    """offers that were of no use"""
+    """rejected updates"""
 
 
 def totals(held: list[RoundHistory]) -> ExchangeTotals:
-    """Sums over gatherings."""
+    """Sum over rounds."""
     alone = [history for history in held if history.alone]
     return ExchangeTotals(
         rounds=len({(history.part, history.round) for history in held}),
@@ -210,17 +212,17 @@ def totals(held: list[RoundHistory]) -> ExchangeTotals:
     )
 
 
-def told(sums: ExchangeTotals) -> Iterator[str]:
-    """The totals in words."""
+def totals_lines(sums: ExchangeTotals) -> Iterator[str]:
+    """Yield the totals in words."""
     alone = f"alone {sums.alone} of {counted(sums.attended, 'time')}, {sums.by_draw} by the draw"
     yield f"{counted(sums.rounds, 'round')}; {alone}"
-    yield f"{_size(sums.blocking_bytes)} sent that somebody waited for, {_size(sums.prefetched_bytes)} ahead"
+    yield f"{_size(sums.blocking_bytes)} sent while others waited, {_size(sums.prefetched_bytes)} ahead"
     yield (
-        f"{sums.for_others + sums.for_offers:.2f} s waited, of all replicas together: {sums.for_others:.2f} s for "
-        f"others to come, {sums.for_offers:.2f} s for what they said"
+        f"{sums.for_others + sums.for_offers:.2f} s waited, sum over replicas: {sums.for_others:.2f} s for "
+        f"others to join, {sums.for_offers:.2f} s for their updates"
     )
     if sums.refused:
-        yield f"{counted(sums.refused, 'time')} what a replica said was refused"
+        yield f"{counted(sums.refused, 'update')} rejected"
 
 
 def _size(count: int) -> str:

@@ -1,4 +1,4 @@
-"""A run in words and two numbers: how far it came, what failed, what that cost, and what it lost."""
+"""Verdict on a run: its progress, failures and their cost."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NO_END = "no end recorded"
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What decides about a run. Times are seconds, losses nats per token."""
+    """Facts of a run that its verdict depends on. Times are seconds, losses nats per token."""
 
     ended: str
     """"finished", NO_END, or how and why it stopped"""
     steps: int
-    asked: int
+    planned: int
     wall_s: float
     problems: Sequence[str] = ()
-    """samples that were lost or used twice"""
+    """lost or repeated samples"""
     counted: bool = True
-    """does the log tell which samples were used?"""
+    """whether the log shows which samples were used"""
     first_loss: float | None = None
     loss: float | None = None
     validation: float | None = None
@@ -41,37 +41,37 @@ class RunFacts:
     sent_away: int = 0
     spares_lost: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)
-    """recoveries by their outcome"""
+    """recoveries by outcome"""
     recovery_s: Sequence[float] = ()
     redone: int = 0
-    """steps that were trained again after going back"""
+    """steps repeated after rollbacks"""
     replicas: int = 1
     rounds: int = 0
     alone: int = 0
-    """times that a replica met nobody in a round, of ``attended``"""
+    """rounds that a replica settled alone, of ``attended``"""
     attended: int = 0
     refused: int = 0
-    """offers that were of no use"""
+    """rejected updates"""
     unequal: int = 0
-    """checkpoints of replicas that were to be equal and were not"""
+    """checkpoints whose replicas should be equal but differ"""
 
 
 def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
-    """Read off a run's record."""
-    told, timings, faults = measured(record), recoveries(record), faults_summary(record)
+    """Return the facts of a run."""
+    last, timings, faults = measured(record), recoveries(record), faults_summary(record)
     ledger, sums = sample_ledger(record), totals(gatherings(record))
     first = next(record.trained, None)
     return RunFacts(
         ended=outcome(record),
-        steps=sum(line.samples for line in ledger) // record.config.samples or told.steps,
-        asked=record.config.train.steps,
+        steps=sum(line.samples for line in ledger) // record.config.samples or last.steps,
+        planned=record.config.train.steps,
         wall_s=wall_s,
         problems=prove_exactly_once(record) if ledger else (),
         counted=bool(ledger),
         first_loss=first.loss if first else None,
-        loss=told.loss,
-        validation=told.validation.val_loss if told.validation else None,
-        tokens_per_s=told.tokens_per_s,
+        loss=last.loss,
+        validation=last.validation.val_loss if last.validation else None,
+        tokens_per_s=last.tokens_per_s,
         deaths=faults.deaths,
         sent_away=faults.sent_away,
         spares_lost=faults.spares_lost,
@@ -88,7 +88,7 @@ def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
 
 
 def outcome(record: RunRecord) -> str:
-    """How a run ended, and why if it did not finish."""
+    """Return how a run ended, with the reason if it did not finish."""
     ends = [fact for _, fact in record.landmarks if isinstance(fact, Finish | RunStarted)]
     if not ends or isinstance(ends[-1], RunStarted):
         return NO_END
@@ -96,7 +96,7 @@ def outcome(record: RunRecord) -> str:
 
 
 def verdict(facts: RunFacts) -> Verdict:
-    """Good: it trained all steps, and used each sample exactly once. Nobody knows yet about a run without an end."""
+    """Return the verdict: good if all steps were trained and each sample was used once; open without an end."""
     if facts.ended == NO_END:
         good, badge = None, NO_END
     else:
@@ -107,9 +107,9 @@ def verdict(facts: RunFacts) -> Verdict:
 
 
 def _course(facts: RunFacts) -> str:
-    steps = f"{facts.steps:,} of {counted(facts.asked, 'step')}"
+    steps = f"{facts.steps:,} of {counted(facts.planned, 'step')}"
     if facts.ended == "finished":
-        return f"Trained {steps if facts.steps != facts.asked else 'all ' + counted(facts.asked, 'step')}."
+        return f"Trained {steps if facts.steps != facts.planned else 'all ' + counted(facts.planned, 'step')}."
     if facts.ended != NO_END:
         return f"Stopped after {steps}: {facts.ended}."
     return f"The log has no end yet: {steps} so far."
@@ -130,13 +130,13 @@ def _failures(facts: RunFacts) -> str:
 def _together(facts: RunFacts) -> list[str]:
     if facts.replicas == 1 or not facts.rounds:
         return []
-    alone = f", {facts.alone} of {counted(facts.attended, 'time')} by themselves" if facts.alone else ""
+    alone = f", {facts.alone} of {counted(facts.attended, 'time')} alone" if facts.alone else ""
     return [f"{counted(facts.replicas, 'replica')} settled {counted(facts.rounds, 'round')}{alone}."]
 
 
 def _unequal(facts: RunFacts) -> str:
     where = counted(facts.unequal, "checkpoint")
-    return f"Replicas that are to be equal had different weights in {where}." if facts.unequal else ""
+    return f"Replicas that should be equal had different weights in {where}." if facts.unequal else ""
 
 
 def _samples(facts: RunFacts) -> str:
@@ -148,7 +148,7 @@ def _samples(facts: RunFacts) -> str:
 
 def _numbers(facts: RunFacts) -> list[tuple[str, str]]:
     found = []
-    began = "" if facts.first_loss is None else f"; training began at {facts.first_loss:.3f}"
+    began = "" if facts.first_loss is None else f"; training started at {facts.first_loss:.3f}"
     if facts.validation is not None:
         found.append((f"{facts.validation:.4f}", f"validation loss, nats per token{began}"))
     elif facts.loss is not None:
@@ -158,22 +158,22 @@ def _numbers(facts: RunFacts) -> list[tuple[str, str]]:
         middle, most = median(facts.recovery_s), max(facts.recovery_s)
         found.append((f"{middle:.2f} s", f"to recover, median of {often}; {most:.2f} s at most"))
     elif facts.tokens_per_s is not None:
-        found.append((f"{facts.tokens_per_s:,.0f}", "tokens a second, median step"))
+        found.append((f"{facts.tokens_per_s:,.0f}", "tokens per second, median step"))
     return found
 
 
 def _lost(facts: RunFacts) -> str:
     parts = []
     if facts.redone:
-        parts.append(f"{counted(facts.redone, 'step')} trained again after going back")
+        parts.append(f"{counted(facts.redone, 'step')} repeated after rollbacks")
     if facts.recovery_s:
         spent = sum(facts.recovery_s)
         of = f" ({spent / facts.wall_s:.1%} of the run)" if facts.wall_s and facts.replicas == 1 else ""
         parts.append(f"{spent:.2f} s in recoveries{of}")
     for count, noun, what in (
-        (facts.outcomes.get("cannot", 0), "recovery", "that could not be made"),
+        (facts.outcomes.get("cannot", 0), "recovery", "impossible"),
         (facts.spares_lost, "spare", ""),
-        (facts.refused, "offer", "refused"),
+        (facts.refused, "update", "rejected"),
     ):
         if count:
             parts.append(f"{counted(count, noun, 'recoveries' if noun == 'recovery' else '')} {what}".strip())

@@ -1,4 +1,4 @@
-"""What a run's checkpoints took: how long training stood still for them, and how long files were written meanwhile."""
+"""Time spent on a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from planaria.control.run_record import RunRecord
 
 @dataclass(frozen=True)
 class Saves:
-    """Of a whole run. Seconds are those of the slowest worker in each save, and 0 in logs of an older planaria."""
+    """Checkpoints of a run. Seconds are those of the slowest worker per save, and 0 in older logs."""
 
     sealed: int = 0
     stood_s: float = 0.0
-    """that training stood still"""
+    """time that training paused"""
     beside_s: float = 0.0
-    """that files were written while it went on"""
+    """time that files were written during training"""
     unequal: int = 0
-    """checkpoints of replicas that were to be equal and were not"""
+    """checkpoints whose replicas should be equal but differ"""
 
 
 def saves(record: RunRecord) -> Saves:
-    """Read off the run's log, once."""
+    """Return the checkpoints of a run."""
     return record.once(_saves)
 
 
@@ -43,6 +43,6 @@ def _saves(record: RunRecord) -> Saves:
         elif isinstance(fact, Seal):
             sealed += 1
             unequal += bool(fact.unequal)
-        elif isinstance(fact, SaveFailed) and fact.worker == CONTROLLER:  # it was to be sealed, and could not be
+        elif isinstance(fact, SaveFailed) and fact.worker == CONTROLLER:  # sealing failed
             sealed -= 1
     return Saves(sealed, sum(stood.values()), sum(written.values()), unequal)

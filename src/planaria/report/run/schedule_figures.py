@@ -1,4 +1,4 @@
-"""The pictures of a schedule: its step on a clock, how busy the nodes are, and what the links carry."""
+"""Figures of a schedule: its step, the utilization of nodes, and the load of links."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from planaria.report.theme import (
 from planaria.report.words import amount
 
 DRAWN = 40
-"""nodes whose passes are drawn"""
+"""maximum nodes whose passes are drawn"""
 ROW, WIDTH, DIGIT = 30, 860, 6.5
-"""pixels of one row, of the drawn step and of a digit"""
+"""pixels of a row, of the drawn step and of a digit"""
 COLOURS = {"forward": BLUE, "loss": VIOLET, "backward": ORANGE}
 WORDY = 20
-"""sites up to which the cells of a site × site picture have their numbers in them"""
+"""maximum sites of a site × site figure with numbers in its cells"""
 
 Kind = Literal["forward", "loss", "backward"]
 
@@ -51,7 +51,7 @@ class Pass(NamedTuple):
     microbatch: int
     hop: int
     arrives: int
-    """when its input is there; of a microbatch that is let in, when it is"""
+    """when its input arrives, or when the microbatch is admitted"""
     starts: int
     ends: int
 
@@ -68,21 +68,21 @@ class Step:
     solution: Solution
     times: Passes
     passes: list[Pass]
-    """microbatch by microbatch, each one's in the order of its way there and back"""
+    """by microbatch, in order of its route there and back"""
 
     @property
     def makespan(self) -> int:
-        """Nanoseconds."""
+        """Length of the step, nanoseconds."""
         return max(done.ends for done in self.passes)
 
     @property
     def waits(self) -> list[Pass]:
-        """Collisions: the forwards that found their node busy or full."""
+        """Forwards that found their node busy or full."""
         return [done for done in self.passes if done.kind == "forward" and done.waited > 0]
 
     @property
     def busy(self) -> list[float]:
-        """[nodes]: share of the step, 0 to 1, in which a node works."""
+        """[nodes]: share of the step, 0 to 1, that a node works."""
         worked, whole = [0] * self.problem.nodes, self.makespan or 1
         for done in self.passes:
             worked[done.node] += done.ends - done.starts
@@ -90,7 +90,7 @@ class Step:
 
     @property
     def held(self) -> list[int]:
-        """[nodes]: the most microbatches that are between their forward and their backward at a node at once."""
+        """[nodes]: maximum number of microbatches between forward and backward at once."""
         changes = sorted(
             (done.starts, 1, done.node) if done.kind == "forward" else (done.ends, -1, done.node)
             for done in self.passes
@@ -104,7 +104,7 @@ class Step:
 
     @property
     def links(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """(site, site) → messages sent that way, and nanoseconds from sending to arrival of all of them together."""
+        """(site, site) → number of messages, and their total nanoseconds from sending to arrival."""
         site: list[int] = self.problem.site.tolist()
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for sent, done in pairwise(self.passes):
@@ -118,19 +118,19 @@ class Step:
         return f"{self.problem.names[node]} · stage {self.solution.stage[node]}"
 
     def by_stage(self) -> list[int]:
-        """The nodes, those of a stage together."""
+        """Return the nodes, sorted by stage."""
         return sorted(range(self.problem.nodes), key=lambda node: (self.solution.stage[node], node))
 
     def drawn(self) -> list[int]:
-        """The nodes whose passes are drawn, those of a stage together: all, or the busiest of too many."""
+        """Return the nodes to draw, sorted by stage: the :data:`DRAWN` busiest."""
         busiest = sorted(self.by_stage(), key=self.busy.__getitem__, reverse=True)[:DRAWN]
         return [node for node in self.by_stage() if node in busiest]
 
 
 def step_of(schedule: Schedule) -> Step:
-    """The planned step, simulated.
+    """Simulate the planned step.
 
-    :raises UserError: when memory deadlocks.
+    :raises UserError: if memory deadlocks.
     """
     problem, solution = schedule.problem, schedule.solution
     times, last = planned_passes(problem, solution), problem.visits + 1
@@ -145,9 +145,9 @@ def step_of(schedule: Schedule) -> Step:
 
 
 def _arrivals(problem: Problem, ways: Sequence[Sequence[int]], times: Passes) -> Ints:
-    """[count, passes]: when each pass's input is there; a microbatch's first pass needs none, and waits for nothing.
+    """Return [count, passes]: when each pass's input arrives; a microbatch's first pass needs none.
 
-    Messages on one link wait for its bandwidth in the order in which they are sent.
+    Messages on one link wait for its bandwidth in sending order.
     """
     starts, ends, prices = times.starts.tolist(), times.ends.tolist(), problem.prices
     order = sorted((ends[i][k - 1], starts[i][k - 1], i, k) for i, way in enumerate(ways) for k in range(1, len(way)))
@@ -164,7 +164,7 @@ def _arrivals(problem: Problem, ways: Sequence[Sequence[int]], times: Passes) ->
 
 
 def compared_figure(schedule: Schedule) -> go.Figure:
-    """Step times of the plan and of other ways, the quickest first; dotted: the lower bound."""
+    """Draw step times of the plan and of alternatives, fastest first, and the lower bound."""
     others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
     names, seconds = zip(("this plan", schedule.step_s), *others, strict=True)
     fig = figure(96 + ROW * len(names), x="seconds of one step", bargap=0.3, showlegend=False)
@@ -184,13 +184,13 @@ def compared_figure(schedule: Schedule) -> go.Figure:
         annotation={"text": f"lower bound {amount(schedule.bound.step_s)} s", "font": {"color": MUTED, "size": 12}},
         annotation_position="top",
     )
-    fig.update_xaxes(range=[0, 1.12 * max(seconds)])  # room for the longest bar's text
+    fig.update_xaxes(range=[0, 1.12 * max(seconds)])  # space for the longest bar's text
     fig.update_layout(yaxis=_lanes(names))
     return fig
 
 
 def gantt_figure(step: Step) -> go.Figure:
-    """The planned step, seconds: passes by node, and under each that had to wait for its node, how long it did."""
+    """Draw the planned step in seconds: passes by node, and waits of forwards for their node."""
     nodes = step.drawn()
     keys = dict(zip(nodes, _keys(nodes), strict=True))
     fig = figure(112 + ROW * len(nodes), x="seconds", barmode="overlay")
@@ -214,7 +214,7 @@ def gantt_figure(step: Step) -> go.Figure:
             textposition="inside",
             textangle=0,
             textfont={"size": 10, "color": on(colour)},
-            customdata=[_told(step, done) for done in own],
+            customdata=[_hover(step, done) for done in own],
             hovertemplate="%{customdata}<extra></extra>",
         )
     _add_waits(fig, step, keys)
@@ -235,12 +235,12 @@ def _add_waits(fig: go.Figure, step: Step, keys: dict[int, str]) -> None:
         orientation="h",
         marker={"color": RED},
         opacity=0.5,
-        customdata=[f"{_told(step, done)}<br>waited {done.waited / 1e9:.3f} s" for done in waits],
+        customdata=[f"{_hover(step, done)}<br>waited {done.waited / 1e9:.3f} s" for done in waits],
         hovertemplate="%{customdata}<extra></extra>",
     )
 
 
-def _told(step: Step, done: Pass) -> str:
+def _hover(step: Step, done: Pass) -> str:
     return (
         f"{label(step.name(done.node))}<br>{done.kind} of microbatch {done.microbatch}, hop {done.hop}<br>"
         f"{done.starts / 1e9:.3f} to {done.ends / 1e9:.3f} s"
@@ -248,7 +248,7 @@ def _told(step: Step, done: Pass) -> str:
 
 
 def busy_figure(step: Step) -> go.Figure:
-    """Each node's busy share of the step, coloured by its stage, and how many of its slots it ever used at once."""
+    """Draw each node's busy share of the step by stage, with its maximum number of used slots."""
     nodes, busy, held, slots = step.by_stage(), step.busy, step.held, step.problem.slots.tolist()
     fig = figure(96 + 22 * len(nodes), x="% of the step", barmode="overlay", bargap=0.25)
     keys = dict(zip(nodes, _keys(nodes), strict=True))
@@ -266,17 +266,17 @@ def busy_figure(step: Step) -> go.Figure:
             cliponaxis=False,
             hoverinfo="skip",
         )
-    fig.update_xaxes(range=[0, min(115, 130 * max(busy)) or 1])  # room for the longest bar's text
+    fig.update_xaxes(range=[0, min(115, 130 * max(busy)) or 1])  # space for the longest bar's text
     fig.update_layout(yaxis=_lanes([step.name(node) for node in nodes]), legend={"traceorder": "normal"})
     return fig
 
 
 def sites_figure(
-    sites: Sequence[str], table: Sequence[Sequence[float | None]], told: Sequence[Sequence[str]], shade: str
+    sites: Sequence[str], table: Sequence[Sequence[float | None]], notes: Sequence[Sequence[str]], shade: str
 ) -> go.Figure:
-    """Seconds from site to site, ``table`` [from, to], with the numbers in the cells if they are few.
+    """Draw seconds between sites, ``table`` [from, to], with numbers in up to :data:`WORDY` rows.
 
-    ``told`` [from, to] is said of each cell, ``shade`` is the colour of the largest number; None leaves a cell blank.
+    ``notes`` [from, to] are hover texts, ``shade`` is the colour of the maximum; None leaves a cell blank.
     """
     keys, wordy = _keys(sites), len(sites) <= WORDY
     fig = figure(140 + (28 if wordy else 16) * len(sites), x="to", y="from", margin={"t": 12, "b": 90})
@@ -288,7 +288,7 @@ def sites_figure(
         texttemplate="%{text}" if wordy else None,
         textfont={"size": 11, "color": INK},
         customdata=[
-            [f"{label(a)} → {label(b)}<br>{told[i][j]}" for j, b in enumerate(sites)] for i, a in enumerate(sites)
+            [f"{label(a)} → {label(b)}<br>{notes[i][j]}" for j, b in enumerate(sites)] for i, a in enumerate(sites)
         ],
         hovertemplate="%{customdata}<extra></extra>",
         colorscale=[(0, WASH), (1, shade)],
@@ -304,11 +304,11 @@ def sites_figure(
 
 
 def _keys(rows: Sequence[object]) -> list[str]:
-    """Rows go by their places, for names need not differ."""
+    """Return unique keys of rows, whose names may repeat."""
     return [str(place) for place in range(len(rows))]
 
 
 def _lanes(names: Sequence[str]) -> dict[str, Any]:
-    """Layout of a y axis with a row for each name, from top to bottom."""
+    """Return the layout of a y axis with a row per name, from top to bottom."""
     keys = _keys(names)
     return {**lanes(keys), "tickvals": keys, "ticktext": [label(name) for name in names]}

@@ -1,4 +1,4 @@
-"""The page of ``planaria plan``: a verdict on the schedule, how long a step takes and why, and all routes."""
+"""The page of ``planaria plan``: verdict, step time, utilization and routes of a schedule."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from planaria.report.verdict import Verdict
 from planaria.report.words import amount, counted
 
 ROUTES = 60
-"""routes that are listed"""
+"""maximum routes listed"""
 SUMMED = (
-    "After its last pass each node sends its gradients to one node of its stage, which sends back the sum; the step is "
-    "over when all have it. The chart of the step and the shares of work are of the passes alone."
+    "After its last pass each node sends its gradients to one node of its stage, which returns the sum; the step ends "
+    "when all have it. The step's chart and the busy shares cover the passes only."
 )
 
 
 def write_page(schedule: Schedule, path: Path) -> Path:
-    """Write the page of a schedule to ``path``, whole or not at all; its path.
+    """Write the page of a schedule atomically to ``path`` and return that.
 
-    :raises UserError: when it cannot be written, or the schedule's memory deadlocks.
+    :raises UserError: if it cannot be written, or the schedule's memory deadlocks.
     """
     return page.write(path, page.document("Plan · planaria", body(schedule, step_of(schedule))))
 
 
 def body(schedule: Schedule, step: Step) -> Iterator[str]:
-    """The page's sections, as HTML."""
+    """Yield the page's sections as HTML."""
     wrong = broken(step.problem, step.solution, step.times)
     name = f"Plan for {counted(len(schedule.nodes), 'node')}"
     yield page.heading(name, verdict(schedule, step, wrong), _summary(schedule))
@@ -92,7 +92,7 @@ def _compared(schedule: Schedule) -> str:
     ]
     order = "" if schedule.bound.binds == ALL else ", in any order of work"
     return page.section(
-        "Beside other ways",
+        "Alternatives",
         "Simulated steps on the same nodes, with as many microbatches. The dotted line is the lower bound: no "
         f"arrangement and routes take less{order}. What binds it: {schedule.bound.binds}.",
         page.chart(compared_figure(schedule), "compared"),
@@ -107,10 +107,10 @@ def _gantt_caption(step: Step) -> str:
     unmarked = counted(len(others), "backward pass or loss", "backward passes and losses")
     return (
         (f"The {DRAWN} busiest of {nodes} nodes. " if nodes > DRAWN else "")
-        + "Numbers are microbatches. A red strip under a row is a forward whose message is there, but whose node is "
+        + "Numbers are microbatches. A red strip under a row is a forward whose message has arrived, but whose node is "
         f"busy or full: {len(waits)} of {forwards} forwards waited so, {_seconds(waits)} in all; "
-        f"{unmarked}, not marked, waited {_seconds(others)}. What waits to be let in "
-        "at its data node does not count."
+        f"{unmarked}, not marked, waited {_seconds(others)}. Waits for admission "
+        "at a data node do not count."
     )
 
 
@@ -128,7 +128,7 @@ def _use(schedule: Schedule, step: Step) -> Iterator[str]:
     )
     sites, links = range(len(schedule.sites)), step.links
     seconds = {way: took / 1e9 for way, (_, took) in links.items()}
-    told = {way: f"{counted(count, 'message')}, {seconds[way]:.2f} s in transit" for way, (count, _) in links.items()}
+    notes = {way: f"{counted(count, 'message')}, {seconds[way]:.2f} s in transit" for way, (count, _) in links.items()}
     yield page.section(
         "What the links carry",
         "Seconds from sending to arrival, all messages of the step from one site (down) to another (across) together: "
@@ -139,7 +139,7 @@ def _use(schedule: Schedule, step: Step) -> Iterator[str]:
             sites_figure(
                 schedule.sites,
                 [[seconds.get((a, b)) for b in sites] for a in sites],
-                [[told.get((a, b), "no messages") for b in sites] for a in sites],
+                [[notes.get((a, b), "no messages") for b in sites] for a in sites],
                 CARRIED,
             ),
             "transit",
@@ -191,14 +191,14 @@ def _ways(schedule: Schedule, step: Step) -> Iterator[str]:
 
 
 def verdict(schedule: Schedule, step: Step, wrong: Sequence[Broken]) -> Verdict:
-    """Good: the plan keeps every guideline, and no other way that was tried is quicker."""
+    """Return the verdict: good if the plan keeps every guideline and no tried alternative is faster."""
     beaten = [name for name, seconds in schedule.compared.items() if seconds < schedule.step_s]
     badge = f"breaks {counted(len(wrong), 'guideline')}" if wrong else "keeps every guideline"
-    could = [] if schedule.gap is None else [(schedule.gap, "that any other plan could gain at most: 1 − bound ÷ step")]
+    could = [] if schedule.gap is None else [(schedule.gap, "maximum gain of any other plan: 1 − bound ÷ step")]
     return Verdict(
         good=not wrong and not beaten,
-        badge="slower than another way" if beaten and not wrong else badge,
-        said=f"{_said(schedule)} {_left(schedule)}" + (f" First broken guideline: {wrong[0]}." if wrong else ""),
+        badge="slower than an alternative" if beaten and not wrong else badge,
+        said=f"{_step_time(schedule)} {_left(schedule)}" + (f" First broken guideline: {wrong[0]}." if wrong else ""),
         numbers=[
             (f"{amount(schedule.step_s)} s", "one step, simulated"),
             *((f"{100 * gap:.1f} %", what) for gap, what in could),
@@ -207,34 +207,34 @@ def verdict(schedule: Schedule, step: Step, wrong: Sequence[Broken]) -> Verdict:
     )
 
 
-def _said(schedule: Schedule) -> str:
-    said = f"A step takes {amount(schedule.step_s)} s on {counted(len(schedule.nodes), 'node')}"
+def _step_time(schedule: Schedule) -> str:
+    text = f"A step takes {amount(schedule.step_s)} s on {counted(len(schedule.nodes), 'node')}"
     if not schedule.compared:
-        return f"{said}."
+        return f"{text}."
     name, seconds = min(schedule.compared.items(), key=lambda pair: pair[1])
     change = abs(1 - schedule.step_s / seconds) if seconds else 0.0
     if change < 0.0005:
-        return f"{said}, as long as the best other way that was tried, {name}."
+        return f"{text}, as long as the best alternative, {name}."
     than = "less" if schedule.step_s < seconds else "more"
-    return f"{said}, {change:.1%} {than} than the best other way that was tried, {name} ({amount(seconds)} s)."
+    return f"{text}, {change:.1%} {than} than the best alternative, {name} ({amount(seconds)} s)."
 
 
 def _left(schedule: Schedule) -> str:
     if schedule.gap is None:
         return "Passes cost nothing here, so it is unknown what another plan could gain."
     if schedule.gap < 0.0005:
-        return "No plan can be quicker."
+        return "No plan can be faster."
     return f"No plan can take less than {amount(schedule.bound.step_s)} s ({schedule.bound.binds})."
 
 
 def _lost(step: Step) -> str:
-    """Idle time, and forwards that found their node busy or full."""
+    """Return idle time, and waits of forwards for their node."""
     idle = 1 - sum(step.busy) / len(step.busy)
     waits = step.waits
     waited = sum(done.waited for done in waits) / 1e9
-    said = f"Lost: nodes idle {idle:.0%} of the step"
+    text = f"Lost: nodes idle {idle:.0%} of the step"
     return (
-        f"{said}; {counted(len(waits), 'forward')} waited for their node, {amount(waited)} s in all."
+        f"{text}; {counted(len(waits), 'forward')} waited for their node, {amount(waited)} s in all."
         if waits
-        else f"{said}."
+        else f"{text}."
     )

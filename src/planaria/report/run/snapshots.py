@@ -1,4 +1,4 @@
-"""What snapshots in the others' memory took, and what they were good for: the report's section on them."""
+"""Report section on snapshots in other workers' memory."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from planaria.report.words import counted
 
 
 def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
-    """Nothing for a run whose stages do not remember a state together."""
+    """Yield the section, if the run kept snapshots in memory."""
     if not record.starts or record.starts[-1][1].memory is None:
         return
     memory = record.starts[-1][1].memory
     rule = memory.rule
     if rule.in_step:
-        how = "parities follow every update, and nobody goes back"
+        how = "parities follow every update, without rollbacks"
     else:
-        how = f"one every {counted(rule.every, 'step')}, sent over {rule.slices}; whoever is lost, all go back to the "
-        how += "last one"
-        how += ", which is in files of the machine's memory too" if rule.outlive else ""
+        how = f"one every {counted(rule.every, 'step')}, sent over {rule.slices}; after a loss, all go back to "
+        how += "the last one"
+        how += ", which is also in files in the machine's memory" if rule.outlive else ""
     blocked = [sum(s.end - s.start for s in w.spans if s.action == "copy") for _, w in record.worked]
     held_up = [seconds for seconds in blocked if seconds > 0]
     back = [timing for timing in timings if timing.outcome == "recalled"]
     again = [timing.step - timing.resumed_step for timing in back if timing.resumed_step is not None]
     rows = [
         ("snapshots retained", "–" if rule.in_step else str(_retained(record))),
-        ("a worker was held up by copying and handing over, median of such steps", _ms(held_up, median)),
-        ("the longest", _ms(held_up, max)),
-        ("times that all went back", str(len(back))),
-        ("steps repeated by that", str(sum(again))),
-        ("received then", f"{sum(timing.transfer_bytes for timing in back) / 1e6:.1f} MB"),
+        ("time a worker spent copying and sending, median of such steps", _ms(held_up, median)),
+        ("maximum", _ms(held_up, max)),
+        ("rollbacks to a snapshot", str(len(back))),
+        ("steps repeated after them", str(sum(again))),
+        ("received for them", f"{sum(timing.transfer_bytes for timing in back) / 1e6:.1f} MB"),
     ]
     yield page.section(
         "Snapshots", f"Kept by {memory.by}: {how}.", page.table("snapshots", ["what", "how much"], rows, numbers_from=1)
@@ -43,7 +43,7 @@ def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
 
 
 def _retained(record: RunRecord) -> int:
-    """How often a snapshot became whole: told by the same rule that workers go by."""
+    """Return the number of completed snapshots, by the workers' own rule."""
     count, memory = 0, None
     for _, fact in record.turns:
         if isinstance(fact, RunStarted):

@@ -1,4 +1,4 @@
-"""How much memory each stage took at most: the report's section on it, and a line of the summary."""
+"""Report section and summary line on peak memory by stage."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from planaria.report.run.naming import naming_of
 
 HEAD = ["stage", "workers", "the largest", "peak memory, MB", "on its device, MB"]
 KEY = (
-    "The most that a process which held the stage has taken since it began, its time as a spare or at another stage "
-    "included. Memory: all that was resident, pages that it shares with others among it. On its device: tensors."
+    "Peak memory of the processes that held the stage, including their time as spares or at other stages. Memory: "
+    "resident set size, shared pages included. On its device: tensors."
 )
 
 
 @dataclass(frozen=True)
 class StagePeak:
-    """Of one node over the whole run; in an inline run, of all of them."""
+    """Peak memory of one node over the run; of all nodes in an inline run."""
 
     where: str
-    """the node by name"""
+    """name of the node"""
     workers: int
-    """that told of themselves there"""
+    """number of workers that reported"""
     largest: str
-    """the one that held most memory"""
+    """worker with the highest peak"""
     bytes: int
     device_bytes: int
 
 
 def stage_peaks(record: RunRecord) -> list[StagePeak]:
-    """Read off the run's log, once, by node. Empty for a log of an older planaria."""
+    """Return the peaks by node; empty for older logs."""
     return record.once(_stage_peaks)
 
 
@@ -53,7 +53,7 @@ def _stage_peaks(record: RunRecord) -> list[StagePeak]:
 
 
 def section(record: RunRecord) -> Iterator[str]:
-    """Nothing where no worker told."""
+    """Yield the section, if workers reported memory."""
     if found := stage_peaks(record):
         rows = [
             [
@@ -68,8 +68,8 @@ def section(record: RunRecord) -> Iterator[str]:
         yield page.section("Memory", KEY, page.table("memory", HEAD, rows, numbers_from=3))
 
 
-def told(record: RunRecord) -> Iterator[str]:
-    """The stage that took most, and how much."""
+def summary_lines(record: RunRecord) -> Iterator[str]:
+    """Yield a line on the stage with the highest peak."""
     if found := stage_peaks(record):
         most = max(found, key=lambda one: (one.device_bytes, one.bytes))
         device = f", {_mb(most.device_bytes)} MB on its device" if most.device_bytes else ""

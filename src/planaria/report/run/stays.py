@@ -1,4 +1,4 @@
-"""Who was where from when to when: workers at nodes, and machines that joined and went."""
+"""Holders of nodes over time, and the stays of machines that joined."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from planaria.report.run.naming import Naming
 
 @dataclass(frozen=True)
 class Holding:
-    """A worker stood at a node from ``start`` to ``end`` (monotonic seconds)."""
+    """A worker's time at a node, in monotonic seconds."""
 
     node: int
     where: str
-    """the node by name"""
+    """name of the node"""
     worker: str
     start: float
     end: float
 
 
 def holdings(record: RunRecord) -> list[Holding]:
-    """All holdings by node and time. A node where nobody stands has a gap; open ends close at the last thing known."""
+    """Return all holdings by node and time; open ones end at the last fact."""
     done: list[Holding] = []
     held: dict[int, tuple[str, float]] = {}
     members, naming, last = Membership(), Naming(), 0.0
@@ -38,7 +38,7 @@ def holdings(record: RunRecord) -> list[Holding]:
     for t, fact in record.landmarks:
         changed, over = members.take(fact), isinstance(fact, Finish)
         for node in list(held) if over else changed:
-            if node in held:  # an earlier part of the run ended with whatever it said last
+            if node in held:  # an earlier part of the run ended with its last fact
                 close(node, last if isinstance(fact, RunStarted) else t)
             if node in members.holders and not over:
                 held[node] = members.holders[node], t
@@ -48,24 +48,24 @@ def holdings(record: RunRecord) -> list[Holding]:
     return sorted(done, key=lambda h: (h.node, h.start))
 
 
-HEAD = ["machine", "which is", "from", "until", "workers", "they held", "handed over", "lost", "how it went"]
+HEAD = ["machine", "address", "from", "until", "workers", "nodes held", "handed over", "lost", "end"]
 KEY = (
-    "Seconds since the run began. Handed over: stages that others got as they were as the machine left. Lost: workers "
-    "that died with a stage; those that were there when a replica disbanded had none any more."
+    "Seconds since the run started. Handed over: stages transferred unchanged as the machine left. Lost: workers that "
+    "died with a stage; workers of a disbanded replica do not count."
 )
 
 
 @dataclass
 class Machine:
-    """One machine's stay."""
+    """The stay of a machine."""
 
     host: str
     called: str
     workers: int
     since: float
     until: float | None = None
-    """when it ceased to take workers; None if it stayed to the end"""
-    how: str = "it stayed to the end"
+    """end of accepting workers; None if it stayed to the end"""
+    how: str = "stayed to the end"
     held: set[int] = field(default_factory=set)
     """nodes"""
     handed_over: int = 0
@@ -73,7 +73,7 @@ class Machine:
 
 
 class _Stays:
-    """Folds a log into the stays of machines. A run that is resumed counts its machines anew."""
+    """Folds a log into the stays of machines; a resumed run starts with none."""
 
     def __init__(self) -> None:
         self.all: list[Machine] = []
@@ -103,12 +103,12 @@ class _Stays:
                         there.handed_over += 1
 
     def _of(self, worker: str) -> Machine | None:
-        """The machine of a worker, if that is a guest."""
+        """Return the machine of a worker, if it joined."""
         return self._here.get(self._members.machine_of.get(worker, ""))
 
 
 def machines(record: RunRecord) -> list[Machine]:
-    """All stays, in order of arrival."""
+    """Return all stays in order of arrival."""
     stays = _Stays()
     for t, fact in record.landmarks:
         stays.take(t, fact)

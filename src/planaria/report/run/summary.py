@@ -1,4 +1,4 @@
-"""A run in few numbers and in a few lines of text: how well the model learnt, what went wrong, how long that took."""
+"""Summary of a run: key metrics, and lines for the terminal."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from statistics import median
 
 from planaria.control.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.report.run import features
-from planaria.report.run.diagnosis import told as told_diagnosis
+from planaria.report.run.diagnosis import summary_lines as diagnosis_lines
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
-from planaria.report.run.round_history import gatherings, told, totals
-from planaria.report.run.stage_peaks import told as told_memory
+from planaria.report.run.round_history import gatherings, totals, totals_lines
+from planaria.report.run.stage_peaks import summary_lines as memory_lines
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a whole run."""
+    """Key metrics of a whole run."""
 
     loss: float | None
-    """of the last training step"""
+    """training loss of the last step"""
     validation: ValidationMetric | None
-    """the last one"""
+    """last validation"""
     tokens_per_s: float | None
     """median over training steps"""
     steps: int
-    """different ones that were trained"""
+    """number of distinct trained steps"""
 
 
 def measured(record: RunRecord) -> Measured:
-    """Read off the run's metrics, once."""
+    """Return the key metrics of a run."""
     return record.once(_measured)
 
 
@@ -49,28 +49,28 @@ def _measured(record: RunRecord) -> Measured:
 
 
 def summary(record: RunRecord) -> Iterator[str]:
-    """Final losses (of several replicas, means), what their exchange came to, most memory, a line for every fault."""
+    """Yield lines on final losses, exchange, compression, memory, slowness and faults."""
     last = measured(record)
     if last.loss is not None:
         validated = last.validation and f" (validation {last.validation.val_loss:.4f})"
         yield f"final loss    {last.loss:.4f}{validated or ''}"
     held = gatherings(record)
-    for place, line in enumerate(told(totals(held)) if held else ()):
+    for place, line in enumerate(totals_lines(totals(held)) if held else ()):
         yield f"{'' if place else 'exchange':<14}{line}"
     yield from features.lines(record)
-    yield from told_memory(record)
-    slow = list(told_diagnosis(record))
+    yield from memory_lines(record)
+    slow = list(diagnosis_lines(record))
     yield from slow
     timings = recoveries(record)
     if not timings and not slow:
         yield "faults        none"
     for timing in timings:
-        yield f"fault         {_told(timing)}"
+        yield f"fault         {_describe(timing)}"
         if timing.total is not None:
             yield f"              {_split(timing)}"
 
 
-def _told(timing: RecoveryTiming) -> str:
+def _describe(timing: RecoveryTiming) -> str:
     what = f"step {timing.step}: {timing.where} lost, {timing.outcome}" if timing.nodes else f"step {timing.step}"
     if timing.total is None:
         return what

@@ -1,4 +1,4 @@
-"""Trackers, chosen by name: those that ship with planaria, a package's, or a class of the user's own."""
+"""Trackers by name: shipped, from a package, or a user's class."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ TRACKERS: Registry[Tracker] = Registry(
 
 
 def trackers(config: ObserveConfig) -> dict[str, Tracker]:
-    """The trackers that the recipe names, by name; not yet open.
+    """Return the recipe's trackers by name, not yet open.
 
-    :raises UserError: naming the tracker or option that is unknown, the option's wrong value, or what is to be
-        installed or set up for a tracker.
+    :raises UserError: if a tracker or option is unknown, an option is invalid, or a requirement is missing.
     """
     names = [name.strip() for name in config.trackers.split(",")] if config.trackers.strip() else []
     if twice := next((name for name in names if names.count(name) > 1), None):

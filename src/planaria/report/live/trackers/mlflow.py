@@ -1,4 +1,4 @@
-"""MLflow: a tracking server, or what its URI names otherwise."""
+"""MLflow: a tracking server or another store."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from planaria.report.live.tracker import Tracker, installed, require_library
 
 _TAG = "planaria.run"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-"""stores that mlflow-skinny cannot open"""
+"""stores that mlflow-skinny does not support"""
 _LONGEST = 500
-"""characters of a value that every version of MLflow takes"""
+"""maximum characters of a value in every version of MLflow"""
 _BATCH = 100
-"""parameters or tags of one call, at most"""
+"""maximum parameters or tags per call"""
 
 
 class MLflow(Tracker):
-    """One MLflow run for a run, however often it is resumed: it is found by a tag with the run's identity."""
+    """One MLflow run per run, found by a tag with the run's identity when resumed."""
 
     uri: str = ""
     """of the tracking server, or a local store; MLflow's own default (`MLFLOW_TRACKING_URI`) if empty"""
@@ -51,10 +51,10 @@ class MLflow(Tracker):
     def open(self, folder: Path) -> None:
         self._client = import_module("mlflow").MlflowClient(tracking_uri=self.uri or None)
         known = self._find_or_make(folder)
-        said = {name: str(value)[:_LONGEST] for name, value in self._settings.items() if str(value)}
-        # A parameter is written once; what a resumed run has otherwise stands beside it as a tag.
-        self._write("params", "Param", {name: value for name, value in said.items() if name not in known})
-        changed = {name: value for name, value in said.items() if known.get(name, value) != value}
+        values = {name: str(value)[:_LONGEST] for name, value in self._settings.items() if str(value)}
+        # MLflow parameters are immutable; changed values of a resumed run become tags.
+        self._write("params", "Param", {name: value for name, value in values.items() if name not in known})
+        changed = {name: value for name, value in values.items() if known.get(name, value) != value}
         self._write("tags", "RunTag", {f"resumed.{name}": value for name, value in changed.items()})
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -66,7 +66,7 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run)
 
     def _find_or_make(self, folder: Path) -> Mapping[str, str]:
-        """Have the run of MLflow that this is; the parameters that it has."""
+        """Find or create the MLflow run; return its parameters."""
         experiment = self._client.get_experiment_by_name(self.experiment)
         number = self._client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
         found = self._client.search_runs([number], filter_string=f"tags.`{_TAG}` = '{self._identity}'", max_results=1)

@@ -1,4 +1,4 @@
-"""TensorBoard's files, written without torch."""
+"""TensorBoard event files, written without torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pydantic import PrivateAttr
 from planaria.report.live.settings import Setting
 from planaria.report.live.tracker import Tracker
 
-if TYPE_CHECKING:  # half a second of imports, for those who use it
+if TYPE_CHECKING:  # half a second of imports
     from tensorboard.compat.proto.summary_pb2 import Summary
 
 
 class TensorBoard(Tracker):
-    """Writes TensorBoard's files into the run's ``tensorboard/``; made if absent. A run that goes on adds a file."""
+    """Writes event files into the run's ``tensorboard/``; a resumed run adds a file."""
 
     _writer: Any = PrivateAttr()
     _settings: Mapping[str, Setting] = PrivateAttr(default_factory=dict)
@@ -31,7 +31,7 @@ class TensorBoard(Tracker):
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        # The library's EventFileWriter has a thread of its own, whose failures cannot be caught here.
+        # The library's EventFileWriter writes in a thread whose errors cannot be caught here.
         made = folder / "tensorboard"
         made.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{platform.node()}.{os.getpid()}"
@@ -53,8 +53,8 @@ class TensorBoard(Tracker):
     def _add(self, step: int, summary: Summary) -> None:
         self._put(step=step, summary=summary)
 
-    def _put(self, **told: object) -> None:
+    def _put(self, **fields: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        self._writer.write(Event(wall_time=time.time(), **told).SerializeToString())
+        self._writer.write(Event(wall_time=time.time(), **fields).SerializeToString())
         self._writer.flush()

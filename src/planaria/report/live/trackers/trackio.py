@@ -1,4 +1,4 @@
-"""Trackio: a database on this machine, a Space on Hugging Face's hub, or a server of one's own."""
+"""Trackio: a local database, a Hugging Face Space or a server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from planaria.report.live.tracker import Tracker, require_library
 
 
 class Trackio(Tracker):
-    """One Trackio run for a run, however often it is resumed: its name ends with the run's identity.
+    """One Trackio run per run, also when resumed; its name ends with the run's identity.
 
-    Without ``space`` and ``server`` the numbers stay on this machine, where ``trackio show`` finds them.
+    Without ``space`` and ``server``, metrics stay on this machine (``trackio show``).
     """
 
     project: str = "planaria"

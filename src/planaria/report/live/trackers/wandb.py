@@ -1,4 +1,4 @@
-"""Weights & Biases: online, or offline into the run's folder."""
+"""Weights & Biases, online or offline into the run's folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _AXIS = "step"
 
 
 class WandB(Tracker):
-    """One W&B run for a run, however often it is resumed: its id is the run's identity.
+    """One W&B run per run, also when resumed; its id is the run's identity.
 
-    The key is the library's own business (``wandb login``, ``WANDB_API_KEY``); no recipe holds it.
+    The library reads the key (``wandb login``, ``WANDB_API_KEY``); recipes never hold it.
     """
 
     project: str = "planaria"
@@ -56,10 +56,10 @@ class WandB(Tracker):
             allow_val_change=True,
             reinit="create_new",
             save_code=False,
-            # The terminal is planaria's, and so is what is told of the machine.
+            # planaria owns the terminal and reports nothing about the machine.
             settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True),
         )
-        # W&B's own steps may not come again, as they do after a rollback; an axis may.
+        # W&B's own steps cannot repeat after a rollback; a custom axis can.
         self._run.define_metric("*", step_metric=_AXIS)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

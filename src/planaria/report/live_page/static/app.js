@@ -16,9 +16,9 @@ const page = { players: [], views: [], shown: 0, chosen: null, faults: [], clock
 
 async function begin() {
   if (location.search.includes("token=")) history.replaceState(null, "", location.pathname + location.hash);
-  const told = await (await fetch("/api/runs")).json();
-  page.faults = told.faults;
-  page.players = told.runs.map((run) => new Player(run.id, run.name));
+  const listed = await (await fetch("/api/runs")).json();
+  page.faults = listed.faults;
+  page.players = listed.runs.map((run) => new Player(run.id, run.name));
   page.clock = new Clock(page.players);
   document.title = `${page.players.map((player) => player.name).join(", ")} · planaria`;
   page.views = page.players.map(view);
@@ -66,12 +66,12 @@ function listen(player) {
   const source = new EventSource(`/api/runs/${player.id}/frames`);
   source.addEventListener("frames", (event) => {
     player.add(JSON.parse(event.data));
-    player.heard = seconds();
-    if (player.present) page.clock.heard(player, seconds());
+    player.received = seconds();
+    if (player.present) page.clock.received(player, seconds());
   });
   source.addEventListener("present", () => {
     player.present = true;
-    page.clock.heard(player, seconds());
+    page.clock.received(player, seconds());
     if (page.players.every((one) => one.present)) opened();
   });
   source.addEventListener("end", (event) => {
@@ -84,7 +84,7 @@ function listen(player) {
   source.onerror = () => connection("the server does not answer");
 }
 
-/** All that there is has come: a run that goes on is shown live, one that is over from its beginning. */
+/** Everything has been read: show a running run live, a finished one from its start. */
 function opened() {
   connection();
   if (page.opened) return;
@@ -101,11 +101,11 @@ function opened() {
   if (wanted.has("legend")) legend(true);
 }
 
-/** Who looks at a run that goes on is to know when nothing is heard of it. */
+/** Show viewers of a running run when no news arrive. */
 function silence(now) {
-  const badge = $("#link"), heard = Math.max(...page.players.map((player) => player.heard ?? 0));
+  const badge = $("#link"), received = Math.max(...page.players.map((player) => player.received ?? 0));
   if (badge.dataset.how !== "up" || !page.opened) return;
-  const words = now - heard > SILENT_S ? `no news for ${time(now - heard)}` : "live";
+  const words = now - received > SILENT_S ? `no news for ${time(now - received)}` : "live";
   if (badge.textContent !== words) badge.textContent = words;
 }
 
@@ -287,7 +287,7 @@ const TITLES = {
   swarm: ["Reward by round, of every peer", "Held-out problems solved, by round"],
 };
 
-/** The panels of what is no run. */
+/** The panels of folders other than runs. */
 function others(player, state, t) {
   const swarm = kindOf(state) === "swarm", colours = palette();
   $("#recovery").hidden = $("#selected").hidden = $("#verdicts").hidden = true;

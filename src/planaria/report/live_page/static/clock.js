@@ -20,7 +20,7 @@ export class Clock {
   get canBeLive() { return this.players.some((player) => !player.over && !player.ended); }
 
   /** New frames came for a player, which is up to date. */
-  heard(player, now) {
+  received(player, now) {
     const offset = player.end - now, known = this._ahead.get(player);
     // The least delayed message tells best; the estimate gives way slowly, since clocks drift.
     this._ahead.set(player, known === undefined || offset > known || offset < known - 3 ? offset : known - (known - offset) * 0.02);

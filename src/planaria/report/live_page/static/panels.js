@@ -47,22 +47,22 @@ export class Sentence {
     this._held = { tone: "calm", until: 0, t: 0 };
   }
 
-  show(said, t, now) {
-    if (!said) return;
-    const back = t < this._held.t - 0.5, held = said.tone === "calm" && this._held.until > now && !back;
+  show(caption, t, now) {
+    if (!caption) return;
+    const back = t < this._held.t - 0.5, held = caption.tone === "calm" && this._held.until > now && !back;
     const age = Math.floor(t - this._held.t); // a fast run is several steps further before a sentence has been read
     say($(".ago", this._element), held && age >= 1 ? `${age} s ago` : "");
     if (held) return;
-    if (said.text === $(".text", this._element).textContent) { this._held.t = t; return; }
-    this._held = { tone: said.tone, until: said.tone === "calm" ? 0 : now + HOLD_S, t };
-    say($(".text", this._element), said.text);
-    say($(".sign", this._element), SIGNS[said.tone] ?? "");
-    this._element.dataset.tone = said.tone;
-    if (this._spoken && said.tone !== "calm") say(this._spoken, said.text);
+    if (caption.text === $(".text", this._element).textContent) { this._held.t = t; return; }
+    this._held = { tone: caption.tone, until: caption.tone === "calm" ? 0 : now + HOLD_S, t };
+    say($(".text", this._element), caption.text);
+    say($(".sign", this._element), SIGNS[caption.tone] ?? "");
+    this._element.dataset.tone = caption.tone;
+    if (this._spoken && caption.tone !== "calm") say(this._spoken, caption.text);
   }
 }
 
-/** The recovery that is told of: each phase with its seconds once it is over. */
+/** The shown recovery, with the seconds of its completed phases. */
 export function recovery(card, found, t, state, number) {
   card.hidden = !found;
   if (!found) return;
@@ -81,7 +81,7 @@ export function recovery(card, found, t, state, number) {
   let open = !left;
   for (const [name, , what] of PHASES) {
     const item = $(`[data-phase=${name}]`, list), done = over[name] <= t && found.phases[name] !== undefined;
-    const untold = name === "noticed" && found.phases.noticed === undefined && found.lost <= t; // nobody wrote down the fault
+    const untold = name === "noticed" && found.phases.noticed === undefined && found.lost <= t; // the fault was not logged
     const how = done ? "done" : open && !untold ? "now" : "next";
     if (how === "now") open = false;
     if (item.className !== how) item.className = how;
@@ -91,7 +91,7 @@ export function recovery(card, found, t, state, number) {
   strip($(".bar", card), found, over, t);
   const finished = found.ended !== undefined && found.ended <= t;
   const meanwhile = several ? `Replica ${found.replica} stands still.` : "Training stands still.";
-  say($(".sum", card), finished ? summary(found) : left ? `Nobody takes the place: the others train without replica ${found.replica}.` : meanwhile);
+  say($(".sum", card), finished ? summary(found) : left ? `No worker takes over: the others train without replica ${found.replica}.` : meanwhile);
   card.dataset.open = String(!finished && !left);
 }
 
@@ -145,8 +145,8 @@ export function numbersOf(player, state) {
   ];
 }
 
-export function lines(list, told, t, jump, word = "step") {
-  const shown = told.filter((line) => line.t <= t).slice(-60).reverse();
+export function lines(list, story, t, jump, word = "step") {
+  const shown = story.filter((line) => line.t <= t).slice(-60).reverse();
   const key = `${shown.length}:${shown[0]?.t}:${shown[0]?.text}`;
   if (list.dataset.key === key) return;
   list.dataset.key = key;
@@ -189,14 +189,14 @@ export function workers(table, state, choose) {
 }
 
 export function stageOf(state, node) {
-  const said = state.nodes[node];
-  const where = said.stage ? `stage ${said.stage}` : "the ends";
-  return Object.keys(state.replicas ?? {}).length > 1 ? `${where} of replica ${said.replica}` : where;
+  const info = state.nodes[node];
+  const where = info.stage ? `stage ${info.stage}` : "the ends";
+  return Object.keys(state.replicas ?? {}).length > 1 ? `${where} of replica ${info.replica}` : where;
 }
 
 export function links(table, state) {
   const named = (node) => (state.nodes?.[node] ? stageOf(state, node) : `node ${node}`);
-  fill(table, Object.entries(state.links ?? {}).map(([name, said]) => [name.split("-").map(named).join(" – "), said.state, bytes(said.bytes)]));
+  fill(table, Object.entries(state.links ?? {}).map(([name, info]) => [name.split("-").map(named).join(" – "), info.state, bytes(info.bytes)]));
 }
 
 function fill(table, rows, choose) {
@@ -224,7 +224,7 @@ export function selected(card, chosen, state, faults, now, strike) {
   if (!chosen) return;
   const worker = name && state.workers?.[name], node = chosen.kind === "node" ? chosen.name : worker?.node;
   const where = node !== undefined && state.nodes?.[node] ? stageOf(state, node) : "";
-  say($(".title", card), worker ? `Worker ${name}${where ? `, at ${where}` : ""}` : where ? `${where}: nobody` : `Worker ${name}: gone`);
+  say($(".title", card), worker ? `Worker ${name}${where ? `, at ${where}` : ""}` : where ? `${where}: no worker` : `Worker ${name}: gone`);
   const rows = worker ? [
     ["is", worker.struck ?? (worker.status === "member" ? "working" : worker.status)],
     ["incarnation", worker.incarnation], ["process", worker.pid ?? "–"], ["machine", worker.machine || "the run's own"],

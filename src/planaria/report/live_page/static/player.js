@@ -2,7 +2,7 @@
 
 const KEY = 64; // frames between two states that are kept whole
 
-/** `state` after a JSON merge patch (RFC 7396); what is not changed is shared. */
+/** `state` after a JSON merge patch (RFC 7396); unchanged parts are shared. */
 export function patched(state, change) {
   const after = { ...state };
   for (const [name, value] of Object.entries(change)) {
@@ -33,7 +33,7 @@ export class Player {
     this.frames = [];
     this.keys = []; // states before frames 0, KEY, 2 KEY, …
     this.head = {}; // the newest state
-    this.lines = []; // what was told: {t, step, tone, text}
+    this.lines = []; // story: {t, step, tone, text}
     this.losses = []; // {t, step, value, speed}
     this.validations = [];
     this.recoveries = []; // of all replicas, as far as each is known by now
@@ -71,7 +71,7 @@ export class Player {
     for (const replica of Object.keys(set.recoveries ?? {})) {
       const found = head.recoveries[replica];
       if (!found) continue;
-      // When it was noticed stays; the fault that began it may be found later.
+      // The time of detection stays; the fault may become known later.
       const known = this.recoveries.findIndex((r) => r.replica === replica && r.lost === found.lost);
       if (known < 0) this.recoveries.push({ replica, ...found });
       else this.recoveries[known] = { replica, ...found };
@@ -83,8 +83,8 @@ export class Player {
       this.phases.get(replica).push({ t, phase: now.phase, step: now.step });
     }
     for (const node of Object.keys(set.nodes ?? {})) {
-      const reborn = before.nodes?.[node]?.from === "rebuild" && head.nodes?.[node]?.state === "holds";
-      if (!reborn) continue;
+      const rebuilt = before.nodes?.[node]?.from === "rebuild" && head.nodes?.[node]?.state === "holds";
+      if (!rebuilt) continue;
       if (!this.births.has(node)) this.births.set(node, []);
       this.births.get(node).push({ t });
     }
@@ -122,7 +122,7 @@ export class Player {
 
   birthsAt(node, t) { return lastAt(this.births.get(node) ?? [], t) + 1; }
 
-  /** The recovery that is told of at `t`: the last one that began by then. */
+  /** The recovery shown at `t`: the last one that began by then. */
   recoveryAt(t) {
     let found = null;
     for (const one of this.recoveries) if (one.began <= t && (!found || one.began >= found.began)) found = one;

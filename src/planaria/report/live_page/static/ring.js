@@ -40,14 +40,14 @@ export class Fleet {
     this._before = { nodes: state.nodes ?? {}, workers: state.workers ?? {} };
   }
 
-  // ---- what stands where
+  // ---- layout
 
   _arrange(state) {
     const nodes = Object.entries(state.nodes ?? {});
-    const shape = nodes.map(([node, said]) => `${node}:${said.replica}:${said.stage}`).join() + `|${this.narrow}`;
+    const shape = nodes.map(([node, info]) => `${node}:${info.replica}:${info.stage}`).join() + `|${this.narrow}`;
     if (shape === this._shape) return;
     this._shape = shape;
-    const replicas = [...new Set(nodes.map(([, said]) => said.replica))].sort((a, b) => a - b);
+    const replicas = [...new Set(nodes.map(([, info]) => info.replica))].sort((a, b) => a - b);
     const across = this.narrow ? Math.min(replicas.length, 2) : Math.ceil(Math.sqrt(replicas.length * 1.6));
     this._columns = Math.max(1, Math.min(across, replicas.length || 1));
     this._rows = Math.max(1, Math.ceil(replicas.length / this._columns));
@@ -56,7 +56,7 @@ export class Fleet {
     this._rings.replaceChildren();
     this._origin = new Map();
     replicas.forEach((replica, i) => {
-      const own = nodes.filter(([, said]) => said.replica === replica);
+      const own = nodes.filter(([, info]) => info.replica === replica);
       const x = (i % this._columns + 0.5) * CELL, y = (Math.floor(i / this._columns) + 0.5) * CELL;
       this._origin.set(replica, [x, y]);
       this._byReplica.set(replica, this._newRing(own, replica, x, y, replicas.length > 1));
@@ -65,12 +65,12 @@ export class Fleet {
   }
 
   _newRing(own, replica, x, y, several) {
-    const stages = Math.max(...own.map(([, said]) => said.stage)) + 1;
+    const stages = Math.max(...own.map(([, info]) => info.stage)) + 1;
     const turn = (2 * Math.PI) / stages, gap = Math.min(0.05, turn * 0.09);
-    for (const [node, said] of own) {
-      const there = own.filter(([, other]) => other.stage === said.stage).map(([other]) => other);
+    for (const [node, info] of own) {
+      const there = own.filter(([, other]) => other.stage === info.stage).map(([other]) => other);
       const band = (OUTER - INNER) / there.length, low = INNER + there.indexOf(node) * band;
-      const angle = said.stage * turn;
+      const angle = info.stage * turn;
       this._places.set(node, {
         replica, angle, turn, alone: there.length === 1, inner: low + (there.length > 1 ? 1 : 0), outer: low + band - (there.length > 1 ? 1 : 0),
         from: angle - turn / 2 + gap / 2, to: angle + turn / 2 - gap / 2,
@@ -121,27 +121,27 @@ export class Fleet {
   }
 
   _node(element, node, state, about, player, t, chosen) {
-    const said = state.nodes[node], worker = said.worker && state.workers?.[said.worker], place = this._places.get(node);
+    const info = state.nodes[node], worker = info.worker && state.workers?.[info.worker], place = this._places.get(node);
     const struck = worker?.struck;
     const started = about.generation > 0; // before the first formation no stage has been lost yet
-    const kind = said.state === "empty" ? (started ? "empty" : "unstarted") : said.state === "waits" ? "waits" : struck ? "frozen" : "holds";
+    const kind = info.state === "empty" ? (started ? "empty" : "unstarted") : info.state === "waits" ? "waits" : struck ? "frozen" : "holds";
     const ready = about.done?.includes(Number(node)) && about.phase !== "link" && about.phase !== "broken";
     const births = player.birthsAt(node, t), slow = kind === "holds" && slowNodes(state).has(Number(node));
     set(element, {
-      class: `node ${kind}${slow ? " slow" : ""}${ready ? " ready" : ""}${chosen === node ? " chosen" : ""}${said.stage ? "" : " ends"}`,
-      "aria-label": label(node, said, worker, slow ? "slow" : kind, struck, births),
+      class: `node ${kind}${slow ? " slow" : ""}${ready ? " ready" : ""}${chosen === node ? " chosen" : ""}${info.stage ? "" : " ends"}`,
+      "aria-label": label(node, info, worker, slow ? "slow" : kind, struck, births),
       "aria-pressed": String(chosen === node),
     });
     const [seg, hatch, , name, who, tick] = element.children;
     set(seg, { class: `seg ${kind}${slow ? " slow" : ""}` });
     set(hatch, { class: `hatch ${kind}` });
     const room = place.turn * (place.inner + place.outer) / 2, thick = place.outer - place.inner;
-    const words = room > 92 && thick > 40 ? (said.stage ? `stage ${said.stage}` : "ends") : room > 24 ? String(said.stage) : "";
+    const words = room > 92 && thick > 40 ? (info.stage ? `stage ${info.stage}` : "ends") : room > 24 ? String(info.stage) : "";
     const thin = thick <= 30; // one of several nodes of a stage: one line, which says who it is
     set(name, { class: thin ? "name thin" : "name" });
-    text(name, (kind === "empty" || kind === "unstarted") && !thin ? "" : thin ? (said.worker ?? "gone") : words);
+    text(name, (kind === "empty" || kind === "unstarted") && !thin ? "" : thin ? (info.worker ?? "gone") : words);
     const sign = struck ? (struck === "killed" ? "✕" : struck === "cut" ? "✂" : "‖") : slow ? "≋" : births ? `↻${births > 1 ? births : ""}` : "";
-    const called = kind === "empty" || kind === "unstarted" ? words : [said.worker ?? "", sign].join(" ").trim();
+    const called = kind === "empty" || kind === "unstarted" ? words : [info.worker ?? "", sign].join(" ").trim();
     text(who, room > 44 && thick > 30 ? called : "");
     text(tick, ready && room > 30 ? "✓" : "");
   }
@@ -149,9 +149,9 @@ export class Fleet {
   _edges(ring, state) {
     const own = new Set(ring.own);
     const edges = Object.entries(state.links ?? {}).filter(([name]) => name.split("-").every((node) => own.has(node)));
-    match(ring.edges, edges, () => make("path"), (path, [name, said]) => {
+    match(ring.edges, edges, () => make("path"), (path, [name, info]) => {
       const [a, b] = name.split("-").map((node) => this._places.get(node));
-      set(path, { d: a && b ? edgePath(a, b) : "", class: `edge ${said.state}` });
+      set(path, { d: a && b ? edgePath(a, b) : "", class: `edge ${info.state}` });
     });
   }
 
@@ -159,8 +159,8 @@ export class Fleet {
   _gifts(ring, state, t, now) {
     const paths = [];
     for (const node of ring.own) {
-      const said = state.nodes[node];
-      for (const donor of said.state === "waits" && said.donors ? said.donors : []) {
+      const info = state.nodes[node];
+      for (const donor of info.state === "waits" && info.donors ? info.donors : []) {
         const from = this._places.get(String(donor)), to = this._places.get(node);
         if (from && to && from.replica === to.replica) paths.push([from, to]);
       }
@@ -191,12 +191,12 @@ export class Fleet {
 
   _middle(ring, state, about, moved) {
     const [what, count, of, more] = ring.lines;
-    const reborn = ring.own.some((node) => state.nodes[node].from === "rebuild");
-    const phase = about.phase === "link" && reborn ? "rebuilding" : state.over ? state.over : moved.late && about.phase === "step" ? "waiting" : CALLED[about.phase] ?? about.phase ?? "";
+    const rebuilding = ring.own.some((node) => state.nodes[node].from === "rebuild");
+    const phase = about.phase === "link" && rebuilding ? "rebuilding" : state.over ? state.over : moved.late && about.phase === "step" ? "waiting" : CALLED[about.phase] ?? about.phase ?? "";
     const step = about.step ?? state.step ?? 0;
     text(what, phase);
     text(count, String(step));
-    text(of, ring.several ? "steps of its own" : `of ${state.run?.steps ?? "?"} steps`);
+    text(of, ring.several ? "own steps" : `of ${state.run?.steps ?? "?"} steps`);
     text(more, about.generation > 1 ? `generation ${about.generation}` : "");
   }
 
@@ -214,23 +214,23 @@ export class Fleet {
   }
 
   _docks(state, chosen) {
-    const idle = Object.entries(state.workers ?? {}).filter(([, said]) => said.status !== "member");
+    const idle = Object.entries(state.workers ?? {}).filter(([, info]) => info.status !== "member");
     idle.sort(([, a], [, b]) => rank(a) - rank(b));
     const width = this._columns * CELL, wide = Math.min(84, (width - 16) / Math.max(idle.length, 1)), y = this._rows * CELL + 8;
     const start = (width - wide * idle.length) / 2;
     this._docked.clear();
-    match(this._dock, idle, () => this._newChip(), (group, [name, said], i) => {
+    match(this._dock, idle, () => this._newChip(), (group, [name, info], i) => {
       const x = start + (i + 0.5) * wide;
       this._docked.set(name, [x, y + 18]);
       set(group, {
-        class: `docked ${said.status}${chosen === name ? " chosen" : ""}`, transform: `translate(${x} ${y})`, "data-worker": name,
-        "aria-label": `worker ${name}, ${statusOf(said)}${said.machine ? `, on machine ${said.machine}` : ""}`,
+        class: `docked ${info.status}${chosen === name ? " chosen" : ""}`, transform: `translate(${x} ${y})`, "data-worker": name,
+        "aria-label": `worker ${name}, ${statusOf(info)}${info.machine ? `, on machine ${info.machine}` : ""}`,
       });
       const [box, cross, who, what] = group.children;
-      set(box, { x: -wide / 2 + 4, width: wide - 8, class: `chip ${said.status}` });
-      set(cross, { visibility: said.status === "dead" ? "visible" : "hidden" });
+      set(box, { x: -wide / 2 + 4, width: wide - 8, class: `chip ${info.status}` });
+      set(cross, { visibility: info.status === "dead" ? "visible" : "hidden" });
       text(who, name);
-      text(what, wide > 50 ? statusOf(said) : "");
+      text(what, wide > 50 ? statusOf(info) : "");
     });
   }
 
@@ -249,18 +249,18 @@ export class Fleet {
   /** A spare that takes a place is seen to go there; a worker that dies, to fall apart. */
   _fly(state) {
     if (!this._before) return;
-    for (const [node, said] of Object.entries(state.nodes ?? {})) {
+    for (const [node, info] of Object.entries(state.nodes ?? {})) {
       const was = this._before.nodes[node], place = this._places.get(node);
-      if (!place || !was || was.worker === said.worker) continue;
+      if (!place || !was || was.worker === info.worker) continue;
       const [x, y] = this._origin.get(place.replica), at = point((place.inner + place.outer) / 2, place.angle);
       const there = [x + at[0], y + at[1]];
-      if (was.worker && !said.worker) {
+      if (was.worker && !info.worker) {
         const burst = make("path", { class: "burst", d: sector(place.inner, place.outer, place.from, place.to) });
         this._for(900, make("g", { transform: `translate(${x} ${y})` }, burst));
       }
-      const from = said.worker && this._lastDock?.get(said.worker);
-      if (from && this._before.workers[said.worker]?.status === "spare") {
-        const chip = make("g", { class: "flying" }, make("rect", { x: -24, y: -14, width: 48, height: 28, rx: 9, class: "chip spare" }), text(make("text", { class: "who", y: 5 }), said.worker));
+      const from = info.worker && this._lastDock?.get(info.worker);
+      if (from && this._before.workers[info.worker]?.status === "spare") {
+        const chip = make("g", { class: "flying" }, make("rect", { x: -24, y: -14, width: 48, height: 28, rx: 9, class: "chip spare" }), text(make("text", { class: "who", y: 5 }), info.worker));
         chip.style.setProperty("--from", `translate(${from[0]}px, ${from[1]}px)`);
         chip.style.setProperty("--to", `translate(${there[0]}px, ${there[1]}px)`);
         this._for(800, chip);
@@ -275,17 +275,17 @@ export class Fleet {
   }
 }
 
-function statusOf(said) { return said.away ? "sent away" : STATUS[said.status]; }
+function statusOf(info) { return info.away ? "sent away" : STATUS[info.status]; }
 
-function rank(said) { return ["spare", "starting", "released", "dead"].indexOf(said.status); }
+function rank(info) { return ["spare", "starting", "released", "dead"].indexOf(info.status); }
 
-function label(node, said, worker, kind, struck, births) {
+function label(node, info, worker, kind, struck, births) {
   const what = {
-    unstarted: "not started yet", empty: "lost, no worker holds it", waits: `waits for its weights${said.donors ? ` from nodes ${said.donors.join(" and ")}` : ""}`,
+    unstarted: "not started yet", empty: "lost, no worker holds it", waits: `waits for its weights${info.donors ? ` from nodes ${info.donors.join(" and ")}` : ""}`,
     frozen: `${struck}, not noticed yet`, holds: "working", slow: "found to be slow",
   }[kind];
-  const where = said.stage ? `stage ${said.stage}` : "stage 0, the ends";
-  return `${where}${said.worker ? `, worker ${said.worker}` : ""}, ${what}${births ? `, rebuilt ${births} times` : ""}`;
+  const where = info.stage ? `stage ${info.stage}` : "stage 0, the ends";
+  return `${where}${info.worker ? `, worker ${info.worker}` : ""}, ${what}${births ? `, rebuilt ${births} times` : ""}`;
 }
 
 function edgePath(a, b) {

@@ -1,4 +1,4 @@
-// Comparisons and swarms: a table of what goes on side by side, and curves of it.
+// Comparisons and swarms: a table of their members, and curves.
 
 import { el } from "./panels.js";
 
@@ -6,7 +6,7 @@ const SIGNS = { "at work": "▶", learning: "▶", done: "✓", finished: "✓",
 
 export function kindOf(state) { return state.run?.kind ?? "run"; }
 
-/** A race's or a peer's state is told by a sign and a word, never by colour alone. */
+/** A race's or peer's state as a sign and a word, never by colour alone. */
 function status(is, why) {
   const cell = el("td", { class: "is", "data-is": is, ...(why ? { title: why } : {}) });
   cell.append(el("span", { "aria-hidden": "true" }, `${SIGNS[is] ?? "·"} `), is);
@@ -69,7 +69,7 @@ function races(state) {
 function peers(state) {
   return joined(state).map((one) => {
     const refused = Object.entries(one.refused ?? {}).map(([who, n]) => `${who}: ${n}`).join(", ") || "none";
-    const aside = Object.entries(one.aside ?? {}).map(([who, why]) => `${who} (${why})`).join(", ") || "nobody";
+    const aside = Object.entries(one.aside ?? {}).map(([who, why]) => `${who} (${why})`).join(", ") || "none";
     const called = one.attack && one.attack !== "none" ? `${one.name} (attacks: ${one.attack})` : one.name;
     return [{ ...one, name: called }, { status: one.is ?? "waiting", why: one.why }, `${one.round ?? 0}`, shown(one.reward, 3), shown(one.accuracy, 3), shown(one.alone, 3), refused, aside];
   });

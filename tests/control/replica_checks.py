@@ -1,4 +1,4 @@
-"""What must hold of a herd's decisions, whatever happens; judged by what the workers truly have."""
+"""Invariants of the controller's decisions for several replicas, checked against the workers' true states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from herd_worker import Content, HerdWorker, vector
+from replica_worker import Content, ReplicaWorker, vector
 
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -18,21 +18,21 @@ from planaria.exchange.kinds import exchange
 from planaria.exchange.robust.combining import combine
 
 Ledger = dict[int, list[int]]
-"""replica → the blocks that count as committed by it, in order"""
+"""replica → the blocks it has committed, in order"""
 
 
 @dataclass
 class Saved:
-    """A checkpoint: where each replica was, the blocks that all had used, and the stages on disk."""
+    """A checkpoint: progress and used blocks of each replica, and the stages on disk."""
 
     standings: Mapping[int, Standing]
     ledger: Ledger
     content: dict[tuple[int, int], Content] = field(default_factory=dict)
-    """by replica and stage"""
+    """replica, stage → state"""
 
 
 class Truth:
-    """The samples that count as used, what lies on disk, and what is held against every decision."""
+    """The used samples, the files on disk and the checks of every decision."""
 
     def __init__(self, started: e.RunStarted) -> None:
         self.started = started
@@ -42,21 +42,20 @@ class Truth:
         standings = {r: started.standing(r) for r in range(started.replicas)}
         self.durable = Saved(standings, {r: [] for r in range(started.replicas)})
         self.sealed_over: tuple[Saved, Saved | None] = self.durable, None
-        """what there was, in all and under its name, before the last checkpoint was sealed"""
+        """the durable checkpoint, and the one of the same name, before the last seal"""
         self.saving: Ledger = {}
         self.parts: dict[tuple[int, int, int], dict[int, tuple[Content, int, Standing | None]]] = {}
-        """step's name, replica and generation → stage → what was written, its step, and where its worker knew
-        to be; None where it cannot know"""
+        """step, replica, generation → stage → written state, its step, and its standing if the worker can know it"""
         self.folders: dict[str, Saved] = {}
         self.generations: dict[int, int] = dict.fromkeys(range(started.most_replicas), started.first_generation)
         self.taken: dict[int, int] = {}
-        """replica → block of the step that it was told to run last"""
+        """replica → block of the last step it was ordered to run"""
         self.ending: d.Finish | None = None
         for folder in set(started.load.values()):
             self.folders[folder] = Saved(standings, {}, self._resumed(folder, standings))
 
     def _resumed(self, folder: str, standings: Mapping[int, Standing]) -> dict[tuple[int, int], Content]:
-        """What an earlier part of the run has left on disk. Replicas that were at one round had one outer state."""
+        """Return the files of an earlier part of the run. Replicas at the same round had the same outer state."""
         return {
             (r, stage): Content((folder, r), tuple(range(standings[r].rounds)))
             for r in standings
@@ -64,7 +63,7 @@ class Truth:
         }
 
     def beginnings(self, source: d.Source, replica: int, stage: int) -> list[Content]:
-        """What another stage of the replica may have if it has not moved since one began from ``source``."""
+        """Return the states that another, still untrained stage can have beside one that begins from ``source``."""
         folders = {source.folder} if isinstance(source, d.Load) else {*self.started.load.values()}
         loaded = [self.folders[folder].content[replica, stage] for folder in folders]
         return loaded + [Content()] * (len(self.started.load) <= self.started.stages)
@@ -73,8 +72,10 @@ class Truth:
     def used(self) -> set[int]:
         return self.before.union(*self.ledger.values())
 
-    def judge(self, decision: d.Decision, before: RunState, after: RunState, workers: Mapping[str, HerdWorker]) -> None:
-        """Hold a decision, and what the controller takes its state to be then, against what is true."""
+    def judge(
+        self, decision: d.Decision, before: RunState, after: RunState, workers: Mapping[str, ReplicaWorker]
+    ) -> None:
+        """Check a decision and the controller's state after it against the truth."""
         assert self.ending is None, "a decision after the end"
         match decision:
             case d.Spawn():
@@ -96,7 +97,7 @@ class Truth:
                 self._judge_seal(decision, before)
             case d.Adopt():
                 others = [r for n, r in before.live.items() if n != decision.replica and self._whole(r, workers)]
-                assert others, "what a replica is to adopt is nowhere to be had"
+                assert others, "no replica has the state that one is to adopt"
             case d.Disband() | d.Cannot():
                 self._judge_end(decision, before)
             case d.Finish():
@@ -104,19 +105,19 @@ class Truth:
         if not isinstance(decision, d.Finish) and not any(r.phase == "commit" for r in after.replicas.values()):
             assert self.used == set(range(after.allotment.used.floor)) | after.allotment.used.beyond
 
-    def _whole(self, replica: ReplicaState, workers: Mapping[str, HerdWorker]) -> bool:
-        """Is every stage's state there, with its worker or on the way to it?"""
+    def _whole(self, replica: ReplicaState, workers: Mapping[str, ReplicaWorker]) -> bool:
+        """Is every stage's state with its worker or in transit to it?"""
         return replica.held.stages == replica.arrangement.stages and all(
             node in replica.origins or node not in replica.lost for node in replica.holders
         )
 
-    def _judge_form(self, form: d.Form, before: RunState, workers: Mapping[str, HerdWorker]) -> None:
+    def _judge_form(self, form: d.Form, before: RunState, workers: Mapping[str, ReplicaWorker]) -> None:
         replica = before.replicas[form.replica]
-        assert form.generation > max(self.generations.values()), "reports of two replicas could be taken for each other"
+        assert form.generation > max(self.generations.values()), "reports of two replicas could be confused"
         self.generations[form.replica] = form.generation
         assert [m.node for m in form.members] == list(replica.arrangement.stage)
         others = {w for r in before.live.values() if r.number != form.replica for w in r.holders.values()}
-        assert not others & {m.worker for m in form.members}, "a worker stands at two nodes"
+        assert not others & {m.worker for m in form.members}, "a worker holds two nodes"
         assert len({m.worker for m in form.members}) == len(form.members)
         assert all(workers[m.worker].joined for m in form.members)
         if form.outcome == "rolled back":
@@ -129,21 +130,21 @@ class Truth:
         for member in form.members:
             donors = member.source.donors if isinstance(member.source, d.Rebuild) else []
             owners = {donor: before.replica_at(donor) for donor in donors}
-            for donor, owner in owners.items():  # one that is being handed its own stage has it before it gives
+            for donor, owner in owners.items():  # a handover to the donor completes before it sends
                 assert owner is not None
                 handed = owner.leavers.keys() if owner is replica else set()
                 assert donor in (owner.holders.keys() - owner.lost) | handed
             lent |= {o.number for o in owners.values() if o is not None}
         copied = all(isinstance(m.source, d.Rebuild) and m.source.by == d.PEER for m in form.members)
-        assert not copied or len(lent) == 1, "a copy of several replicas is none"
+        assert not copied or len(lent) == 1, "a replica is copied from several"
 
-    def _judge_step(self, order: d.RunStep, after: RunState, workers: Mapping[str, HerdWorker]) -> None:
+    def _judge_step(self, order: d.RunStep, after: RunState, workers: Mapping[str, ReplicaWorker]) -> None:
         replica = after.replicas[order.replica]
         assert order.generation == replica.generation
         assert replica.held.stages == replica.arrangement.stages
         for node, worker in replica.holders.items():
             me = workers[worker]
-            assert me.content is not None, "a worker is to run without a state"
+            assert me.content is not None, "a worker runs without a state"
             assert (me.node, me.step, me.generation) == (node, order.step, order.generation)
         if order.mode == "train":
             assert order.block not in self.used, "samples are used twice"
@@ -158,28 +159,28 @@ class Truth:
         saved = Saved(standings, {r: self.saving[r] for r in standings})
         for number, standing in standings.items():
             part = self.parts[seal.step, number, before.replicas[number].saved_in]
-            assert set(seal.stages) <= part.keys(), "a stage is sealed that nobody wrote"
+            assert set(seal.stages) <= part.keys(), "a stage is sealed that no worker wrote"
             for stage in seal.stages:
                 content, step, where = part[stage]
                 assert step == standing.step, "what is saved is not of this step"
                 assert where in (None, standing) or seal.partial, "what is saved is not of this round"
                 saved.content[number, stage] = content
         used = self.before.union(*({**self.ledger, **saved.ledger}).values())
-        assert used == {*range(seal.first_block), *seal.blocks_ahead}, "a checkpoint and its samples do not go together"
+        assert used == {*range(seal.first_block), *seal.blocks_ahead}, "a checkpoint does not match its samples"
         self.sealed_over = self.durable, self.folders.get(seal.folder)
         self.folders[seal.folder] = saved
         if not seal.partial:
             self.durable = saved
 
     def unseal(self, seal: d.Seal) -> None:
-        """It could not be sealed: what was before is there still."""
+        """Restore the state before a seal that failed."""
         self.durable, before = self.sealed_over
         self.folders.pop(seal.folder)
         if before is not None:
             self.folders[seal.folder] = before
 
     def _judge_end(self, decision: d.Disband | d.Cannot, before: RunState) -> None:
-        """Not while what is lost could be copied from another replica."""
+        """A replica must not give up while another has the lost stages."""
         assert isinstance(decision, d.Disband) == (len(before.live) > 1)
         if "cannot" not in decision.reason:
             return
@@ -192,14 +193,14 @@ class Truth:
     def _judge_finish(self, finish: d.Finish, before: RunState) -> None:
         self.ending = finish
         if finish.outcome == "finished":
-            assert self.used >= set(range(self.started.last_block)), "samples are left out"
+            assert self.used >= set(range(self.started.last_block)), "samples are omitted"
         if finish.outcome in ("finished", "stopped"):
             for number, replica in before.live.items():
                 assert self.durable.standings[number] == replica.standing, "the end is not saved"
                 assert self.durable.ledger[number] == self.ledger[number]
 
-    def check_weighed(self, order: d.Settle, me: HerdWorker) -> None:
-        """What offers count follows from whole vectors, of which no node has more than a part."""
+    def check_weighed(self, order: d.Settle, me: ReplicaWorker) -> None:
+        """The weights of updates must follow from whole vectors, of which each node has only a part."""
         weighing = exchange(self.started.exchange).weighing
         if weighing is None or len(order.members) < weighing.robust.least():
             assert not order.counted and not order.rivals
@@ -211,10 +212,10 @@ class Truth:
         assert expected is not None and order.counted.keys() == set(members)
         assert order.counted[me.replica] == pytest.approx(dict(zip(members, expected.tolist(), strict=True)), abs=1e-9)
         if exchange(self.started.exchange).synchronised:
-            assert all(of == order.counted[me.replica] for of in order.counted.values()), "members would part"
+            assert all(of == order.counted[me.replica] for of in order.counted.values()), "members would diverge"
 
-    def check_synchronised(self, run: RunState, workers: Mapping[str, HerdWorker]) -> None:
-        """With an exchange that keeps replicas synchronised, the same rounds make the same outer state."""
+    def check_synchronised(self, run: RunState, workers: Mapping[str, ReplicaWorker]) -> None:
+        """With a synchronised exchange, the same rounds give the same outer state."""
         if run.over or not exchange(self.started.exchange).synchronised:
             return
         outer: dict[tuple[int, int], tuple[object, ...]] = {}
@@ -225,4 +226,4 @@ class Truth:
                 content = workers[worker].content
                 assert content is not None
                 key = replica.rounds, replica.arrangement.stage[node]
-                assert outer.setdefault(key, content.outer) == content.outer, "replicas have parted"
+                assert outer.setdefault(key, content.outer) == content.outer, "replicas have diverged"

@@ -1,8 +1,7 @@
-"""A fleet without processes: workers that do as they are told, one message at a time, under the real apply and decide.
+"""A simulated fleet of one replica: workers obey one message at a time, under the real apply and decide.
 
-The workers know what real ones know (how many updates their state has seen, and through which steps they have kept
-copies of which other stages), so whatever the controller decides is held against the truth, not against its own
-book-keeping.
+The workers know what real ones know: how many updates their state has seen, and through which steps they have kept
+copies of which other stages. Every decision is checked against that instead of the controller's own records.
 """
 
 from __future__ import annotations
@@ -11,63 +10,51 @@ from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
 
-from fresh import decided_alike
-from pretender import DISK, Gift, Pretender, is_whole
+from fleet_worker import FleetWorker, Gift, is_whole
+from simulation import DISK, Simulation
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.apply import apply
-from planaria.control.apply_base import decided
-from planaria.control.decide import MAX_ATTEMPTS, decide
+from planaria.control.decide import MAX_ATTEMPTS
 from planaria.control.formation import MAX_STILLBORN
 from planaria.control.gauges import Passes
 from planaria.control.replica import ReplicaState
 from planaria.control.rollback import first_origin
 from planaria.control.saving import LAST_TRIES, resting
 from planaria.control.state import RunState
-from planaria.control.waits import held_up
 from planaria.recovery import recovery
 from planaria.recovery.chain import Plan
 from planaria.recovery.retention import Retention
 
-MOST_DECISIONS = 30
-"""in a row without anything happening; starting all workers and spares is the longest honest chain"""
 
+class SimulatedFleet(Simulation):
+    """Reports what a fleet would report, and checks everything the controller decides."""
 
-class PretendFleet:
-    """Feeds the controller's pure half with what a fleet would report, and checks everything it decides."""
+    most_decisions = 30
 
     def __init__(self, started: e.RunStarted) -> None:
-        self.run = RunState.start(started)
-        self.started = started
         self.stage_of = started.stage_of
         retaining = recovery(started.recovery, started.stages).retaining
         self.by, rule = retaining or ("", Retention(0))
         self.every, self.slices = rule.every, rule.slices
         self.asked: list[d.Replan] = []
         self.machines: dict[str, tuple[int, float]] = {}
-        """worker → the memory and the seconds per layer of which it tells when it joins, unless nothing"""
-        self.alive: dict[str, Pretender] = {}
-        self.history: list[e.Event | d.Decision] = []
+        """worker → memory and seconds per layer that it reports when it joins"""
+        self.alive: dict[str, FleetWorker] = {}
         self.gifts: set[Gift] = set()
         self.ages: dict[int, int] = {}
         self.next_step = started.first_step
         self.around = started.routes
-        """the ways of microbatches when all nodes are there"""
+        """routes of microbatches when all nodes are present"""
         self.measured = 0
-        """the step of which workers told last that they had measured it"""
-        self.ready: set[int] = set()
+        """step of the last measurements"""
         self.saving: d.Save | None = None
-        """the last order to save, unless what it was to save is of a future that was abandoned"""
+        """the last order to save, unless a rollback abandoned that state"""
         self.files: dict[tuple[int, int], set[int]] = defaultdict(set)
-        """generation and step of a save → the stages that are written for it"""
+        """generation and step of a save → stages written for it"""
         self.cannot: d.Cannot | None = None
         self.ending: d.Finish | None = None
-        self.room = self.full = 0
-        """so many files (stages and manifests) can be written yet, and so many after these cannot be"""
-        self.sound = True
-        """nothing has gone wrong yet that must not"""
-        self.happened(started)
+        super().__init__(started)
 
     @property
     def state(self) -> ReplicaState:
@@ -75,19 +62,21 @@ class PretendFleet:
         (replica,) = self.run.replicas.values()
         return replica
 
-    # ---- what may happen
+    # ---- events
 
     def pending(self) -> list[str]:
-        """Workers that have something to do, and their threads that write."""
+        """Return the workers that have something to do, and the names of threads that write."""
         busy = [w for w, p in self.alive.items() if not p.joined or p.orders]
         return busy + [w + DISK for w, p in self.alive.items() if p.writing]
 
     def work(self, worker: str) -> None:
-        """``worker`` does the next thing it was told to, and reports."""
-        if worker.endswith(DISK):
-            self._write_beside(worker.removesuffix(DISK))
+        """Let ``worker`` carry out its next order and report."""
+        me = self.alive[worker.removesuffix(DISK)]
+        if worker.endswith(DISK):  # its worker may have moved to another node
+            assert me.writing is not None
+            save, me.writing = me.writing, None
+            self._write(me, save, me.copied)
             return
-        me = self.alive[worker]
         if not me.joined:
             me.joined = True
             memory, layer_s = self.machines.get(worker, (0, 0.0))
@@ -96,161 +85,105 @@ class PretendFleet:
             return
         match me.orders.popleft():
             case d.Leave():
-                assert not me.writing, "it leaves, and its file is cut off"
+                assert not me.writing, "a worker leaves while it writes a file"
                 self.lose(worker)
             case d.Form() as form:
-                self._take_place(worker, me, form)
+                self._take_place(me, form)
             case d.RunStep() as run if run.generation == me.generation:
                 assert me.updates == run.step
                 if run.mode == "train":
                     me.begin(run.step, self.every)
                 loss, norm = (1.0 if me.stage == 0 else None), (1.0 if run.mode == "train" else None)
-                self._report(worker, e.StageReady, step=run.step, mode=run.mode, loss=loss, grad_norm=norm)
+                self.report(me, e.StageReady, step=run.step, mode=run.mode, loss=loss, grad_norm=norm)
             case d.Commit() as commit if commit.generation == me.generation:
                 assert me.updates == commit.step
                 me.updates = commit.step + 1
                 me.commit(commit.step, self.every, self.slices)
                 for other in me.others:
                     me.kept[other].add(commit.step)
-                self._report(worker, e.StageCommitted, step=commit.step)
+                self.report(me, e.StageCommitted, step=commit.step)
             case d.Save() as save:
                 assert me.updates == save.step, "a stage without the state of this step is being saved"
                 assert not me.writing, "two files at a time"
-                me.tells = me.node in save.compared and not save.whole
+                me.dedupes = me.node in save.compared and not save.whole
                 if save.background:
                     me.writing, me.copied = save, me.stage
-                    self._report(worker, e.StageCopied, step=save.step)
+                    self.report(me, e.StageCopied, step=save.step)
                 else:
-                    self._write(worker, save, me.stage)
+                    self._write(me, save, me.stage)
 
-    def _write_beside(self, worker: str) -> None:
-        """The thread of ``worker`` that writes is done. It may stand elsewhere meanwhile, or nowhere."""
-        me = self.alive[worker]
-        assert me.writing is not None
-        save, me.writing = me.writing, None
-        self._write(worker, save, me.copied)
-
-    def _write(self, worker: str, save: d.Save, stage: int) -> None:
+    def _write(self, me: FleetWorker, save: d.Save, stage: int) -> None:
         of = {"step": save.step, "generation": save.generation, "stage": stage}
-        if self.alive[worker].tells:  # needs no disk
-            self._report(worker, e.StageSaved, **of, bytes=0, weights="as all")
+        if me.dedupes:  # needs no disk
+            self.report(me, e.StageSaved, **of, bytes=0, weights="as all")
             return
         if self.is_full():
-            self._report(worker, e.SaveFailed, **of, detail="disk full")
+            self.report(me, e.SaveFailed, **of, detail="disk full")
             return
         self.files[save.generation, save.step].add(stage)
-        self._report(worker, e.StageSaved, **of, bytes=1)
-
-    def is_full(self) -> bool:
-        """Will the next file not be written?"""
-        if self.room or not self.full:
-            self.room -= self.room > 0
-            return False
-        self.full -= 1
-        return True
+        self.report(me, e.StageSaved, **of, bytes=1)
 
     def lose(self, worker: str) -> None:
-        """``worker`` dies, with all that it knew and had still to say."""
+        """Kill ``worker`` with its state and its pending reports."""
         gone = self.alive.pop(worker)
         self.happened(e.WorkerLost(worker=worker, incarnation=gone.incarnation, cause="connection", detail="killed"))
 
     def lose_node(self, node: int) -> None:
-        """The worker at ``node`` dies, if there is one."""
+        """Kill the worker at ``node``, if there is one."""
         worker = self.state.holders.get(node)
         if worker in self.alive:
             self.lose(worker)
 
-    def break_edge(self, pair: tuple[int, int]) -> None:
-        """The worker at the lower node finds its edge broken."""
-        worker = self.state.holders.get(pair[0])
-        if worker is not None:
-            broken = e.EdgeBroken(
-                worker=worker, node=pair[0], peer=pair[1], generation=self.alive[worker].generation, detail="reset"
-            )
-            self.happened(broken)
+    def break_edge(self, pair: tuple[int, int], **values: object) -> None:
+        """Let the worker at the first node report a broken edge to the second."""
+        if worker := self.state.holders.get(pair[0]):
+            self.report(self.alive[worker], e.EdgeBroken, **{"peer": pair[1], "detail": "reset"} | values)
 
     def find_plan(self) -> None:
-        """The planner answers what it was asked first."""
+        """Let the planner answer its oldest request."""
         nodes = self.asked.pop(0).nodes
         self.happened(e.Replanned(nodes=nodes, routes=detours(self.started, nodes), step_s=1.0, seconds=0.1))
 
     def measure(self, slow: Mapping[int, float], times: int = 3) -> None:
-        """All tell so many times what they measured: passes of a second, of ``slow`` nodes so many times as long."""
+        """Report measurements ``times`` times: passes of one second, of ``slow[node]`` seconds at slow nodes."""
         for _ in range(times):
             self.measured += 2
             for node, worker in sorted(self.state.holders.items()):
                 took = Passes(count=1, median_s=slow.get(node, 1.0))
-                told = {"step": self.measured, "steps": 2, "seconds": 200.0, "waited": {}, "flows": {}}
+                values = {"step": self.measured, "steps": 2, "seconds": 200.0, "waited": {}, "flows": {}}
                 if worker in self.alive and self.state.holders.get(node) == worker and not self.run.over:
-                    self._report(worker, e.Gauged, **told, passes={"forward": took})
+                    self.report(self.alive[worker], e.Gauged, **values, passes={"forward": took})
 
     def expire_grace(self) -> None:
         self.happened(e.GraceExpired(generation=self.state.generation))
 
-    def try_again(self) -> None:
-        """It has been a while since the last save failed."""
-        step = resting(self.run)
-        assert step is not None
-        self.happened(e.RetryDue(step=step))
-
-    def stop(self, prompt: bool = False) -> None:
-        self.happened(e.StopRequested(reason="someone asked", prompt=prompt))
-
-    def stop_waits_no_longer(self) -> None:
-        """``fleet.stop_s`` have passed since the stop request."""
-        if detail := held_up(self.run):
-            self.happened(e.StopOverdue(detail=detail))
-
     def behave(self, most: int = 5000) -> None:
-        """Everyone works until nobody has anything left to do."""
+        """Run until no worker has anything left to do."""
         for _ in range(most):
             if self.pending():
                 self.work(self.pending()[0])
             elif self.asked:
                 self.find_plan()
             elif resting(self.run) is not None:
-                self.try_again()
+                self.retry_save()
             elif self.state.suspects and not self.run.over:
                 self.expire_grace()
             else:
                 return
         raise AssertionError(f"still busy after {most} things: {self.run}")
 
-    def happened(self, event: e.Event) -> None:
-        """What the controller's loop does with an event."""
-        self.sound = False
-        self.history.append(event)
-        self.run = apply(event, self.run)
-        for _ in range(MOST_DECISIONS):
-            decision = decided_alike(self.run)
-            if decision is None:
-                self.sound, self.run = True, decided(self.run)
-                return
-            self.before, self.run = self.run, apply(decision, self.run)
-            self.history.append(decision)
-            assert decide(self.run) != decision, "the same decision twice"
-            (before,) = self.before.replicas.values()
-            self._judge(decision, before)
-            self.carry_out(decision)
-        raise AssertionError(f"decisions without end: {self.history[-MOST_DECISIONS:]}")
+    # ---- workers
 
-    # ---- how workers take it
-
-    def _report(self, worker: str, kind: type[e.Fact], **what: object) -> None:
-        me = self.alive[worker]
-        facts = {"worker": worker, "node": me.node, "stage": me.stage, "generation": me.generation} | what
-        self.happened(kind.model_validate({name: facts[name] for name in facts.keys() & kind.model_fields.keys()}))  # type: ignore[arg-type]
-
-    def _take_place(self, worker: str, me: Pretender, form: d.Form) -> None:
-        mine = next(m for m in form.members if m.worker == worker)
+    def _take_place(self, me: FleetWorker, form: d.Form) -> None:
+        mine = next(m for m in form.members if m.worker == me.name)
         if isinstance(mine.source, d.Keep):
-            assert (me.node, me.updates) == (mine.node, form.step), "a worker keeps a state that is not of this step"
+            assert (me.node, me.updates) == (mine.node, form.step), "a worker keeps the state of another step"
         elif isinstance(mine.source, d.Recall):
             if mine.source.file is not None:
                 assert mine.source.file == self.started.recalled_from, "the order names a file that does not exist"
                 assert mine.node in self.started.remembering, "the order is for a node without a file"
                 me.node, me.retains = mine.node, mine.source.file.step
-            assert (me.node, me.retains) == (mine.node, mine.source.step), "a worker is to remember what it does not"
+            assert (me.node, me.retains) == (mine.node, mine.source.step), "a worker lacks the snapshot it is to load"
             assert mine.source.step == form.step
         else:
             me.kept.clear()
@@ -265,14 +198,14 @@ class PretendFleet:
         if isinstance(mine.source, d.Handover):
             me.updates, me.wants = None, {(form.generation, mine.node, d.BEFORE)}
         me.owes = [m for m in form.members if isinstance(m.source, d.Rebuild) and me.node in m.source.donors]
-        assert not me.owes or not isinstance(mine.source, d.Rebuild), "a donor that has nothing itself"
+        assert not me.owes or not isinstance(mine.source, d.Rebuild), "a donor without a state"
         if me.updates is not None:
             self._give(me)
-            self._report(worker, e.Linked, link_s=0.0)
+            self.report(me, e.Linked, link_s=0.0)
         self.gifts_arrive(form)
 
     def gifts_arrive(self, form: d.Form) -> None:
-        """Whoever has all that it waited for in this generation goes on, and may be a donor itself."""
+        """Let each worker that has everything it waited for in this generation continue, perhaps as a donor."""
         for _ in form.members:
             for name, other in list(self.alive.items()):
                 if (other.generation, other.updates) == (form.generation, None) and other.wants <= self.gifts:
@@ -281,10 +214,10 @@ class PretendFleet:
                     if isinstance(source, d.Rebuild) and source.by == self.by:
                         other.retains = form.step
                     self._give(other)
-                    self._report(name, e.Linked, link_s=0.0)
+                    self.report(other, e.Linked, link_s=0.0)
 
-    def _give(self, me: Pretender) -> None:
-        """What others rebuild their stages from: whoever is asked for it must have it."""
+    def _give(self, me: FleetWorker) -> None:
+        """Send others what they rebuild their stages from; a donor must have it."""
         for member in me.owes:
             if isinstance(member.source, d.Rebuild):
                 steps, by = me.kept[member.stage], member.source.by
@@ -297,31 +230,33 @@ class PretendFleet:
                 self.gifts.add((me.generation, member.node, me.node))
 
     def carry_out(self, decision: d.Decision) -> None:
-        """Tell workers, or start one."""
+        """Deliver orders to workers, or start one."""
         match decision:
             case d.Spawn():
-                self.alive[decision.worker] = Pretender(decision.incarnation, decision.host)
+                self.alive[decision.worker] = FleetWorker(decision.worker, decision.incarnation, decision.host)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 for worker in self.run.replicas[decision.replica].waiting:
                     self.alive[worker].orders.append(decision)
             case d.Replan():
                 self.asked.append(decision)
             case d.Seal() if self.is_full():
-                who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": decision.step}
-                self.happened(e.SaveFailed.model_validate(who | {"detail": "disk full"}))
-                assert self.run.durable == self.before.durable, "what could not be sealed counts as durable"
+                self.report_seal_failed(decision)
+                assert self.run.durable == self.before.durable, "a checkpoint that was not sealed counts as durable"
             case d.Discard():
                 writing = [p for p in self.alive.values() if any(isinstance(order, d.Save) for order in p.orders)]
-                assert not any(p.generation == self.state.generation for p in writing), "removed under somebody's hands"
-                assert not any(p.writing for p in self.alive.values()), "removed under somebody's hands"
+                assert not any(p.generation == self.state.generation for p in writing), (
+                    "files are removed while a worker writes"
+                )
+                assert not any(p.writing for p in self.alive.values()), "files are removed while a worker writes"
             case d.Finish():
                 self.alive.clear()
                 self.asked.clear()
 
-    # ---- what must hold
+    # ---- checks
 
-    def _judge(self, decision: d.Decision, before: ReplicaState) -> None:
+    def judge(self, decision: d.Decision, run: RunState) -> None:
         assert self.ending is None, "a decision after the end"
+        (before,) = run.replicas.values()
         match decision:
             case d.Spawn():
                 assert decision.worker not in self.alive
@@ -332,11 +267,10 @@ class PretendFleet:
             case d.RunStep():
                 assert (decision.generation, decision.step) == (self.state.generation, self.next_step)
                 self._judge_holders(decision.mode)
-                self.ready.clear()
             case d.Commit():
                 self.ages = {node: age + 1 for node, age in self.ages.items()}
                 assert decision.generation == self.state.generation
-                assert decision.step == self.next_step, "a step is committed twice, or left out"
+                assert decision.step == self.next_step, "a step is committed twice, or omitted"
                 assert self._reported_ready(decision) == set(self.state.holders.values())
                 self.next_step += 1
             case d.Save():
@@ -349,7 +283,7 @@ class PretendFleet:
             case d.Relieve():
                 assert decision.worker == before.holders[decision.node]
                 relieved = [f.worker for f in self.history if isinstance(f, d.Relieve)]
-                assert relieved.count(decision.worker) == 1, "handed to and fro"
+                assert relieved.count(decision.worker) == 1, "a worker is relieved twice"
             case d.Reroute():
                 plans = [f for f in self.history if isinstance(f, e.Replanned) and set(f.nodes) == set(self.stage_of)]
                 self.around = plans[-1].routes
@@ -360,7 +294,7 @@ class PretendFleet:
             case d.Finish():
                 assert (decision.outcome == "cannot") == (self.cannot is not None and decision.outcome != "failed")
                 assert decision.outcome != "finished" or self.next_step == self.started.steps
-                assert not any(p.writing for p in self.alive.values()), "a file is cut off at the end"
+                assert not any(p.writing for p in self.alive.values()), "the run ends while a worker writes a file"
                 if decision.outcome == "failed" and "last save" in decision.reason:
                     failed = [f for f in self.history if isinstance(f, e.SaveFailed) and f.step == self.next_step]
                     assert len(failed) >= LAST_TRIES, "given up too early"
@@ -384,28 +318,11 @@ class PretendFleet:
         assert len(set(workers)) == len(workers), "two nodes for one worker"
         assert all(self.alive[w].joined for w in workers)
         plan = self._answer(before)
-        assert not plan.reason, "the controller goes on where no strategy can"
+        assert not plan.reason, "the controller continues although no strategy can recover"
         saved = self.before.durable.standings[0].step
         recalled = plan.rollback == "memory" and before.memory is not None and before.memory.step >= saved
-        assert (form.outcome == "recalled") == recalled, (
-            form.outcome,
-            plan,
-            before.memory,
-            before.lost,
-            before.leavers,
-            before.holders,
-            saved,
-        )
-        assert (form.outcome == "rolled back") == (plan.rollback is not None and not recalled), (
-            form,
-            plan,
-            before.memory,
-            before.lost,
-            before.leavers,
-            before.holders,
-            before.origins,
-            saved,
-        )
+        assert (form.outcome == "recalled") == recalled, (form, plan, before)
+        assert (form.outcome == "rolled back") == (plan.rollback is not None and not recalled), (form, plan, before)
         if recalled:
             self._judge_recall(form, before, plan)
         elif plan.rollback:
@@ -415,21 +332,23 @@ class PretendFleet:
             begins = {self.stage_of[n]: source for n, source in before.origins.items() if n in before.holders}
             lost = before.lost - before.leavers.keys()
             for member in (m for m in form.members if m.node in lost and m.node not in sources):
-                assert member.source == begins[member.stage], "a lost node begins where no other of its stage does"
+                assert member.source == begins[member.stage], (
+                    "a lost node starts from another state than the other nodes of its stage"
+                )
             for node, source in sources.items():
                 stage = self.stage_of[node]
                 how = plan.rebuilt.get(stage, (d.PEER, (stage,)))
                 assert (source.by, tuple(self.stage_of[donor] for donor in source.donors)) == how
-                assert set(source.donors) <= set(nodes) - lost, "a donor that is lost or not there"
+                assert set(source.donors) <= set(nodes) - lost, "a donor that is lost or absent"
         self.ages |= {m.node: 0 for m in form.members if not isinstance(m.source, d.Keep)}
         assert form.step == self.next_step
         assert {(link.low, link.high) for link in form.links} == self._edges(set(nodes))
-        for link in form.links:  # a new holder has none of the old one's edges
+        for link in form.links:  # a new holder opens new edges
             if before.links.get((link.low, link.high)) == link.id:
                 assert {link.low, link.high} <= before.holders.keys()
 
     def _judge_recall(self, form: d.Form, before: ReplicaState, plan: Plan) -> None:
-        """Everyone goes back to the same snapshot; who has none of it, gets it from others."""
+        """All go back to the same snapshot; workers without their part get it from others."""
         assert before.memory is not None
         for member in form.members:
             donors = plan.rebuilt.get(member.stage)
@@ -444,11 +363,11 @@ class PretendFleet:
 
     @property
     def _listed(self) -> list[list[int]]:
-        """The nodes of each stage."""
+        """Nodes by stage."""
         return self.started.arrangement or [[node] for node in self.stage_of]
 
     def _judge_rollback(self, form: d.Form, before: ReplicaState) -> None:
-        """Everyone goes back to the newest whole checkpoint, or to where the run began."""
+        """All go back to the newest complete checkpoint, or to the start of the run."""
         self.saving = None
         sources = {m.node: m.source for m in form.members}
         durable = self.before.durable
@@ -460,9 +379,9 @@ class PretendFleet:
         self.next_step = begun if durable.step < 0 else durable.step
 
     def _answer(self, before: ReplicaState) -> Plan:
-        """What the recipe's strategies say to what is lost, to the controller's knowledge.
+        """Return the strategies' plan for the lost stages by what the controller knows.
 
-        Does it know too much, a donor lacks what it is asked for; too little it may only where stages were skipped.
+        If it assumes too much, a donor lacks its state; only skipped stages allow it to assume too little.
         """
         skipped = any(isinstance(fact, d.Form) and fact.outcome == "skipping" for fact in self.history)
         assert skipped or before.ages == self.ages
@@ -474,12 +393,12 @@ class PretendFleet:
         return chain.plan(self._gone(before), before.ages, remember)
 
     def _gone(self, before: ReplicaState) -> frozenset[int]:
-        """The stages of which no worker has the state any more."""
+        """Return the stages whose state no worker has."""
         alive = {self.stage_of[node] for node in before.holders.keys() - before.lost}
         return frozenset(self.stage_of[node] for node in before.lost - before.leavers.keys()) - alive
 
     def _judge_cannot(self, cannot: d.Cannot, before: ReplicaState) -> None:
-        """No strategy has an answer, or trying again has led nowhere too often."""
+        """No strategy applies, or the limit of attempts is reached."""
         if self.before.overdue:
             assert set(cannot.lost) == set(self.stage_of.values()) - set(before.stateful.stages) != set()
             return
@@ -495,7 +414,7 @@ class PretendFleet:
         assert cannot.reason
 
     def _edges(self, present: set[int]) -> set[tuple[int, int]]:
-        """Along routes past what is not there and a validation's, to the first of one's stage, to hosts of copies."""
+        """Return the edges of routes around absent nodes, validations, first nodes of stages and hosts of copies."""
         walks = [[node for node in route if node in present] for route in self.around]
         if self.started.arrangement and present != self.stage_of.keys():
             walks = detours(self.started, sorted(present))
@@ -507,7 +426,7 @@ class PretendFleet:
         return {(min(p), max(p)) for p in pairs if set(p) <= present and p[0] != p[1]}
 
     def _judge_holders(self, mode: str) -> None:
-        """Every node, or in training every one that is not skipped, has one living worker with this step's state."""
+        """Every node (in training: every node that is not skipped) has one living worker with this step's state."""
         holders = self.state.holders
         absent = self.state.skipped if mode == "train" or self.started.arrangement else set()
         assert holders.keys() == self.stage_of.keys() - absent
@@ -516,7 +435,7 @@ class PretendFleet:
             assert (self.alive[worker].node, self.alive[worker].updates) == (node, self.next_step)
 
     def _reported_ready(self, commit: d.Commit) -> set[str]:
-        """Workers that reported the step ready in the commit's generation since the last order to run."""
+        """Return the workers that reported the step ready in the commit's generation since the last order to run."""
         trained = commit.generation, commit.step, "train"
         workers: set[str] = set()
         for fact in self.history:
@@ -527,18 +446,18 @@ class PretendFleet:
         return workers
 
     def _judge_seal(self, seal: d.Seal) -> None:
-        assert self.saving is not None and seal.step == self.saving.step, "sealed is what was abandoned"
+        assert self.saving is not None and seal.step == self.saving.step, "an abandoned checkpoint is sealed"
         assert seal.step == self.next_step or self.saving.background
         written = self.files[self.saving.generation, self.saving.step]
-        assert set(seal.stages) <= written, "a stage is sealed that nobody wrote"
-        assert not any(p.writing for p in self.alive.values()), "removed under somebody's hands"
+        assert set(seal.stages) <= written, "a stage is sealed that no worker wrote"
+        assert not any(p.writing for p in self.alive.values()), "files are removed while a worker writes"
         whole = seal.stages == list(range(self.started.stages + 1))
         assert seal.partial == (not whole)
         assert whole or self.cannot is not None
 
 
 def detours(started: e.RunStarted, nodes: list[int]) -> list[list[int]]:
-    """A plan for the nodes that are left: the first of a node's stage stands in for it."""
+    """Return routes over the remaining nodes: the first of its stage replaces an absent node."""
     stage = started.stage_of
     first = {stage[node]: node for node in reversed(nodes)}
     return [[node if node in nodes else first[stage[node]] for node in route] for route in started.routes]

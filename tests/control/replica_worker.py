@@ -1,12 +1,12 @@
-"""What one worker of a herd of replicas has and does: the truth that the controller's books are held against."""
+"""State and behaviour of one simulated worker of several replicas."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
+from simulation import Worker
 from torch import Tensor
 
 from planaria.control import decisions as d
@@ -17,20 +17,20 @@ from planaria.exchange.robust.weighing import Weighing
 
 @dataclass(frozen=True)
 class Content:
-    """A stage's state: what it was trained on, and the rounds of the exchange that are in its outer state."""
+    """A stage's state: the blocks it was trained on, and the exchange rounds in its outer state."""
 
     blocks: tuple[Any, ...] = ()
     outer: tuple[Any, ...] = ()
-    """the round and who settled it together, one after the other; or how the state was made up"""
+    """each settled round with its members in order; or how the state was rebuilt"""
 
     @property
-    def is_made_up(self) -> bool:
-        """Was it lost at some time, and made of others?"""
+    def is_rebuilt(self) -> bool:
+        """Was it ever lost and rebuilt from other stages?"""
         return any(isinstance(step, str) for step in self.outer)
 
 
 class Part(NamedTuple):
-    """What a worker has to write for a checkpoint, and where it stood then; None where it cannot know."""
+    """A worker's part of a checkpoint; ``standing`` is None if the worker cannot know it."""
 
     order: d.Save
     stage: int
@@ -40,68 +40,59 @@ class Part(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """A state that a worker was asked for, for one of another replica, or its successor."""
+    """A state that a worker was ordered to send to another replica or to its successor."""
 
     giver: str
     taker: str
     replica: int
-    """that of the taker"""
+    """of the taker"""
     generation: int
 
 
 @dataclass
-class HerdWorker:
-    """One incarnation of a worker. Orders are obeyed one after the other, as a real worker's inbox gives them."""
+class ReplicaWorker(Worker):
+    """A worker that knows its own state, step and rounds."""
 
-    name: str
-    incarnation: int
-    host: str = ""
-    """a machine that has joined; empty for the run's own"""
-    joined: bool = False
-    node: int = -1
-    stage: int = -1
     replica: int = -1
-    generation: int = 0
     step: int = 0
     rounds: int = 0
     inner: int | None = 0
-    """None where it cannot know"""
+    """None if it cannot know"""
     block: int = -1
-    """of the step under way"""
+    """of the current step"""
     content: Content | None = None
     forming: bool = False
-    """it waits for its edges and for what its state is to be made of"""
+    """it waits for its edges and for the states that it builds its own from"""
     wants: dict[int, str] = field(default_factory=dict)
-    """donor node → the link over which its gift comes, until all gifts are there"""
+    """donor node → link over which its state comes, until all have arrived"""
     owes: list[tuple[str, d.Form, d.Member]] = field(default_factory=list)
-    """links over which it is to give others what they rebuild a stage from, once it has its own"""
+    """links over which it sends its state to rebuilding nodes, once it has it"""
     links: dict[int, str] = field(default_factory=dict)
     """neighbour → edge"""
     meeting: dict[int, str] = field(default_factory=dict)
-    """the same stage of other replicas → edge, in the round under way"""
+    """the same stage of other replicas → edge, in the current round"""
     round: int = -1
-    """under way, if its offer is made"""
+    """current one, if its update is sent"""
     heard: dict[int, str] = field(default_factory=dict)
-    """replica → digest of what it says"""
-    said: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    """replica → what its offer stands for, its own first, where offers are judged over all stages"""
-    orders: deque[d.Order] = field(default_factory=deque)
+    """replica → digest of its update"""
+    updates: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """replica → its update, the own first, if updates are weighed over all stages"""
     writing: Part | None = None
-    """what it writes a copy of while it does other things"""
+    """what its thread is writing"""
 
     def drop_round(self) -> None:
-        """Nothing is left of the round under way."""
-        self.meeting, self.round, self.heard, self.said = {}, -1, {}, {}
+        """Forget the current round."""
+        self.meeting, self.round, self.heard, self.updates = {}, -1, {}, {}
 
     def products(self, weighing: Weighing | None, replica: int, twisted: bool = False) -> dict[int, float]:
-        """What it tells of an offer that it hears, or makes itself; ``twisted``: it is another than the others hear."""
+        """Return the products it reports for an update; ``twisted``: one that differs from what others receive."""
         if weighing is None:
             return {}
-        self.said[replica] = {"w": vector(replica, self.round, self.stage) * (3.0 if twisted else 1.0)}
-        return dict(weighing.products(Outer(), self.said, self.replica, [replica])[replica])
+        self.updates[replica] = {"w": vector(replica, self.round, self.stage) * (3.0 if twisted else 1.0)}
+        return dict(weighing.products(Outer(), self.updates, self.replica, [replica])[replica])
 
-    def stand(self, form: d.Form) -> d.Member:
-        """Take the place that ``form`` gives it in its replica; what is under way is dropped."""
+    def join_formation(self, form: d.Form) -> d.Member:
+        """Take the node that ``form`` assigns; the current round is dropped."""
         (worker,) = (m for m in form.members if m.worker == self.name)
         if isinstance(worker.source, d.Keep):
             assert (self.node, self.step, self.replica) == (worker.node, form.step, form.replica), "keeps another state"
@@ -120,10 +111,10 @@ class HerdWorker:
         return worker
 
     def pay(self) -> dict[str, Content]:
-        """Give others, by link, what it owes them."""
-        assert self.content is not None, "a donor that has nothing itself"
+        """Return, by link, the states it owes other workers."""
+        assert self.content is not None, "a donor without a state"
         gifts = {
-            link: self.content if member.source.by == d.PEER else made_up(self.content, form, member)  # type: ignore[union-attr]
+            link: self.content if member.source.by == d.PEER else rebuilt(self.content, form, member)  # type: ignore[union-attr]
             for link, form, member in self.owes
         }
         self.owes = []
@@ -131,21 +122,21 @@ class HerdWorker:
 
 
 def vector(replica: int, round: int, stage: int) -> Tensor:
-    """What a replica says of a stage: far from the others at one stage in three."""
+    """Return a replica's update of a stage: far from the others at one stage in three."""
     far = 40.0 if (replica + round + stage) % 3 == 0 else 0.0
     return torch.tensor([1.0 + replica, far + round % 5, stage - 0.25 * replica])
 
 
 def donors(source: d.Source) -> list[int]:
-    """Nodes, or who stood at the member's own before, that send it a state."""
+    """Return the nodes that send a member its state; ``BEFORE`` for its node's previous holder."""
     if isinstance(source, d.Handover):
         return [d.BEFORE]
     return source.donors if isinstance(source, d.Rebuild) else []
 
 
-def made_up(content: Content, form: d.Form, member: d.Member) -> Content:
-    """A stage that is made of its neighbours begins an outer state of its own."""
-    return replace(content, outer=(*content.outer, f"made up in g{form.generation} for {member.node}"))
+def rebuilt(content: Content, form: d.Form, member: d.Member) -> Content:
+    """Return the state of a stage rebuilt from its neighbours; it starts a new outer state."""
+    return replace(content, outer=(*content.outer, f"rebuilt in g{form.generation} for {member.node}"))
 
 
 def lends(form: d.Form, link: str) -> bool:
